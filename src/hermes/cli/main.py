@@ -1,0 +1,102 @@
+"""The `hermes` command: a table of subcommands, each imported only when it is used.
+
+`hermes --help` reads nothing but this file and click. Underscores in flags are accepted as dashes.
+Every expected failure ends here as two lines (what and where; what to do) and an exit code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from difflib import get_close_matches
+
+import click
+
+from hermes import __version__
+from hermes.errors import HermesError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    # name: (module:attribute, one line for --help)
+    "config": ("hermes.cli.config:config", "Show and change settings."),
+    "doctor": ("hermes.cli.doctor:doctor", "Check what works on this machine, and what would fix the rest."),
+    "export": ("hermes.cli.export:export", "Write trajectories as training data."),
+    "models": ("hermes.cli.models:models", "List the providers and the bundled model."),
+    "quickstart": ("hermes.cli.quickstart:quickstart", "The loop on the bundled model: CPU only, no key."),
+    "rate": ("hermes.cli.rate:rate", "Rate a trajectory."),
+    "skills": ("hermes.cli.skills:skills", "Browse, search, view, install and check skills."),
+    "tools": ("hermes.cli.tools:tools", "List the tools and why one is unavailable."),
+    "trajectories": ("hermes.cli.trajectories:trajectories", "List, show, search and compare what was recorded."),
+}
+
+
+def _dashes(name: str) -> str:
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are run, and listed without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            close = get_close_matches(name, COMMANDS, n=1)
+            hint = f"Did you mean '{close[0]}'?" if close else "See 'hermes --help'."
+            raise click.UsageError(f"no such command '{name}'. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": _dashes,
+        "max_content_width": 100,
+    },
+)
+@click.option("-q", "--query", metavar="TEXT", help="Ask one question and exit.")
+@click.option("-m", "--model", metavar="PROVIDER/NAME", help="Model to use instead of the configured one.")
+@click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
+@click.option("--toolsets", metavar="A,B", help="Toolsets to offer; 'none' for no tools.")
+@click.option("--sandbox", metavar="NAME", help="local, bubblewrap or docker.")
+@click.option("--workspace", metavar="DIR", type=click.Path(), help="Directory the tools work in.")
+@click.option("--max-turns", type=click.IntRange(min=1), help="Most model calls for one question.")
+@click.option("--yes", is_flag=True, help="Run commands without asking. Only where you trust the model.")
+@click.option("--json", "as_json", is_flag=True, help="With -q: print one JSON object.")
+@click.version_option(__version__, prog_name="hermes")
+@click.pass_context
+def cli(ctx: click.Context, **options: object) -> None:
+    """An agent whose every run becomes training data. Without a command: interactive chat."""
+    if ctx.invoked_subcommand is None:
+        from hermes.cli.chat import start
+
+        start(**options)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    """Entry point: prints expected failures as a person would want to read them."""
+    try:
+        cli(prog_name="hermes")
+    except HermesError as error:
+        from hermes.safety.text import printable
+
+        click.echo(f"error: {printable(error.message)}", err=True)
+        if error.hint:
+            click.echo(f"  fix: {printable(error.hint)}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,112 @@
+"""The settings model: every key of config.yaml, its type, default and meaning.
+
+Unknown keys are refused by name. Secrets are not settings: API keys live in the environment or in
+`.env`, and settings only name the variable that holds one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProviderSettings(_Section):
+    base_url: str = Field(description="OpenAI-compatible base URL; 'local' runs in this process")
+    key_env: str | None = Field(None, description="environment variable that holds the API key")
+    parser: str | None = Field(
+        None, description="tool-call parser for servers that return plain text; unset: the server parses"
+    )
+    max_concurrency: int = Field(100, ge=1, description="ceiling of the adaptive limit on calls in flight")
+    timeout_s: float = Field(600.0, gt=0, description="longest a single call may take")
+    max_retries: int = Field(5, ge=0, description="retries of one call after a retryable failure")
+
+
+class SamplingSettings(_Section):
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, description="longest completion of one call")
+    reasoning_effort: str | None = None
+
+
+class LimitSettings(_Section):
+    max_turns: int = Field(30, ge=1, description="model calls in one trajectory (per user turn in chat)")
+    max_tokens: int | None = Field(None, ge=1, description="prompt + completion tokens of one trajectory")
+    max_cost_usd: float | None = Field(None, gt=0, description="refuses models with an unknown price")
+    timeout_s: float | None = Field(None, gt=0, description="wall clock of one trajectory")
+
+
+class SandboxSettings(_Section):
+    backend: str = Field(
+        "auto",
+        description="auto, local, bubblewrap, docker, or a plug-in's name. auto: local for interactive "
+        "chat; otherwise bubblewrap, docker, or refuse",
+    )
+    network: bool = Field(False, description="allow network access inside an isolating sandbox")
+    image: str = Field("python:3.11-slim", description="container image for docker")
+    memory_mb: int = Field(2048, ge=64)
+    max_processes: int = Field(256, ge=8)
+    cpu_s: int = Field(600, ge=1, description="CPU seconds one command may use")
+    command_timeout_s: float = Field(120.0, gt=0)
+
+
+class ApprovalSettings(_Section):
+    allow: tuple[str, ...] = Field((), description="extra command patterns that need no question (argv globs)")
+    deny: tuple[str, ...] = Field((), description="command patterns that are always refused")
+
+
+class WebSettings(_Section):
+    search_backend: Literal["auto", "searxng", "brave", "tavily"] = "auto"
+    searxng_url: str | None = None
+    allow_hosts: tuple[str, ...] = Field(
+        (), description="hosts (name or name:port) exempt from the private-address guard"
+    )
+    max_bytes: int = Field(5_000_000, ge=1, description="largest page web_extract downloads")
+
+
+class MediaSettings(_Section):
+    vision_model: str | None = Field(None, description="provider/model that understands images")
+    image_model: str | None = Field(None, description="provider/model that draws images")
+
+
+class McpServerSettings(_Section):
+    command: str | None = Field(None, description="program of a stdio server")
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    url: str | None = Field(None, description="address of an HTTP server; exclusive with command")
+    timeout_s: float = Field(60.0, gt=0)
+
+
+class PriceSettings(_Section):
+    """US dollars per million tokens."""
+
+    input: float = Field(ge=0)
+    output: float = Field(ge=0)
+    cached_input: float | None = Field(None, ge=0, description="unset: the input price")
+    cache_write: float | None = Field(None, ge=0, description="unset: the input price")
+
+
+class Settings(_Section):
+    model: str = Field("hermes/smollm2", description="default model, as provider/name")
+    providers: dict[str, ProviderSettings] = Field(default_factory=dict)
+    sampling: SamplingSettings = SamplingSettings()
+    limits: LimitSettings = LimitSettings()
+    toolsets: tuple[str, ...] = Field(
+        ("terminal", "file", "web", "code_execution", "skills", "todo", "session_search", "clarify", "delegation"),
+        description="toolsets offered in chat and queries",
+    )
+    distributions: dict[str, dict[str, int]] = Field(
+        default_factory=dict, description="own toolset distributions: name → toolset → percent"
+    )
+    system_prompt: str | None = Field(None, description="replaces the built-in system prompt")
+    sandbox: SandboxSettings = SandboxSettings()
+    approval: ApprovalSettings = ApprovalSettings()
+    web: WebSettings = WebSettings()
+    media: MediaSettings = MediaSettings()
+    mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
+    prices: dict[str, PriceSettings] = Field(default_factory=dict)

@@ -1,0 +1,40 @@
+"""The nouns of Hermes: pure, immutable, standard library only, no I/O."""
+
+from hermes.core.hashing import canonical_json, content_hash
+from hermes.core.ids import new_id
+from hermes.core.json import JSON, JSONObject
+from hermes.core.message import Message, Role, ToolCall
+from hermes.core.model_call import ModelCall, Sampling, TokenTrace
+from hermes.core.outcome import Boundary, Outcome, StopReason
+from hermes.core.step import Step, StepKind, ToolErrorKind, ToolResult
+from hermes.core.trajectory import Header, Rating, RatingKind, Relation, Reward, Source, Trajectory
+from hermes.core.usage import Usage
+
+__all__ = [
+    "JSON",
+    "Boundary",
+    "Header",
+    "JSONObject",
+    "Message",
+    "ModelCall",
+    "Outcome",
+    "Rating",
+    "RatingKind",
+    "Relation",
+    "Reward",
+    "Role",
+    "Sampling",
+    "Source",
+    "Step",
+    "StepKind",
+    "StopReason",
+    "TokenTrace",
+    "ToolCall",
+    "ToolErrorKind",
+    "ToolResult",
+    "Trajectory",
+    "Usage",
+    "canonical_json",
+    "content_hash",
+    "new_id",
+]

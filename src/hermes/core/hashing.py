@@ -1,0 +1,32 @@
+"""Content addresses: equal content has equal hash, on every machine and in every version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from hermes.core.json import JSON
+
+
+def canonical_json(value: JSON) -> str:
+    """One text per value: sorted keys, no spaces, unescaped Unicode, no NaN.
+
+    Lone surrogates (possible in model output) are escaped, since they have no UTF-8 form.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    if text.isascii() or _encodable(text):
+        return text
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def content_hash(text: str) -> str:
+    """32 hex digits of BLAKE2b over the UTF-8 text."""
+    return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,118 @@
+"""Messages and tool calls, as the model said them and saw them.
+
+A tool call keeps the argument text exactly as the model wrote it. Whether that text parses is a
+separate question (`ToolCall.parsed`), so a malformed call is data, never an empty dictionary.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hermes.core.json import JSONObject
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One request by the model to run a tool."""
+
+    id: str
+    name: str
+    arguments: str
+    """The JSON text of the arguments, verbatim."""
+    error: str | None = None
+    """Why the call as written cannot be run (bad syntax); None if it can."""
+    repaired: bool = False
+    """True if `arguments` was mended by us; the original is in the model call's raw response."""
+
+    def parsed(self) -> JSONObject:
+        """The arguments as a dictionary; ValueError says what is wrong with them."""
+        if self.error:
+            raise ValueError(self.error)
+        value = json.loads(self.arguments) if self.arguments.strip() else {}
+        if not isinstance(value, dict):
+            raise ValueError(f"arguments must be a JSON object, not {type(value).__name__}")
+        return value
+
+    def to_json(self) -> JSONObject:
+        data: JSONObject = {"id": self.id, "name": self.name, "arguments": self.arguments}
+        if self.error is not None:
+            data["error"] = self.error
+        if self.repaired:
+            data["repaired"] = True
+        return data
+
+    @classmethod
+    def from_json(cls, data: JSONObject) -> ToolCall:
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    """The assistant's thinking, where the model gives it; None if it gave none."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Only on assistant messages."""
+    tool_call_id: str | None = None
+    """Only on tool messages: the call this answers."""
+    name: str | None = None
+    """Only on tool messages: the tool that answered."""
+    images: tuple[str, ...] = ()
+    """Image URLs or data URLs that accompany the content."""
+
+    @classmethod
+    def system(cls, content: str) -> Message:
+        return cls(Role.SYSTEM, content)
+
+    @classmethod
+    def user(cls, content: str) -> Message:
+        return cls(Role.USER, content)
+
+    @classmethod
+    def assistant(
+        cls, content: str = "", *, reasoning: str | None = None, tool_calls: tuple[ToolCall, ...] = ()
+    ) -> Message:
+        return cls(Role.ASSISTANT, content, reasoning, tool_calls)
+
+    @classmethod
+    def tool(cls, call: ToolCall, content: str) -> Message:
+        return cls(Role.TOOL, content, tool_call_id=call.id, name=call.name)
+
+    def to_json(self) -> JSONObject:
+        """The stored form; absent fields are left out so that equal messages hash equal."""
+        data: JSONObject = {"role": self.role.value, "content": self.content}
+        if self.reasoning is not None:
+            data["reasoning"] = self.reasoning
+        if self.tool_calls:
+            data["tool_calls"] = [call.to_json() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            data["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            data["name"] = self.name
+        if self.images:
+            data["images"] = list(self.images)
+        return data
+
+    @classmethod
+    def from_json(cls, data: JSONObject) -> Message:
+        return cls(
+            role=Role(data["role"]),
+            content=data.get("content", ""),
+            reasoning=data.get("reasoning"),
+            tool_calls=tuple(ToolCall.from_json(call) for call in data.get("tool_calls", ())),
+            tool_call_id=data.get("tool_call_id"),
+            name=data.get("name"),
+            images=tuple(data.get("images", ())),
+        )

@@ -1,0 +1,134 @@
+"""A trajectory: who ran it and how (header), what happened (steps), how it ended (outcome).
+
+All three are written once. What is learned later (ratings, rewards, compressed versions) is
+appended beside it and points at its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hermes.core.json import JSONObject
+from hermes.core.message import Message, Role
+from hermes.core.outcome import Outcome
+from hermes.core.step import Step, StepKind
+from hermes.core.usage import Usage
+
+
+class Source(StrEnum):
+    CHAT = "chat"
+    QUERY = "query"
+    BATCH = "batch"
+    ENV = "env"
+    DELEGATE = "delegate"
+    IMPORT = "import"
+
+
+class Relation(StrEnum):
+    """What a trajectory is to its parent."""
+
+    DELEGATE = "delegate"
+    RETRY = "retry"
+    COMPRESSED = "compressed"
+    CONTINUED = "continued"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Known before the first step."""
+
+    id: str
+    source: Source
+    model: str
+    created_at_ms: int
+    session_id: str | None = None
+    run_id: str | None = None
+    task_id: str | None = None
+    sample_index: int = 0
+    parent_id: str | None = None
+    relation: Relation | None = None
+    tools: tuple[str, ...] = ()
+    """Names of the tools that were offered."""
+    config: JSONObject = field(default_factory=dict)
+    """Resolved limits, sampling, sandbox, toolsets, distribution and seed."""
+    metadata: JSONObject = field(default_factory=dict)
+    """Carried through from the task row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    trajectory_id: str
+    value: float
+    source: str
+    """Name of the reward function or judge."""
+    detail: JSONObject = field(default_factory=dict)
+    created_at_ms: int = 0
+
+
+class RatingKind(StrEnum):
+    THUMB = "thumb"
+    """value +1 or −1."""
+    SCORE = "score"
+    """value 1…5."""
+    PAIR = "pair"
+    """value in −1…1: positive prefers `trajectory_id` over `other_id`."""
+    STEP = "step"
+    """value +1, 0 or −1 for step `step_index`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """A person's or judge's verdict. Append-only; `replaces` withdraws an earlier one."""
+
+    id: str
+    trajectory_id: str
+    kind: RatingKind
+    value: float
+    rater: str
+    created_at_ms: int
+    other_id: str | None = None
+    step_index: int | None = None
+    comment: str | None = None
+    elapsed_ms: float | None = None
+    replaces: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A whole recorded run."""
+
+    header: Header
+    steps: Sequence[Step]
+    outcome: Outcome | None
+    """None while it is still running."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation, ephemeral inputs left out."""
+        return tuple(step.message for step in self.steps if not step.ephemeral)
+
+    @property
+    def usage(self) -> Usage:
+        return sum((step.call.usage for step in self.steps if step.call), Usage())
+
+    @property
+    def cost_usd(self) -> float | None:
+        """None as soon as one call's price is unknown."""
+        costs = [step.call.cost_usd for step in self.steps if step.call]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if len(known) == len(costs) else None
+
+    @property
+    def turns(self) -> int:
+        """Number of model calls."""
+        return sum(step.kind is StepKind.MODEL for step in self.steps)
+
+    @property
+    def answer(self) -> str:
+        """The last thing the assistant said; empty if it said nothing."""
+        for message in reversed(self.messages):
+            if message.role is Role.ASSISTANT and message.content:
+                return message.content
+        return ""

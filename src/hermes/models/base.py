@@ -1,0 +1,59 @@
+"""The chat model protocol: one request in, one typed reply or one typed error out.
+
+Implementations retry what is retryable, honour their provider's limits, and raise only
+`ProviderError` and its kin, or `LimitError`. They never execute a tool and never store anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from hermes.core import JSONObject, Message, ModelCall, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of a streaming answer, for display only; the reply is the record."""
+
+    text: str = ""
+    reasoning: str = ""
+
+
+OnDelta = Callable[[Delta], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    messages: tuple[Message, ...]
+    tools: tuple[JSONObject, ...] = ()
+    """Tool schemas: {name, description, parameters}."""
+    sampling: Sampling = Sampling()
+    timeout_s: float | None = None
+    """Time left for this call, retries included; None: the model's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    message: Message
+    call: ModelCall
+
+
+class ChatModel(Protocol):
+    """Anything that answers a conversation."""
+
+    @property
+    def name(self) -> str:
+        """As the user names it: provider/model."""
+        ...
+
+    async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
+        """Answers once. With `on_delta`, pieces are reported as they arrive.
+
+        A retried attempt starts its deltas anew; the caller is told by a `ProviderError` only when
+        no attempt is left.
+        """
+        ...
+
+    async def close(self) -> None: ...

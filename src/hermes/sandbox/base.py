@@ -1,0 +1,86 @@
+"""The sandbox protocol: where commands run and files live, one workspace per rollout.
+
+Paths given to `read_file` and `write_file` are relative to the workspace or absolute inside the sandbox. A
+command that exits non-zero is a result; a sandbox that cannot run commands raises `SandboxError`.
+What may run is decided elsewhere (safety.approval); how far a command can reach is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    exit_code: int
+    """128 + signal for a killed process; 124 for a time-out."""
+    output: str
+    """stdout and stderr as they interleaved, undecodable bytes replaced."""
+    duration_ms: float
+    timed_out: bool = False
+    truncated: bool = False
+    """True if output was larger than the sandbox keeps; the middle is left out and says so."""
+
+
+class BackgroundProcess(Protocol):
+    """A command that goes on while the agent works."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def command(self) -> str: ...
+    @property
+    def exit_code(self) -> int | None:
+        """None while running."""
+        ...
+
+    def output(self) -> str:
+        """All output so far, bounded like CommandResult.output."""
+        ...
+
+    async def write(self, text: str) -> None: ...
+    async def wait(self, timeout_s: float) -> int | None: ...
+    async def kill(self) -> None:
+        """Ends the whole process tree."""
+        ...
+
+
+class Sandbox(Protocol):
+    @property
+    def backend(self) -> str: ...
+    @property
+    def isolated(self) -> bool:
+        """True if a command cannot reach the host's files, processes, environment or network."""
+        ...
+
+    @property
+    def workspace(self) -> str:
+        """The working directory, as a path inside the sandbox."""
+        ...
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> CommandResult:
+        """Runs a shell command to its end; at the time-out the whole process tree is killed."""
+        ...
+
+    async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess: ...
+    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
+        """FileNotFoundError, IsADirectoryError and PermissionError mean what they say."""
+        ...
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Creates parent directories; atomic where the back end can."""
+        ...
+
+    async def close(self) -> None:
+        """Kills everything still running and removes a workspace the sandbox made itself."""
+        ...

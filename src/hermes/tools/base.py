@@ -1,0 +1,82 @@
+"""What a tool is, and the workbench it works at.
+
+A handler gets validated arguments and a workbench, and returns text (or a `ToolOutput`). It raises
+`ToolError` for a failure the model should read. Time-outs, result budgets, argument validation and
+the record of what happened are `tools.execute`'s business, the same for every tool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from hermes.core import JSONObject
+
+if TYPE_CHECKING:  # for annotations only: importing a tool must stay cheap
+    from hermes.config.settings import Settings
+    from hermes.safety.approval import Approver
+    from hermes.sandbox.base import BackgroundProcess, Sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    content: str
+    ok: bool = True
+    exit_code: int | None = None
+    images: tuple[str, ...] = ()
+
+
+class Delegate(Protocol):
+    """Runs a sub-agent on a task and returns its answer; bound by the agent loop."""
+
+    async def __call__(self, task: str, toolsets: tuple[str, ...] | None) -> ToolOutput: ...
+
+
+@dataclass
+class Workbench:
+    """What one rollout's tools share. Mutable on purpose: it is the rollout's state, and dies with it."""
+
+    sandbox: Sandbox
+    settings: Settings
+    approver: Approver
+    trajectory_id: str
+    ask_user: Callable[[str, tuple[str, ...]], Awaitable[str]] | None = None
+    """Puts a question (with optional choices) to a person; None when nobody is there."""
+    delegate: Delegate | None = None
+    processes: dict[str, BackgroundProcess] = field(default_factory=dict)
+    todos: list[JSONObject] = field(default_factory=list)
+    resources: dict[str, object] = field(default_factory=dict)
+    """Lazily opened things a tool keeps between calls (a browser, an MCP session), by tool-chosen key."""
+    closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    """Run in reverse order when the rollout ends."""
+
+    async def close(self) -> None:
+        while self.closers:
+            await self.closers.pop()()
+
+
+Handler = Callable[[JSONObject, Workbench], Awaitable["ToolOutput | str"]]
+
+
+def always_available(settings: Settings) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    toolset: str
+    description: str
+    parameters: JSONObject
+    """JSON schema of the arguments, an object."""
+    handler: Handler
+    unavailable: Callable[[Settings], str | None] = always_available
+    """None if the tool can be used, else one line: why not, and what would change that."""
+    timeout_s: float = 120.0
+    """The framework's hard stop; a tool that takes its own time-out argument must stay under it."""
+    max_result_chars: int = 100_000
+
+    @property
+    def schema(self) -> JSONObject:
+        return {"name": self.name, "description": self.description, "parameters": self.parameters}
