@@ -69,6 +69,8 @@ class ModelCall:
     tokens: TokenTrace | None = None
     parser: str | None = None
     """Which text parser produced the tool calls; None if the server returned them structured."""
+    tokens_withheld: str | None = None
+    """Why the store dropped `tokens` that it was given: the text they spell was redacted."""
 
     def to_json(self) -> JSONObject:
         """Everything but `raw` and `tokens`, which the store keeps in columns of their own."""
@@ -85,6 +87,8 @@ class ModelCall:
         }
         if self.parser is not None:
             data["parser"] = self.parser
+        if self.tokens_withheld is not None:
+            data["tokens_withheld"] = self.tokens_withheld
         return data
 
     @classmethod

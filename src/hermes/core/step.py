@@ -27,6 +27,8 @@ class ToolErrorKind(StrEnum):
     TIMEOUT = "timeout"
     FAILED = "failed"
     """The tool ran and reports failure (a non-zero exit code included)."""
+    CANCELLED = "cancelled"
+    """A person stopped the turn while the tool ran, or before it started."""
     CRASHED = "crashed"
     """The tool raised something it should not have: a bug of the tool."""
 

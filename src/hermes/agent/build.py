@@ -1,0 +1,183 @@
+"""Putting a rollout together: sandbox, tools, prompt, recorder and loop, and taking it apart again.
+
+Everything that runs an agent (chat, queries, sub-agents, batch, environments) opens it here, so that
+they differ only in what they ask for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hermes.agent.capture import Recorder
+from hermes.agent.loop import AgentLoop
+from hermes.agent.prompt import system_prompt
+from hermes.config import paths
+from hermes.config.load import Config
+from hermes.core import Header, Message, Relation, Sampling, Source, StopReason, new_id
+from hermes.models.base import ChatModel, OnDelta
+from hermes.safety.approval import AllowAll, Approver, Ask, Policy, PolicyApprover
+from hermes.safety.redact import Redactor
+from hermes.sandbox import open_sandbox
+from hermes.sandbox.base import Sandbox
+from hermes.skills import list_skills
+from hermes.store import Writer
+from hermes.tools.base import Tool, ToolOutput, Workbench
+from hermes.tools.registry import select
+
+_WORKSPACE_TOOLSETS = {"terminal", "file", "code_execution"}
+
+
+@dataclass(frozen=True)
+class Person:
+    """Someone who can be asked while the agent works."""
+
+    approve: Ask
+    """May this run? once, always or no."""
+    answer: Callable[[str, tuple[str, ...]], Awaitable[str]]
+    """A question of the agent's, with optional choices."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rollout is to be made of."""
+
+    toolsets: Sequence[str]
+    extra_tools: Sequence[Tool] = ()
+    """Offered beside the toolsets' tools (an environment's own, say)."""
+    sampling: Sampling | None = None
+    """None: the configured sampling."""
+    person: Person | None = None
+    """None: nobody is there; what no rule allows is refused."""
+    approve_all: bool = False
+    workspace: Path | None = None
+    """An existing directory to work in; None: a fresh one that is removed afterwards."""
+    on_delta: OnDelta | None = None
+
+
+def open_writer(config: Config) -> Writer:
+    """The store of this home, with every known secret redacted before it is written."""
+    return Writer(paths.db_path(config.home), Redactor(config.secrets).text)
+
+
+def new_header(source: Source, model: ChatModel) -> Header:
+    """A header with a fresh id; use dataclasses.replace for what else is known."""
+    return Header(new_id(), source, model.name, time.time_ns() // 1_000_000)
+
+
+@asynccontextmanager
+async def open_agent(
+    config: Config, writer: Writer, model: ChatModel, header: Header, plan: Plan
+) -> AsyncIterator[AgentLoop]:
+    """A loop ready for its first turn. A trajectory left without an outcome is finished with the last turn's."""
+    async with AsyncExitStack() as stack:
+        sandbox = await open_sandbox(
+            config.settings.sandbox, interactive=plan.person is not None, workspace=plan.workspace
+        )
+        stack.push_async_callback(sandbox.close)
+        yield await _assemble(config, writer, model, header, plan, sandbox, stack)
+
+
+async def _assemble(
+    config: Config,
+    writer: Writer,
+    model: ChatModel,
+    header: Header,
+    plan: Plan,
+    sandbox: Sandbox,
+    stack: AsyncExitStack,
+) -> AgentLoop:
+    settings = config.settings
+    bench = Workbench(
+        sandbox=sandbox,
+        settings=settings,
+        approver=_approver(config, plan, sandbox),
+        trajectory_id=header.id,
+        ask_user=plan.person.answer if plan.person else None,
+        resources={"home": config.home, "environ": config.environ, "config": config},
+    )
+    stack.push_async_callback(bench.close)
+    tools = await _tools(config, plan, bench)
+    sampling = plan.sampling or Sampling(**settings.sampling.model_dump())
+    described = replace(
+        header,
+        tools=tuple(tool.name for tool in tools),
+        config={
+            **header.config,
+            "toolsets": list(plan.toolsets),
+            "sampling": sampling.to_json(),
+            "limits": settings.limits.model_dump(exclude_none=True),
+            "sandbox": {"backend": sandbox.backend, "network": settings.sandbox.network},
+        },
+    )
+    loop = AgentLoop(model, tools, bench, Recorder(writer, described), settings.limits, sampling, plan.on_delta)
+    stack.push_async_callback(loop.finish)
+    if "delegation" in plan.toolsets:
+        bench.delegate = _delegate(config, writer, model, described, plan, sandbox)
+    return loop
+
+
+def default_prompt(config: Config, loop: AgentLoop, plan: Plan) -> Message:
+    """The system message that fits what this loop can do."""
+    skills = [(each.name, each.description) for each in list_skills(config.home).skills] if (
+        "skills" in plan.toolsets
+    ) else []
+    works_on_files = not _WORKSPACE_TOOLSETS.isdisjoint(plan.toolsets)
+    workspace = loop.bench.sandbox.workspace if works_on_files else None
+    return Message.system(system_prompt(loop.tools, workspace, skills, config.settings.system_prompt))
+
+
+async def _tools(config: Config, plan: Plan, bench: Workbench) -> list[Tool]:
+    chosen, _ = select(plan.toolsets, config.settings, config.environ)
+    if "mcp" in plan.toolsets:
+        from hermes.tools.mcp import connect_mcp
+
+        chosen = [*chosen, *await connect_mcp(bench)]
+    return [*chosen, *plan.extra_tools]
+
+
+def _approver(config: Config, plan: Plan, sandbox: Sandbox) -> Approver:
+    if plan.approve_all:
+        return AllowAll()
+    rules = config.settings.approval
+    policy = Policy(rules.allow, rules.deny, interactive=plan.person is not None, isolated=sandbox.isolated)
+    return PolicyApprover(policy, plan.person.approve if plan.person else None)
+
+
+def _delegate(
+    config: Config, writer: Writer, model: ChatModel, parent: Header, plan: Plan, sandbox: Sandbox
+) -> Callable[[str, tuple[str, ...] | None], Awaitable[ToolOutput]]:
+    """Sub-agents work in the parent's sandbox, and may not delegate further."""
+
+    async def delegate(task: str, toolsets: tuple[str, ...] | None) -> ToolOutput:
+        inherited = tuple(name for name in plan.toolsets if name != "delegation")
+        chosen = tuple(name for name in toolsets if name in inherited) if toolsets else inherited
+        child_plan = replace(plan, toolsets=chosen, on_delta=None)
+        header = replace(
+            new_header(Source.DELEGATE, model),
+            session_id=parent.session_id,
+            run_id=parent.run_id,
+            task_id=parent.task_id,
+            parent_id=parent.id,
+            relation=Relation.DELEGATE,
+        )
+        async with AsyncExitStack() as stack:
+            loop = await _assemble(config, writer, model, header, child_plan, sandbox, stack)
+            await loop.give(default_prompt(config, loop, child_plan))
+            async for _ in loop.turn(Message.user(task)):
+                pass
+            outcome = loop.outcome
+            assert outcome is not None
+            answer = loop.messages[-1].content
+        if outcome.stop_reason is StopReason.COMPLETED:
+            return ToolOutput(answer)
+        return ToolOutput(
+            f"the sub-agent stopped: {outcome.stop_reason.value} {outcome.detail or ''}".rstrip()
+            + f" (trajectory {header.id})",
+            ok=False,
+        )
+
+    return delegate

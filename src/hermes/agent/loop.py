@@ -1,0 +1,198 @@
+"""The one agent loop: ask the model, run the tools it asks for, until it stops or a limit does.
+
+Chat, batch and environments all run this. It yields each step after that step is durable. It never
+raises for what a model, a provider, a tool or a limit did: that becomes `outcome`. It does raise
+when the record itself cannot be kept (StoreError), because then nothing after it would be true, and
+for bugs, after noting them in the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from hermes.agent import outcomes
+from hermes.agent.capture import Recorder
+from hermes.config.settings import LimitSettings
+from hermes.core import (
+    JSONObject,
+    Message,
+    Outcome,
+    Role,
+    Sampling,
+    Step,
+    StepKind,
+    ToolCall,
+    ToolErrorKind,
+    ToolResult,
+    Usage,
+)
+from hermes.errors import LimitError, ProviderError, SandboxError
+from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
+from hermes.tools.base import Tool, Workbench
+from hermes.tools.execute import run_tool_call
+
+
+class AgentLoop:
+    """One conversation with one model: `give` context, then `turn` by turn, then `finish`."""
+
+    def __init__(
+        self,
+        model: ChatModel,
+        tools: Sequence[Tool],
+        bench: Workbench,
+        recorder: Recorder,
+        limits: LimitSettings,
+        sampling: Sampling = Sampling(),  # noqa: B008  immutable
+        on_delta: OnDelta | None = None,
+    ) -> None:
+        self.model = model
+        self.bench = bench
+        self.recorder = recorder
+        self.limits = limits
+        self.sampling = sampling
+        self.on_delta = on_delta
+        self.messages: list[Message] = []
+        """The conversation exactly as the next call will see it."""
+        self.outcome: Outcome | None = None
+        """How the latest turn ended; None before and during a turn."""
+        self.usage = Usage()
+        self.cost_usd: float | None = 0.0
+        self._offered: Mapping[str, Tool] = {tool.name: tool for tool in tools}
+        self._schemas: tuple[JSONObject, ...] = tuple(tool.schema for tool in tools)
+        self._deadline: float | None = None
+
+    async def give(self, message: Message, *, ephemeral: bool = False) -> Step:
+        """Adds a message from outside (system prompt, user turn, earlier history) to the conversation."""
+        step = Step(self.recorder.reserve(), StepKind.INPUT, message, _now_ms(), ephemeral=ephemeral)
+        await self.recorder.append(step)
+        self.messages.append(message)
+        return step
+
+    async def turn(self, message: Message) -> AsyncIterator[Step]:
+        """Answers one message, yielding every step; afterwards `outcome` says how it ended."""
+        self.outcome = None
+        if self._deadline is None and self.limits.timeout_s is not None:
+            self._deadline = time.monotonic() + self.limits.timeout_s
+        try:
+            async for step in self._settle():
+                yield step
+            yield await self.give(message)
+            for _ in range(self.limits.max_turns):
+                step = await self._ask()
+                yield step
+                assert step.call is not None
+                self.outcome = outcomes.of_answer(step.message, step.call)
+                if self.outcome is not None:
+                    return
+                async for result in self._run_tools(step.message.tool_calls):
+                    yield result
+            raise LimitError("max_turns", f"stopped after {self.limits.max_turns} model calls")
+        except (LimitError, ProviderError, SandboxError) as error:
+            self.outcome = outcomes.of_error(error)
+        except BaseException as error:
+            self.outcome = self.outcome or outcomes.of_error(error)
+            raise
+
+    async def finish(self, outcome: Outcome | None = None) -> Outcome | None:
+        """Ends the trajectory with the latest turn's outcome, or the given one."""
+        self.outcome = outcome or self.outcome
+        if self.outcome is not None:
+            await self.recorder.finish(self.outcome)
+        return self.outcome
+
+    async def _ask(self) -> Step:
+        """One model call, recorded with exactly what it saw."""
+        self._check_limits()
+        seen = tuple(self.messages)
+        request = ChatRequest(seen, self._schemas, self.sampling, self._time_left_s())
+        started_ms = _now_ms()
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                reply = await self.model.complete(request, self.on_delta)
+        except TimeoutError as error:
+            raise self._out_of_time() from error
+        self._count(reply)
+        step = Step(self.recorder.reserve(), StepKind.MODEL, reply.message, started_ms, call=reply.call)
+        self.messages.append(reply.message)
+        await self.recorder.append(step, context=seen, tools=self._schemas)
+        return step
+
+    async def _run_tools(self, calls: Sequence[ToolCall]) -> AsyncIterator[Step]:
+        """Runs the calls in parallel; yields results as they come, keeps them in the calls' order."""
+        tasks = [asyncio.create_task(self._run_tool(call, self.recorder.reserve())) for call in calls]
+        waiting = set(tasks)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=self._time_left_s(), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    raise self._out_of_time()
+                for task in done:
+                    yield task.result()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            self.messages.extend(task.result().message for task in tasks if _succeeded(task))
+
+    async def _run_tool(self, call: ToolCall, index: int) -> Step:
+        started_ms = _now_ms()
+        message, result = await run_tool_call(call, self._offered, self.bench)
+        step = Step(index, StepKind.TOOL, message, started_ms, result=result)
+        await self.recorder.append(step)
+        return step
+
+    async def _settle(self) -> AsyncIterator[Step]:
+        """Answers the calls that an interrupted turn left open: no model accepts a call without a result."""
+        answered = {message.tool_call_id for message in self.messages if message.role is Role.TOOL}
+        asked = [call for message in self.messages for call in message.tool_calls]
+        for call in asked:
+            if call.id in answered:
+                continue
+            content = json.dumps({"error": "the turn was stopped before this finished", "kind": "cancelled"})
+            message = Message.tool(call, content)
+            result = ToolResult(call.id, call.name, False, 0.0, ToolErrorKind.CANCELLED, None, len(content))
+            step = Step(self.recorder.reserve(), StepKind.TOOL, message, _now_ms(), result=result)
+            await self.recorder.append(step)
+            self.messages.append(message)
+            yield step
+
+    def _count(self, reply: ChatReply) -> None:
+        self.usage += reply.call.usage
+        known = self.cost_usd is not None and reply.call.cost_usd is not None
+        self.cost_usd = self.cost_usd + reply.call.cost_usd if known else None  # type: ignore[operator]
+
+    def _check_limits(self) -> None:
+        """Before each call: what is spent must leave room for another."""
+        limits = self.limits
+        if limits.max_tokens is not None and self.usage.total >= limits.max_tokens:
+            raise LimitError("max_tokens", f"used {self.usage.total} of {limits.max_tokens} tokens")
+        if limits.max_cost_usd is not None:
+            if self.cost_usd is None:
+                raise LimitError(
+                    "max_cost",
+                    f"the price of {self.model.name} is unknown, so the cost limit cannot be kept",
+                    f"hermes config set prices.{self.model.name} '{{input: …, output: …}}'",
+                )
+            if self.cost_usd >= limits.max_cost_usd:
+                raise LimitError("max_cost", f"spent ${self.cost_usd:.4f} of ${limits.max_cost_usd:.4f}")
+        if (left := self._time_left_s()) is not None and left <= 0:
+            raise self._out_of_time()
+
+    def _time_left_s(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _out_of_time(self) -> LimitError:
+        return LimitError("timeout", f"the trajectory's time limit of {self.limits.timeout_s:g} s is up")
+
+
+def _succeeded(task: asyncio.Task[Step]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

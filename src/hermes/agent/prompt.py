@@ -1,0 +1,38 @@
+"""The system prompt: short, and true of the rollout it opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hermes.tools.base import Tool
+
+_IDENTITY = "You are Hermes, a careful assistant that gets things done with tools."
+
+_HOW = (
+    "Use a tool when it gives a better answer than memory; otherwise answer directly. "
+    "Check results before you rely on them, and say plainly what you could not do. "
+    "When the task is done, answer in a few sentences without calling another tool."
+)
+
+
+def system_prompt(
+    tools: Sequence[Tool],
+    workspace: str | None,
+    skills: Sequence[tuple[str, str]] = (),
+    instead: str | None = None,
+) -> str:
+    """`instead` replaces the built-in text; facts about tools and skills follow it only where they apply.
+
+    `skills` are (name, description) pairs, listed when the model can open them.
+    """
+    if instead is not None:
+        return instead
+    parts = [_IDENTITY]
+    if tools:
+        parts.append(_HOW)
+    if workspace is not None:
+        parts.append(f"Your working directory is {workspace}; relative paths start there.")
+    if skills:
+        lines = [f"- {name}: {description}" for name, description in skills]
+        parts.append("Skills you can open with skill_view before a task they fit:\n" + "\n".join(lines))
+    return "\n\n".join(parts)

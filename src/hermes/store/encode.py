@@ -1,0 +1,138 @@
+"""Between the nouns and their rows: JSON text, and packed arrays for token ids."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import zlib
+from array import array
+from collections.abc import Sequence
+
+from hermes.core import (
+    Boundary,
+    Header,
+    Message,
+    ModelCall,
+    Outcome,
+    Rating,
+    RatingKind,
+    Relation,
+    Source,
+    Step,
+    StepKind,
+    StopReason,
+    TokenTrace,
+    ToolResult,
+)
+
+
+def pack_ints(values: Sequence[int]) -> bytes:
+    """Little-endian 32-bit, deflated: prompts repeat themselves from call to call."""
+    return zlib.compress(_little_endian(array("i", values)), 1)
+
+
+def unpack_ints(data: bytes) -> tuple[int, ...]:
+    return tuple(_from_little_endian("i", zlib.decompress(data)))
+
+
+def pack_floats(values: Sequence[float]) -> bytes:
+    """Little-endian float32: the precision that models compute in."""
+    return _little_endian(array("f", values))
+
+
+def unpack_floats(data: bytes) -> tuple[float, ...]:
+    return tuple(_from_little_endian("f", data))
+
+
+def _little_endian(values: array[int] | array[float]) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _from_little_endian(code: str, data: bytes) -> array[int]:
+    values: array[int] = array(code, data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def decode_header(row: sqlite3.Row) -> Header:
+    return Header(
+        id=row["id"],
+        source=Source(row["source"]),
+        model=row["model"],
+        created_at_ms=row["created_at_ms"],
+        session_id=row["session_id"],
+        run_id=row["run_id"],
+        task_id=row["task_id"],
+        sample_index=row["sample_index"],
+        parent_id=row["parent_id"],
+        relation=Relation(row["relation"]) if row["relation"] else None,
+        tools=tuple(json.loads(row["tools"])),
+        config=json.loads(row["config"]),
+        metadata=json.loads(row["metadata"]),
+    )
+
+
+def decode_outcome(row: sqlite3.Row) -> Outcome:
+    return Outcome(
+        StopReason(row["stop_reason"]),
+        Boundary(row["boundary"]) if row["boundary"] else None,
+        row["error_type"],
+        row["detail"],
+    )
+
+
+def decode_step(row: sqlite3.Row) -> Step:
+    kind = StepKind(row["kind"])
+    call = result = None
+    if kind is StepKind.MODEL:
+        raw = json.loads(row["raw"]) if row["raw"] else None
+        call = ModelCall.from_json(json.loads(row["body"]), raw, decode_tokens(row))
+    elif kind is StepKind.TOOL:
+        result = ToolResult.from_json(json.loads(row["body"]))
+    return Step(
+        index=row["idx"],
+        kind=kind,
+        message=Message.from_json(json.loads(row["message_body"])),
+        started_at_ms=row["started_at_ms"],
+        call=call,
+        result=result,
+        ephemeral=bool(row["ephemeral"]),
+    )
+
+
+def decode_tokens(row: sqlite3.Row) -> TokenTrace | None:
+    if row["sampled_ids"] is None:
+        return None
+    return TokenTrace(
+        unpack_ints(row["prompt_ids"]),
+        unpack_ints(row["sampled_ids"]),
+        unpack_floats(row["logprobs"]),
+        row["policy_version"],
+    )
+
+
+def decode_rating(row: sqlite3.Row) -> Rating:
+    return Rating(
+        id=row["id"],
+        trajectory_id=row["trajectory_id"],
+        kind=RatingKind(row["kind"]),
+        value=row["value"],
+        rater=row["rater"],
+        created_at_ms=row["created_at_ms"],
+        other_id=row["other_id"],
+        step_index=row["step_index"],
+        comment=row["comment"],
+        elapsed_ms=row["elapsed_ms"],
+        replaces=row["replaces"],
+    )
+
+
+def search_text(message: Message) -> str:
+    """What full-text search sees of a message: what was said, thought, called and answered."""
+    parts = [message.content, message.reasoning or ""]
+    parts += [f"{call.name} {call.arguments}" for call in message.tool_calls]
+    return "\n".join(part for part in parts if part)

@@ -1,0 +1,197 @@
+"""Reading what was recorded. A reader cannot write, and sees every committed step at once.
+
+A store that does not exist yet reads as empty. A trajectory without an outcome is running if the
+process that records it lives, and 'cut' if it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from hermes.core import JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
+from hermes.errors import StoreError, UsageError
+from hermes.store import migrations, owner, sqlite
+from hermes.store.encode import decode_header, decode_outcome, decode_rating, decode_step
+from hermes.store.query import ALL, JOINED, Filter, fts_query
+from hermes.store.rows import cut_outcome
+from hermes.store.stats import Stats, statistics
+from hermes.store.summary import SUMMARY, SearchHit, Summary, decode_summary, snippet
+from hermes.store.writer import Writer
+
+_PAGE = 256
+
+
+_STEPS = """
+SELECT s.*, m.body AS message_body, k.prompt_ids, k.sampled_ids, k.logprobs, k.policy_version
+FROM steps s JOIN messages m ON m.id = s.message LEFT JOIN token_traces k ON k.step = s.id
+WHERE s.trajectory = ? ORDER BY s.idx
+"""
+
+
+class Reader:
+    """A read-only view of one database; use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db = self._connect(path)
+        self._db.row_factory = sqlite.dbapi().Row
+
+    @staticmethod
+    def _connect(path: Path) -> sqlite3.Connection:
+        if not path.exists():
+            connection = sqlite.connect_memory()
+            migrations.migrate(connection, None)
+            return connection
+        try:
+            connection = sqlite.connect_reader(path)
+            found = migrations.version(connection)
+            migrations.refuse_newer(found, path)
+            if found < len(migrations.STEPS):
+                connection.close()
+                Writer(path).close()  # upgrades it
+                connection = sqlite.connect_reader(path)
+        except sqlite.errors() as error:
+            raise StoreError(
+                f"cannot read the database {path}: {error}",
+                "if it is damaged, move it aside; a backup may lie beside it as *.bak",
+            ) from error
+        return connection
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def summaries(self, which: Filter = ALL, *, limit: int = 50, before: str | None = None) -> list[Summary]:
+        """Newest first; `before` is the last id of the previous page."""
+        condition, values = which.where()
+        if before is not None:
+            condition += " AND t.seq < (SELECT seq FROM trajectories WHERE id = ?)"
+            values.append(before)
+        rows = self._db.execute(f"{SUMMARY} WHERE {condition} ORDER BY t.seq DESC LIMIT ?", [*values, limit])
+        return [decode_summary(row, self._db) for row in rows.fetchall()]
+
+    def count(self, which: Filter = ALL) -> int:
+        condition, values = which.where()
+        row = self._db.execute(f"SELECT count(*) {JOINED} WHERE {condition}", values).fetchone()
+        return int(row[0])
+
+    def resolve(self, reference: str) -> str:
+        """A full id from what a person types: the id, a unique beginning or end of it, or 'last'."""
+        if reference == "last":
+            row = self._db.execute("SELECT id FROM trajectories ORDER BY seq DESC LIMIT 1").fetchone()
+            if row is None:
+                raise UsageError("nothing has been recorded yet", "hermes -q 'What is 17 * 23?'")
+            return str(row[0])
+        wanted = reference.upper()
+        rows = self._db.execute(
+            "SELECT id FROM trajectories WHERE id = ?1 OR substr(id, 1, length(?1)) = ?1"
+            " OR substr(id, -length(?1)) = ?1 LIMIT 2",
+            (wanted,),
+        ).fetchall()
+        if len(rows) == 1 and wanted:
+            return str(rows[0][0])
+        problem = "matches more than one trajectory" if rows else "matches no trajectory"
+        raise UsageError(f"'{reference}' {problem}", "see 'hermes trajectories list' for the ids")
+
+    def get(self, trajectory_id: str) -> Trajectory:
+        row = self._db.execute(
+            f"SELECT t.*, o.stop_reason, o.boundary, o.error_type, o.detail {JOINED} WHERE t.id = ?",
+            (trajectory_id,),
+        ).fetchone()
+        if row is None:
+            raise UsageError(f"no trajectory {trajectory_id}", "see 'hermes trajectories list'")
+        steps = tuple(decode_step(step) for step in self._db.execute(_STEPS, (row["seq"],)))
+        return Trajectory(decode_header(row), steps, self._outcome(row))
+
+    def each(self, which: Filter = ALL) -> Iterator[Trajectory]:
+        """Every matching trajectory, oldest first, one in memory at a time."""
+        condition, values = which.where()
+        after = 0
+        while True:
+            rows = self._db.execute(
+                f"SELECT t.seq, t.id {JOINED} WHERE {condition} AND t.seq > ? ORDER BY t.seq LIMIT ?",
+                [*values, after, _PAGE],
+            ).fetchall()
+            for row in rows:
+                yield self.get(row["id"])
+            if len(rows) < _PAGE:
+                return
+            after = rows[-1]["seq"]
+
+    def model_input(self, trajectory_id: str, step: Step) -> tuple[tuple[Message, ...], Sequence[JSONObject]]:
+        """The messages and tool schemas that the call of a MODEL step saw, exactly."""
+        row = self._db.execute(
+            "SELECT s.context, k.body AS tools FROM steps s JOIN trajectories t ON t.seq = s.trajectory"
+            " LEFT JOIN tool_schemas k ON k.id = s.tools WHERE t.id = ? AND s.idx = ?",
+            (trajectory_id, step.index),
+        ).fetchone()
+        if row is None or row["context"] is None:
+            raise UsageError(f"step {step.index} of {trajectory_id} is not a model call")
+        return self._messages(row["context"]), json.loads(row["tools"]) if row["tools"] else ()
+
+    def search(self, text: str, *, limit: int = 20) -> list[SearchHit]:
+        """Steps whose message has every word of `text`, best match first."""
+        rows = self._db.execute(
+            "SELECT t.id, s.idx, m.role, m.body, t.created_at_ms FROM message_search f"
+            " JOIN messages m ON m.id = f.rowid JOIN steps s ON s.message = m.id"
+            " JOIN trajectories t ON t.seq = s.trajectory"
+            " WHERE message_search MATCH ? ORDER BY f.rank, t.seq DESC, s.idx LIMIT ?",
+            (fts_query(text), limit),
+        )
+        return [
+            SearchHit(row["id"], row["idx"], row["role"], snippet(row["body"], text), row["created_at_ms"])
+            for row in rows
+        ]
+
+    def ratings(self, trajectory_id: str) -> list[Rating]:
+        """Those that stand, oldest first."""
+        rows = self._db.execute(
+            "SELECT r.*, t.id AS trajectory_id FROM ratings r JOIN trajectories t ON t.seq = r.trajectory"
+            " WHERE t.id = ? AND r.id NOT IN (SELECT replaces FROM ratings WHERE replaces IS NOT NULL)"
+            " ORDER BY r.seq",
+            (trajectory_id,),
+        )
+        return [decode_rating(row) for row in rows]
+
+    def rewards(self, trajectory_id: str) -> list[Reward]:
+        rows = self._db.execute(
+            "SELECT w.* FROM rewards w JOIN trajectories t ON t.seq = w.trajectory"
+            " WHERE t.id = ? ORDER BY w.id",
+            (trajectory_id,),
+        )
+        return [
+            Reward(
+                trajectory_id, row["value"], row["source"], json.loads(row["detail"]), row["created_at_ms"]
+            )
+            for row in rows
+        ]
+
+    def stats(self, which: Filter = ALL) -> Stats:
+        return statistics(self._db, which)
+
+    def _messages(self, context: int) -> tuple[Message, ...]:
+        rows = self._db.execute(
+            "WITH RECURSIVE up (parent, message, depth) AS ("
+            " SELECT parent, message, 0 FROM contexts WHERE id = ?"
+            " UNION ALL SELECT c.parent, c.message, up.depth + 1 FROM contexts c JOIN up ON c.id = up.parent)"
+            " SELECT m.body FROM up JOIN messages m ON m.id = up.message ORDER BY up.depth DESC",
+            (context,),
+        )
+        return tuple(Message.from_json(json.loads(row["body"])) for row in rows)
+
+    @staticmethod
+    def _outcome(row: sqlite3.Row) -> Outcome | None:
+        if row["stop_reason"] is not None:
+            return decode_outcome(row)
+        return None if owner.is_alive(row["owner"]) else cut_outcome()

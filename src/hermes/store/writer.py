@@ -1,0 +1,182 @@
+"""The only way into the database: append a trajectory's parts, each acknowledged once it is on disk.
+
+Promises. A future that resolved means the row survives kill -9 and power loss. Rows are never
+updated: a trajectory is a header, then steps, then one outcome, and verdicts are appended beside
+it. What is written has been through the redactor. A trajectory whose recording process died is
+given the outcome 'cut' by the next writer that opens the database.
+
+One thread owns the connection and commits whatever is queued in one transaction (group commit), so
+many concurrent rollouts share one disk flush. An operation that fails (an unknown trajectory, say)
+fails alone; a transaction that fails (a full disk) fails everything in it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+
+from hermes.core import Header, JSONObject, Message, Outcome, Rating, Reward, Step
+from hermes.errors import StoreError
+from hermes.store import migrations, sqlite
+from hermes.store.rows import Rows
+
+_MOST_PER_COMMIT = 512
+
+Redact = Callable[[str], str]
+Operation = Callable[[Rows], None]
+
+
+def no_redaction(text: str) -> str:
+    return text
+
+
+class Writer:
+    """Appends to one database. Safe to call from any thread; use as a context manager."""
+
+    def __init__(self, path: Path, redact: Redact = no_redaction) -> None:
+        self._path = path
+        self._queue: queue.SimpleQueue[tuple[Operation, Future[None]] | None] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
+        try:
+            sqlite.create_private(path)
+            with sqlite.write_lock(path):
+                self._connection = sqlite.connect_writer(path)
+                migrations.migrate(self._connection, path)
+                self._rows = Rows(self._connection, redact)
+                self._rows.mark_cut(_now_ms())
+        except sqlite.errors() as error:
+            raise _store_error(path, error) from error
+        self._thread = threading.Thread(target=self._work, name="hermes-store", daemon=True)
+        self._thread.start()
+
+    def begin(self, header: Header) -> Future[None]:
+        """Opens a trajectory, owned by this process."""
+        return self._submit(lambda rows: rows.insert_trajectory(header))
+
+    def append(
+        self,
+        trajectory_id: str,
+        step: Step,
+        *,
+        context: Sequence[Message] | None = None,
+        tools: Sequence[JSONObject] = (),
+    ) -> Future[None]:
+        """Adds one step; `context` and `tools` are exactly what a MODEL step's call saw."""
+        return self._submit(lambda rows: rows.insert_step(trajectory_id, step, context, tools))
+
+    def finish(self, trajectory_id: str, outcome: Outcome) -> Future[None]:
+        """Ends a trajectory. Ending it twice is an error: the first outcome stands."""
+        return self._submit(lambda rows: rows.insert_outcome(trajectory_id, outcome, _now_ms()))
+
+    def add_reward(self, reward: Reward) -> Future[None]:
+        return self._submit(lambda rows: rows.insert_reward(reward))
+
+    def add_rating(self, rating: Rating) -> Future[None]:
+        return self._submit(lambda rows: rows.insert_rating(rating))
+
+    def close(self) -> None:
+        """Commits what is queued, then closes. Idempotent."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        self._thread.join()
+        with sqlite.write_lock(self._path):  # closing the last connection checkpoints
+            self._connection.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submit(self, operation: Operation) -> Future[None]:
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # what was submitted is written, though the caller stop waiting
+        with self._closing:
+            if self._closed:
+                raise StoreError(f"the store {self._path} is closed")
+            self._queue.put((operation, future))
+        return future
+
+    def _work(self) -> None:
+        closing = False
+        while not closing:
+            batch: list[tuple[Operation, Future[None]]] = []
+            item = self._queue.get()
+            while item is not None:
+                batch.append(item)
+                if len(batch) >= _MOST_PER_COMMIT or self._queue.empty():
+                    break
+                item = self._queue.get()
+            closing = item is None
+            if batch:
+                self._commit(batch)
+
+    def _commit(self, batch: list[tuple[Operation, Future[None]]]) -> None:
+        """Runs the batch in one transaction; a failed operation is undone and reported by itself."""
+        failures: dict[int, Exception] = {}
+        try:
+            with sqlite.write_lock(self._path):
+                self._connection.execute("BEGIN IMMEDIATE")
+                for position, (operation, _) in enumerate(batch):
+                    failure = self._attempt(operation)
+                    if failure is not None:
+                        failures[position] = failure
+                self._connection.execute("COMMIT")
+        except sqlite.errors() as error:
+            self._roll_back()
+            for _, future in batch:
+                future.set_exception(_store_error(self._path, error))
+            return
+        for position, (_, future) in enumerate(batch):
+            if position in failures:
+                future.set_exception(failures[position])
+            else:
+                future.set_result(None)
+
+    def _attempt(self, operation: Operation) -> Exception | None:
+        self._connection.execute("SAVEPOINT operation")
+        try:
+            operation(self._rows)
+        except Exception as error:
+            if not self._connection.in_transaction:
+                raise  # SQLite has rolled everything back: the disk is full or broken
+            self._connection.execute("ROLLBACK TO operation")
+            self._rows.forget()
+            return error
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("RELEASE operation")
+        return None
+
+    def _roll_back(self) -> None:
+        self._rows.forget()
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+
+def _store_error(path: Path, error: Exception) -> StoreError:
+    text = str(error)
+    if "full" in text or "No space" in text:
+        hint = f"free space on the disk that holds {path.parent}, then run the same command again"
+    elif "readonly" in text or "unable to open" in text:
+        hint = f"make {path.parent} writable, or set HERMES_HOME to a directory that is"
+    elif "malformed" in text or "not a database" in text:
+        hint = f"move {path} aside (a backup may lie beside it as *.bak); Hermes then starts a new one"
+    else:
+        hint = "run 'hermes doctor'"
+    return StoreError(f"cannot write to {path}: {text}", hint)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
