@@ -6,80 +6,135 @@ Unknown keys are refused by name. Secrets are not settings: API keys live in the
 
 from __future__ import annotations
 
+import re
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from hermes.core.json import JSON
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+LOCAL = "local"
+"""The base URL of a model that runs in this process."""
+
+
+def http_url(value: str) -> str:
+    """The address without a trailing slash; ValueError says what an address is."""
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a broken IPv6 address
+        usable = False
+    if not usable or not value.isprintable() or " " in value:
+        raise ValueError("an address such as http://127.0.0.1:8000/v1")
+    return value.rstrip("/")
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ProviderSettings(_Section):
     base_url: str = Field(description="OpenAI-compatible base URL; 'local' runs in this process")
-    key_env: str | None = Field(None, description="environment variable that holds the API key")
+    key_env: str | None = Field(default=None, description="environment variable that holds the API key")
     parser: str | None = Field(
-        None, description="tool-call parser for servers that return plain text; unset: the server parses"
+        default=None,
+        description="tool-call parser for servers that return plain text; unset: the server parses",
     )
-    max_concurrency: int = Field(100, ge=1, description="ceiling of the adaptive limit on calls in flight")
-    timeout_s: float = Field(600.0, gt=0, description="longest a single call may take")
-    max_retries: int = Field(5, ge=0, description="retries of one call after a retryable failure")
+    max_concurrency: int = Field(
+        default=100, ge=1, description="ceiling of the adaptive limit on calls in flight"
+    )
+    timeout_s: float = Field(default=600.0, gt=0, description="longest a single call may take")
+    max_retries: int = Field(default=5, ge=0, description="retries of one call after a retryable failure")
+
+    send_reasoning: bool = Field(
+        default=False,
+        description="send the assistant's earlier thinking back to the server (reasoning_content)",
+    )
+    extra_body: dict[str, JSON] = Field(
+        default_factory=dict, description="server-specific fields added to every request"
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_base_url(cls, value: str) -> str:
+        return value if value == LOCAL else http_url(value)
+
+    @field_validator("key_env")
+    @classmethod
+    def _check_key_env(cls, value: str | None) -> str | None:
+        if value is not None and not _VARIABLE.fullmatch(value):
+            raise ValueError("the name of a variable (the key itself belongs in .env)")
+        return value
 
 
 class SamplingSettings(_Section):
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1)
-    max_tokens: int | None = Field(None, ge=1, description="longest completion of one call")
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, description="longest completion of one call")
     reasoning_effort: str | None = None
 
 
 class LimitSettings(_Section):
-    max_turns: int = Field(30, ge=1, description="model calls in one trajectory (per user turn in chat)")
-    max_tokens: int | None = Field(None, ge=1, description="prompt + completion tokens of one trajectory")
-    max_cost_usd: float | None = Field(None, gt=0, description="refuses models with an unknown price")
-    timeout_s: float | None = Field(None, gt=0, description="wall clock of one trajectory")
+    max_turns: int = Field(
+        default=30, ge=1, description="model calls in one trajectory (per user turn in chat)"
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="prompt + completion tokens of one trajectory"
+    )
+    max_cost_usd: float | None = Field(default=None, gt=0, description="refuses models with an unknown price")
+    timeout_s: float | None = Field(default=None, gt=0, description="wall clock of one trajectory")
 
 
 class SandboxSettings(_Section):
     backend: str = Field(
-        "auto",
+        default="auto",
         description="auto, local, bubblewrap, docker, or a plug-in's name. auto: local for interactive "
         "chat; otherwise bubblewrap, docker, or refuse",
     )
-    network: bool = Field(False, description="allow network access inside an isolating sandbox")
-    image: str = Field("python:3.11-slim", description="container image for docker")
-    memory_mb: int = Field(2048, ge=64)
-    max_processes: int = Field(256, ge=8)
-    cpu_s: int = Field(600, ge=1, description="CPU seconds one command may use")
-    command_timeout_s: float = Field(120.0, gt=0)
+    network: bool = Field(default=False, description="allow network access inside an isolating sandbox")
+    image: str = Field(default="python:3.11-slim", description="container image for docker")
+    memory_mb: int = Field(default=2048, ge=64)
+    max_processes: int = Field(default=256, ge=8)
+    cpu_s: int = Field(default=600, ge=1, description="CPU seconds one command may use")
+    command_timeout_s: float = Field(default=120.0, gt=0)
 
 
 class ApprovalSettings(_Section):
-    allow: tuple[str, ...] = Field((), description="extra command patterns that need no question (argv globs)")
-    deny: tuple[str, ...] = Field((), description="command patterns that are always refused")
+    allow: tuple[str, ...] = Field(
+        default=(), description="extra command patterns that need no question (argv globs)"
+    )
+    deny: tuple[str, ...] = Field(default=(), description="command patterns that are always refused")
 
 
 class WebSettings(_Section):
     search_backend: Literal["auto", "searxng", "brave", "tavily"] = "auto"
     searxng_url: str | None = None
     allow_hosts: tuple[str, ...] = Field(
-        (), description="hosts (name or name:port) exempt from the private-address guard"
+        default=(), description="hosts (name or name:port) exempt from the private-address guard"
     )
-    max_bytes: int = Field(5_000_000, ge=1, description="largest page web_extract downloads")
+    max_bytes: int = Field(default=5_000_000, ge=1, description="largest page web_extract downloads")
 
 
 class MediaSettings(_Section):
-    vision_model: str | None = Field(None, description="provider/model that understands images")
-    image_model: str | None = Field(None, description="provider/model that draws images")
+    vision_model: str | None = Field(default=None, description="provider/model that understands images")
+    image_model: str | None = Field(default=None, description="provider/model that draws images")
 
 
 class McpServerSettings(_Section):
-    command: str | None = Field(None, description="program of a stdio server")
+    command: str | None = Field(default=None, description="program of a stdio server")
     args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
-    url: str | None = Field(None, description="address of an HTTP server; exclusive with command")
-    timeout_s: float = Field(60.0, gt=0)
+    url: str | None = Field(default=None, description="address of an HTTP server; exclusive with command")
+    timeout_s: float = Field(default=60.0, gt=0)
+
+    @model_validator(mode="after")
+    def _check_transport(self) -> McpServerSettings:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("either a command or a url")
+        return self
 
 
 class PriceSettings(_Section):
@@ -87,23 +142,33 @@ class PriceSettings(_Section):
 
     input: float = Field(ge=0)
     output: float = Field(ge=0)
-    cached_input: float | None = Field(None, ge=0, description="unset: the input price")
-    cache_write: float | None = Field(None, ge=0, description="unset: the input price")
+    cached_input: float | None = Field(default=None, ge=0, description="unset: the input price")
+    cache_write: float | None = Field(default=None, ge=0, description="unset: the input price")
 
 
 class Settings(_Section):
-    model: str = Field("hermes/smollm2", description="default model, as provider/name")
+    model: str = Field(default="hermes/smollm2", description="default model, as provider/name")
     providers: dict[str, ProviderSettings] = Field(default_factory=dict)
     sampling: SamplingSettings = SamplingSettings()
     limits: LimitSettings = LimitSettings()
     toolsets: tuple[str, ...] = Field(
-        ("terminal", "file", "web", "code_execution", "skills", "todo", "session_search", "clarify", "delegation"),
+        default=(
+            "terminal",
+            "file",
+            "web",
+            "code_execution",
+            "skills",
+            "todo",
+            "session_search",
+            "clarify",
+            "delegation",
+        ),
         description="toolsets offered in chat and queries",
     )
     distributions: dict[str, dict[str, int]] = Field(
         default_factory=dict, description="own toolset distributions: name → toolset → percent"
     )
-    system_prompt: str | None = Field(None, description="replaces the built-in system prompt")
+    system_prompt: str | None = Field(default=None, description="replaces the built-in system prompt")
     sandbox: SandboxSettings = SandboxSettings()
     approval: ApprovalSettings = ApprovalSettings()
     web: WebSettings = WebSettings()

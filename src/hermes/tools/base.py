@@ -7,7 +7,7 @@ the record of what happened are `tools.execute`'s business, the same for every t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +25,10 @@ class ToolOutput:
     ok: bool = True
     exit_code: int | None = None
     images: tuple[str, ...] = ()
+    kind: str = "failed"
+    """What sort of failure, when not ok: one of core.step.ToolErrorKind's values."""
+    full: str | None = None
+    """What to save, and to preview, if the content is over budget; None: the content itself."""
 
 
 class Delegate(Protocol):
@@ -59,7 +63,7 @@ class Workbench:
 Handler = Callable[[JSONObject, Workbench], Awaitable["ToolOutput | str"]]
 
 
-def always_available(settings: Settings) -> str | None:
+def always_available(settings: Settings, environ: Mapping[str, str]) -> str | None:
     return None
 
 
@@ -71,8 +75,10 @@ class Tool:
     parameters: JSONObject
     """JSON schema of the arguments, an object."""
     handler: Handler
-    unavailable: Callable[[Settings], str | None] = always_available
-    """None if the tool can be used, else one line: why not, and what would change that."""
+    unavailable: Callable[[Settings, Mapping[str, str]], str | None] = always_available
+    """None if the tool can be used, else one line: why not, and what would change that.
+
+    Gets the settings and the merged environment (.env and process), which holds the API keys."""
     timeout_s: float = 120.0
     """The framework's hard stop; a tool that takes its own time-out argument must stay under it."""
     max_result_chars: int = 100_000

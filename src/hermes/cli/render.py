@@ -1,0 +1,178 @@
+"""Trajectories as text for a terminal. Pure: data in, safe text out (colour is click's to strip)."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+import click
+
+from hermes.core import Message, Rating, Reward, Step, StepKind, ToolCall, Trajectory
+from hermes.data.diff import Difference
+from hermes.safety.text import clip, printable
+from hermes.store import SearchHit, Summary
+from hermes.store.stats import Stats
+
+_OUTPUT_LINES = 20
+_COLOURS = {"system": "bright_black", "user": "green", "assistant": "cyan", "tool": "yellow"}
+
+
+def summary_table(rows: Sequence[Summary]) -> str:
+    table = [("id", "when", "model", "end", "turns", "tools", "tokens", "cost", "reward", "rating", "task")]
+    for row in rows:
+        errors = f" ({row.tool_errors} failed)" if row.tool_errors else ""
+        table.append(
+            (
+                row.id,
+                when(row.created_at_ms),
+                printable(row.model),
+                row.stop_reason,
+                str(row.turns),
+                f"{row.tool_calls}{errors}",
+                str(row.usage.total),
+                money(row.cost_usd),
+                "" if row.reward is None else f"{row.reward:g}",
+                "" if row.rating is None else f"{row.rating:g}",
+                one_line(row.task, 48),
+            )
+        )
+    return columns(table)
+
+
+def columns(table: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns, the first row dimmed as a heading; empty columns are dropped."""
+    kept = [i for i in range(len(table[0])) if any(row[i] for row in table[1:])]
+    widths = [max(len(row[i]) for row in table) for i in kept]
+    lines = [
+        "  ".join(row[i].ljust(width) for i, width in zip(kept, widths, strict=True)).rstrip() for row in table
+    ]
+    return "\n".join([click.style(lines[0], dim=True), *lines[1:]])
+
+
+def render_trajectory(trajectory: Trajectory, ratings: Sequence[Rating], rewards: Sequence[Reward]) -> str:
+    header, outcome = trajectory.header, trajectory.outcome
+    end = f"{outcome.stop_reason.value}" if outcome else "running"
+    if outcome and outcome.boundary:
+        end += f" ({outcome.boundary.value}{': ' + printable(outcome.detail) if outcome.detail else ''})"
+    facts = [
+        f"trajectory {header.id}  {when(header.created_at_ms)}  {header.source.value}",
+        f"model {printable(header.model)}  end {end}  turns {trajectory.turns}"
+        f"  tokens {trajectory.usage.prompt} in, {trajectory.usage.completion} out  cost {money(trajectory.cost_usd)}",
+    ]
+    if header.parent_id and header.relation:
+        facts.append(f"{header.relation.value} of {header.parent_id}")
+    facts += [f"reward {reward.value:g} ({printable(reward.source)})" for reward in rewards]
+    facts += [f"rating {rating.value:+g} by {printable(rating.rater)}" for rating in ratings]
+    return "\n".join([click.style("\n".join(facts), bold=True), *(render_step(step) for step in trajectory.steps)])
+
+
+def render_step(step: Step) -> str:
+    role = step.message.role.value
+    title = click.style(f"\n[{step.index}] {role}", fg=_COLOURS[role], bold=True)
+    notes = _notes(step)
+    if notes:
+        title += click.style(f"  {notes}", dim=True)
+    return f"{title}\n{render_message(step.message)}"
+
+
+def render_message(message: Message) -> str:
+    parts = []
+    if message.reasoning:
+        parts.append(click.style("(thinking) " + fold(message.reasoning), dim=True))
+    if message.content:
+        parts.append(fold(message.content))
+    parts += [f"-> {call_text(call)}" for call in message.tool_calls]
+    parts += [f"(image {clip(printable(image), 60)})" for image in message.images]
+    return "\n".join(parts) or "(empty)"
+
+
+def call_text(call: ToolCall) -> str:
+    """name(key=value, …); the raw text where it does not parse."""
+    if call.error:
+        return f"{printable(call.name) or '?'} malformed ({printable(call.error)}): {fold(call.arguments)}"
+    try:
+        arguments = call.parsed()
+    except ValueError as error:
+        return f"{printable(call.name)} malformed ({printable(str(error))}): {fold(call.arguments)}"
+    shown = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+    return printable(f"{call.name}({shown})")
+
+
+def _notes(step: Step) -> str:
+    if step.call is not None:
+        notes = [f"{step.call.latency_ms / 1000:.1f} s", f"{step.call.usage.completion} tokens"]
+        if step.call.attempts > 1:
+            notes.append(f"{step.call.attempts} attempts")
+        if step.call.tokens is not None:
+            notes.append("token-exact")
+        return ", ".join(notes)
+    if step.result is not None:
+        state = "ok" if step.result.ok else f"{step.result.error_kind}"
+        code = "" if step.result.exit_code is None else f", exit {step.result.exit_code}"
+        return f"{printable(step.result.name)}: {state}{code}, {step.result.duration_ms / 1000:.2f} s"
+    return "not part of the dataset" if step.ephemeral and step.kind is StepKind.INPUT else ""
+
+
+def hit_lines(hits: Sequence[SearchHit]) -> str:
+    return "\n".join(f"{hit.trajectory_id} [{hit.step_index}] {hit.role}: {printable(hit.snippet)}" for hit in hits)
+
+
+def stats_text(stats: Stats) -> str:
+    usage = stats.usage
+    lines = [
+        f"trajectories  {stats.trajectories}",
+        *(f"  {name:<14}{count}" for name, count in stats.by_stop_reason.items()),
+        "models",
+        *(f"  {printable(name):<40} {count}" for name, count in stats.by_model.items()),
+        f"model calls   {stats.turns}",
+        f"tokens        {usage.prompt} in ({usage.cached_input_tokens} cached), {usage.completion} out"
+        f" ({usage.reasoning_tokens} thinking)",
+        f"cost          {money(stats.cost_usd)}" + (f" ({stats.unpriced} unpriced)" if stats.unpriced else ""),
+    ]
+    if stats.rewarded:
+        lines.append(f"mean reward   {stats.mean_reward:.3f} over {stats.rewarded}")
+    if stats.rated:
+        lines.append(f"mean rating   {stats.mean_rating:.2f} over {stats.rated}")
+    if stats.tools:
+        lines.append("tools")
+    for name, tool in stats.tools.items():
+        causes = ", ".join(f"{kind} {count}" for kind, count in tool.by_error.items())
+        lines.append(f"  {printable(name):<20} {tool.calls} calls, {tool.failures} failed" + (f" ({causes})" if causes else ""))
+    return "\n".join(lines)
+
+
+def diff_text(left: Trajectory, right: Trajectory, difference: Difference) -> str:
+    if difference.equal:
+        return f"equal: {difference.shared} messages, word for word"
+    a, b = (
+        [line for message in side for line in f"{message.role.value}:\n{render_message(message)}".splitlines()]
+        for side in (difference.left, difference.right)
+    )
+    head = f"the first {difference.shared} messages are equal; then:"
+    body = difflib.unified_diff(a, b, left.header.id, right.header.id, lineterm="", n=2)
+    return "\n".join([head, *body])
+
+
+def fold(text: str) -> str:
+    """Safe for a terminal, and no longer than a reader wants: the middle is left out and counted."""
+    lines = printable(clip(text, 20_000)).splitlines()
+    if len(lines) <= _OUTPUT_LINES:
+        return "\n".join(lines)
+    head, tail = lines[: _OUTPUT_LINES // 2], lines[-_OUTPUT_LINES // 4 :]
+    return "\n".join([*head, f"… {len(lines) - len(head) - len(tail)} lines more …", *tail])
+
+
+def one_line(text: str, width: int) -> str:
+    flat = " ".join(printable(text).split())
+    return flat if len(flat) <= width else flat[: width - 1] + "…"
+
+
+def when(moment_ms: int) -> str:
+    return datetime.fromtimestamp(moment_ms / 1000).strftime("%Y-%m-%d %H:%M")
+
+
+def money(usd: float | None) -> str:
+    """Unknown is said, not shown as nothing."""
+    return "unknown" if usd is None else f"${usd:.4f}" if usd else "$0"

@@ -1,0 +1,104 @@
+"""What counts as a secret, and how a value is shown without giving one away.
+
+Names decide, not the look of values: a variable is a secret if its name ends like one. Too short values
+are left out of `find`, since whatever hides them would hide ordinary words as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from hermes.config.settings import Settings
+from hermes.core import JSON
+
+MIN_LENGTH = 8
+_ENDINGS = (
+    "KEY",
+    "KEYS",
+    "TOKEN",
+    "SECRET",
+    "SECRETS",
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "CREDENTIAL",
+    "CREDENTIALS",
+    "_PASS",
+    "_PWD",
+    "_PAT",
+)
+_ORDINARY_WORDS = frozenset({"disabled", "optional", "required", "undefined"})
+_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)([^/\s@]+)(?=@)")
+HIDDEN = "(hidden)"
+
+
+def looks_secret(name: str) -> bool:
+    """True for OPENROUTER_API_KEY, github_token, PGPASSWORD and their like."""
+    return name.upper().endswith(_ENDINGS)
+
+
+def find(environ: Mapping[str, str], settings: Settings | None = None) -> dict[str, str]:
+    """Every secret value by the name of the variable or setting that holds it.
+
+    Variables named by a provider's `key_env` count whatever they are called. A value that is the path of
+    an existing file (a credentials file) is not itself a secret.
+    """
+    key_envs = {p.key_env for p in settings.providers.values()} if settings else set()
+    found: dict[str, str] = {}
+    for name, value in environ.items():
+        if looks_secret(name) or name in key_envs:
+            found[name] = value
+        elif password := url_password(value):
+            found[name] = password
+    if settings:
+        found.update(_in_settings(settings))
+    return {name: value for name, value in found.items() if _can_be_secret(value)}
+
+
+def url_password(value: str) -> str | None:
+    """The password inside `scheme://user:password@host`, if there is one."""
+    match = _URL_PASSWORD.search(value)
+    return unquote(match[2]) if match else None
+
+
+def hide(key: str, value: JSON, secrets: Iterable[str]) -> JSON:
+    """The value as it may be shown: whole, or without the secrets in it."""
+    if isinstance(value, dict):
+        return {name: hide(name, item, secrets) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [hide(key, item, secrets) for item in value]
+    if not isinstance(value, str):
+        return value
+    if looks_secret(key.rpartition(".")[2]) or any(secret in value for secret in secrets):
+        return HIDDEN
+    return _URL_PASSWORD.sub(rf"\1{HIDDEN}", value)
+
+
+def _in_settings(settings: Settings) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, server in settings.mcp_servers.items():
+        for variable, value in server.env.items():
+            if looks_secret(variable):
+                found[f"mcp_servers.{name}.env.{variable}"] = value
+    urls = {f"providers.{name}.base_url": p.base_url for name, p in settings.providers.items()}
+    urls |= {f"mcp_servers.{name}.url": server.url or "" for name, server in settings.mcp_servers.items()}
+    for key, url in urls.items():
+        if password := url_password(url):
+            found[key] = password
+    return found
+
+
+def _can_be_secret(value: str) -> bool:
+    return len(value) >= MIN_LENGTH and value.lower() not in _ORDINARY_WORDS and not _is_file(value)
+
+
+def _is_file(value: str) -> bool:
+    if not value.startswith(("/", "~/")):
+        return False
+    try:
+        return Path(value).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long for a name, no home, a NUL: not a path
+        return False

@@ -1,0 +1,128 @@
+"""config.yaml as data with places: YAML 1.2, safe types only, every key with its line and column.
+
+Errors name `file:line:column` and never quote the file's values, which might be secrets pasted into the
+wrong place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hermes.core import JSON, JSONObject
+from hermes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ruamel.yaml.error import MarkedYAMLError
+    from ruamel.yaml.nodes import Node
+
+_REPAIR = "repair it with 'hermes config edit'"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A parsed file."""
+
+    data: JSONObject
+    places: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """Path of a key → `file:line:column` of where it is written."""
+
+    def place(self, path: Sequence[str | int]) -> str | None:
+        """Where the key is written, or the nearest key around it."""
+        for end in range(len(path), 0, -1):
+            if (place := self.places.get(tuple(str(part) for part in path[:end]))) is not None:
+                return place
+        return None
+
+
+def parse(text: str, where: str) -> Document:
+    """`where` names the file in errors. An empty file is an empty mapping."""
+    places: dict[tuple[str, ...], str] = {}
+    data = _load(text, where, places)
+    if data is None:
+        return Document({})
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected settings as 'key: value' lines", _REPAIR)
+    return Document(data, places)
+
+
+def parse_scalar(text: str, where: str) -> JSON:
+    """One value, as it would be written in config.yaml."""
+    return _load(text, where, {})
+
+
+def _load(text: str, where: str, places: dict[tuple[str, ...], str]) -> JSON:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.reader import ReaderError
+
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        node = yaml.compose(text)
+        if node is None:
+            return None
+        _check(node, (), where, places, ())
+        return yaml.constructor.construct_document(node)
+    except MarkedYAMLError as error:
+        raise _located(where, error) from error
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{where}:{line}: a character that YAML does not allow", _REPAIR) from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not readable as YAML ({type(error).__name__})", _REPAIR) from error
+
+
+def compose(text: str) -> Node | None:
+    """The tree of nodes with their positions in the text, for `yaml_splice`."""
+    from ruamel.yaml import YAML
+
+    node: Node | None = YAML(typ="safe", pure=True).compose(text)
+    return node
+
+
+def _check(
+    node: Node, path: tuple[str, ...], where: str, places: dict[tuple[str, ...], str], above: tuple[int, ...]
+) -> None:
+    """Refuses what JSON cannot hold (dates, sets, keys that are not text, cycles) and repeated keys."""
+    from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+    if id(node) in above:
+        raise ConfigError(f"{_at(where, node)}: an alias refers to a value around it", _REPAIR)
+    if isinstance(node, SequenceNode):
+        for item in node.value:
+            _check(item, path, where, places, (*above, id(node)))
+    elif isinstance(node, MappingNode):
+        if _kind(node) != "map":
+            raise ConfigError(f"{_at(where, node)}: unsupported kind of value", _REPAIR)
+        seen: set[str] = set()
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode) or _kind(key) not in ("str", "merge"):
+                raise ConfigError(f"{_at(where, key)}: expected a name as key", "put the key in quotes")
+            inner = (*path, key.value)
+            if key.value in seen:
+                raise ConfigError(
+                    f"{_at(where, key)}: the key '{'.'.join(inner)}' is set twice", "keep one of the two"
+                )
+            seen.add(key.value)
+            places.setdefault(inner, _at(where, key))
+            _check(value, inner, where, places, (*above, id(node)))
+    elif _kind(node) in ("timestamp", "binary"):
+        raise ConfigError(
+            f"{_at(where, node)}: '{'.'.join(path)}' is a {_kind(node)}", "put the value in quotes"
+        )
+
+
+def _kind(node: Node) -> str:
+    return str(node.tag).rpartition(":")[2]
+
+
+def _at(where: str, node: Node) -> str:
+    return f"{where}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def _located(where: str, error: MarkedYAMLError) -> ConfigError:
+    mark = error.problem_mark or error.context_mark
+    place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
+    reason = ", ".join(str(part) for part in (error.context, error.problem) if part)
+    return ConfigError(f"{place}: {reason}", _REPAIR)

@@ -1,0 +1,120 @@
+"""ShareGPT, Hermes dialect: a trajectory as `conversations` of {from, value} turns.
+
+What is kept: every turn in order; thinking as `<think>`; each tool call as a `<tool_call>` holding one
+JSON object; each result as a `<tool_response>` with its call's id and name; the system text and tool
+schemas the model was given. What the form cannot hold (token ids, logprobs, sampling, timing, raw
+responses) stays in the store; the row's id points there. Nothing is invented: no empty thinking, no
+placeholder for a missing result, and a call the model malformed is written as the model wrote it.
+
+The rendering is the one that text-only models are prompted with (models.prompting), so what is
+exported is what the parser reads back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import groupby
+
+from hermes.core import JSONObject, Message, Role, StepKind, StopReason, Trajectory
+from hermes.models.parsers import get_parser
+from hermes.models.prompting import tool_response_text, tool_system_text
+
+
+class Roles(StrEnum):
+    """Role names for `from`; trainers disagree about them."""
+
+    HUMAN_GPT = "human-gpt"
+    USER_ASSISTANT = "user-assistant"
+
+
+_NAMES: dict[Roles, dict[Role, str]] = {
+    Roles.HUMAN_GPT: {Role.SYSTEM: "system", Role.USER: "human", Role.ASSISTANT: "gpt", Role.TOOL: "tool"},
+    Roles.USER_ASSISTANT: {role: role.value for role in Role},
+}
+
+
+def to_row(
+    trajectory: Trajectory,
+    tools: Sequence[JSONObject],
+    *,
+    roles: Roles = Roles.HUMAN_GPT,
+    reward: float | None = None,
+    rating: float | None = None,
+) -> JSONObject:
+    """One JSONL row. `tools` are the schemas that the model was given."""
+    header, outcome = trajectory.header, trajectory.outcome
+    row: JSONObject = {
+        "id": header.id,
+        "conversations": conversations(trajectory.messages, tools, roles),
+        "model": header.model,
+        "source": header.source.value,
+        "completed": outcome is not None and outcome.stop_reason is StopReason.COMPLETED,
+        "outcome": outcome.to_json() if outcome else None,
+        "turns": trajectory.turns,
+        "tools": list(header.tools),
+        "tool_stats": tool_stats(trajectory),
+        "usage": trajectory.usage.to_json(),
+        "cost_usd": trajectory.cost_usd,
+        "created_at_ms": header.created_at_ms,
+    }
+    known = {
+        "run_id": header.run_id,
+        "task_id": header.task_id,
+        "parent_id": header.parent_id,
+        "relation": header.relation.value if header.relation else None,
+        "reward": reward,
+        "rating": rating,
+        "metadata": header.metadata or None,
+    }
+    return row | {key: value for key, value in known.items() if value is not None}
+
+
+def conversations(
+    messages: Sequence[Message], tools: Sequence[JSONObject], roles: Roles = Roles.HUMAN_GPT
+) -> list[JSONObject]:
+    names = _NAMES[roles]
+    turns: list[JSONObject] = []
+    if tools and not (messages and messages[0].role is Role.SYSTEM):
+        turns.append({"from": names[Role.SYSTEM], "value": tool_system_text(tools)})
+    for is_tool, group in groupby(messages, lambda message: message.role is Role.TOOL):
+        if is_tool:
+            turns.append({"from": names[Role.TOOL], "value": "\n".join(_tool_value(each) for each in group)})
+            continue
+        for message in group:
+            first = not turns
+            value = _system_value(message, tools) if first and message.role is Role.SYSTEM else _value(message)
+            turns.append({"from": names[message.role], "value": value})
+    return turns
+
+
+def tool_stats(trajectory: Trajectory) -> JSONObject:
+    """Per tool that was called: count, success, failure."""
+    stats: JSONObject = {}
+    for step in trajectory.steps:
+        if step.kind is StepKind.TOOL and step.result is not None:
+            entry = stats.setdefault(step.result.name, {"count": 0, "success": 0, "failure": 0})
+            entry["count"] += 1
+            entry["success" if step.result.ok else "failure"] += 1
+    return stats
+
+
+def _system_value(message: Message, tools: Sequence[JSONObject]) -> str:
+    return f"{message.content}\n\n{tool_system_text(tools)}" if tools else message.content
+
+
+def _value(message: Message) -> str:
+    if message.role is not Role.ASSISTANT:
+        return message.content
+    parts = []
+    if message.reasoning is not None:
+        parts.append(f"<think>\n{message.reasoning}\n</think>")
+    if message.content:
+        parts.append(message.content)
+    if message.tool_calls:
+        parts.append(get_parser("hermes").render(message.tool_calls))
+    return "\n".join(parts)
+
+
+def _tool_value(message: Message) -> str:
+    return tool_response_text(message.tool_call_id or "", message.name or "", message.content)

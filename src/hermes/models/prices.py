@@ -1,0 +1,39 @@
+"""What a call costs. Prices come from settings only; a price nobody stated is unknown, never zero."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hermes.core import Usage
+
+if TYPE_CHECKING:
+    from hermes.config.settings import PriceSettings, Settings
+
+LOCAL_PROVIDER = "hermes"
+"""The provider whose models run in this process, at a known price of nothing."""
+
+
+def price_of(settings: Settings, model: str) -> PriceSettings | None:
+    """The price of `model` (provider/name); `prices` may be keyed by that or by the name alone."""
+    provider, _, name = model.partition("/")
+    stated = settings.prices.get(model) or settings.prices.get(name)
+    if stated is None and provider == LOCAL_PROVIDER:
+        from hermes.config.settings import PriceSettings
+
+        return PriceSettings(input=0.0, output=0.0, cached_input=None, cache_write=None)
+    return stated
+
+
+def cost_usd(usage: Usage, price: PriceSettings | None) -> float | None:
+    """None if the price is unknown. Thinking is billed as output."""
+    if price is None:
+        return None
+    cached = price.input if price.cached_input is None else price.cached_input
+    written = price.input if price.cache_write is None else price.cache_write
+    per_million = (
+        usage.input_tokens * price.input
+        + usage.cached_input_tokens * cached
+        + usage.cache_write_tokens * written
+        + usage.completion * price.output
+    )
+    return per_million / 1_000_000

@@ -1,0 +1,53 @@
+"""When to try again, and the one loop that does.
+
+The schedule is pure: full jitter over an exponentially growing span, never sooner than the server
+asked for. The loop retries only errors that say they are retryable, stops at the deadline rather than
+sleeping past it, and returns how many attempts the answer took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hermes.errors import ProviderError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    max_retries: int
+    base_s: float = 0.5
+    """Span of the first pause; doubles with every further one."""
+    cap_s: float = 30.0
+    """Longest span. A server's own Retry-After is not capped."""
+
+
+def pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, rng: random.Random) -> float:
+    """How long to wait after the `failures`-th failure in a row (counted from 1)."""
+    span = min(policy.cap_s, policy.base_s * 2.0 ** (failures - 1))
+    return max(rng.uniform(0.0, span), retry_after_s or 0.0)
+
+
+async def with_retries(
+    attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, deadline_s: float, rng: random.Random
+) -> tuple[T, int]:
+    """The first answer, and the number of attempts it took; else the last error.
+
+    `deadline_s` is in the event loop's time. It bounds the pauses; whoever calls bounds the attempts.
+    """
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            return await attempt(), attempts
+        except ProviderError as error:
+            pause = pause_s(policy, attempts, error.retry_after_s, rng)
+            out_of_time = asyncio.get_running_loop().time() + pause >= deadline_s
+            if not error.retryable or attempts > policy.max_retries or out_of_time:
+                raise
+        await asyncio.sleep(pause)

@@ -1,0 +1,162 @@
+"""Our messages to and from OpenAI's wire JSON. Pure: no I/O, no client.
+
+What the model wrote is kept verbatim: argument text is never re-serialised, and a call whose arguments
+do not parse becomes a `ToolCall` with `error` set while its neighbours stay whole. The one rewriting is
+on the way out: servers refuse a history whose argument text is not a JSON object, so such text is sent
+as `{"unparsed": "<the text>"}`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from hermes.core import JSON, JSONObject, Message, Role, Sampling, ToolCall
+
+if TYPE_CHECKING:
+    from hermes.models.base import ChatRequest
+    from hermes.models.parsers import ToolCallParser
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What one server wants to be told differently."""
+
+    max_tokens_field: str = "max_tokens"
+    nested_effort: bool = False
+    """Reasoning effort as {"reasoning": {"effort": …}} instead of "reasoning_effort"."""
+    send_reasoning: bool = False
+    """Return the assistant's earlier thinking as `reasoning_content`."""
+
+
+def dialect_for(base_url: str, *, send_reasoning: bool = False) -> Dialect:
+    host = urlsplit(base_url).hostname or ""
+    return Dialect(
+        # OpenAI's newer models refuse max_tokens; other servers often know nothing else.
+        max_tokens_field="max_completion_tokens" if host == "api.openai.com" else "max_tokens",
+        nested_effort=host == "openrouter.ai",
+        send_reasoning=send_reasoning,
+    )
+
+
+def chat_body(model: str, request: ChatRequest, dialect: Dialect, extra: JSONObject) -> JSONObject:
+    """The body of POST /chat/completions. What the request's sampling says wins over `extra`."""
+    body: JSONObject = {
+        "model": model,
+        "messages": [message_to_wire(message, dialect) for message in request.messages],
+    }
+    if request.tools:
+        body["tools"] = [{"type": "function", "function": tool} for tool in request.tools]
+    return {**body, **extra, **sampling_to_wire(request.sampling, dialect)}
+
+
+def sampling_to_wire(sampling: Sampling, dialect: Dialect) -> JSONObject:
+    fields = sampling.to_json()
+    if "max_tokens" in fields:
+        fields[dialect.max_tokens_field] = fields.pop("max_tokens")
+    if dialect.nested_effort and "reasoning_effort" in fields:
+        fields["reasoning"] = {"effort": fields.pop("reasoning_effort")}
+    extra = fields.pop("extra_body", {})
+    return {**fields, **extra}
+
+
+def message_to_wire(message: Message, dialect: Dialect) -> JSONObject:
+    data: JSONObject = {"role": message.role.value, "content": message.content}
+    if message.images:
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in message.images]
+        text = [{"type": "text", "text": message.content}] if message.content else []
+        data["content"] = [*text, *images]
+    if message.role is Role.TOOL:
+        data["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        data["content"] = message.content or None
+        data["tool_calls"] = [_call_to_wire(call) for call in message.tool_calls]
+    if dialect.send_reasoning and message.reasoning is not None:
+        data["reasoning_content"] = message.reasoning
+    return data
+
+
+def _call_to_wire(call: ToolCall) -> JSONObject:
+    try:
+        call.parsed()
+        arguments = call.arguments if call.arguments.strip() else "{}"
+    except ValueError:
+        arguments = json.dumps({"unparsed": call.arguments})
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessage:
+    message: Message
+    parser: str | None
+    """The text parser that found tool calls in the content; None if there were none to find."""
+
+
+def message_from_wire(
+    data: JSONObject, parser: ToolCallParser | None = None, tools: Sequence[JSONObject] = ()
+) -> ReadMessage:
+    """An assistant message; `parser` reads the text only if the server returned no structured calls."""
+    content, thinking = _content(data.get("content"))
+    reasoning = _reasoning(data) or thinking
+    calls = read_calls(data.get("tool_calls"))
+    if parser is None or calls or not content:
+        text = content or _text(data.get("refusal"))
+        return ReadMessage(Message.assistant(text, reasoning=reasoning, tool_calls=calls), None)
+    parsed = parser.parse(content, tools)
+    message = Message.assistant(
+        parsed.content, reasoning=reasoning or parsed.reasoning, tool_calls=parsed.tool_calls
+    )
+    return ReadMessage(message, parser.name if parsed.tool_calls else None)
+
+
+def read_calls(data: JSON) -> tuple[ToolCall, ...]:
+    """Structured tool calls; each has an id that is unique in the message."""
+    calls: list[ToolCall] = []
+    for item in data if isinstance(data, list) else []:
+        call = _read_call(item if isinstance(item, dict) else {})
+        if not call.id or any(call.id == other.id for other in calls):
+            call = ToolCall(f"call_{secrets.token_hex(4)}", call.name, call.arguments, call.error)
+        calls.append(call)
+    return tuple(calls)
+
+
+def _read_call(item: JSONObject) -> ToolCall:
+    function = item.get("function")
+    function = function if isinstance(function, dict) else {}
+    given = function.get("arguments")
+    arguments = given if isinstance(given, str) else json.dumps({} if given is None else given)
+    call = ToolCall(_text(item.get("id")), _text(function.get("name")), arguments)
+    error = None if call.name else "the call names no tool"
+    try:
+        call.parsed()
+    except ValueError as reason:
+        error = error or f"the arguments are not a JSON object: {reason}"
+    return ToolCall(call.id, call.name, arguments, error)
+
+
+def _content(value: JSON) -> tuple[str, str | None]:
+    """Text and thinking of a content field, which some servers send as a list of typed parts."""
+    if not isinstance(value, list):
+        return _text(value), None
+    parts = [part for part in value if isinstance(part, dict)]
+    text = "".join(_text(part.get("text")) for part in parts if part.get("type") == "text")
+    thinking = [_content(part.get("thinking")) for part in parts if part.get("type") == "thinking"]
+    return text, "".join(piece for piece, _ in thinking) or None
+
+
+def _reasoning(data: JSONObject) -> str | None:
+    """Thinking, under any of the names that servers give it; encrypted thinking stays in the raw reply."""
+    for key in ("reasoning_content", "reasoning"):
+        if text := _text(data.get(key)):
+            return text
+    details = data.get("reasoning_details")
+    parts = [part for part in details if isinstance(part, dict)] if isinstance(details, list) else []
+    return "".join(_text(part.get("text")) or _text(part.get("summary")) for part in parts) or None
+
+
+def _text(value: JSON) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,141 @@
+"""Which skills there are: the bundled library, and the user's own under the home directory.
+
+Listing never fails because of one skill: a broken one is reported beside the good ones. A user's
+skill hides the bundled one of the same name, broken or not, so that an edit gone wrong is seen
+instead of silently replaced by the original.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from hermes.config.paths import skills_dir
+from hermes.errors import UsageError
+from hermes.safety.paths import open_inside
+from hermes.skills.skill import SKILL_FILE, Origin, Skill, SkillError, read_skill
+
+LIBRARY = Path(__file__).parent / "library"
+UNSORTED = "user"
+"""Category of a user's skill that lies directly in the skills directory."""
+MAX_FILE_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenSkill:
+    name: str
+    origin: Origin
+    error: SkillError
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    skills: tuple[Skill, ...]
+    """By category, then name."""
+    broken: tuple[BrokenSkill, ...]
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        return tuple(sorted({skill.category for skill in self.skills}))
+
+    def find(self, name: str) -> Skill:
+        """By `name` or `category/name`, with or without the prefix `official/` for a bundled one."""
+        wanted = name.removeprefix("official/")
+        for skill in self.skills:
+            if wanted in (skill.name, f"{skill.category}/{skill.name}"):
+                return skill
+        for broken in self.broken:
+            if wanted.rpartition("/")[2] == broken.name:
+                raise broken.error
+        close = get_close_matches(wanted, [skill.name for skill in self.skills], n=3)
+        hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes skills browse' lists them."
+        raise UsageError(f"there is no skill '{name}'.", hint)
+
+    def search(self, query: str) -> tuple[Skill, ...]:
+        """Best first: by how many of the query's words occur, then by where they occur."""
+        words = query.casefold().split()
+        scored = [(_score(skill, words), skill) for skill in self.skills]
+        hits = [(score, skill) for score, skill in scored if score > (0, 0)]
+        return tuple(skill for _, skill in sorted(hits, key=lambda hit: (-hit[0][0], -hit[0][1], hit[1].name)))
+
+
+def list_skills(home: Path) -> Catalogue:
+    good: dict[str, Skill] = {}
+    broken: dict[str, BrokenSkill] = {}
+    for root, origin in ((LIBRARY, Origin.BUNDLED), (skills_dir(home), Origin.USER)):
+        for directory, category in skill_directories(root):
+            name = directory.name
+            good.pop(name, None)
+            broken.pop(name, None)
+            try:
+                good[name] = read_skill(directory, category=category, origin=origin)
+            except SkillError as error:
+                broken[name] = BrokenSkill(name, origin, error)
+    return Catalogue(
+        tuple(sorted(good.values(), key=lambda skill: (skill.category, skill.name))),
+        tuple(sorted(broken.values(), key=lambda entry: entry.name)),
+    )
+
+
+def skill_directories(root: Path) -> Iterator[tuple[Path, str]]:
+    """Each directory with a SKILL.md in `root` or one level below, with its category."""
+    for entry in _subdirectories(root):
+        if (entry / SKILL_FILE).is_file():
+            yield entry, UNSORTED
+            continue
+        for inner in _subdirectories(entry):
+            if (inner / SKILL_FILE).is_file():
+                yield inner, entry.name
+
+
+def skill_files(skill: Skill) -> list[str]:
+    """Every file of the skill but SKILL.md, as paths relative to its directory."""
+    return [name for name in relative_files(skill.directory) if name != SKILL_FILE]
+
+
+def relative_files(directory: Path) -> list[str]:
+    """Regular files below `directory`, sorted; links are not followed and not listed."""
+    found: list[str] = []
+    for parent, _, names in os.walk(directory):
+        paths = (Path(parent) / name for name in names)
+        found += [path.relative_to(directory).as_posix() for path in paths if not path.is_symlink()]
+    return sorted(found)
+
+
+def read_skill_file(skill: Skill, file_path: str) -> str:
+    """The text of one file inside the skill's directory, and of nothing outside it."""
+    shown = f"{skill.name}/{file_path}"
+    try:
+        with os.fdopen(open_inside(skill.directory, file_path, os.O_RDONLY), "rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError as error:
+        files = ", ".join([SKILL_FILE, *skill_files(skill)])
+        raise UsageError(f"the skill '{skill.name}' has no file '{file_path}'.", f"It has: {files}") from error
+    except OSError as error:
+        raise SkillError(shown, "", f"cannot be read ({error.strerror})") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise SkillError(shown, "", f"is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SkillError(shown, "", "is not text") from error
+
+
+def _subdirectories(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return []
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _score(skill: Skill, words: list[str]) -> tuple[int, int]:
+    places = (
+        (8, skill.name),
+        (4, " ".join(skill.tags).casefold()),
+        (2, f"{skill.category} {skill.description}".casefold()),
+        (1, skill.body.casefold()),
+    )
+    weights = [sum(weight for weight, text in places if word in text) for word in words]
+    return sum(weight > 0 for weight in weights), sum(weights)

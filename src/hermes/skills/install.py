@@ -1,0 +1,186 @@
+"""Installing, changing and checking the user's skills under the home directory.
+
+A new skill is first written to a quarantine directory beside the others, validated there, and moved
+into place in one step; until then no listing sees it. The lock file keeps the hash of every installed
+file, so that `check` can say what changed since. A skill's scripts are never run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes.config.files import atomic_write, ensure_dir
+from hermes.config.paths import skills_dir
+from hermes.core import JSONObject, new_id
+from hermes.errors import ConfigError, UsageError
+from hermes.skills.catalogue import LIBRARY, list_skills, skill_directories
+from hermes.skills.lock import changes, hash_files, read_lock, write_lock
+from hermes.skills.skill import SKILL_FILE, Origin, Skill, SkillError, parse_skill, read_skill
+from hermes.skills.source import Files, read_source
+
+QUARANTINE = ".quarantine"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A skill that was read and validated, but not installed."""
+
+    skill: Skill
+    files: Files
+    source: str
+    """Where it came from: a path, or `official/<category>/<name>`."""
+    category: str | None
+    """Directory it goes into below the skills directory; None: directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What `check` says of one skill."""
+
+    name: str
+    origin: Origin
+    problems: tuple[str, ...]
+    """Malformed, or changed since it was installed."""
+    missing: tuple[str, ...]
+    """Prerequisites this machine lacks."""
+
+    def to_json(self) -> JSONObject:
+        return {
+            "name": self.name,
+            "origin": self.origin.value,
+            "ok": not self.problems,
+            "problems": list(self.problems),
+            "missing": list(self.missing),
+        }
+
+
+def prepare(source: str) -> Candidate:
+    """Reads and validates `source`: a directory, an archive, or the name of a bundled skill."""
+    path = Path(source).expanduser()
+    if path.exists():
+        files, origin, category = read_source(path), str(path.resolve()), None
+    else:
+        directory, category = _bundled(source)
+        files, origin = read_source(directory), f"official/{category}/{directory.name}"
+    try:
+        text = files[SKILL_FILE].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SkillError(f"{source}: {SKILL_FILE}", "", "is not UTF-8 text") from error
+    skill = parse_skill(
+        text, file=f"{source}: {SKILL_FILE}", directory=path, category=category or "", origin=Origin.USER
+    )
+    return Candidate(skill, files, origin, category)
+
+
+def install(home: Path, candidate: Candidate, *, replace: bool = False) -> Skill:
+    """Puts the candidate in place and locks it; an existing skill is kept unless `replace`."""
+    name = candidate.skill.name
+    existing = user_directory(home, name)
+    if existing and not replace:
+        raise UsageError(f"the skill '{name}' is already installed at {existing}.", "Add --force to replace it.")
+    parent = ensure_dir(skills_dir(home) / (candidate.category or ""))
+    with _writing(parent / name), _quarantine(home) as quarantine:
+        staged = quarantine / name
+        for relative, data in candidate.files.items():
+            _write(staged / relative, data)
+        read_skill(staged, category="", origin=Origin.USER)
+        if existing:
+            existing.rename(quarantine / "replaced")
+        staged.rename(parent / name)
+    entry = {
+        "source": candidate.source,
+        "version": candidate.skill.version,
+        "files": hash_files(candidate.files),
+    }
+    write_lock(home, {**read_lock(home), name: entry})
+    return list_skills(home).find(name)
+
+
+def save_skill(home: Path, name: str, content: str) -> Skill:
+    """Creates a user's skill, or replaces the SKILL.md of an existing one."""
+    skill = parse_skill(content, file=SKILL_FILE, directory=Path(name), category="", origin=Origin.USER)
+    if skill.name != name:
+        raise SkillError(SKILL_FILE, "name", f"is '{skill.name}', but the skill is to be called '{name}'")
+    directory = user_directory(home, name) or skills_dir(home) / name
+    atomic_write(directory / SKILL_FILE, content)
+    _forget(home, name)
+    return list_skills(home).find(name)
+
+
+def delete_skill(home: Path, name: str) -> None:
+    directory = user_directory(home, name)
+    if directory is None:
+        raise UsageError(f"there is no user skill '{name}'.", "Bundled skills cannot be deleted.")
+    with _writing(directory):
+        shutil.rmtree(directory)
+    _forget(home, name)
+
+
+def user_directory(home: Path, name: str) -> Path | None:
+    """Where the user's skill `name` lies, well-formed or not."""
+    return next((path for path, _ in skill_directories(skills_dir(home)) if path.name == name), None)
+
+
+def check(home: Path, environ: Mapping[str, str]) -> list[Finding]:
+    """Every skill: its form, its hashes against the lock file, its prerequisites against this machine."""
+    catalogue = list_skills(home)
+    lock = read_lock(home)
+    findings = [Finding(entry.name, entry.origin, (entry.error.message,), ()) for entry in catalogue.broken]
+    for skill in catalogue.skills:
+        locked = lock.get(skill.name) if skill.origin is Origin.USER else None
+        problems = changes(skill.directory, locked["files"]) if locked else ()
+        findings.append(Finding(skill.name, skill.origin, problems, missing_prerequisites(skill, environ)))
+    gone = [name for name in lock if user_directory(home, name) is None]
+    findings += [Finding(name, Origin.USER, ("was installed, but its directory is gone",), ()) for name in gone]
+    return sorted(findings, key=lambda finding: finding.name)
+
+
+def missing_prerequisites(skill: Skill, environ: Mapping[str, str]) -> tuple[str, ...]:
+    commands = [f"command {name}" for name in skill.commands if not shutil.which(name)]
+    variables = [f"variable {name}" for name in skill.env_vars if not environ.get(name)]
+    return tuple(commands + variables)
+
+
+def _bundled(source: str) -> tuple[Path, str]:
+    wanted = source.removeprefix("official/")
+    for directory, category in skill_directories(LIBRARY):
+        if wanted in (directory.name, f"{category}/{directory.name}"):
+            return directory, category
+    raise UsageError(
+        f"'{source}' is neither a file or directory nor a bundled skill.", "'hermes skills browse' lists them."
+    )
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", "Check its permissions and the disk.") from error
+
+
+@contextmanager
+def _quarantine(home: Path) -> Iterator[Path]:
+    """A private directory on the same file system as the skills, removed at the end."""
+    path = ensure_dir(skills_dir(home) / QUARANTINE / new_id())
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    ensure_dir(path.parent)
+    path.write_bytes(data)
+    path.chmod(0o600)
+
+
+def _forget(home: Path, name: str) -> None:
+    """An edited or deleted skill is no longer what was installed."""
+    lock = read_lock(home)
+    if lock.pop(name, None) is not None:
+        write_lock(home, lock)

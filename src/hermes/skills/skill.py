@@ -1,0 +1,214 @@
+"""One skill: a directory whose SKILL.md says, in words, how to do a kind of work.
+
+The file opens with YAML front matter between `---` lines and goes on as Markdown. Parsing here is
+pure and strict about the fields Hermes uses; fields it does not know are left alone, so that skills
+written for other agents load. Nothing in a skill is ever executed by loading it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from hermes.core import JSON, JSONObject
+from hermes.errors import HermesError
+
+SKILL_FILE = "SKILL.md"
+MAX_SKILL_BYTES = 256_000
+MAX_NAME_CHARS = 64
+MAX_DESCRIPTION_CHARS = 1024
+PLATFORMS = ("linux", "macos", "windows")
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
+
+
+class Origin(StrEnum):
+    BUNDLED = "bundled"
+    """Comes with Hermes; read-only."""
+    USER = "user"
+    """Lies under the home directory; shadows a bundled skill of the same name."""
+
+
+class SkillError(HermesError):
+    """A skill is malformed or cannot be installed. `field` is the front matter key, or '' for the file."""
+
+    exit_code = 2
+
+    def __init__(self, file: str, field: str, reason: str, hint: str = "") -> None:
+        where = f"{file}: {field}: " if field else f"{file}: "
+        super().__init__(where + reason, hint)
+        self.file = file
+        self.field = field
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    name: str
+    description: str
+    """When to use it, in a sentence or two: all that is shown before the skill is opened."""
+    category: str
+    origin: Origin
+    directory: Path
+    body: str
+    """The Markdown after the front matter."""
+    version: str | None = None
+    license: str | None = None
+    platforms: tuple[str, ...] = ()
+    """Of 'linux', 'macos', 'windows'; empty means every platform."""
+    env_vars: tuple[str, ...] = ()
+    """Environment variables it needs."""
+    commands: tuple[str, ...] = ()
+    """Programs it needs on the PATH."""
+    tags: tuple[str, ...] = ()
+    related: tuple[str, ...] = ()
+
+    def to_json(self) -> JSONObject:
+        """What a listing shows; the body is left out."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "category": self.category,
+            "origin": self.origin.value,
+            "version": self.version,
+            "license": self.license,
+            "platforms": list(self.platforms),
+            "prerequisites": {"env_vars": list(self.env_vars), "commands": list(self.commands)},
+            "tags": list(self.tags),
+            "related_skills": list(self.related),
+        }
+
+
+def parse_skill(text: str, *, file: str, directory: Path, category: str, origin: Origin) -> Skill:
+    """Raises `SkillError` naming the file, the field and the reason."""
+    front, body = _split(text, file)
+    fields = _Fields(_load_yaml(front, file), file)
+    name = fields.text("name", MAX_NAME_CHARS)
+    check_name(name, file)
+    prerequisites = fields.section("prerequisites")
+    hermes = fields.section("metadata").section("hermes")
+    platforms = fields.texts("platforms")
+    for platform in platforms:
+        if platform not in PLATFORMS:
+            raise SkillError(file, "platforms", f"'{platform}' is not one of {', '.join(PLATFORMS)}")
+    if not body.strip():
+        raise SkillError(file, "", "there is no text after the front matter")
+    return Skill(
+        name=name,
+        description=" ".join(fields.text("description", MAX_DESCRIPTION_CHARS).split()),
+        category=category,
+        origin=origin,
+        directory=directory,
+        body=body.strip() + "\n",
+        version=fields.scalar("version"),
+        license=fields.scalar("license"),
+        platforms=platforms,
+        env_vars=prerequisites.texts("env_vars"),
+        commands=prerequisites.texts("commands"),
+        tags=hermes.texts("tags"),
+        related=hermes.texts("related_skills"),
+    )
+
+
+def check_name(name: str, file: str) -> None:
+    if len(name) > MAX_NAME_CHARS or not _NAME.match(name):
+        raise SkillError(
+            file,
+            "name",
+            f"'{name[:80]}' is not a skill name",
+            f"Use at most {MAX_NAME_CHARS} lower-case letters, digits and dashes.",
+        )
+
+
+def read_skill(directory: Path, *, category: str, origin: Origin) -> Skill:
+    """Loads `directory`/SKILL.md; its `name` must be the directory's name."""
+    path = directory / SKILL_FILE
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_SKILL_BYTES + 1)
+        if len(data) > MAX_SKILL_BYTES:
+            raise SkillError(str(path), "", f"is larger than {MAX_SKILL_BYTES} bytes")
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise SkillError(str(path), "", f"cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise SkillError(str(path), "", f"is not UTF-8 text (byte {error.start})") from error
+    skill = parse_skill(text, file=str(path), directory=directory, category=category, origin=origin)
+    if skill.name != directory.name:
+        raise SkillError(str(path), "name", f"is '{skill.name}', but the directory is '{directory.name}'")
+    return skill
+
+
+def _split(text: str, file: str) -> tuple[str, str]:
+    lines = text.removeprefix("\ufeff").splitlines(keepends=True)
+    if not lines or lines[0].strip() != "---":
+        raise SkillError(file, "", "does not start with a '---' line and front matter")
+    for index in range(1, len(lines)):
+        if lines[index].strip() == "---":
+            return "".join(lines[1:index]), "".join(lines[index + 1 :])
+    raise SkillError(file, "", "the front matter is not closed by a '---' line")
+
+
+def _load_yaml(front: str, file: str) -> Mapping[str, JSON]:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        value = YAML(typ="safe", pure=True).load(front)
+    except MarkedYAMLError as error:
+        # The mark counts from 0 inside the front matter, which starts on the file's second line.
+        line = f"line {error.problem_mark.line + 2}: " if error.problem_mark else ""
+        raise SkillError(file, "", f"{line}front matter is not valid YAML ({error.problem})") from error
+    except YAMLError as error:
+        raise SkillError(file, "", f"front matter is not valid YAML ({error})") from error
+    if not isinstance(value, dict):
+        raise SkillError(file, "", "front matter must be a mapping of fields")
+    return value
+
+
+class _Fields:
+    """Typed access to a mapping from outside, with errors that name the dotted field."""
+
+    def __init__(self, data: Mapping[str, JSON], file: str, prefix: str = "") -> None:
+        self._data = data
+        self._file = file
+        self._prefix = prefix
+
+    def _fail(self, key: str, reason: str) -> SkillError:
+        return SkillError(self._file, self._prefix + key, reason)
+
+    def text(self, key: str, max_chars: int) -> str:
+        value = self._data.get(key)
+        if value is None or value == "":
+            raise self._fail(key, "is missing")
+        if not isinstance(value, str):
+            raise self._fail(key, f"must be text, not {type(value).__name__}")
+        if len(value) > max_chars:
+            raise self._fail(key, f"is {len(value)} characters; at most {max_chars} are allowed")
+        return value.strip()
+
+    def scalar(self, key: str) -> str | None:
+        """Text or a number: `version: 1.0` is a number in YAML."""
+        value = self._data.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise self._fail(key, f"must be text, not {type(value).__name__}")
+        return str(value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self._data.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._fail(key, "must be a list of texts")
+        return tuple(value)
+
+    def section(self, key: str) -> _Fields:
+        value = self._data.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self._fail(key, f"must be a mapping, not {type(value).__name__}")
+        return _Fields(value or {}, self._file, f"{self._prefix}{key}.")

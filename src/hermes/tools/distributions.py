@@ -1,0 +1,108 @@
+"""Toolset distributions: which toolsets a sample gets, by one independent coin per toolset.
+
+A coin depends only on the distribution's name, the toolset and the seed parts, through a hash. So the
+draw of a sample is the same in every process, order, platform and version, and can be recomputed from
+what the trajectory records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hermes.errors import ConfigError, UsageError
+from hermes.tools import registry
+
+Percents = Mapping[str, int]
+"""toolset → chance in percent."""
+
+
+def _uniform(percent: int, names: str) -> dict[str, int]:
+    return dict.fromkeys(names.split(), percent)
+
+
+_SIX = "web vision image_gen terminal file browser"
+
+DISTRIBUTIONS: Mapping[str, Percents] = MappingProxyType(
+    {
+        "default": _uniform(100, _SIX),
+        "balanced": _uniform(50, _SIX),
+        "minimal": {"web": 100},
+        "terminal_only": _uniform(100, "terminal file"),
+        "terminal_web": _uniform(100, "terminal file web"),
+        "browser_only": {"browser": 100},
+        "browser_use": {"browser": 100, "web": 80, "vision": 70},
+        "browser_tasks": {"browser": 97, "terminal": 15, "vision": 12},
+        "terminal_tasks": {
+            "terminal": 97,
+            "file": 97,
+            "web": 97,
+            "browser": 75,
+            "vision": 50,
+            "image_gen": 10,
+        },
+        "mixed_tasks": {
+            "browser": 92,
+            "terminal": 92,
+            "file": 92,
+            "web": 35,
+            "vision": 15,
+            "image_gen": 15,
+        },
+        "development": {"terminal": 80, "file": 80, "web": 30, "vision": 10},
+        "research": {"web": 90, "browser": 70, "vision": 50, "terminal": 10},
+        "reasoning": {"web": 90, "file": 60, "terminal": 20},
+        "science": {"web": 94, "terminal": 94, "file": 94, "vision": 65, "browser": 50, "image_gen": 15},
+        "safe": {"web": 80, "browser": 70, "vision": 60, "image_gen": 60},
+        "creative": {"image_gen": 90, "vision": 90, "web": 30},
+        "image_gen": {"image_gen": 90, "vision": 90, "web": 55, "terminal": 45},
+    }
+)
+
+
+def available(own: Mapping[str, Percents]) -> dict[str, Percents]:
+    """The built-in distributions and the user's own, all checked; an own one replaces its namesake."""
+    for name, percents in own.items():
+        _check(name, percents)
+    return {**DISTRIBUTIONS, **own}
+
+
+def resolve(name: str, own: Mapping[str, Percents]) -> Percents:
+    """The percentages of one distribution; UsageError if there is none of that name."""
+    known = {**DISTRIBUTIONS, **own}
+    if name not in known:
+        raise registry.unknown("distribution", name, known)
+    if name in own:
+        _check(name, own[name])
+    return known[name]
+
+
+def sample(name: str, *, seed_parts: tuple[str | int, ...], own: Mapping[str, Percents]) -> tuple[str, ...]:
+    """The toolsets one sample gets, in the distribution's order.
+
+    `seed_parts` names the sample, such as (seed, run, row, sample index); "1" and 1 are different. If
+    no coin wins, the most probable toolset (the first of them) is taken, so a sample is never bare.
+    """
+    percents = resolve(name, own)
+    won = tuple(toolset for toolset, percent in percents.items() if _coin(percent, name, toolset, seed_parts))
+    return won or (max(percents, key=lambda toolset: percents[toolset]),)
+
+
+def _coin(percent: int, *parts: object) -> bool:
+    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") * 100 < percent << 64
+
+
+def _check(name: str, percents: Percents) -> None:
+    where = f"distributions.{name}"
+    if not percents or not any(percents.values()):
+        raise ConfigError(f"{where} gives no toolset a chance", "give one a percentage above 0")
+    for toolset, percent in percents.items():
+        try:
+            registry.check_toolset(toolset)
+        except UsageError as error:
+            raise ConfigError(f"{where}: {error.message}", error.hint) from error
+        if not 0 <= percent <= 100:
+            raise ConfigError(f"{where}.{toolset} is {percent}", "a percentage lies between 0 and 100")

@@ -1,0 +1,148 @@
+"""Running one tool call: every way it can go ends as a message for the model and a typed result.
+
+Promises: arguments reach a handler only if they are valid JSON and fit the tool's schema, uncoerced; a
+handler is stopped at its time limit; a result over its budget is saved in the sandbox and previewed;
+what comes back can be stored (no NUL, no lone surrogate). Nothing a tool raises gets out, with two
+exceptions: a `SandboxError`, which says nothing about the policy and ends the trajectory, and
+cancellation. Time in which a person is asked does not count against the tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from hermes.core import JSONObject, Message, Role, ToolCall, ToolErrorKind, ToolResult
+from hermes.errors import HermesError, SandboxError, ToolError
+from hermes.safety.approval import Approver
+from hermes.tools import budget
+from hermes.tools.arguments import read_arguments
+from hermes.tools.base import Tool, ToolOutput, Workbench
+
+_ERROR_CHARS = 4_000
+_KINDS = frozenset(ToolErrorKind)
+
+logger = logging.getLogger(__name__)
+
+
+async def run_tool_call(
+    call: ToolCall, offered: Mapping[str, Tool], bench: Workbench
+) -> tuple[Message, ToolResult]:
+    """Runs a call with the tools that were offered; raises only SandboxError and CancelledError."""
+    started = time.perf_counter()
+    output = await _output(call, offered, bench)
+    limit_chars = offered[call.name].max_result_chars if call.name in offered else None
+    shown = await budget.fit(output, limit_chars, call.id, bench)
+    message = Message(Role.TOOL, shown.content, tool_call_id=call.id, name=call.name, images=output.images)
+    result = ToolResult(
+        call_id=call.id,
+        name=call.name,
+        ok=output.ok,
+        duration_ms=(time.perf_counter() - started) * 1000,
+        error_kind=None if output.ok else ToolErrorKind(output.kind),
+        exit_code=output.exit_code,
+        result_chars=shown.result_chars,
+        saved_path=shown.saved_path,
+    )
+    return message, result
+
+
+async def _output(call: ToolCall, offered: Mapping[str, Tool], bench: Workbench) -> ToolOutput:
+    try:
+        tool = _find(call, offered)
+        arguments = read_arguments(call, tool.parameters)
+        return await _handle(tool, arguments, bench)
+    except SandboxError:
+        raise
+    except ToolError as error:
+        return _failure(error.message, error.kind)
+    except HermesError as error:
+        return _failure(error.message, ToolErrorKind.FAILED)
+    except Exception as error:
+        logger.exception("tool %s crashed", call.name)
+        return _failure(f"{call.name} crashed: {type(error).__name__}: {error}", ToolErrorKind.CRASHED)
+
+
+def _find(call: ToolCall, offered: Mapping[str, Tool]) -> Tool:
+    if call.error is not None:
+        raise ToolError(f"the call cannot be read: {call.error}", kind=ToolErrorKind.BAD_ARGUMENTS)
+    if call.name not in offered:
+        names = ", ".join(offered) or "none"
+        raise ToolError(f"no tool is named '{call.name}'; tools: {names}", kind=ToolErrorKind.UNKNOWN_TOOL)
+    return offered[call.name]
+
+
+async def _handle(tool: Tool, arguments: JSONObject, bench: Workbench) -> ToolOutput:
+    try:
+        async with asyncio.timeout(tool.timeout_s) as limit:
+            output = await tool.handler(arguments, _unhurried(bench, limit))
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        message = f"{tool.name} was stopped: it took longer than {tool.timeout_s:g} s"
+        raise ToolError(message, kind=ToolErrorKind.TIMEOUT) from None
+    return _checked(output)
+
+
+def _checked(output: object) -> ToolOutput:
+    """A handler may come from anywhere; what it returns is looked at before it is believed."""
+    if isinstance(output, str):
+        return ToolOutput(output)
+    if not isinstance(output, ToolOutput):
+        raise TypeError(f"a tool returns text or a ToolOutput, not {type(output).__name__}")
+    if not output.ok and output.kind not in _KINDS:
+        raise ValueError(f"'{output.kind}' is no kind of tool error")
+    return output
+
+
+def _failure(message: str, kind: str) -> ToolOutput:
+    text = message if len(message) <= _ERROR_CHARS else f"{message[:_ERROR_CHARS]} …"
+    if kind not in _KINDS:
+        text, kind = f"{text} (reported as '{kind}', which is no kind of tool error)", ToolErrorKind.CRASHED
+    content = json.dumps({"error": text, "kind": str(kind)}, ensure_ascii=False)
+    return ToolOutput(content, ok=False, kind=kind)
+
+
+def _unhurried(bench: Workbench, limit: asyncio.Timeout) -> Workbench:
+    """The same bench, on which asking a person stops the clock."""
+    ask = bench.ask_user
+
+    async def ask_user(question: str, choices: tuple[str, ...]) -> str:
+        assert ask is not None
+        with _paused(limit):
+            return await ask(question, choices)
+
+    approver = _UnhurriedApprover(bench.approver, limit)
+    return replace(bench, approver=approver, ask_user=None if ask is None else ask_user)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnhurriedApprover:
+    approver: Approver
+    limit: asyncio.Timeout
+
+    async def approve(self, kind: str, action: str) -> None:
+        with _paused(self.limit):
+            await self.approver.approve(kind, action)
+
+
+@contextmanager
+def _paused(limit: asyncio.Timeout) -> Iterator[None]:
+    now = asyncio.get_running_loop().time
+    until, began = limit.when(), now()
+    _reschedule(limit, None)
+    try:
+        yield
+    finally:
+        if until is not None:
+            _reschedule(limit, until + now() - began)
+
+
+def _reschedule(limit: asyncio.Timeout, when: float | None) -> None:
+    with suppress(RuntimeError):  # the call is over and its limit with it; a tool may keep its bench
+        limit.reschedule(when)

@@ -1,0 +1,144 @@
+"""read_file and write_file: text files of the sandbox, by lines and whole.
+
+Reading shows numbered lines and never more than a bounded part; what is not text is refused by name
+of its kind. Writing replaces the file; writes and patches of one rollout happen one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from hermes.core import JSONObject, ToolErrorKind
+from hermes.errors import ToolError
+from hermes.tools.base import Tool, Workbench
+from hermes.tools.workspace import os_errors, permitted
+
+MAX_BYTES = 10_000_000
+_LINES = 2_000
+_LINE_CHARS = 2_000
+_SNIFF_BYTES = 8_192
+_IMAGES = {
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+}
+
+
+async def _read_file(arguments: JSONObject, bench: Workbench) -> str:
+    path = arguments["path"]
+    allowed = await permitted(bench, path, "read")
+    with os_errors(path):
+        data = await bench.sandbox.read_file(allowed, MAX_BYTES + 1)
+    text = as_text(data[:MAX_BYTES], path)
+    offset, limit = arguments.get("offset", 1), arguments.get("limit", _LINES)
+    return numbered(text, offset, limit, whole=len(data) <= MAX_BYTES)
+
+
+def as_text(data: bytes, path: str) -> str:
+    """The bytes as UTF-8, damaged sequences replaced; ToolError for what is no text at all."""
+    head = data[:_SNIFF_BYTES]
+    if b"\0" in head:
+        kind = _image_kind(head)
+        if kind:
+            raise ToolError(f"'{path}' is a {kind} image, not text; vision_analyze can look at it")
+        raise ToolError(f"'{path}' is a binary file of {len(data)} bytes, not text")
+    return data.decode("utf-8", "replace")
+
+
+def _image_kind(head: bytes) -> str | None:
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WebP"
+    return next((kind for magic, kind in _IMAGES.items() if head.startswith(magic)), None)
+
+
+def numbered(text: str, offset: int, limit: int, *, whole: bool) -> str:
+    """Lines offset, offset + 1, … as '<number><tab><line>', and a last line saying what is missing.
+
+    `whole` is False if the text is only the beginning of its file.
+    """
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines and offset == 1:
+        return "(the file is empty)"
+    if offset > len(lines):
+        problem = f"offset {offset} is beyond the last line, {len(lines)}"
+        raise ToolError(problem, kind=ToolErrorKind.BAD_ARGUMENTS)
+    shown = lines[offset - 1 : offset - 1 + limit]
+    rows = [f"{number:6}\t{_clipped(line)}" for number, line in enumerate(shown, offset)]
+    last = offset + len(shown) - 1
+    if last < len(lines):
+        rows.append(f"… lines {last + 1} to {len(lines)} not shown; continue with offset {last + 1}")
+    if not whole:
+        rows.append(f"… only the first {MAX_BYTES} bytes of the file can be read this way")
+    return "\n".join(rows)
+
+
+def _clipped(line: str) -> str:
+    line = line.removesuffix("\r")
+    if len(line) <= _LINE_CHARS:
+        return line
+    return f"{line[:_LINE_CHARS]} … {len(line) - _LINE_CHARS} more characters in this line"
+
+
+async def _write_file(arguments: JSONObject, bench: Workbench) -> str:
+    path = arguments["path"]
+    data = arguments["content"].encode("utf-8")
+    allowed = await permitted(bench, path, "write")
+    async with write_lock(bench):
+        with os_errors(path):
+            await bench.sandbox.write_file(allowed, data)
+    return f"wrote {len(data)} bytes to {path}"
+
+
+def write_lock(bench: Workbench) -> asyncio.Lock:
+    """Held while a file is changed, so that parallel calls cannot undo each other's work."""
+    lock = bench.resources.setdefault("write_lock", asyncio.Lock())
+    assert isinstance(lock, asyncio.Lock)
+    return lock
+
+
+_PATH = {"type": "string", "minLength": 1, "description": "Relative to the workspace, or absolute."}
+
+TOOLS = (
+    Tool(
+        name="read_file",
+        toolset="file",
+        description=(
+            "Read a text file. Returns numbered lines; the number and the tab after it are not part of "
+            "the file. Long files are shown in parts: use offset and limit."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": _PATH,
+                "offset": {"type": "integer", "minimum": 1, "description": "First line to show; 1 if unset."},
+                "limit": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": _LINES,
+                    "description": f"Number of lines to show; {_LINES} if unset.",
+                },
+            },
+            "required": ["path"],
+            "additionalProperties": False,
+        },
+        handler=_read_file,
+    ),
+    Tool(
+        name="write_file",
+        toolset="file",
+        description=(
+            "Write a text file, replacing it if it exists and creating its directories. To change a part "
+            "of a file use patch."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {"path": _PATH, "content": {"type": "string", "description": "The whole file."}},
+            "required": ["path", "content"],
+            "additionalProperties": False,
+        },
+        handler=_write_file,
+    ),
+)

@@ -1,0 +1,170 @@
+"""The catalogue: which tools exist, in which toolset, and whether each can be used here.
+
+Built-in tools come from the modules named in `tools.toolsets`, imported when first asked for. A higher
+package adds its own with `register`; a third party adds whole toolsets through the entry point group
+`hermes.tools`, whose entries name a `Tool` or a sequence of them and are loaded only when something
+outside the built-in set is asked for. A name is never given twice: whoever comes second is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from hermes.errors import ConfigError, UsageError
+from hermes.tools.base import Tool
+from hermes.tools.toolsets import TOOLSETS
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from hermes.config.settings import Settings
+
+ENTRY_POINTS = "hermes.tools"
+
+_registered: dict[str, Tool] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A tool that was asked for and cannot be used here."""
+
+    tool: Tool
+    why: str
+    """One line: what is missing, and what would change that."""
+
+
+def register(tool: Tool) -> Callable[[], None]:
+    """Adds a tool for the rest of the process; call the returned function to take it out again."""
+    if tool.name in _registered or tool.name in _builtin():
+        raise ConfigError(f"there is already a tool named '{tool.name}'", "give the new tool another name")
+    _registered[tool.name] = tool
+
+    def unregister() -> None:
+        _registered.pop(tool.name, None)
+
+    return unregister
+
+
+def all_tools() -> dict[str, Tool]:
+    """Every tool by name: built-in, registered, and from plug-ins."""
+    plugged = _plugged()
+    for name in plugged:
+        if name in _registered:
+            raise ConfigError(f"a plug-in and Hermes both have a tool named '{name}'", "remove the plug-in")
+    return {**_builtin(), **_registered, **plugged}
+
+
+def toolset_names() -> tuple[str, ...]:
+    """Built-in toolsets first, in their fixed order; then the added ones by name."""
+    added = {tool.toolset for tool in all_tools().values()} - set(TOOLSETS)
+    return (*TOOLSETS, *sorted(added))
+
+
+def check_toolset(name: str) -> str:
+    """The name itself; UsageError if no such toolset exists."""
+    known: Iterable[str] = (*TOOLSETS, *(tool.toolset for tool in _registered.values()))
+    if name not in known and name not in (known := toolset_names()):
+        raise unknown("toolset", name, known)
+    return name
+
+
+def get(name: str) -> Tool:
+    """The tool of that name; UsageError if there is none."""
+    tools = {**_builtin(), **_registered}
+    if name not in tools:
+        tools = all_tools()
+    if name not in tools:
+        raise unknown("tool", name, tools)
+    return tools[name]
+
+
+def tools_in(toolset: str) -> tuple[Tool, ...]:
+    """The tools of one toolset. Empty for a set whose tools are known only once connected (mcp)."""
+    check_toolset(toolset)
+    own = _builtin_tools(toolset) if toolset in TOOLSETS else tuple(_plugged().values())
+    return tuple(tool for tool in (*own, *_registered.values()) if tool.toolset == toolset)
+
+
+def select(
+    toolsets: Sequence[str],
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    require_available: bool,
+) -> tuple[list[Tool], list[Unavailable]]:
+    """The usable tools of the named toolsets, in order, and the ones that had to be left out.
+
+    With `require_available`, a toolset of which nothing can be used is a UsageError; without, it is
+    only reported, which is right where the toolsets are a default and not somebody's wish.
+    """
+    usable: list[Tool] = []
+    left_out: list[Unavailable] = []
+    for name in dict.fromkeys(toolsets):
+        found = [(tool, tool.unavailable(settings, environ)) for tool in tools_in(name)]
+        missing = [Unavailable(tool, why) for tool, why in found if why is not None]
+        if require_available and missing and len(missing) == len(found):
+            raise UsageError(f"the toolset '{name}' cannot be used here", missing[0].why)
+        usable += [tool for tool, why in found if why is None]
+        left_out += missing
+    return usable, left_out
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is not among the known ones, with the nearest of them."""
+    names = list(known)
+    close = get_close_matches(name, names, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(names)}"
+    return UsageError(f"no such {what}: '{name}'", hint)
+
+
+@cache
+def _builtin() -> Mapping[str, Tool]:
+    tools = [tool for toolset in TOOLSETS for tool in _builtin_tools(toolset)]
+    by_name = {tool.name: tool for tool in tools}
+    assert len(by_name) == len(tools), "two built-in tools have the same name"
+    return by_name
+
+
+@cache
+def _builtin_tools(toolset: str) -> tuple[Tool, ...]:
+    modules = (import_module(f"hermes.tools.{module}") for module in TOOLSETS[toolset].modules)
+    return tuple(tool for module in modules for tool in module.TOOLS)
+
+
+@cache
+def _plugged() -> Mapping[str, Tool]:
+    from importlib.metadata import entry_points
+
+    tools: dict[str, Tool] = {}
+    for entry in entry_points(group=ENTRY_POINTS):
+        for tool in _load(entry):
+            if tool.toolset in TOOLSETS:
+                raise _broken(entry, f"it adds to the built-in toolset '{tool.toolset}'")
+            if tool.name in tools or tool.name in _builtin():
+                raise _broken(entry, f"there is already a tool named '{tool.name}'")
+            tools[tool.name] = tool
+    return tools
+
+
+def _load(entry: EntryPoint) -> tuple[Tool, ...]:
+    try:
+        loaded = entry.load()
+    except Exception as error:  # a plug-in may fail in any way at all
+        raise _broken(entry, f"{type(error).__name__}: {error}") from error
+    tools = (loaded,) if isinstance(loaded, Tool) else tuple(loaded) if isinstance(loaded, Sequence) else ()
+    if not tools or not all(isinstance(tool, Tool) for tool in tools):
+        raise _broken(entry, f"'{entry.value}' is neither a Tool nor a sequence of Tools")
+    return tools
+
+
+def _broken(entry: EntryPoint, why: str) -> ConfigError:
+    package = entry.dist.name if entry.dist else entry.value
+    return ConfigError(
+        f"the tools plug-in '{entry.name}' of {package} cannot be used: {why}",
+        f"pip install --upgrade {package}, or pip uninstall {package}",
+    )

@@ -1,0 +1,122 @@
+"""search_files: text in files by regular expression, or files by name, inside the sandbox.
+
+The work is done by find and grep in the sandbox, so it is the same in every back end and reads nothing
+the sandbox cannot. Symbolic links are not followed; `.git` and the agent's own `.hermes` are left out
+unless they are searched by name; results come in path order, so equal trees give equal answers.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from hermes.core import JSONObject, ToolErrorKind
+from hermes.errors import ToolError
+from hermes.tools.base import Tool, Workbench
+from hermes.tools.scratch import SCRATCH
+from hermes.tools.workspace import bad_path, permitted
+
+_TIMEOUT_S = 60.0
+_LIMIT = 100
+_LINE_BYTES = 1_000
+_LINE_CHARS = 300
+_BAD_PATTERN = 65
+_NO_PATH = 66
+
+
+async def _search_files(arguments: JSONObject, bench: Workbench) -> str:
+    pattern, path = arguments["pattern"], arguments.get("path", ".")
+    if "\0" in pattern or "\0" in arguments.get("file_glob", ""):
+        raise ToolError("a pattern holds a NUL character", kind=ToolErrorKind.BAD_ARGUMENTS)
+    allowed = await permitted(bench, path, "search")
+    root = allowed if allowed.startswith("/") else f"./{allowed}"
+    limit = arguments.get("limit", _LIMIT)
+    by_name = arguments.get("target", "content") == "files"
+    glob = arguments.get("file_glob")
+    if by_name:
+        command = files_command(pattern, root, glob, limit + 1)
+    else:
+        command = content_command(pattern, root, glob, limit + 1)
+    result = await bench.sandbox.run(command, timeout_s=_TIMEOUT_S)
+    if result.timed_out:
+        text = f"the search took longer than {_TIMEOUT_S:g} s; narrow path or file_glob"
+        raise ToolError(text, kind=ToolErrorKind.TIMEOUT)
+    if result.exit_code == _NO_PATH:
+        raise bad_path(path, "it does not exist")
+    if result.exit_code == _BAD_PATTERN:
+        raise ToolError(f"bad pattern: {result.output.strip()}", kind=ToolErrorKind.BAD_ARGUMENTS)
+    return _shown(result.output, limit)
+
+
+def content_command(pattern: str, root: str, glob: str | None, count: int) -> str:
+    """Shell text that prints the first `count` matching lines as path:line:text."""
+    quoted = shlex.quote(pattern)
+    return (
+        f"[ -e {shlex.quote(root)} ] || exit {_NO_PATH}\n"
+        # Perl expressions are what models write (\d, lazy quantifiers); not every grep knows them.
+        "kind=-E; echo x | grep -qP x 2>/dev/null && kind=-P\n"
+        f'grep "$kind" -e {quoted} /dev/null; [ $? -le 1 ] || exit {_BAD_PATTERN}\n'
+        f"{_find(root, glob)} -print0 2>/dev/null | LC_ALL=C sort -z"
+        f' | xargs -0 -r grep "$kind" -nHI -e {quoted} -- 2>/dev/null'
+        f" | head -n {count} | cut -b 1-{_LINE_BYTES}"
+    )
+
+
+def files_command(pattern: str, root: str, glob: str | None, count: int) -> str:
+    """Shell text that prints the first `count` files whose name (or path, with a slash) fits the glob."""
+    if "/" in pattern:
+        test = f"-path {shlex.quote('*/' + pattern.replace('**/', '*').lstrip('/'))}"
+    else:
+        test = f"-name {shlex.quote(pattern)}"
+    return (
+        f"[ -e {shlex.quote(root)} ] || exit {_NO_PATH}\n"
+        f"{_find(root, glob)} {test} -print 2>/dev/null | LC_ALL=C sort | head -n {count}"
+    )
+
+
+def _find(root: str, glob: str | None) -> str:
+    quoted = shlex.quote(root)
+    name = f" -name {shlex.quote(glob)}" if glob else ""
+    return rf"find {quoted} \( -name .git -o -name {SCRATCH} \) ! -path {quoted} -prune -o -type f{name}"
+
+
+def _shown(output: str, limit: int) -> str:
+    lines = output.removesuffix("\n").split("\n") if output else []
+    rows = [line.removeprefix("./").removeprefix("./")[:_LINE_CHARS] for line in lines[:limit]]
+    if len(lines) > limit:
+        rows.append(f"… more than {limit} results; narrow the search or raise limit")
+    return "\n".join(rows) or "no matches"
+
+
+TOOLS = (
+    Tool(
+        name="search_files",
+        toolset="file",
+        description=(
+            "Search the workspace. target 'content' (the default): lines that match a regular expression, "
+            "as path:line:text. target 'files': files whose name fits a shell glob such as '*.py', or "
+            "whose path does if the glob has a slash, such as 'src/**/test_*.py'."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string", "minLength": 1, "description": "Regular expression, or glob."},
+                "target": {"type": "string", "enum": ["content", "files"]},
+                "path": {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "File or directory to search; unset: the workspace.",
+                },
+                "file_glob": {"type": "string", "minLength": 1, "description": "Only files named like this."},
+                "limit": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": 1000,
+                    "description": f"Most results to show; {_LIMIT} if unset.",
+                },
+            },
+            "required": ["pattern"],
+            "additionalProperties": False,
+        },
+        handler=_search_files,
+    ),
+)

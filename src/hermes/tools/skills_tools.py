@@ -1,0 +1,138 @@
+"""skills_list, skill_view and skill_manage: the agent's own reading, and writing, of skills.
+
+Reading needs no permission. Writing does: a skill is text that later agents follow, outside the sandbox and beyond
+this rollout, so a person agrees to its exact content first. Bundled skills are never changed; creating
+one of the same name under the home directory shadows it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from hermes.core import JSONObject
+from hermes.errors import HermesError, ToolError
+from hermes.tools.base import Tool, Workbench
+
+if TYPE_CHECKING:
+    from hermes.skills.skill import Skill
+
+
+async def skills_list(arguments: JSONObject, bench: Workbench) -> str:
+    from hermes.skills.catalogue import list_skills
+
+    catalogue = list_skills(_home(bench))
+    category = arguments.get("category")
+    usable = [skill for skill in catalogue.skills if _runs_here(skill)]
+    if category and category not in catalogue.categories:
+        raise ToolError(f"there is no category '{category}'; there are {', '.join(catalogue.categories)}.")
+    skills = [
+        {"name": skill.name, "description": skill.description, "category": skill.category}
+        for skill in usable
+        if category in (None, skill.category)
+    ]
+    return json.dumps({"skills": skills, "categories": catalogue.categories}, ensure_ascii=False)
+
+
+async def skill_view(arguments: JSONObject, bench: Workbench) -> str:
+    from hermes.skills.catalogue import list_skills, read_skill_file, skill_files
+
+    try:
+        skill = list_skills(_home(bench)).find(arguments["name"])
+        if "file_path" in arguments:
+            return read_skill_file(skill, arguments["file_path"])
+    except HermesError as error:
+        raise _failed(error) from error
+    data = {**skill.to_json(), "files": skill_files(skill), "content": skill.body}
+    return json.dumps(data, ensure_ascii=False)
+
+
+async def skill_manage(arguments: JSONObject, bench: Workbench) -> str:
+    from hermes.skills.install import delete_skill, save_skill, user_directory
+
+    action, name, content = arguments["action"], arguments["name"], arguments.get("content")
+    exists = user_directory(_home(bench), name) is not None
+    if action != "create" and not exists:
+        raise ToolError(f"there is no user skill '{name}'; bundled skills cannot be changed or deleted.")
+    if action == "create" and exists:
+        raise ToolError(f"the skill '{name}' exists already; use the action 'edit'.")
+    if action != "delete" and content is None:
+        raise ToolError(f"'{action}' needs content: the whole SKILL.md.", kind="bad_arguments")
+    try:
+        if action == "delete":
+            await bench.approver.approve("skill", f"delete the skill '{name}'")
+            delete_skill(_home(bench), name)
+            return f"deleted the skill '{name}'."
+        await bench.approver.approve("skill", f"{action} the skill '{name}':\n{content}")
+        skill = save_skill(_home(bench), name, cast(str, content))
+    except ToolError:
+        raise
+    except HermesError as error:
+        raise _failed(error) from error
+    return f"saved the skill '{name}' at {skill.directory}."
+
+
+def _home(bench: Workbench) -> Path:
+    return cast(Path, bench.resources["home"])
+
+
+def _runs_here(skill: Skill) -> bool:
+    here = {"linux": "linux", "darwin": "macos", "win32": "windows"}.get(sys.platform, sys.platform)
+    return not skill.platforms or here in skill.platforms
+
+
+def _failed(error: HermesError) -> ToolError:
+    return ToolError(f"{error.message} {error.hint}".strip())
+
+
+_NAME = {"type": "string", "description": "Name of the skill."}
+
+TOOLS: tuple[Tool, ...] = (
+    Tool(
+        name="skills_list",
+        toolset="skills",
+        description="List the skills: written instructions for kinds of work. Open a fitting one with skill_view.",
+        parameters={
+            "type": "object",
+            "properties": {"category": {"type": "string", "description": "Only this category."}},
+            "additionalProperties": False,
+        },
+        handler=skills_list,
+    ),
+    Tool(
+        name="skill_view",
+        toolset="skills",
+        description="Read a skill's instructions, or with file_path one of the files that come with it.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "name": _NAME,
+                "file_path": {"type": "string", "description": "A file of the skill, as skill_view lists them."},
+            },
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+        handler=skill_view,
+    ),
+    Tool(
+        name="skill_manage",
+        toolset="skills",
+        description="Keep what was learned: create, edit or delete one of the user's skills.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "action": {"type": "string", "enum": ["create", "edit", "delete"]},
+                "name": _NAME,
+                "content": {
+                    "type": "string",
+                    "description": "The whole SKILL.md: '---', YAML with name and description, '---', Markdown.",
+                },
+            },
+            "required": ["action", "name"],
+            "additionalProperties": False,
+        },
+        handler=skill_manage,
+    ),
+)

@@ -1,0 +1,60 @@
+"""Paths and failures of the file tools: what may be touched, and how an OS error reads to the model.
+
+In an isolating sandbox the sandbox itself is the fence, and any path may be tried. In one that is not,
+a path that leaves the workspace (after symbolic links) needs the approver's word. That check looks at
+the path as it is now: a process the agent already runs could change a link afterwards, so the fence
+around an agent that may run commands is the approval of those commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hermes.core import ToolErrorKind
+from hermes.errors import ToolError
+from hermes.tools.base import Workbench
+
+
+async def permitted(bench: Workbench, path: str, verb: str) -> str:
+    """The path to hand to the sandbox: relative to the workspace where it lies inside it.
+
+    `verb` says what is to be done with it ('read', 'write', …); the approver sees '<verb> <real path>'.
+    """
+    if not path or "\0" in path:
+        raise bad_path(path, "it is empty" if not path else "it holds a NUL character")
+    if path.startswith("~"):
+        raise bad_path(path, f"'~' is not expanded; the workspace is {bench.sandbox.workspace}")
+    if bench.sandbox.isolated:
+        return path
+    root = Path(bench.sandbox.workspace).resolve()
+    try:
+        real = (root / path).resolve()
+    except (OSError, RuntimeError):
+        raise bad_path(path, "its symbolic links go round in circles") from None
+    if real.is_relative_to(root):
+        return str(real.relative_to(root))
+    await bench.approver.approve("path", f"{verb} {real}")
+    return str(real)
+
+
+def bad_path(path: str, why: str) -> ToolError:
+    return ToolError(f"'{path}' is not a usable path: {why}", kind=ToolErrorKind.BAD_ARGUMENTS)
+
+
+@contextmanager
+def os_errors(path: str) -> Iterator[None]:
+    """Turns what the sandbox raises for a path into a sentence for the model."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ToolError(f"'{path}' does not exist") from None
+    except IsADirectoryError:
+        raise ToolError(f"'{path}' is a directory, not a file") from None
+    except NotADirectoryError:
+        raise ToolError(f"a part of '{path}' is a file, not a directory") from None
+    except PermissionError as error:
+        raise ToolError(f"'{path}' may not be touched: {error.strerror or error}") from None
+    except OSError as error:
+        raise ToolError(f"'{path}': {error.strerror or error}") from None

@@ -1,0 +1,1 @@
+"""Stand-ins for outside services, real enough to be spoken to over a socket."""
