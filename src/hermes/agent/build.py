@@ -17,6 +17,7 @@ from hermes.agent.loop import AgentLoop
 from hermes.agent.prompt import system_prompt
 from hermes.config import paths
 from hermes.config.load import Config
+from hermes.config.settings import SandboxSettings
 from hermes.core import Header, Message, Relation, Sampling, Source, StopReason, new_id
 from hermes.models.base import ChatModel, OnDelta
 from hermes.safety.approval import AllowAll, Approver, Ask, Policy, PolicyApprover
@@ -28,7 +29,7 @@ from hermes.store import Writer
 from hermes.tools.base import Tool, ToolOutput, Workbench
 from hermes.tools.registry import select
 
-_WORKSPACE_TOOLSETS = {"terminal", "file", "code_execution"}
+_WORKSPACE_TOOLSETS = frozenset({"terminal", "file", "code_execution"})
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class Plan:
     """What a rollout is to be made of."""
 
     toolsets: Sequence[str]
+    require_tools: bool = False
+    """True where somebody named the toolsets: one that cannot be used is an error, not a shorter list."""
+    examples: Sequence[Message] = ()
+    """Shown to the model after the system prompt, but not part of the dataset."""
     extra_tools: Sequence[Tool] = ()
     """Offered beside the toolsets' tools (an environment's own, say)."""
     sampling: Sampling | None = None
@@ -75,10 +80,18 @@ async def open_agent(
     """A loop ready for its first turn. A trajectory left without an outcome is finished with the last turn's."""
     async with AsyncExitStack() as stack:
         sandbox = await open_sandbox(
-            config.settings.sandbox, interactive=plan.person is not None, workspace=plan.workspace
+            _sandbox_settings(config, plan), interactive=plan.person is not None, workspace=plan.workspace
         )
         stack.push_async_callback(sandbox.close)
         yield await _assemble(config, writer, model, header, plan, sandbox, stack)
+
+
+def _sandbox_settings(config: Config, plan: Plan) -> SandboxSettings:
+    """Without a tool that runs commands or touches files there is nothing to isolate."""
+    settings = config.settings.sandbox
+    if settings.backend == "auto" and _WORKSPACE_TOOLSETS.isdisjoint(plan.toolsets):
+        return settings.model_copy(update={"backend": "local"})
+    return settings
 
 
 async def _assemble(
@@ -120,18 +133,25 @@ async def _assemble(
     return loop
 
 
-def default_prompt(config: Config, loop: AgentLoop, plan: Plan) -> Message:
-    """The system message that fits what this loop can do."""
-    skills = [(each.name, each.description) for each in list_skills(config.home).skills] if (
-        "skills" in plan.toolsets
-    ) else []
+def prepare_opening(config: Config, loop: AgentLoop, plan: Plan) -> None:
+    """The system prompt that fits what this loop can do, then the plan's examples."""
+    skills = list_skills(config.home).skills if "skills" in plan.toolsets else ()
     works_on_files = not _WORKSPACE_TOOLSETS.isdisjoint(plan.toolsets)
-    workspace = loop.bench.sandbox.workspace if works_on_files else None
-    return Message.system(system_prompt(loop.tools, workspace, skills, config.settings.system_prompt))
+    text = system_prompt(
+        loop.tools,
+        loop.bench.sandbox.workspace if works_on_files else None,
+        [(skill.name, skill.description) for skill in skills],
+        config.settings.system_prompt,
+    )
+    loop.prepare(Message.system(text))
+    for example in plan.examples:
+        loop.prepare(example, ephemeral=True)
 
 
 async def _tools(config: Config, plan: Plan, bench: Workbench) -> list[Tool]:
-    chosen, _ = select(plan.toolsets, config.settings, config.environ)
+    chosen, _ = select(
+        plan.toolsets, config.settings, config.environ, require_available=plan.require_tools
+    )
     if "mcp" in plan.toolsets:
         from hermes.tools.mcp import connect_mcp
 
@@ -166,7 +186,7 @@ def _delegate(
         )
         async with AsyncExitStack() as stack:
             loop = await _assemble(config, writer, model, header, child_plan, sandbox, stack)
-            await loop.give(default_prompt(config, loop, child_plan))
+            prepare_opening(config, loop, child_plan)
             async for _ in loop.turn(Message.user(task)):
                 pass
             outcome = loop.outcome

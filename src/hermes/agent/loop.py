@@ -31,12 +31,13 @@ from hermes.core import (
 )
 from hermes.errors import LimitError, ProviderError, SandboxError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
+from hermes.models.prices import price_of
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.execute import run_tool_call
 
 
 class AgentLoop:
-    """One conversation with one model: `give` context, then `turn` by turn, then `finish`."""
+    """One conversation with one model: `prepare` context, then `turn` by turn, then `finish`."""
 
     def __init__(
         self,
@@ -60,16 +61,19 @@ class AgentLoop:
         """How the latest turn ended; None before and during a turn."""
         self.usage = Usage()
         self.cost_usd: float | None = 0.0
+        self.tools = tuple(tools)
         self._offered: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self._schemas: tuple[JSONObject, ...] = tuple(tool.schema for tool in tools)
+        self._prepared: list[tuple[Message, bool]] = []
         self._deadline: float | None = None
 
-    async def give(self, message: Message, *, ephemeral: bool = False) -> Step:
-        """Adds a message from outside (system prompt, user turn, earlier history) to the conversation."""
-        step = Step(self.recorder.reserve(), StepKind.INPUT, message, _now_ms(), ephemeral=ephemeral)
-        await self.recorder.append(step)
+    def prepare(self, message: Message, *, ephemeral: bool = False) -> None:
+        """Puts a message from outside (system prompt, example, earlier history) into the conversation.
+
+        It is recorded when the first turn begins, so a conversation nobody starts leaves no trace.
+        """
         self.messages.append(message)
-        return step
+        self._prepared.append((message, ephemeral))
 
     async def turn(self, message: Message) -> AsyncIterator[Step]:
         """Answers one message, yielding every step; afterwards `outcome` says how it ended."""
@@ -79,7 +83,9 @@ class AgentLoop:
         try:
             async for step in self._settle():
                 yield step
-            yield await self.give(message)
+            self.prepare(message)
+            async for step in self._record_prepared():
+                yield step
             for _ in range(self.limits.max_turns):
                 step = await self._ask()
                 yield step
@@ -102,6 +108,13 @@ class AgentLoop:
         if self.outcome is not None:
             await self.recorder.finish(self.outcome)
         return self.outcome
+
+    async def _record_prepared(self) -> AsyncIterator[Step]:
+        for message, ephemeral in self._prepared:
+            step = Step(self.recorder.reserve(), StepKind.INPUT, message, _now_ms(), ephemeral=ephemeral)
+            await self.recorder.append(step)
+            yield step
+        self._prepared.clear()
 
     async def _ask(self) -> Step:
         """One model call, recorded with exactly what it saw."""
@@ -172,11 +185,11 @@ class AgentLoop:
         if limits.max_tokens is not None and self.usage.total >= limits.max_tokens:
             raise LimitError("max_tokens", f"used {self.usage.total} of {limits.max_tokens} tokens")
         if limits.max_cost_usd is not None:
-            if self.cost_usd is None:
+            if self.cost_usd is None or price_of(self.bench.settings, self.model.name) is None:
                 raise LimitError(
                     "max_cost",
                     f"the price of {self.model.name} is unknown, so the cost limit cannot be kept",
-                    f"hermes config set prices.{self.model.name} '{{input: …, output: …}}'",
+                    "state it under 'prices' in config.yaml, in US dollars per million tokens",
                 )
             if self.cost_usd >= limits.max_cost_usd:
                 raise LimitError("max_cost", f"spent ${self.cost_usd:.4f} of ${limits.max_cost_usd:.4f}")

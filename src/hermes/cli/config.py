@@ -1,0 +1,155 @@
+"""`hermes config`: show, get, set, unset, path, edit. No secret is ever printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def config() -> None:
+    """Show and change settings.
+
+    Flags win over environment variables, those over .env, that over config.yaml. Every setting can be
+    given as a variable: sandbox.backend is HERMES_SANDBOX__BACKEND.
+    """
+
+
+@config.command()
+@_JSON
+def show(as_json: bool) -> None:
+    """Every setting with its value and where it came from."""
+    from hermes.cli.tables import aligned
+    from hermes.config.load import load
+    from hermes.config.show import entries
+    from hermes.safety.text import clip
+
+    found = entries(load())
+    if as_json:
+        click.echo(json.dumps({entry.key: entry.to_json() for entry in found}, indent=2))
+        return
+    longest = 72 if sys.stdout.isatty() else sys.maxsize
+    rows = [(entry.key, clip(entry.text, longest), entry.origin.value) for entry in found]
+    for line in aligned([("KEY", "VALUE", "ORIGIN"), *rows]):
+        click.echo(line)
+
+
+@config.command()
+@click.argument("key")
+@_JSON
+def get(key: str, as_json: bool) -> None:
+    """The value of one setting; of a variable only whether it is set."""
+    from hermes.config.edit import is_variable
+    from hermes.config.load import load
+    from hermes.config.show import as_text, setting, variable
+
+    settings = load()
+    if is_variable(key):
+        entry = variable(settings, key)
+        click.echo(json.dumps(entry.to_json()) if as_json else entry.text)
+        return
+    value = setting(settings, key)
+    click.echo(json.dumps(value) if as_json else as_text(value))
+
+
+@config.command(name="set")
+@click.argument("key")
+@click.argument("value", required=False)
+def set_(key: str, value: str | None) -> None:
+    """Set a setting, or a variable such as OPENROUTER_API_KEY.
+
+    Variables go to .env and are asked for when VALUE is left out, so that a key need not appear in the
+    shell's history. Lists are written a,b or [a, b].
+    """
+    from hermes.config import paths
+    from hermes.config.edit import is_variable, set_value
+    from hermes.errors import UsageError
+
+    if value is None and not is_variable(key):
+        raise UsageError(f"no value for {key}", f"hermes config set {key} VALUE")
+    text = _ask(key) if value is None else value
+    path = set_value(paths.home(), key, text)
+    click.echo(f"set {key} in {path}")
+    _note(key)
+
+
+@config.command()
+@click.argument("key")
+def unset(key: str) -> None:
+    """Remove a setting or variable from its file."""
+    from hermes.config import paths
+    from hermes.config.edit import unset_value
+
+    removed = unset_value(paths.home(), key)
+    click.echo(f"unset {key}" if removed else f"{key} was not set")
+    _note(key)
+
+
+@config.command()
+@_JSON
+def path(as_json: bool) -> None:
+    """Where Hermes keeps things."""
+    from hermes.cli.tables import aligned
+    from hermes.config import paths
+
+    home = paths.home()
+    places: dict[str, Path] = {
+        "home": home,
+        "config": paths.config_path(home),
+        "env": paths.env_path(home),
+        "database": paths.db_path(home),
+        "skills": paths.skills_dir(home),
+        "cache": paths.cache_dir(home),
+        "workspaces": paths.workspaces_dir(home),
+        "logs": paths.logs_dir(home),
+    }
+    if as_json:
+        click.echo(json.dumps({name: str(place) for name, place in places.items()}, indent=2))
+        return
+    for line in aligned([(name, str(place)) for name, place in places.items()]):
+        click.echo(line)
+
+
+@config.command()
+def edit() -> None:
+    """Open config.yaml in $VISUAL or $EDITOR; only a valid file replaces the old one."""
+    import os
+
+    from hermes.config import paths
+    from hermes.config.editor import edit_config
+
+    home = paths.home()
+    changed = edit_config(home, os.environ)
+    click.echo(f"saved {paths.config_path(home)}" if changed else "nothing changed")
+
+
+def _ask(name: str) -> str:
+    from hermes.errors import UsageError
+
+    if sys.stdin.isatty():
+        return str(click.prompt(name, hide_input=True))
+    text = sys.stdin.readline().rstrip("\r\n")
+    if not text:
+        raise UsageError(
+            f"no value for {name}", f"give it on standard input: hermes config set {name} < FILE"
+        )
+    return text
+
+
+def _note(key: str) -> None:
+    """Says when the change has no effect, or perhaps not the intended one."""
+    from hermes.config.load import load
+    from hermes.config.show import note_on_change
+    from hermes.errors import HermesError
+
+    try:
+        note = note_on_change(load(), key)
+    except HermesError as error:
+        note = error.message
+    if note:
+        click.echo(f"note: {note}", err=True)

@@ -1,0 +1,85 @@
+"""`hermes tools`: what the agent can be given, and why something cannot be used here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from hermes.core import JSONObject
+
+if TYPE_CHECKING:
+    from hermes.config.settings import Settings
+
+
+@click.command()
+@click.option("--distributions", is_flag=True, help="List the toolset distributions instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tools(distributions: bool, as_json: bool) -> None:
+    """List the tools and why one is unavailable."""
+    from hermes.config.load import load
+
+    config = load()
+    if distributions:
+        _distributions(config.settings, as_json)
+        return
+    found = _tools(config.settings, config.environ)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    _table(
+        ("TOOLSET", "TOOL", "AVAILABLE"),
+        [(row["toolset"], row["tool"] or "-", "yes" if row["available"] else f"no: {row['why']}") for row in found],
+    )
+
+
+def _tools(settings: Settings, environ: Mapping[str, str]) -> list[JSONObject]:
+    from hermes.tools import registry
+    from hermes.tools.toolsets import TOOLSETS
+
+    rows: list[JSONObject] = []
+    for name in registry.toolset_names():
+        members = registry.tools_in(name)
+        rows += [
+            _row(name, tool.name, tool.description, tool.unavailable(settings, environ)) for tool in members
+        ]
+        if not members:
+            rows.append(_row(name, None, TOOLSETS[name].description, registry.unconnected(name, settings)))
+    return rows
+
+
+def _row(toolset: str, tool: str | None, description: str, why: str | None) -> JSONObject:
+    return {
+        "toolset": toolset,
+        "tool": tool,
+        "description": description,
+        "available": why is None,
+        "why": why,
+    }
+
+
+def _distributions(settings: Settings, as_json: bool) -> None:
+    from hermes.tools.distributions import available
+
+    table = available(settings.distributions)
+    if as_json:
+        click.echo(json.dumps({name: dict(percents) for name, percents in table.items()}, indent=2))
+        return
+    _table(
+        ("DISTRIBUTION", "CHANCE OF EACH TOOLSET"),
+        [
+            (name, ", ".join(f"{toolset} {percent}%" for toolset, percent in percents.items()))
+            for name, percents in table.items()
+        ],
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from hermes.safety.text import printable
+
+    lines = [[printable(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in lines) for column in range(len(head))]
+    for row in lines:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
