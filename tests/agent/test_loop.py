@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from hermes.agent.build import Plan
-from hermes.core import Boundary, JSONObject, Message, Role, Step, StepKind, StopReason, ToolErrorKind
+from hermes.core import Boundary, JSONObject, Message, Role, Step, StepKind, StopReason, ToolCall, ToolErrorKind
 from hermes.config.paths import db_path
 from hermes.errors import StoreError
 from hermes.store import Reader
@@ -248,7 +248,8 @@ async def test_ephemeral_examples_are_shown_to_the_model_but_left_out_of_the_con
         here = world(provider)
         async with here.agent() as loop:
             loop.prepare(Message.user("What is 1 + 1?"), ephemeral=True)
-            loop.prepare(Message.assistant("2"), ephemeral=True)
+            shown = ToolCall("example", "calculator", '{"expression": "1 + 1"}')
+            loop.prepare(Message.assistant(tool_calls=(shown,)), ephemeral=True)  # an example may end so
             async for _ in loop.turn(Message.user("What is 2 + 2?")):
                 pass
         assert len(provider.requests[0].json["messages"]) == 3

@@ -26,7 +26,7 @@ from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
 from hermes.skills import list_skills
 from hermes.store import Writer
-from hermes.tools.base import Tool, ToolOutput, Workbench
+from hermes.tools.base import Delegate, Tool, ToolOutput, Workbench
 from hermes.tools.registry import select
 
 _WORKSPACE_TOOLSETS = frozenset({"terminal", "file", "code_execution"})
@@ -169,7 +169,7 @@ def _approver(config: Config, plan: Plan, sandbox: Sandbox) -> Approver:
 
 def _delegate(
     config: Config, writer: Writer, model: ChatModel, parent: Header, plan: Plan, sandbox: Sandbox
-) -> Callable[[str, tuple[str, ...] | None], Awaitable[ToolOutput]]:
+) -> Delegate:
     """Sub-agents work in the parent's sandbox, and may not delegate further."""
 
     async def delegate(task: str, toolsets: tuple[str, ...] | None) -> ToolOutput:

@@ -65,6 +65,7 @@ class AgentLoop:
         self._offered: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self._schemas: tuple[JSONObject, ...] = tuple(tool.schema for tool in tools)
         self._prepared: list[tuple[Message, bool]] = []
+        self._example_calls: set[str] = set()
         self._deadline: float | None = None
 
     def prepare(self, message: Message, *, ephemeral: bool = False) -> None:
@@ -74,6 +75,8 @@ class AgentLoop:
         """
         self.messages.append(message)
         self._prepared.append((message, ephemeral))
+        if ephemeral:
+            self._example_calls.update(call.id for call in message.tool_calls)
 
     async def turn(self, message: Message) -> AsyncIterator[Step]:
         """Answers one message, yielding every step; afterwards `outcome` says how it ended."""
@@ -160,11 +163,14 @@ class AgentLoop:
         return step
 
     async def _settle(self) -> AsyncIterator[Step]:
-        """Answers the calls that an interrupted turn left open: no model accepts a call without a result."""
+        """Answers the calls that an interrupted turn left open: no provider accepts a call without a result.
+
+        Examples are shown as they are: one may well end with its call.
+        """
         answered = {message.tool_call_id for message in self.messages if message.role is Role.TOOL}
         asked = [call for message in self.messages for call in message.tool_calls]
         for call in asked:
-            if call.id in answered:
+            if call.id in answered or call.id in self._example_calls:
                 continue
             content = json.dumps({"error": "the turn was stopped before this finished", "kind": "cancelled"})
             message = Message.tool(call, content)

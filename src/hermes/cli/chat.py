@@ -6,7 +6,7 @@ import asyncio
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hermes.errors import UsageError
 
@@ -31,8 +31,8 @@ class Options:
     as_json: bool
 
 
-def start(**flags: object) -> None:
-    options = Options(**flags)  # type: ignore[arg-type]
+def start(**flags: Any) -> None:
+    options = Options(**flags)
     query = options.query
     if query is None and not sys.stdin.isatty():
         query = sys.stdin.read()

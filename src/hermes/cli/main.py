@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from difflib import get_close_matches
+from typing import Any
 
 import click
 
@@ -17,6 +18,8 @@ from hermes.errors import HermesError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module:attribute, one line for --help)
+    "batch": ("hermes.cli.batch:batch", "Many prompts in parallel, resumable; nothing lost, nothing paid twice."),
+    "bench": ("hermes.cli.bench:bench", "The same tasks across models: table, wins and losses, where they diverge."),
     "config": ("hermes.cli.config:config", "Show and change settings."),
     "doctor": ("hermes.cli.doctor:doctor", "Check what works on this machine, and what would fix the rest."),
     "export": ("hermes.cli.export:export", "Write trajectories as training data."),
@@ -30,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def _dashes(name: str) -> str:
-    return name.replace("_", "-") if name.startswith("--") else name
+    return name.replace("_", "-")
 
 
 class LazyGroup(click.Group):
@@ -81,12 +84,12 @@ class LazyGroup(click.Group):
 @click.option("--json", "as_json", is_flag=True, help="With -q: print one JSON object.")
 @click.version_option(__version__, prog_name="hermes")
 @click.pass_context
-def cli(ctx: click.Context, **options: object) -> None:
+def cli(ctx: click.Context, /, **options: Any) -> None:
     """An agent whose every run becomes training data. Without a command: interactive chat."""
     if ctx.invoked_subcommand is None:
         from hermes.cli.chat import start
 
-        start(**options)  # type: ignore[arg-type]
+        start(**options)
 
 
 def main() -> None:

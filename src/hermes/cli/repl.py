@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -37,8 +38,10 @@ async def run_repl(options: Options) -> None:
     config = load_config(options)
     model = open_chat_model(config, options)
     screen = Screen(config)
+    plan = make_plan(config, model.name, options)
     plan = replace(
-        make_plan(config, model.name, options),
+        plan,
+        workspace=plan.workspace or Path.cwd(),
         person=Person(screen.approve, screen.answer),
         on_delta=screen.delta,
     )

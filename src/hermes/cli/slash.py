@@ -63,10 +63,10 @@ async def _tools(chat: Conversation, argument: str) -> None:
 
 
 async def _skills(chat: Conversation, argument: str) -> None:
-    from hermes.skills import find, list_skills
+    from hermes.skills import list_skills
 
     if argument:
-        click.echo(printable(find(chat.config.home, argument).body))
+        click.echo(printable(list_skills(chat.config.home).find(argument).body))
         return
     for skill in list_skills(chat.config.home).skills:
         click.echo(f"  {skill.name:<26} {printable(skill.description)[:90]}")

@@ -31,7 +31,10 @@ def tools(distributions: bool, as_json: bool) -> None:
         return
     _table(
         ("TOOLSET", "TOOL", "AVAILABLE"),
-        [(row["toolset"], row["tool"] or "-", "yes" if row["available"] else f"no: {row['why']}") for row in found],
+        [
+            (row["toolset"], row["tool"] or "-", "yes" if row["available"] else f"no: {row['why']}")
+            for row in found
+        ],
     )
 
 

@@ -1,7 +1,7 @@
 """Private files and directories: created 0700 and 0600, replaced whole or not at all.
 
 A reader never sees half a file, and a failed write (full disk, read-only home) leaves the old one as
-it was. Every failure is a `ConfigError` that names the path.
+it was. Every failure is a `HermesError` that names the path; a `ConfigError` where it is about the home.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
-from hermes.errors import ConfigError
+from hermes.errors import ConfigError, HermesError
 
 
 def ensure_dir(path: Path) -> Path:
@@ -45,24 +46,49 @@ def read_text(path: Path) -> str | None:
 
 def atomic_write(path: Path, text: str) -> None:
     """Replaces the file by a complete, flushed one with mode 0600. A symlink keeps pointing where it did."""
-    target = Path(os.path.realpath(path))
-    ensure_dir(target.parent)
-    temporary: str | None = None
     try:
-        data = text.encode("utf-8")
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(target)
-        _sync_directory(target.parent)
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ConfigError(f"{path}: the new text is not valid Unicode", "remove lone surrogates") from error
+    ensure_dir(Path(os.path.realpath(path)).parent)
+    try:
+        with _replacing(path) as file:
+            file.write(text)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise _failed("write", path, error) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A text file that takes the path's place, with mode 0600, when the block ends well; else it vanishes.
+
+    Unlike `atomic_write` it is for text of any length, and for places outside the home. Lone surrogates
+    are written as `\\udXXX`, which is their form in JSON.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(path) as file:
+            yield file
+    except OSError as error:
+        hint = "write to another place, or free space and make the directory writable"
+        raise HermesError(f"cannot write {path}: {error.strerror or error}", hint) from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[TextIO]:
+    target = Path(os.path.realpath(path))
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(target.parent)
 
 
 @contextmanager
@@ -82,7 +108,8 @@ def locked(home: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Makes the renames in it durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -54,7 +54,7 @@ def suggest(key: str) -> list[str]:
     if head and _is_section(entry):
         known += [f"{head}.{name}" for name in entry.model_fields]
     same = [candidate for candidate in known if candidate.rpartition(".")[2] == last]
-    return same or get_close_matches(key, known, n=3, cutoff=0.7)
+    return same or get_close_matches(key, known, n=3, cutoff=0.8)
 
 
 def did_you_mean(names: Sequence[str]) -> str:
@@ -78,7 +78,12 @@ def read_value(path: KeyPath, text: str) -> JSON:
     kind = _kind_at(path)
     if kind is str or _origin(kind) is Literal:
         return None if text in ("null", "~") else text
-    value = parse_scalar(text, dotted(path))
+    try:
+        value = parse_scalar(text, dotted(path))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{dotted(path)}: the value is not readable as YAML", "lists are [a, b], mappings {name: value}"
+        ) from error
     if _origin(kind) is tuple and isinstance(value, str):
         return [item.strip() for item in value.split(",")]
     return value

@@ -72,9 +72,10 @@ def hide(key: str, value: JSON, secrets: Iterable[str]) -> JSON:
         return [hide(key, item, secrets) for item in value]
     if not isinstance(value, str):
         return value
-    if looks_secret(key.rpartition(".")[2]) or any(secret in value for secret in secrets):
+    shown = _URL_PASSWORD.sub(rf"\1{HIDDEN}", value)
+    if looks_secret(key.rpartition(".")[2]) or any(secret in shown for secret in secrets):
         return HIDDEN
-    return _URL_PASSWORD.sub(rf"\1{HIDDEN}", value)
+    return shown
 
 
 def _in_settings(settings: Settings) -> dict[str, str]:

@@ -47,13 +47,15 @@ class ProviderSettings(_Section):
     )
     timeout_s: float = Field(default=600.0, gt=0, description="longest a single call may take")
     max_retries: int = Field(default=5, ge=0, description="retries of one call after a retryable failure")
-
     send_reasoning: bool = Field(
         default=False,
         description="send the assistant's earlier thinking back to the server (reasoning_content)",
     )
     extra_body: dict[str, JSON] = Field(
         default_factory=dict, description="server-specific fields added to every request"
+    )
+    toolsets: tuple[str, ...] | None = Field(
+        default=None, description="offered in place of the default toolsets; a small model is lost among many"
     )
 
     @field_validator("base_url")
@@ -126,7 +128,7 @@ class MediaSettings(_Section):
 class McpServerSettings(_Section):
     command: str | None = Field(default=None, description="program of a stdio server")
     args: tuple[str, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict, repr=False)
     url: str | None = Field(default=None, description="address of an HTTP server; exclusive with command")
     timeout_s: float = Field(default=60.0, gt=0)
 

@@ -7,7 +7,6 @@ file too unusual for that (aliases, complex keys) is refused, never half edited.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 def with_value(text: str, path: tuple[str, ...], value: JSON, where: str) -> str:
     """The text with the key set. Sections on the way are created; a mapping is written as a block."""
-    expected = copy.deepcopy(yaml_file.parse(text, where).data)
+    expected = _data(text, where)
     inner = expected
     for part in path[:-1]:
         if not isinstance(inner.get(part), dict):
@@ -38,7 +37,7 @@ def with_value(text: str, path: tuple[str, ...], value: JSON, where: str) -> str
 
 def without(text: str, path: tuple[str, ...], where: str) -> str:
     """The text less the key, and less the sections that would be left empty; unchanged if it is not there."""
-    expected = copy.deepcopy(yaml_file.parse(text, where).data)
+    expected = _data(text, where)
     parents: list[JSONObject] = [expected]
     for part in path[:-1]:
         below = parents[-1].get(part)
@@ -52,6 +51,12 @@ def without(text: str, path: tuple[str, ...], where: str) -> str:
         depth -= 1
     del parents[depth][path[depth]]
     return _verified(_remove(text, path[: depth + 1]), expected, where)
+
+
+def _data(text: str, where: str) -> JSONObject:
+    """The file's data as a tree: by way of JSON, so that an alias is a copy and not the same object."""
+    data: JSONObject = json.loads(json.dumps(yaml_file.parse(text, where).data))
+    return data
 
 
 def _verified(text: str, expected: JSONObject, where: str) -> str:
@@ -97,17 +102,16 @@ def _insert(text: str, mapping: Node | None, name: str, value: JSON) -> str:
 
 
 def _replace(text: str, path: tuple[str, ...], key: Node, old: Node, value: JSON) -> str:
-    end = _end(text, old)
-    column = key.start_mark.column
+    end = _pair_end(text, key, old)
     if isinstance(value, dict) and value:
-        if old.start_mark.index == old.end_mark.index:  # `section:` with nothing in it, only comments perhaps
-            return _line_after(text, end, _children(value, column + _INDENT))
+        if _is_empty(old):
+            return _line_after(text, end, _children(value, key.start_mark.column + _INDENT))
         return _set(_remove(text, path), path, value)
-    if not _is_block(old):  # a scalar or a flow collection stands on the key's line
-        start = old.start_mark.index
-        space = "" if text[start - 1].isspace() else " "
-        return f"{text[:start]}{space}{_scalar(value)}{text[end:]}"
-    colon = text.index(":", key.end_mark.index) + 1
+    if _is_empty(old):
+        return f"{text[:end]} {_scalar(value)}{text[end:]}"
+    if not _is_block(old):
+        return f"{text[: old.start_mark.index]}{_scalar(value)}{text[end:]}"
+    colon = _after_colon(text, key)
     line_end = _line_end(text, colon)
     return f"{text[:colon]} {_scalar(value)}{text[colon:line_end]}{text[_line_end(text, end) :]}"
 
@@ -123,13 +127,13 @@ def _remove(text: str, path: tuple[str, ...]) -> str:
     if _is_flow(parent):
         return _remove_in_flow(text, parent, parent.value.index(pair))
     start = text.rfind("\n", 0, key.start_mark.index) + 1
-    return text[:start] + text[_line_end(text, _end(text, value)) + 1 :]
+    return text[:start] + text[_line_end(text, _pair_end(text, key, value)) + 1 :]
 
 
 def _remove_in_flow(text: str, parent: Node, index: int) -> str:
     pairs = parent.value
     if index > 0:
-        return text[: _end(text, pairs[index - 1][1])] + text[_end(text, pairs[index][1]) :]
+        return text[: _pair_end(text, *pairs[index - 1])] + text[_pair_end(text, *pairs[index]) :]
     after = pairs[1][0].start_mark.index if len(pairs) > 1 else parent.end_mark.index - 1
     return text[: pairs[0][0].start_mark.index] + text[after:]
 
@@ -154,11 +158,24 @@ def _is_block(node: Node) -> bool:
     return isinstance(node.value, list) and not _is_flow(node)
 
 
+def _is_empty(node: Node) -> bool:
+    """`section:` with nothing after it but comments, perhaps; its mark lies wherever the next key begins."""
+    return bool(node.value == "" and node.start_mark.index == node.end_mark.index)
+
+
+def _after_colon(text: str, key: Node) -> int:
+    return text.index(":", key.end_mark.index) + 1
+
+
+def _pair_end(text: str, key: Node, value: Node) -> int:
+    return _after_colon(text, key) if _is_empty(value) else _end(text, value)
+
+
 def _end(text: str, node: Node) -> int:
     """Just past the node's last visible character; a block collection's own mark lies after its comments."""
-    while _is_block(node) and node.value:
+    if _is_block(node) and node.value:
         last = node.value[-1]
-        node = last[1] if isinstance(last, tuple) else last
+        return _pair_end(text, *last) if isinstance(last, tuple) else _end(text, last)
     start: int = node.start_mark.index
     return max(start, len(text[: node.end_mark.index].rstrip()))
 

@@ -7,18 +7,13 @@ left out is counted with its reason, never dropped in silence.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 
+from hermes.config.files import replacing
 from hermes.core import JSONObject, Role, StepKind, StopReason, Trajectory
 from hermes.data.formats import sharegpt
-from hermes.errors import HermesError
 from hermes.store import Filter, Reader
 
 
@@ -46,27 +41,11 @@ def export_sharegpt(
     return Report(written, left_out)
 
 
-@contextmanager
-def replacing(target: Path) -> Iterator[TextIO]:
-    """A file that takes the target's place when the block ends well, and vanishes otherwise."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    except OSError as error:
-        raise _cannot_write(target, error) from error
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise _cannot_write(target, error) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+def export_conversation(reader: Reader, trajectory_id: str, output: Path) -> None:
+    """One trajectory as one row, finished or not: somebody asked for exactly this one."""
+    with replacing(output) as file:
+        row = _row(reader, reader.get(trajectory_id), sharegpt.Roles.HUMAN_GPT)
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def _unfit(trajectory: Trajectory, only_completed: bool) -> str | None:
@@ -84,10 +63,3 @@ def _row(reader: Reader, trajectory: Trajectory, roles: sharegpt.Roles) -> JSONO
     tools = reader.model_input(trajectory.header.id, first_call)[1] if first_call else ()
     verdict = reader.summaries(Filter(ids=(trajectory.header.id,)))[0]
     return sharegpt.to_row(trajectory, tools, roles=roles, reward=verdict.reward, rating=verdict.rating)
-
-
-def _cannot_write(target: Path, error: OSError) -> HermesError:
-    return HermesError(
-        f"cannot write {target}: {error.strerror or error}",
-        "choose another --output, or free space and make the directory writable",
-    )

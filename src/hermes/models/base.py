@@ -7,7 +7,7 @@ Implementations retry what is retryable, honour their provider's limits, and rai
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hermes.core import JSONObject, Message, ModelCall, Sampling
@@ -29,7 +29,7 @@ class ChatRequest:
     messages: tuple[Message, ...]
     tools: tuple[JSONObject, ...] = ()
     """Tool schemas: {name, description, parameters}."""
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     timeout_s: float | None = None
     """Time left for this call, retries included; None: the model's own limit."""
 

@@ -12,27 +12,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hermes.core import Usage
 from hermes.errors import LimitError
 from hermes.models.prices import cost_usd
+from hermes.models.usage import estimate_tokens
 
 if TYPE_CHECKING:
     from hermes.config.settings import PriceSettings
 
 
-@dataclass(slots=True)
-class Reservation:
-    """One call in flight; `spend` says what it came to, and a call that failed came to nothing."""
+class Spent:
+    """What one request came to; nothing, until it is told otherwise."""
 
-    tokens: int = 0
-    cost_usd: float | None = 0.0
+    def __init__(self, prompt_tokens: int, price: PriceSettings | None) -> None:
+        self.tokens = 0
+        self.cost_usd: float | None = 0.0
+        self._prompt_tokens = prompt_tokens
+        self._price = price
 
-    def spend(self, usage: Usage, cost_usd: float | None) -> None:
+    def book(self, usage: Usage, cost: float | None, answer: str) -> None:
+        """Counts what the server reported; if it reported nothing, an estimate from the answer's text."""
+        if not usage.total:
+            usage = Usage(self._prompt_tokens, output_tokens=estimate_tokens(answer))
+            cost = cost_usd(usage, self._price)
         self.tokens = usage.total
-        self.cost_usd = cost_usd
+        self.cost_usd = cost
 
 
 class Budget:
@@ -78,7 +84,7 @@ class Budget:
     @contextmanager
     def reserve(
         self, model: str, price: PriceSettings | None, prompt_tokens: int, completion_tokens: int | None
-    ) -> Iterator[Reservation]:
+    ) -> Iterator[Spent]:
         """Around one request: checks, reserves, and books what was spent.
 
         `completion_tokens` is the longest the answer can be, None if it has no bound.
@@ -89,7 +95,7 @@ class Budget:
         self.calls += 1
         self._reserved_tokens += tokens
         self._reserved_usd += usd or 0.0
-        spent = Reservation()
+        spent = Spent(prompt_tokens, price)
         try:
             yield spent
         finally:

@@ -9,19 +9,18 @@ from hermes.core import Usage
 if TYPE_CHECKING:
     from hermes.config.settings import PriceSettings, Settings
 
-LOCAL_PROVIDER = "hermes"
-"""The provider whose models run in this process, at a known price of nothing."""
-
 
 def price_of(settings: Settings, model: str) -> PriceSettings | None:
-    """The price of `model` (provider/name); `prices` may be keyed by that or by the name alone."""
-    provider, _, name = model.partition("/")
-    stated = settings.prices.get(model) or settings.prices.get(name)
-    if stated is None and provider == LOCAL_PROVIDER:
-        from hermes.config.settings import PriceSettings
+    """The price of `model` (provider/name); `prices` may be keyed by that or by the name alone.
 
-        return PriceSettings(input=0.0, output=0.0, cached_input=None, cache_write=None)
-    return stated
+    Bundled models run in this process, at a known price of nothing.
+    """
+    from hermes.config.providers import BUNDLED_PROVIDER
+    from hermes.config.settings import PriceSettings
+
+    provider, _, name = model.partition("/")
+    free = PriceSettings(input=0.0, output=0.0) if provider == BUNDLED_PROVIDER else None
+    return settings.prices.get(model) or settings.prices.get(name) or free
 
 
 def cost_usd(usage: Usage, price: PriceSettings | None) -> float | None:

@@ -34,11 +34,11 @@ def pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, rng
 
 
 async def with_retries(
-    attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, deadline_s: float, rng: random.Random
+    attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, scope: asyncio.Timeout, rng: random.Random
 ) -> tuple[T, int]:
     """The first answer, and the number of attempts it took; else the last error.
 
-    `deadline_s` is in the event loop's time. It bounds the pauses; whoever calls bounds the attempts.
+    `scope` is the time-out that this runs in; a pause that would outlast it is not begun.
     """
     attempts = 0
     while True:
@@ -47,7 +47,8 @@ async def with_retries(
             return await attempt(), attempts
         except ProviderError as error:
             pause = pause_s(policy, attempts, error.retry_after_s, rng)
-            out_of_time = asyncio.get_running_loop().time() + pause >= deadline_s
-            if not error.retryable or attempts > policy.max_retries or out_of_time:
+            ends_s = scope.when()
+            too_late = ends_s is not None and asyncio.get_running_loop().time() + pause >= ends_s
+            if not error.retryable or attempts > policy.max_retries or too_late:
                 raise
         await asyncio.sleep(pause)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from hermes.core import JSON, JSONObject
 from hermes.models.base import Delta
+from hermes.models.fields import as_list, as_object, as_objects, as_text
+from hermes.models.wire import read_content
 
-_JOINED = ("content", "refusal", "reasoning", "reasoning_content")
-_EXTENDED = ("reasoning_details",)
+_JOINED = ("content", "refusal", "reasoning", "reasoning_content", "reasoning_details")
 
 
 class StreamMerger:
@@ -25,15 +26,17 @@ class StreamMerger:
 
     def feed(self, chunk: JSONObject) -> Delta | None:
         """Adds a chunk. Returns what it says for display, or None if it carries no output."""
-        self._top.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
-        choices = [choice for choice in chunk.get("choices") or [] if choice.get("index", 0) == 0]
+        for key, value in chunk.items():
+            if key != "choices" and value is not None:
+                self._top[key] = value
         delta: JSONObject = {}
-        for choice in choices:
-            self._feed_choice(choice)
-            delta = choice.get("delta") or {}
-            self._feed_delta(delta)
-        thinking = delta.get("reasoning_content") or delta.get("reasoning") or ""
-        text = delta.get("content") or ""
+        for choice in as_objects(chunk.get("choices")):
+            if choice.get("index", 0) == 0:
+                self._feed_choice(choice)
+                delta = as_object(choice.get("delta"))
+                self._feed_delta(delta)
+        text, inline = read_content(delta.get("content"))
+        thinking = as_text(delta.get("reasoning_content")) or as_text(delta.get("reasoning")) or inline or ""
         return Delta(text, thinking) if text or thinking or delta.get("tool_calls") else None
 
     def result(self) -> JSONObject | None:
@@ -48,36 +51,34 @@ class StreamMerger:
             if value is None or key == "delta":
                 continue
             if key == "token_ids":
-                self._choice.setdefault(key, []).extend(value)
+                self._choice.setdefault(key, []).extend(as_list(value))
             elif key == "logprobs":
                 merged = self._choice.setdefault(key, {})
-                for name, entries in value.items():
-                    merged.setdefault(name, []).extend(entries or [])
+                for name, entries in as_object(value).items():
+                    merged.setdefault(name, []).extend(as_list(entries))
             else:
                 self._choice[key] = value
 
     def _feed_delta(self, delta: JSONObject) -> None:
         for key, value in delta.items():
             if key == "tool_calls":
-                for piece in value or []:
+                for piece in as_objects(value):
                     self._feed_call(piece)
             elif value is None:
                 continue
-            elif key in _JOINED and isinstance(value, str):
-                self._message[key] = (self._message.get(key) or "") + value
-            elif key in _EXTENDED:
-                self._message.setdefault(key, []).extend(value)
+            elif key in _JOINED:
+                self._message[key] = _joined(self._message.get(key), value)
             else:
                 self._message[key] = value
 
     def _feed_call(self, piece: JSONObject) -> None:
-        function = piece.get("function") or {}
-        name, arguments = function.get("name") or "", function.get("arguments") or ""
+        function = as_object(piece.get("function"))
+        name, arguments = as_text(function.get("name")), as_text(function.get("arguments"))
         call = self._find_call(piece.get("index"), piece.get("id"), name)
         if call is None:
             self._indexes.append(piece.get("index"))
-            new = {"name": name, "arguments": arguments}
-            self._calls.append({**piece, "type": "function", "function": new})
+            rest = {key: value for key, value in piece.items() if key != "index"}
+            self._calls.append({**rest, "function": {**function, "name": name, "arguments": arguments}})
             return
         known = call["function"]
         repeated = bool(name) and name == known["name"] and arguments == known["arguments"]
@@ -98,3 +99,14 @@ class StreamMerger:
             if self._indexes[position] == index and not foreign:
                 return call
         return None
+
+
+def _joined(old: JSON, new: JSON) -> JSON:
+    """Text after text; or, as soon as one of them is a list of typed parts, a list of all parts."""
+    if not isinstance(old, list) and not isinstance(new, list):
+        return as_text(old) + as_text(new)
+    return [*_parts(old), *_parts(new)]
+
+
+def _parts(value: JSON) -> list[JSON]:
+    return [{"type": "text", "text": value}] if isinstance(value, str) and value else as_list(value)

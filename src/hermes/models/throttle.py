@@ -1,8 +1,9 @@
 """How many calls may be in flight at one endpoint: learned from its answers, shared by all callers.
 
-The law (`AdaptiveLimit`, pure): one more after a full window of successes while the limit is what holds
-callers back, four fifths after a rate-limit answer. All 429s of calls that were under way when the limit
-last fell belong to that episode and lower it no further.
+The law (`AdaptiveLimit`, pure): while the limit is what holds callers back, one more after each success
+until the first rate-limit answer (so it doubles with every window), and one more after each full window
+of successes from then on; four fifths after a rate-limit answer. All 429s of calls that were under way
+when the limit last fell belong to that episode and lower it no further.
 
 `Throttle` adds the queue: first come, first served; a Retry-After closes a gate that no call passes
 before its time; a cancelled caller gives its place back. One event loop has one throttle per endpoint;
@@ -31,10 +32,15 @@ class AdaptiveLimit:
         """How often the limit has fallen. A call remembers the value from when it started."""
         self._successes = 0
 
+    def lower_ceiling(self, ceiling: int) -> None:
+        self.ceiling = min(self.ceiling, ceiling)
+        self.limit = min(self.limit, self.ceiling)
+
     def succeeded(self, episode: int, *, limiting: bool) -> None:
         """A call of `episode` was answered. `limiting`: a higher limit would have been used."""
         self._successes += limiting and episode == self.episode
-        if self._successes >= self.limit:
+        window = 1 if self.episode == 0 else self.limit
+        if self._successes >= window:
             self._successes = 0
             self.limit = min(self.ceiling, self.limit + 1)
 
@@ -137,5 +143,5 @@ def throttle_for(endpoint: str, ceiling: int) -> Throttle:
     """The running loop's throttle of `endpoint`; the lowest ceiling anyone asked for holds."""
     throttles = _throttles.setdefault(asyncio.get_running_loop(), {})
     throttle = throttles.setdefault(endpoint, Throttle(ceiling))
-    throttle.adaptive.ceiling = min(throttle.adaptive.ceiling, ceiling)
+    throttle.adaptive.lower_ceiling(ceiling)
     return throttle

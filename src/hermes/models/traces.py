@@ -8,48 +8,43 @@ only some of what a trace needs gives none.
 from __future__ import annotations
 
 import math
+import re
 
 from hermes.core import JSON, JSONObject, TokenTrace
+from hermes.models.fields import as_list, as_object, as_objects, as_text
 
 
-def read_trace(raw: JSONObject) -> TokenTrace | None:
-    """The trace of the first choice, or None if prompt ids, sampled ids or logprobs are missing."""
-    choice = raw["choices"][0]
-    prompt_ids = prompt_ids_of(raw)
+def read_trace(raw: JSONObject, choice: JSONObject) -> TokenTrace | None:
+    """The trace of a response's choice, or None if prompt ids, sampled ids or logprobs are missing."""
+    prompt_ids = _ids(raw.get("prompt_token_ids", choice.get("prompt_token_ids")))
     sampled_ids, logprobs = sampled_of(choice)
     if prompt_ids is None or sampled_ids is None or logprobs is None or len(sampled_ids) != len(logprobs):
         return None
-    return TokenTrace(prompt_ids, sampled_ids, logprobs, policy_version_of(raw))
-
-
-def prompt_ids_of(raw: JSONObject) -> tuple[int, ...] | None:
-    choice = raw["choices"][0]
-    return _ids(raw.get("prompt_token_ids")) or _ids(choice.get("prompt_token_ids"))
+    return TokenTrace(prompt_ids, sampled_ids, logprobs, policy_version_of(raw, choice))
 
 
 def sampled_of(choice: JSONObject) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """Sampled ids and their logprobs; either may be missing."""
-    pairs = _object(choice.get("meta_info")).get("output_token_logprobs")
-    if isinstance(pairs, list) and pairs:
+    pairs = as_list(as_object(choice.get("meta_info")).get("output_token_logprobs"))
+    if pairs and all(isinstance(pair, list) and len(pair) >= 2 for pair in pairs):
         return _ids([pair[1] for pair in pairs]), _floats([pair[0] for pair in pairs])
-    texts, logprobs = _logprobs(_object(choice.get("logprobs")))
-    return _ids(choice.get("token_ids")) or _ids_in(texts), _floats(logprobs)
+    texts, logprobs = _logprobs(as_object(choice.get("logprobs")))
+    sampled_ids = _ids(choice.get("token_ids"))
+    return _ids_in(texts) if sampled_ids is None else sampled_ids, _floats(logprobs)
 
 
-def policy_version_of(raw: JSONObject) -> str | None:
+def policy_version_of(raw: JSONObject, choice: JSONObject) -> str | None:
     """Which weights answered, where the server names them (SGLang's weight_version)."""
-    choice = raw["choices"][0]
-    version = _object(choice.get("meta_info")).get("weight_version") or _object(raw.get("metadata")).get(
-        "weight_version"
-    )
+    named = {**as_object(raw.get("metadata")), **as_object(choice.get("meta_info"))}
+    version = named.get("weight_version")
     return None if version is None else str(version)
 
 
 def _logprobs(data: JSONObject) -> tuple[JSON, JSON]:
     """Token texts and logprobs, from the chat form (`content`) or the completions form."""
-    content = data.get("content")
-    if isinstance(content, list):
-        return [entry.get("token") for entry in content], [entry.get("logprob") for entry in content]
+    if "content" in data:
+        entries = as_objects(data["content"])
+        return [entry.get("token") for entry in entries], [entry.get("logprob") for entry in entries]
     return data.get("tokens"), data.get("token_logprobs")
 
 
@@ -61,21 +56,11 @@ def _ids(values: JSON) -> tuple[int, ...] | None:
 
 def _ids_in(texts: JSON) -> tuple[int, ...] | None:
     """Ids written as `token_id:123`, vLLM's form for tokens that are no valid text."""
-    if not isinstance(texts, list):
-        return None
-    found = [text.removeprefix("token_id:") for text in texts if isinstance(text, str)]
-    exact = len(found) == len(texts) and all(
-        text.isascii() and text.isdigit() and len(text) < len(whole)
-        for text, whole in zip(found, texts, strict=True)
-    )
-    return tuple(int(text) for text in found) if exact else None
+    matches = [re.fullmatch(r"token_id:([0-9]+)", as_text(text)) for text in as_list(texts)]
+    return tuple(int(match[1]) for match in matches if match) if matches and all(matches) else None
 
 
 def _floats(values: JSON) -> tuple[float, ...] | None:
     if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
         return None
     return tuple(float(value) for value in values) if all(map(math.isfinite, values)) else None
-
-
-def _object(value: JSON) -> JSONObject:
-    return value if isinstance(value, dict) else {}

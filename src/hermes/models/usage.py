@@ -7,29 +7,29 @@ it counts thinking beside the completion, it is not. A server that reports nothi
 
 from __future__ import annotations
 
-from hermes.core import JSON, JSONObject, Usage
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hermes.core import JSONObject, Message, Usage
+from hermes.models.fields import as_count, as_object
 
 _BYTES_PER_TOKEN = 3
 """Below what tokenizers reach on prose and code, so that an estimate is seldom too low."""
+_TOKENS_PER_IMAGE = 1000
 
 
 def read_usage(raw: JSONObject) -> Usage | None:
     """The usage of a response, or None if it does not say."""
-    data = raw.get("usage")
-    if not isinstance(data, dict) or not _count(data, "prompt_tokens") + _count(data, "completion_tokens"):
+    data = as_object(raw.get("usage"))
+    prompt, completion = as_count(data.get("prompt_tokens")), as_count(data.get("completion_tokens"))
+    if not prompt and not completion:
         return None
-    prompt, completion = _count(data, "prompt_tokens"), _count(data, "completion_tokens")
-    details = _object(data, "prompt_tokens_details")
-    cached = (
-        _count(details, "cached_tokens")
-        or _count(data, "prompt_cache_hit_tokens")
-        or _count(data, "cache_read_input_tokens")
-    )
-    written = _count(details, "cache_write_tokens") or _count(data, "cache_creation_input_tokens")
-    thinking = _count(_object(data, "completion_tokens_details"), "reasoning_tokens") or _count(
-        data, "reasoning_tokens"
-    )
-    beside = thinking and _count(data, "total_tokens") == prompt + completion + thinking
+    details = {**data, **as_object(data.get("prompt_tokens_details"))}
+    cached = _first_count(details, "cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens")
+    written = _first_count(details, "cache_write_tokens", "cache_creation_input_tokens")
+    thinking = _first_count({**data, **as_object(data.get("completion_tokens_details"))}, "reasoning_tokens")
+    beside = thinking and as_count(data.get("total_tokens")) == prompt + completion + thinking
     return Usage(
         input_tokens=max(0, prompt - cached - written),
         cached_input_tokens=cached,
@@ -41,7 +41,7 @@ def read_usage(raw: JSONObject) -> Usage | None:
 
 def reported_cost_usd(raw: JSONObject) -> float | None:
     """What the server itself says the call cost (OpenRouter does), or None."""
-    cost = _object(raw, "usage").get("cost")
+    cost = as_object(raw.get("usage")).get("cost")
     return float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) else None
 
 
@@ -50,11 +50,12 @@ def estimate_tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
-def _count(data: JSONObject, key: str) -> int:
-    value: JSON = data.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+def estimate_prompt(messages: Sequence[Message], tools: Sequence[JSONObject]) -> int:
+    """The same for a whole request. Images count as a flat sum: their data says nothing about tokens."""
+    images = sum(len(message.images) for message in messages)
+    texts = [replace(message, images=()).to_json() for message in messages]
+    return estimate_tokens(json.dumps([texts, list(tools)])) + images * _TOKENS_PER_IMAGE
 
 
-def _object(data: JSONObject, key: str) -> JSONObject:
-    value: JSON = data.get(key)
-    return value if isinstance(value, dict) else {}
+def _first_count(data: JSONObject, *names: str) -> int:
+    return next((count for name in names if (count := as_count(data.get(name)))), 0)

@@ -2,8 +2,8 @@
 
 What the model wrote is kept verbatim: argument text is never re-serialised, and a call whose arguments
 do not parse becomes a `ToolCall` with `error` set while its neighbours stay whole. The one rewriting is
-on the way out: servers refuse a history whose argument text is not a JSON object, so such text is sent
-as `{"unparsed": "<the text>"}`.
+on the way out: servers refuse a history with argument text that is not a JSON object, or with a call that
+names no tool, so such text is sent as `{"unparsed": "<the text>"}` and such a call as `unnamed`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from hermes.core import JSON, JSONObject, Message, Role, Sampling, ToolCall
+from hermes.models.fields import as_object, as_objects, as_text
 
 if TYPE_CHECKING:
     from hermes.models.base import ChatRequest
@@ -43,15 +44,20 @@ def dialect_for(base_url: str, *, send_reasoning: bool = False) -> Dialect:
     )
 
 
-def chat_body(model: str, request: ChatRequest, dialect: Dialect, extra: JSONObject) -> JSONObject:
-    """The body of POST /chat/completions. What the request's sampling says wins over `extra`."""
+def chat_body(model: str, request: ChatRequest, dialect: Dialect) -> JSONObject:
+    """The body of POST /chat/completions."""
     body: JSONObject = {
         "model": model,
         "messages": [message_to_wire(message, dialect) for message in request.messages],
     }
     if request.tools:
         body["tools"] = [{"type": "function", "function": tool} for tool in request.tools]
-    return {**body, **extra, **sampling_to_wire(request.sampling, dialect)}
+    return {**body, **sampling_to_wire(request.sampling, dialect)}
+
+
+def with_extra_body(sampling: Sampling, extra: JSONObject) -> Sampling:
+    """The sampling with a provider's standing fields beneath its own, so that the record shows both."""
+    return replace(sampling, extra_body={**extra, **(sampling.extra_body or {})}) if extra else sampling
 
 
 def sampling_to_wire(sampling: Sampling, dialect: Dialect) -> JSONObject:
@@ -84,9 +90,10 @@ def _call_to_wire(call: ToolCall) -> JSONObject:
     try:
         call.parsed()
         arguments = call.arguments if call.arguments.strip() else "{}"
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = json.dumps({"unparsed": call.arguments})
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    function = {"name": call.name or "unnamed", "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +107,11 @@ def message_from_wire(
     data: JSONObject, parser: ToolCallParser | None = None, tools: Sequence[JSONObject] = ()
 ) -> ReadMessage:
     """An assistant message; `parser` reads the text only if the server returned no structured calls."""
-    content, thinking = _content(data.get("content"))
+    content, thinking = read_content(data.get("content"))
     reasoning = _reasoning(data) or thinking
     calls = read_calls(data.get("tool_calls"))
     if parser is None or calls or not content:
-        text = content or _text(data.get("refusal"))
+        text = content or as_text(data.get("refusal"))
         return ReadMessage(Message.assistant(text, reasoning=reasoning, tool_calls=calls), None)
     parsed = parser.parse(content, tools)
     message = Message.assistant(
@@ -116,8 +123,8 @@ def message_from_wire(
 def read_calls(data: JSON) -> tuple[ToolCall, ...]:
     """Structured tool calls; each has an id that is unique in the message."""
     calls: list[ToolCall] = []
-    for item in data if isinstance(data, list) else []:
-        call = _read_call(item if isinstance(item, dict) else {})
+    for item in as_objects(data):
+        call = _read_call(item)
         if not call.id or any(call.id == other.id for other in calls):
             call = ToolCall(f"call_{secrets.token_hex(4)}", call.name, call.arguments, call.error)
         calls.append(call)
@@ -125,38 +132,34 @@ def read_calls(data: JSON) -> tuple[ToolCall, ...]:
 
 
 def _read_call(item: JSONObject) -> ToolCall:
-    function = item.get("function")
-    function = function if isinstance(function, dict) else {}
+    function = as_object(item.get("function"))
     given = function.get("arguments")
     arguments = given if isinstance(given, str) else json.dumps({} if given is None else given)
-    call = ToolCall(_text(item.get("id")), _text(function.get("name")), arguments)
+    call = ToolCall(as_text(item.get("id")), as_text(function.get("name")), arguments)
     error = None if call.name else "the call names no tool"
     try:
         call.parsed()
     except ValueError as reason:
         error = error or f"the arguments are not a JSON object: {reason}"
+    except RecursionError:
+        error = error or "the arguments are nested too deeply"
     return ToolCall(call.id, call.name, arguments, error)
 
 
-def _content(value: JSON) -> tuple[str, str | None]:
+def read_content(value: JSON) -> tuple[str, str | None]:
     """Text and thinking of a content field, which some servers send as a list of typed parts."""
     if not isinstance(value, list):
-        return _text(value), None
-    parts = [part for part in value if isinstance(part, dict)]
-    text = "".join(_text(part.get("text")) for part in parts if part.get("type") == "text")
-    thinking = [_content(part.get("thinking")) for part in parts if part.get("type") == "thinking"]
+        return as_text(value), None
+    parts = as_objects(value)
+    text = "".join(as_text(part.get("text")) for part in parts if part.get("type") == "text")
+    thinking = [read_content(part.get("thinking")) for part in parts if part.get("type") == "thinking"]
     return text, "".join(piece for piece, _ in thinking) or None
 
 
 def _reasoning(data: JSONObject) -> str | None:
     """Thinking, under any of the names that servers give it; encrypted thinking stays in the raw reply."""
     for key in ("reasoning_content", "reasoning"):
-        if text := _text(data.get(key)):
+        if text := as_text(data.get(key)):
             return text
-    details = data.get("reasoning_details")
-    parts = [part for part in details if isinstance(part, dict)] if isinstance(details, list) else []
-    return "".join(_text(part.get("text")) or _text(part.get("summary")) for part in parts) or None
-
-
-def _text(value: JSON) -> str:
-    return value if isinstance(value, str) else ""
+    parts = as_objects(data.get("reasoning_details"))
+    return "".join(as_text(part.get("text")) or as_text(part.get("summary")) for part in parts) or None

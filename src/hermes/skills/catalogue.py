@@ -8,13 +8,15 @@ instead of silently replaced by the original.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from hermes.config.paths import skills_dir
-from hermes.errors import UsageError
+from hermes.errors import ConfigError, UsageError
 from hermes.safety.paths import open_inside
 from hermes.skills.skill import SKILL_FILE, Origin, Skill, SkillError, read_skill
 
@@ -59,14 +61,18 @@ class Catalogue:
         words = query.casefold().split()
         scored = [(_score(skill, words), skill) for skill in self.skills]
         hits = [(score, skill) for score, skill in scored if score > (0, 0)]
-        return tuple(skill for _, skill in sorted(hits, key=lambda hit: (-hit[0][0], -hit[0][1], hit[1].name)))
+        return tuple(
+            skill for _, skill in sorted(hits, key=lambda hit: (-hit[0][0], -hit[0][1], hit[1].name))
+        )
 
 
 def list_skills(home: Path) -> Catalogue:
     good: dict[str, Skill] = {}
     broken: dict[str, BrokenSkill] = {}
     for root, origin in ((LIBRARY, Origin.BUNDLED), (skills_dir(home), Origin.USER)):
-        for directory, category in skill_directories(root):
+        with file_errors(root):
+            found = list(skill_directories(root))
+        for directory, category in found:
             name = directory.name
             good.pop(name, None)
             broken.pop(name, None)
@@ -101,27 +107,49 @@ def relative_files(directory: Path) -> list[str]:
     found: list[str] = []
     for parent, _, names in os.walk(directory):
         paths = (Path(parent) / name for name in names)
-        found += [path.relative_to(directory).as_posix() for path in paths if not path.is_symlink()]
+        regular = (path for path in paths if stat.S_ISREG(path.lstat().st_mode))
+        found += [path.relative_to(directory).as_posix() for path in regular]
     return sorted(found)
 
 
 def read_skill_file(skill: Skill, file_path: str) -> str:
     """The text of one file inside the skill's directory, and of nothing outside it."""
     shown = f"{skill.name}/{file_path}"
+    hint = f"Its files are listed by: hermes skills view {skill.name}"
     try:
-        with os.fdopen(open_inside(skill.directory, file_path, os.O_RDONLY), "rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
+        descriptor = open_inside(
+            skill.directory, file_path, os.O_RDONLY | os.O_NONBLOCK
+        )  # a pipe must not block
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SkillError(shown, "", "is not a regular file", hint)
+            data = os.read(descriptor, MAX_FILE_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError as error:
         files = ", ".join([SKILL_FILE, *skill_files(skill)])
-        raise UsageError(f"the skill '{skill.name}' has no file '{file_path}'.", f"It has: {files}") from error
+        raise UsageError(
+            f"the skill '{skill.name}' has no file '{file_path}'.", f"It has: {files}"
+        ) from error
     except OSError as error:
-        raise SkillError(shown, "", f"cannot be read ({error.strerror})") from error
+        raise SkillError(shown, "", f"cannot be read ({error.strerror})", hint) from error
     if len(data) > MAX_FILE_BYTES:
-        raise SkillError(shown, "", f"is larger than {MAX_FILE_BYTES} bytes")
+        raise SkillError(shown, "", f"is larger than {MAX_FILE_BYTES} bytes", hint)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SkillError(shown, "", "is not text") from error
+        raise SkillError(shown, "", "is not text", hint) from error
+
+
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """Turns what the file system refuses into an error for a person."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read or write {path}: {error.strerror}", "Check its permissions and the disk."
+        ) from error
 
 
 def _subdirectories(root: Path) -> list[Path]:

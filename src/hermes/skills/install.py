@@ -16,10 +16,18 @@ from pathlib import Path
 from hermes.config.files import atomic_write, ensure_dir
 from hermes.config.paths import skills_dir
 from hermes.core import JSONObject, new_id
-from hermes.errors import ConfigError, UsageError
-from hermes.skills.catalogue import LIBRARY, list_skills, skill_directories
+from hermes.errors import UsageError
+from hermes.skills.catalogue import LIBRARY, file_errors, list_skills, skill_directories
 from hermes.skills.lock import changes, hash_files, read_lock, write_lock
-from hermes.skills.skill import SKILL_FILE, Origin, Skill, SkillError, parse_skill, read_skill
+from hermes.skills.skill import (
+    MAX_SKILL_BYTES,
+    SKILL_FILE,
+    Origin,
+    Skill,
+    SkillError,
+    parse_skill,
+    read_skill,
+)
 from hermes.skills.source import Files, read_source
 
 QUARANTINE = ".quarantine"
@@ -48,6 +56,12 @@ class Finding:
     missing: tuple[str, ...]
     """Prerequisites this machine lacks."""
 
+    @property
+    def state(self) -> str:
+        """The same in one line."""
+        needs = f"needs {', '.join(self.missing)}" if self.missing else ""
+        return "; ".join(self.problems) or needs or "ok"
+
     def to_json(self) -> JSONObject:
         return {
             "name": self.name,
@@ -59,13 +73,20 @@ class Finding:
 
 
 def prepare(source: str) -> Candidate:
-    """Reads and validates `source`: a directory, an archive, or the name of a bundled skill."""
+    """Reads and validates `source`: the name of a bundled skill, else a directory or an archive."""
     path = Path(source).expanduser()
-    if path.exists():
-        files, origin, category = read_source(path), str(path.resolve()), None
+    category: str | None = None
+    if bundled := _bundled(source):
+        path, category = bundled
+        origin = f"official/{category}/{path.name}"
+    elif path.exists():
+        origin = str(path.resolve())
     else:
-        directory, category = _bundled(source)
-        files, origin = read_source(directory), f"official/{category}/{directory.name}"
+        raise UsageError(
+            f"'{source}' is neither a bundled skill nor a file or directory.",
+            "'hermes skills browse' lists the bundled ones.",
+        )
+    files = read_source(path)
     try:
         text = files[SKILL_FILE].decode("utf-8")
     except UnicodeDecodeError as error:
@@ -81,9 +102,11 @@ def install(home: Path, candidate: Candidate, *, replace: bool = False) -> Skill
     name = candidate.skill.name
     existing = user_directory(home, name)
     if existing and not replace:
-        raise UsageError(f"the skill '{name}' is already installed at {existing}.", "Add --force to replace it.")
+        raise UsageError(
+            f"the skill '{name}' is already installed at {existing}.", "Add --force to replace it."
+        )
     parent = ensure_dir(skills_dir(home) / (candidate.category or ""))
-    with _writing(parent / name), _quarantine(home) as quarantine:
+    with file_errors(parent / name), _quarantine(home) as quarantine:
         staged = quarantine / name
         for relative, data in candidate.files.items():
             _write(staged / relative, data)
@@ -100,11 +123,18 @@ def install(home: Path, candidate: Candidate, *, replace: bool = False) -> Skill
     return list_skills(home).find(name)
 
 
-def save_skill(home: Path, name: str, content: str) -> Skill:
-    """Creates a user's skill, or replaces the SKILL.md of an existing one."""
+def check_content(name: str, content: str) -> None:
+    """Raises `SkillError` if `content` cannot be the SKILL.md of a skill called `name`."""
+    if len(content.encode("utf-8", "replace")) > MAX_SKILL_BYTES:
+        raise SkillError(SKILL_FILE, "", f"is larger than {MAX_SKILL_BYTES} bytes")
     skill = parse_skill(content, file=SKILL_FILE, directory=Path(name), category="", origin=Origin.USER)
     if skill.name != name:
         raise SkillError(SKILL_FILE, "name", f"is '{skill.name}', but the skill is to be called '{name}'")
+
+
+def save_skill(home: Path, name: str, content: str) -> Skill:
+    """Creates a user's skill, or replaces the SKILL.md of an existing one."""
+    check_content(name, content)
     directory = user_directory(home, name) or skills_dir(home) / name
     atomic_write(directory / SKILL_FILE, content)
     _forget(home, name)
@@ -115,7 +145,7 @@ def delete_skill(home: Path, name: str) -> None:
     directory = user_directory(home, name)
     if directory is None:
         raise UsageError(f"there is no user skill '{name}'.", "Bundled skills cannot be deleted.")
-    with _writing(directory):
+    with file_errors(directory):
         shutil.rmtree(directory)
     _forget(home, name)
 
@@ -132,10 +162,13 @@ def check(home: Path, environ: Mapping[str, str]) -> list[Finding]:
     findings = [Finding(entry.name, entry.origin, (entry.error.message,), ()) for entry in catalogue.broken]
     for skill in catalogue.skills:
         locked = lock.get(skill.name) if skill.origin is Origin.USER else None
-        problems = changes(skill.directory, locked["files"]) if locked else ()
+        with file_errors(skill.directory):
+            problems = changes(skill.directory, locked["files"]) if locked else ()
         findings.append(Finding(skill.name, skill.origin, problems, missing_prerequisites(skill, environ)))
     gone = [name for name in lock if user_directory(home, name) is None]
-    findings += [Finding(name, Origin.USER, ("was installed, but its directory is gone",), ()) for name in gone]
+    findings += [
+        Finding(name, Origin.USER, ("was installed, but its directory is gone",), ()) for name in gone
+    ]
     return sorted(findings, key=lambda finding: finding.name)
 
 
@@ -145,22 +178,12 @@ def missing_prerequisites(skill: Skill, environ: Mapping[str, str]) -> tuple[str
     return tuple(commands + variables)
 
 
-def _bundled(source: str) -> tuple[Path, str]:
+def _bundled(source: str) -> tuple[Path, str] | None:
     wanted = source.removeprefix("official/")
     for directory, category in skill_directories(LIBRARY):
         if wanted in (directory.name, f"{category}/{directory.name}"):
             return directory, category
-    raise UsageError(
-        f"'{source}' is neither a file or directory nor a bundled skill.", "'hermes skills browse' lists them."
-    )
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}", "Check its permissions and the disk.") from error
+    return None
 
 
 @contextmanager

@@ -30,7 +30,9 @@ def read_lock(home: Path) -> dict[str, JSONObject]:
         data = json.loads(text)
         return {name: {**entry, "files": dict(entry["files"])} for name, entry in data.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is not a skill lock file.", "Move it away and reinstall the skills.") from error
+        raise ConfigError(
+            f"{path} is not a skill lock file.", "Move it away and reinstall the skills."
+        ) from error
 
 
 def write_lock(home: Path, lock: Mapping[str, JSONObject]) -> None:

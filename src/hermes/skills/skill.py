@@ -22,6 +22,7 @@ MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 1024
 PLATFORMS = ("linux", "macos", "windows")
 
+_HINT = "A well-formed one to compare with: hermes skills view arxiv --file SKILL.md"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
 
 
@@ -37,7 +38,7 @@ class SkillError(HermesError):
 
     exit_code = 2
 
-    def __init__(self, file: str, field: str, reason: str, hint: str = "") -> None:
+    def __init__(self, file: str, field: str, reason: str, hint: str = _HINT) -> None:
         where = f"{file}: {field}: " if field else f"{file}: "
         super().__init__(where + reason, hint)
         self.file = file

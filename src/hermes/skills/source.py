@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import stat
 import tarfile
 import zipfile
@@ -24,6 +25,18 @@ MAX_FILE_BYTES = 2_000_000
 MAX_TOTAL_BYTES = 20_000_000
 MAX_PATH_CHARS = 240
 IGNORED = {".git", "__pycache__", ".DS_Store"}
+
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    NotImplementedError,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What reading a damaged or unsupported archive can raise."""
 
 Files = dict[str, bytes]
 """Relative POSIX path → content."""
@@ -42,10 +55,15 @@ def read_source(source: Path) -> Files:
         raise UsageError(f"'{source}' is not a skill.", "Give a directory, a .zip or a .tar.gz file.")
     try:
         if source.is_file() and source.stat().st_size > MAX_TOTAL_BYTES:
-            raise SkillError(str(source), "", f"is larger than {MAX_TOTAL_BYTES} bytes")
+            raise _bad(str(source), f"is larger than {MAX_TOTAL_BYTES} bytes")
         return _unwrap(_collect(entries, str(source)), str(source))
-    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error, NotImplementedError) as error:
-        raise SkillError(str(source), "", f"cannot be read ({error})") from error
+    except _UNREADABLE as error:
+        raise _bad(str(source), f"cannot be read ({error})") from error
+
+
+def _bad(source: str, reason: str) -> SkillError:
+    hint = f"A skill is a directory, .zip or .tar.gz of plain files with a {SKILL_FILE}."
+    return SkillError(source, "", reason, hint)
 
 
 def _collect(entries: Iterator[tuple[str, bytes]], source: str) -> Files:
@@ -53,10 +71,10 @@ def _collect(entries: Iterator[tuple[str, bytes]], source: str) -> Files:
     total = 0
     for name, data in entries:
         if name in files:
-            raise SkillError(source, "", f"has two files named '{name}'")
+            raise _bad(source, f"has two files named '{name}'")
         total += len(data)
         if len(files) == MAX_FILES or total > MAX_TOTAL_BYTES:
-            raise SkillError(source, "", f"has more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes")
+            raise _bad(source, f"has more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes")
         files[name] = data
     return files
 
@@ -68,16 +86,16 @@ def _unwrap(files: Files, source: str) -> Files:
     tops = {name.partition("/")[0] for name in files}
     if len(tops) == 1 and f"{(top := tops.pop())}/{SKILL_FILE}" in files:
         return {name.removeprefix(f"{top}/"): data for name, data in files.items()}
-    raise SkillError(source, "", f"holds no {SKILL_FILE}")
+    raise _bad(source, f"holds no {SKILL_FILE}")
 
 
 def _checked(name: str, size: int, source: str) -> str:
     path = PurePosixPath(name)
     hostile = path.is_absolute() or ".." in path.parts or not path.parts
     if hostile or "\\" in name or ":" in name or not name.isprintable() or len(name) > MAX_PATH_CHARS:
-        raise SkillError(source, "", f"has a file path that is not allowed: {name[:MAX_PATH_CHARS]!r}")
+        raise _bad(source, f"has a file path that is not allowed: {name[:MAX_PATH_CHARS]!r}")
     if size > MAX_FILE_BYTES:
-        raise SkillError(source, "", f"'{name}' is {size} bytes; at most {MAX_FILE_BYTES} are allowed")
+        raise _bad(source, f"'{name}' is {size} bytes; at most {MAX_FILE_BYTES} are allowed")
     return path.as_posix()
 
 
@@ -100,7 +118,7 @@ def _directory(root: Path) -> Iterator[tuple[str, bytes]]:
                 with path.open("rb") as stream:
                     yield checked, stream.read(MAX_FILE_BYTES)
             else:
-                raise SkillError(str(root), "", f"'{name}' is a link or special file")
+                raise _bad(str(root), f"'{name}' is a link or special file")
 
 
 def _zip(source: Path) -> Iterator[tuple[str, bytes]]:
@@ -110,9 +128,9 @@ def _zip(source: Path) -> Iterator[tuple[str, bytes]]:
                 continue
             kind = stat.S_IFMT(info.external_attr >> 16)
             if kind not in (0, stat.S_IFREG):
-                raise SkillError(str(source), "", f"'{info.filename}' is a link or special file")
+                raise _bad(str(source), f"'{info.filename}' is a link or special file")
             if info.flag_bits & 1:
-                raise SkillError(str(source), "", f"'{info.filename}' is encrypted")
+                raise _bad(str(source), f"'{info.filename}' is encrypted")
             name = _checked(info.filename, info.file_size, str(source))
             with archive.open(info) as stream:
                 yield name, stream.read(MAX_FILE_BYTES)
@@ -123,7 +141,7 @@ def _tar(source: Path) -> Iterator[tuple[str, bytes]]:
         # Bounded before tarfile sees it: tarfile reads extended headers whole, whatever their size.
         data = compressed.read(2 * MAX_TOTAL_BYTES + 1)
     if len(data) > 2 * MAX_TOTAL_BYTES:
-        raise SkillError(str(source), "", f"unpacks to more than {MAX_TOTAL_BYTES} bytes")
+        raise _bad(str(source), f"unpacks to more than {MAX_TOTAL_BYTES} bytes")
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
             if member.isdir() or _ignored(member.name):
@@ -131,6 +149,6 @@ def _tar(source: Path) -> Iterator[tuple[str, bytes]]:
             name = _checked(member.name, member.size, str(source))
             stream = archive.extractfile(member) if member.isreg() else None
             if stream is None:
-                raise SkillError(str(source), "", f"'{name}' is a link or special file")
+                raise _bad(str(source), f"'{name}' is a link or special file")
             with stream:
                 yield name, stream.read(MAX_FILE_BYTES)

@@ -16,7 +16,7 @@ from hermes.errors import ToolError
 _NEAR_LINES = 5_000
 """Texts with more lines are not searched for similar ones: the search compares every line."""
 _NEAR_RATIO = 0.6
-_HEADER = re.compile(r"@@(?: -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@)?.*")
+_HEADER = re.compile(r"@@(?: -(\d{1,9})(?:,\d+)? \+\d+(?:,\d+)? @@)?.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ def replace_exact(text: str, old: str, new: str, *, replace_all: bool) -> Change
         raise ToolError("old and new are the same: nothing would change")
     places = _occurrences(text, old)
     if not places:
-        raise ToolError(f"old does not occur in the file{_nearest(text.split(chr(10)), old.split(chr(10)))}")
+        nearest = _nearest(text.split("\n"), old.split("\n"))
+        raise ToolError(f"old does not occur in the file{nearest}")
     lines = tuple(text.count("\n", 0, place) + 1 for place in places)
     if len(places) > 1 and not replace_all:
         where = ", ".join(map(str, lines[:10]))
@@ -57,7 +58,7 @@ def apply_diff(text: str, diff: str) -> Changed:
     start = 0
     for number, hunk in enumerate(hunks, 1):
         place = _locate(hunk, lines, start, number)
-        done += lines[start:place] + _merged(hunk, lines, place)
+        done += lines[start:place] + hunk.new
         at.append(place + 1)
         start = place + len(hunk.old)
     done += lines[start:]
@@ -76,12 +77,16 @@ class _Hunk:
     def old(self) -> list[str]:
         return [line for mark, line in self.body if mark != "+"]
 
+    @property
+    def new(self) -> list[str]:
+        return [line for mark, line in self.body if mark != "-"]
+
 
 def _parse(diff: str) -> tuple[list[_Hunk], bool | None]:
     """The hunks, and whether the new text ends with a newline if the diff says so."""
     hunks: list[_Hunk] = []
     ends_with_newline: bool | None = None
-    rows = diff.removesuffix("\n").split("\n")
+    rows = diff.rstrip("\n").split("\n")
     for index, row in enumerate(rows):
         header = _HEADER.fullmatch(row)
         if header:
@@ -102,10 +107,9 @@ def _parse(diff: str) -> tuple[list[_Hunk], bool | None]:
 
 
 def _next_file(rows: list[str], index: int) -> bool:
-    marks = ("--- ", "+++ ", "@@")
-    return all(row.startswith(mark) for row, mark in zip(rows[index : index + 3], marks, strict=False)) and (
-        index + 3 <= len(rows)
-    )
+    """True at the header of another file (a hunk that ends in two such rows is not worth telling apart)."""
+    following = rows[index : index + 3]
+    return len(following) == 3 and all(map(str.startswith, following, ("--- ", "+++ ", "@@")))
 
 
 def _locate(hunk: _Hunk, lines: list[str], start: int, number: int) -> int:
@@ -129,10 +133,6 @@ def _locate(hunk: _Hunk, lines: list[str], start: int, number: int) -> int:
     raise ToolError(f"hunk {number} does not fit the file{_nearest(lines, old)}")
 
 
-def _merged(hunk: _Hunk, lines: list[str], place: int) -> list[str]:
-    return [line for mark, line in hunk.body if mark != "-"]
-
-
 def _occurrences(text: str, part: str) -> list[int]:
     places: list[int] = []
     place = text.find(part)
@@ -146,9 +146,9 @@ def _nearest(lines: list[str], wanted: list[str]) -> str:
     """What the text has instead, as the end of an error message; empty if nothing is like it."""
     if len(lines) > _NEAR_LINES:
         return ""
-    plain = [line.split() for line in wanted]
+    words, wanted_words = [line.split() for line in lines], [line.split() for line in wanted]
     for place in range(len(lines) - len(wanted) + 1):
-        if [line.split() for line in lines[place : place + len(wanted)]] == plain:
+        if words[place : place + len(wanted)] == wanted_words:
             return f"; line {place + 1} differs only in white space:\n{_excerpt(lines, place, len(wanted))}"
     anchor = max(wanted, key=lambda line: len(line.strip())).strip()
     matcher = SequenceMatcher(b=anchor, autojunk=False)

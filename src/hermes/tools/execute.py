@@ -35,9 +35,8 @@ async def run_tool_call(
 ) -> tuple[Message, ToolResult]:
     """Runs a call with the tools that were offered; raises only SandboxError and CancelledError."""
     started = time.perf_counter()
-    output = await _output(call, offered, bench)
-    limit_chars = offered[call.name].max_result_chars if call.name in offered else None
-    shown = await budget.fit(output, limit_chars, call.id, bench)
+    output, max_chars = await _output(call, offered, bench)
+    shown = await budget.fit(output, max_chars, call.id, bench)
     message = Message(Role.TOOL, shown.content, tool_call_id=call.id, name=call.name, images=output.images)
     result = ToolResult(
         call_id=call.id,
@@ -52,20 +51,23 @@ async def run_tool_call(
     return message, result
 
 
-async def _output(call: ToolCall, offered: Mapping[str, Tool], bench: Workbench) -> ToolOutput:
+async def _output(
+    call: ToolCall, offered: Mapping[str, Tool], bench: Workbench
+) -> tuple[ToolOutput, int | None]:
+    """What the call came to, and the budget it is held to; an error is short as it is."""
     try:
         tool = _find(call, offered)
         arguments = read_arguments(call, tool.parameters)
-        return await _handle(tool, arguments, bench)
+        return await _handle(tool, arguments, bench), tool.max_result_chars
     except SandboxError:
         raise
     except ToolError as error:
-        return _failure(error.message, error.kind)
+        return _failure(error.message, error.kind), None
     except HermesError as error:
-        return _failure(error.message, ToolErrorKind.FAILED)
+        return _failure(error.message, ToolErrorKind.FAILED), None
     except Exception as error:
         logger.exception("tool %s crashed", call.name)
-        return _failure(f"{call.name} crashed: {type(error).__name__}: {error}", ToolErrorKind.CRASHED)
+        return _failure(f"{call.name} crashed: {type(error).__name__}: {error}", ToolErrorKind.CRASHED), None
 
 
 def _find(call: ToolCall, offered: Mapping[str, Tool]) -> Tool:

@@ -16,6 +16,7 @@ from hermes.tools.workspace import os_errors, permitted
 MAX_BYTES = 10_000_000
 _LINES = 2_000
 _LINE_CHARS = 2_000
+_SHOWN_CHARS = 80_000
 _SNIFF_BYTES = 8_192
 _IMAGES = {
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -65,9 +66,14 @@ def numbered(text: str, offset: int, limit: int, *, whole: bool) -> str:
     if offset > len(lines):
         problem = f"offset {offset} is beyond the last line, {len(lines)}"
         raise ToolError(problem, kind=ToolErrorKind.BAD_ARGUMENTS)
-    shown = lines[offset - 1 : offset - 1 + limit]
-    rows = [f"{number:6}\t{_clipped(line)}" for number, line in enumerate(shown, offset)]
-    last = offset + len(shown) - 1
+    rows: list[str] = []
+    size = 0
+    for number, line in enumerate(lines[offset - 1 : offset - 1 + limit], offset):
+        rows.append(f"{number:6}\t{_clipped(line)}")
+        size += len(rows[-1])
+        if size > _SHOWN_CHARS:
+            break
+    last = offset + len(rows) - 1
     if last < len(lines):
         rows.append(f"… lines {last + 1} to {len(lines)} not shown; continue with offset {last + 1}")
     if not whole:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from hermes.core import JSONObject, new_id
-from hermes.errors import HermesError, ToolError
+from hermes.errors import ToolError
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.images import decode_base64, media_type
 from hermes.tools.vision import fetch_image
@@ -26,11 +26,8 @@ async def image_generate(arguments: JSONObject, bench: Workbench) -> str:
     from hermes.config.providers import resolve_model
 
     config = cast("Config", bench.resources["config"])
-    try:
-        target = resolve_model(bench.settings, config.environ, bench.settings.media.image_model or "")
-        response = await _draw(target, arguments["prompt"], arguments.get("size"))
-    except HermesError as error:
-        raise ToolError(f"the image model failed: {error.message}", error.hint) from error
+    target = resolve_model(bench.settings, config.environ, bench.settings.media.image_model or "")
+    response = await _draw(target, arguments["prompt"], arguments.get("size"))
     data = await _image_bytes(response, target, bench.settings)
     path = f"images/{new_id()}.{media_type(data).removeprefix('image/')}"
     await bench.sandbox.write_file(path, data)
@@ -79,11 +76,15 @@ TOOLS: tuple[Tool, ...] = (
         parameters={
             "type": "object",
             "properties": {
-                "prompt": {"type": "string", "minLength": 1, "description": "What the image shows, and its style."},
+                "prompt": {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "What the image shows, and its style.",
+                },
                 "size": {
                     "type": "string",
                     "pattern": "^[0-9]{2,4}x[0-9]{2,4}$",
-                    "description": "Width x height in pixels, such as 1024x1024; left out: the model's default.",
+                    "description": "Width x height, such as 1024x1024; left out: the model's default.",
                 },
             },
             "required": ["prompt"],

@@ -11,15 +11,25 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from hermes.core import JSON, JSONObject, content_hash
+from hermes.core import JSONObject, canonical_json, content_hash
 from hermes.errors import HermesError, ToolError
-from hermes.safety.text import clip
+from hermes.safety.text import clip, printable
 from hermes.tools.base import Tool, ToolOutput, Workbench
-from hermes.tools.mcp_pins import Pin, action_text, change_text, read_pins, tool_hash, unknown_tools, write_pin
+from hermes.tools.images import data_url, decode_base64
+from hermes.tools.mcp_pins import (
+    Pin,
+    action_text,
+    change_text,
+    read_pins,
+    tool_hash,
+    unknown_tools,
+    write_pin,
+)
 from hermes.tools.mcp_session import McpSession
 
 if TYPE_CHECKING:
@@ -46,24 +56,26 @@ async def connect_mcp(bench: Workbench) -> list[Tool]:
         except HermesError as error:
             failures[name] = _explain(error)
     opened = await asyncio.gather(*(_open(session, failures) for session in sessions))
-    tools: list[Tool] = []
+    tools: dict[str, Tool] = {}
     for session, found in zip(sessions, opened, strict=True):
         try:
             await _confirm_tools(session.name, found, bench)
-            tools += _offer(session, found)
         except HermesError as error:
             failures[session.name] = _explain(error)
             await session.close()
+            continue
+        for tool in found:
+            _offer(session, tool, tools)
     for name, reason in failures.items():
-        _log.warning("MCP server '%s' is not used: %s", name, reason)
-    return tools
+        _log.warning("%s", printable(f"MCP server '{name}' is not used: {reason}"))
+    return list(tools.values())
 
 
 async def _confirm_server(name: str, bench: Workbench) -> McpSession:
     """A session that is not open yet, for a server whose exact command or address was agreed to."""
     server = bench.settings.mcp_servers[name]
     home = cast(Path, bench.resources["home"])
-    action = action_text(name, server)
+    action = action_text(server)
     pin = read_pins(home).get(name)
     session = McpSession(name, server, cast("Mapping[str, str]", bench.resources["environ"]), home)
     if pin is None or pin.action != action:
@@ -103,41 +115,43 @@ async def _confirm_tools(name: str, tools: list[ServerTool], bench: Workbench) -
         write_pin(home, name, Pin(pin.action, pinned))
 
 
-def _offer(session: McpSession, tools: list[ServerTool]) -> Iterator[Tool]:
-    for tool in tools:
-        if reason := _unusable(tool.input_schema):
-            _log.warning("tool '%s' of MCP server '%s' is left out: %s", tool.name, session.name, reason)
-            continue
-
-        async def handler(arguments: JSONObject, bench: Workbench, name: str = tool.name) -> ToolOutput:
-            return _output(await session.call(name, arguments))
-
-        yield Tool(
-            name=tool_name(session.name, tool.name),
-            toolset="mcp",
-            description=clip(tool.description or tool.name, MAX_DESCRIPTION_CHARS),
-            parameters=tool.input_schema,
-            handler=handler,
-            timeout_s=session.timeout_s,
+def _offer(session: McpSession, tool: ServerTool, offered: dict[str, Tool]) -> None:
+    """Adds the tool to those offered, unless no provider would take it: it would spoil the whole request."""
+    if reason := _unusable(tool.input_schema):
+        _log.warning(
+            "%s", printable(f"tool '{tool.name}' of MCP server '{session.name}' is left out: {reason}")
         )
+        return
+
+    async def handler(arguments: JSONObject, bench: Workbench) -> ToolOutput:
+        return _output(await session.call(tool.name, arguments))
+
+    name = tool_name(session.name, tool.name, offered)
+    offered[name] = Tool(
+        name=name,
+        toolset="mcp",
+        description=clip(tool.description or tool.name, MAX_DESCRIPTION_CHARS),
+        parameters=tool.input_schema,
+        handler=handler,
+        timeout_s=session.timeout_s,
+    )
 
 
-def tool_name(server: str, tool: str) -> str:
-    """A name every provider accepts; one that had to be altered ends in a hash, so that it stays unique."""
+def tool_name(server: str, tool: str, taken: Container[str] = ()) -> str:
+    """A name every provider accepts; one that had to be altered or is taken ends in a hash of its own."""
     plain = f"mcp_{server}_{tool}"
     name = re.sub(r"[^A-Za-z0-9_-]", "_", plain)
-    if name == plain and len(name) <= MAX_NAME_CHARS:
+    if name == plain and len(name) <= MAX_NAME_CHARS and name not in taken:
         return name
-    suffix = "_" + content_hash(plain)[:8]
+    suffix = "_" + content_hash(canonical_json([server, tool]))[:8]
     return name[: MAX_NAME_CHARS - len(suffix)] + suffix
 
 
 def _unusable(schema: JSONObject) -> str | None:
-    from jsonschema import Draft202012Validator, SchemaError
+    from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]
 
-    # A reference to elsewhere would make validating a call fetch an address of the server's choosing.
-    if any(not ref.startswith("#") for ref in _references(schema)):
-        return "its schema refers to another document"
+    if schema.get("type") != "object":
+        return "its schema is not that of an object"
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
@@ -145,26 +159,19 @@ def _unusable(schema: JSONObject) -> str | None:
     return None
 
 
-def _references(value: JSON) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key in ("$ref", "$dynamicRef") and isinstance(inner, str):
-                yield inner
-            else:
-                yield from _references(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _references(inner)
-
-
 def _output(result: CallToolResult) -> ToolOutput:
     texts = [_text(block) for block in result.content]
     if not texts and result.structured_content is not None:
         texts = [json.dumps(result.structured_content, ensure_ascii=False)]
-    images = tuple(
-        f"data:{block.mime_type};base64,{block.data}" for block in result.content if block.type == "image"
-    )
+    images = tuple(_images(result.content))
     return ToolOutput("\n".join(texts), ok=not result.is_error, images=images)
+
+
+def _images(blocks: Sequence[ContentBlock]) -> Iterator[str]:
+    for block in blocks:
+        if block.type == "image":
+            with suppress(ToolError):  # no image after all, or too large: the text says what came
+                yield data_url(decode_base64(block.data))
 
 
 def _text(block: ContentBlock) -> str:
@@ -172,7 +179,7 @@ def _text(block: ContentBlock) -> str:
         case "text":
             return block.text
         case "image" | "audio":
-            return f"[{block.type}: {block.mime_type}, {len(block.data) * 3 // 4} bytes]"
+            return f"[{block.type}: {block.mime_type}]"
         case "resource_link":
             return f"[resource: {block.uri}]"
         case "resource":

@@ -34,16 +34,13 @@ class Pin:
     """Tool name → hash."""
 
 
-def action_text(name: str, server: McpServerSettings) -> str:
-    """Exactly what would run or be contacted; variables are shown as configured, keys by name only."""
-    if (server.command is None) == (server.url is None):
-        raise ConfigError(
-            f"mcp_servers.{name} needs either a command or a url.", f"hermes config set mcp_servers.{name}.command …"
-        )
+def action_text(server: McpServerSettings) -> str:
+    """Exactly what would run or be contacted; configured variables by name only, as they may be keys."""
     if server.url is not None:
         return server.url
-    variables = [f"{key}={shlex.quote(value)}" for key, value in sorted(server.env.items())]
-    return " ".join([*variables, shlex.join([server.command or "", *server.args])])
+    command = shlex.join([server.command or "", *server.args])
+    names = ", ".join(sorted(server.env))
+    return f"{command} (with {names} set)" if names else command
 
 
 def tool_hash(tool: ServerTool) -> str:
@@ -56,7 +53,9 @@ def unknown_tools(pin: Pin, tools: Sequence[ServerTool]) -> list[ServerTool]:
 
 
 def change_text(name: str, action: str, tools: Sequence[ServerTool]) -> str:
-    described = [f"{tool.name}: {tool.description or ''}\n{canonical_json(tool.input_schema)}" for tool in tools]
+    described = [
+        f"{tool.name}: {tool.description or ''}\n{canonical_json(tool.input_schema)}" for tool in tools
+    ]
     return f"use changed tools of the MCP server '{name}' ({action})\n" + "\n".join(described)
 
 

@@ -12,6 +12,7 @@ is why its command is confirmed before it first runs. Of the environment it sees
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_TOOLS = 500
+_NO_OUTPUT = logging.NullHandler()
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -43,7 +45,8 @@ def server_environment(name: str, server: McpServerSettings, environ: Mapping[st
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in environ:
             raise ConfigError(
-                f"mcp_servers.{name}.env needs {match[1]}, which is not set.", f"hermes config set {match[1]} …"
+                f"mcp_servers.{name}.env needs {match[1]}, which is not set.",
+                f"hermes config set {match[1]} …",
             )
         return environ[match[1]]
 
@@ -99,16 +102,17 @@ class McpSession:
         except ModuleNotFoundError as error:
             raise MissingDependencyError("mcp", "mcp", "Talking to MCP servers") from error
 
+        # What the SDK logs of a server's bad output is for a log, if there is one, not for the terminal.
+        logging.getLogger("mcp").addHandler(_NO_OUTPUT)
         if self._server.url:
-            async with Client(self._server.url, read_timeout_seconds=self.timeout_s) as client:
+            async with Client(self._server.url) as client:
                 yield client
             return
         parameters = StdioServerParameters(
             command=self._server.command or "", args=list(self._server.args), env=self._env
         )
         with self._open_log() as log:
-            transport = stdio_client(parameters, errlog=log)
-            async with Client(transport, read_timeout_seconds=self.timeout_s) as client:
+            async with Client(stdio_client(parameters, errlog=log)) as client:
                 yield client
 
     def _open_log(self) -> TextIO:

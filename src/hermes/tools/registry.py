@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hermes.errors import ConfigError, UsageError
@@ -67,9 +68,9 @@ def toolset_names() -> tuple[str, ...]:
 
 def check_toolset(name: str) -> str:
     """The name itself; UsageError if no such toolset exists."""
-    known: Iterable[str] = (*TOOLSETS, *(tool.toolset for tool in _registered.values()))
-    if name not in known and name not in (known := toolset_names()):
-        raise unknown("toolset", name, known)
+    here = {*TOOLSETS, *(tool.toolset for tool in _registered.values())}
+    if name not in here and name not in (everywhere := toolset_names()):
+        raise unknown("toolset", name, everywhere)
     return name
 
 
@@ -107,11 +108,22 @@ def select(
     for name in dict.fromkeys(toolsets):
         found = [(tool, tool.unavailable(settings, environ)) for tool in tools_in(name)]
         missing = [Unavailable(tool, why) for tool, why in found if why is not None]
-        if require_available and missing and len(missing) == len(found):
-            raise UsageError(f"the toolset '{name}' cannot be used here", missing[0].why)
+        if require_available and len(missing) == len(found):
+            why = missing[0].why if missing else unconnected(name, settings)
+            if why is not None:
+                raise UsageError(f"the toolset '{name}' cannot be used here", why)
         usable += [tool for tool, why in found if why is None]
         left_out += missing
     return usable, left_out
+
+
+def unconnected(toolset: str, settings: Settings) -> str | None:
+    """Why a toolset whose tools are known only once connected will have none; None if it can."""
+    if toolset == "mcp" and not settings.mcp_servers:
+        return "no MCP server is configured; hermes config set mcp_servers.NAME.command PROGRAM"
+    if toolset == "mcp" and find_spec("mcp") is None:
+        return "the package 'mcp' is not installed; pip install 'hermes-research[mcp]'"
+    return None
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:

@@ -55,9 +55,9 @@ def content_command(pattern: str, root: str, glob: str | None, count: int) -> st
         # Perl expressions are what models write (\d, lazy quantifiers); not every grep knows them.
         "kind=-E; echo x | grep -qP x 2>/dev/null && kind=-P\n"
         f'grep "$kind" -e {quoted} /dev/null; [ $? -le 1 ] || exit {_BAD_PATTERN}\n'
-        f"{_find(root, glob)} -print0 2>/dev/null | LC_ALL=C sort -z"
-        f' | xargs -0 -r grep "$kind" -nHI -e {quoted} -- 2>/dev/null'
-        f" | head -n {count} | cut -b 1-{_LINE_BYTES}"
+        f"{{ {_find(root, glob)} -print0 | LC_ALL=C sort -z"
+        f' | xargs -0 -r grep "$kind" -nHI -e {quoted} --'
+        f" | head -n {count} | cut -b 1-{_LINE_BYTES}; }} 2>/dev/null"
     )
 
 
@@ -69,7 +69,7 @@ def files_command(pattern: str, root: str, glob: str | None, count: int) -> str:
         test = f"-name {shlex.quote(pattern)}"
     return (
         f"[ -e {shlex.quote(root)} ] || exit {_NO_PATH}\n"
-        f"{_find(root, glob)} {test} -print 2>/dev/null | LC_ALL=C sort | head -n {count}"
+        f"{{ {_find(root, glob)} {test} -print | LC_ALL=C sort | head -n {count}; }} 2>/dev/null"
     )
 
 
@@ -110,7 +110,7 @@ TOOLS = (
                 "limit": {
                     "type": "integer",
                     "minimum": 1,
-                    "maximum": 1000,
+                    "maximum": 300,
                     "description": f"Most results to show; {_LIMIT} if unset.",
                 },
             },

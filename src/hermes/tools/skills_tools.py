@@ -1,8 +1,8 @@
 """skills_list, skill_view and skill_manage: the agent's own reading, and writing, of skills.
 
-Reading needs no permission. Writing does: a skill is text that later agents follow, outside the sandbox and beyond
-this rollout, so a person agrees to its exact content first. Bundled skills are never changed; creating
-one of the same name under the home directory shadows it.
+Reading needs no permission. Writing does: a skill is text that later agents follow, outside the sandbox
+and beyond this rollout, so a person agrees to its exact content first. Bundled skills are never
+changed; creating one of the same name under the home directory shadows it.
 """
 
 from __future__ import annotations
@@ -50,28 +50,29 @@ async def skill_view(arguments: JSONObject, bench: Workbench) -> str:
 
 
 async def skill_manage(arguments: JSONObject, bench: Workbench) -> str:
-    from hermes.skills.install import delete_skill, save_skill, user_directory
+    from hermes.skills.install import check_content, delete_skill, save_skill, user_directory
 
-    action, name, content = arguments["action"], arguments["name"], arguments.get("content")
+    action, name, content = arguments["action"], arguments["name"], arguments.get("content", "")
     exists = user_directory(_home(bench), name) is not None
     if action != "create" and not exists:
         raise ToolError(f"there is no user skill '{name}'; bundled skills cannot be changed or deleted.")
     if action == "create" and exists:
         raise ToolError(f"the skill '{name}' exists already; use the action 'edit'.")
-    if action != "delete" and content is None:
+    if action != "delete" and not content:
         raise ToolError(f"'{action}' needs content: the whole SKILL.md.", kind="bad_arguments")
     try:
         if action == "delete":
             await bench.approver.approve("skill", f"delete the skill '{name}'")
             delete_skill(_home(bench), name)
             return f"deleted the skill '{name}'."
+        check_content(name, content)  # nobody is asked about a skill that could not be saved
         await bench.approver.approve("skill", f"{action} the skill '{name}':\n{content}")
-        skill = save_skill(_home(bench), name, cast(str, content))
+        save_skill(_home(bench), name, content)
     except ToolError:
         raise
     except HermesError as error:
         raise _failed(error) from error
-    return f"saved the skill '{name}' at {skill.directory}."
+    return f"saved the skill '{name}'."
 
 
 def _home(bench: Workbench) -> Path:
@@ -93,7 +94,7 @@ TOOLS: tuple[Tool, ...] = (
     Tool(
         name="skills_list",
         toolset="skills",
-        description="List the skills: written instructions for kinds of work. Open a fitting one with skill_view.",
+        description="List the skills: instructions for kinds of work. Open a fitting one with skill_view.",
         parameters={
             "type": "object",
             "properties": {"category": {"type": "string", "description": "Only this category."}},
@@ -109,7 +110,10 @@ TOOLS: tuple[Tool, ...] = (
             "type": "object",
             "properties": {
                 "name": _NAME,
-                "file_path": {"type": "string", "description": "A file of the skill, as skill_view lists them."},
+                "file_path": {
+                    "type": "string",
+                    "description": "A file of the skill, as skill_view lists them.",
+                },
             },
             "required": ["name"],
             "additionalProperties": False,
@@ -127,7 +131,7 @@ TOOLS: tuple[Tool, ...] = (
                 "name": _NAME,
                 "content": {
                     "type": "string",
-                    "description": "The whole SKILL.md: '---', YAML with name and description, '---', Markdown.",
+                    "description": "The whole SKILL.md: '---', YAML name and description, '---', Markdown.",
                 },
             },
             "required": ["action", "name"],

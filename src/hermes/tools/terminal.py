@@ -28,7 +28,7 @@ async def _terminal(arguments: JSONObject, bench: Workbench) -> ToolOutput:
         raise ToolError("the command holds a NUL character", kind=ToolErrorKind.BAD_ARGUMENTS)
     cwd = await permitted(bench, arguments["workdir"], "work in") if "workdir" in arguments else None
     await bench.approver.approve("command", command)
-    with os_errors(arguments.get("workdir", bench.sandbox.workspace)):
+    with os_errors(arguments.get("workdir", "the command")):
         if arguments.get("background", False):
             process = await bench.sandbox.start(command, cwd=cwd)
             bench.processes[process.id] = process
@@ -125,7 +125,7 @@ TOOLS = (
         parameters={
             "type": "object",
             "properties": {
-                "command": {"type": "string", "minLength": 1, "description": "The command line, for sh."},
+                "command": {"type": "string", "minLength": 1, "description": "The command line."},
                 "timeout": {
                     "type": "number",
                     "minimum": 1,

@@ -1,7 +1,7 @@
 """vision_analyze: asks a model that sees images about one image.
 
-The image is always sent as data, never as an address: a file of the sandbox, a data URL, or a page fetched here
-under the private-address guard. What is sent is what the bytes are, whatever their name claims.
+The image is always sent as data, never as an address: a file of the sandbox, a data URL, or an image
+fetched here under the private-address guard. Its type is what its bytes are, whatever its name claims.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from hermes.core import JSONObject, Message, Role
-from hermes.errors import HermesError, ToolError
+from hermes.errors import ToolError
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.images import MAX_IMAGE_BYTES, data_url, decode_base64
 
@@ -31,15 +31,11 @@ async def vision_analyze(arguments: JSONObject, bench: Workbench) -> str:
     message = Message(Role.USER, arguments["question"], images=(image,))
     config = cast("Config", bench.resources["config"])
     budget = cast("Budget | None", bench.resources.get("budget"))
+    model = open_model(config, bench.settings.media.vision_model, budget=budget)
     try:
-        model = open_model(config, bench.settings.media.vision_model, budget=budget)
-        try:
-            reply = await model.complete(ChatRequest((message,), timeout_s=CALL_TIMEOUT_S))
-        finally:
-            await model.close()
-    except HermesError as error:
-        # The agent's own model is fine: this is a failure of the tool, not of the rollout's provider.
-        raise ToolError(f"the vision model failed: {error.message}", error.hint) from error
+        reply = await model.complete(ChatRequest((message,), timeout_s=CALL_TIMEOUT_S))
+    finally:
+        await model.close()
     return reply.message.content
 
 

@@ -44,7 +44,10 @@ async def _page(url: str, settings: Settings) -> JSONObject:
 
     try:
         fetched = await fetch(
-            url, allow_hosts=settings.web.allow_hosts, max_bytes=settings.web.max_bytes, timeout_s=FETCH_TIMEOUT_S
+            url,
+            allow_hosts=settings.web.allow_hosts,
+            max_bytes=settings.web.max_bytes,
+            timeout_s=FETCH_TIMEOUT_S,
         )
         if fetched.status >= 400:
             raise ToolError(f"the server answered {fetched.status}.")
@@ -59,21 +62,23 @@ def readable(fetched: Fetched) -> tuple[str, str]:
     media_type, _, parameters = fetched.content_type.partition(";")
     kind = media_type.strip().lower()
     if kind in _HTML_TYPES:
-        return _html(fetched.body, fetched.url)
+        return _html(fetched, parameters)
     if kind.startswith("text/") or kind in _TEXT_TYPES or kind.endswith(("+json", "+xml")):
         return "", _decode(fetched.body, parameters)
     raise ToolError(f"is '{kind or 'of unknown type'}', which cannot be read as text.")
 
 
-def _html(body: bytes, url: str) -> tuple[str, str]:
+def _html(fetched: Fetched, parameters: str) -> tuple[str, str]:
     import trafilatura
+    from trafilatura.utils import decode_file
 
-    title = trafilatura.extract_metadata(body.decode("utf-8", "replace"), default_url=url).title or ""
+    html = _decode(fetched.body, parameters) if "charset" in parameters else decode_file(fetched.body)
+    title = trafilatura.extract_metadata(html, default_url=fetched.url).title or ""
     content = trafilatura.extract(
-        body, url=url, output_format="markdown", include_links=True, include_comments=False
+        html, url=fetched.url, output_format="markdown", include_links=True, include_comments=False
     )
     # Pages without an article (listings, forms) have no main content to find: then all visible text.
-    return title, content or trafilatura.html2txt(body)
+    return title, content or trafilatura.html2txt(html)
 
 
 def _decode(body: bytes, parameters: str) -> str:
@@ -115,7 +120,7 @@ TOOLS: tuple[Tool, ...] = (
     Tool(
         name="web_extract",
         toolset="web",
-        description="Read web pages as text. Returns a JSON list with {url, title, content} or {url, error} each.",
+        description="Read web pages as text. Returns a JSON list of {url, title, content} or {url, error}.",
         parameters={
             "type": "object",
             "properties": {

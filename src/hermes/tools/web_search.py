@@ -41,10 +41,14 @@ def choose_backend(web: WebSettings, environ: Mapping[str, str]) -> str:
         for name, usable in ready.items():
             if usable:
                 return name
-        raise ToolError("no search engine is set up.", f"Set web.searxng_url, or {' or '.join(KEYS.values())}.")
+        raise ToolError(
+            "no search engine is set up.", f"Set web.searxng_url, or {' or '.join(KEYS.values())}."
+        )
     if ready[wanted]:
         return wanted
-    raise ToolError(f"the search engine '{wanted}' is not set up.", f"Set {KEYS.get(wanted, 'web.searxng_url')}.")
+    raise ToolError(
+        f"the search engine '{wanted}' is not set up.", f"Set {KEYS.get(wanted, 'web.searxng_url')}."
+    )
 
 
 async def search(query: str, limit: int, web: WebSettings, environ: Mapping[str, str]) -> list[Hit]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hermes.core import ToolErrorKind
 from hermes.errors import ToolError
+from hermes.safety.paths import resolve_inside
 from hermes.tools.base import Workbench
 
 
@@ -28,13 +29,12 @@ async def permitted(bench: Workbench, path: str, verb: str) -> str:
         raise bad_path(path, f"'~' is not expanded; the workspace is {bench.sandbox.workspace}")
     if bench.sandbox.isolated:
         return path
-    root = Path(bench.sandbox.workspace).resolve()
-    try:
-        real = (root / path).resolve()
-    except (OSError, RuntimeError):
-        raise bad_path(path, "its symbolic links go round in circles") from None
-    if real.is_relative_to(root):
-        return str(real.relative_to(root))
+    root = Path(bench.sandbox.workspace)
+    with os_errors(path):
+        try:
+            return str(resolve_inside(root, path).relative_to(root.resolve()))
+        except PermissionError:
+            real = (root / path).resolve()
     await bench.approver.approve("path", f"{verb} {real}")
     return str(real)
 

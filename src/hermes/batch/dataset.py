@@ -1,0 +1,229 @@
+"""Reading a file of tasks: every good row with a stable identity, every bad one with its line and reason.
+
+A row's key does not depend on its position: it is the row's own `id`, or the hash of its content and,
+where the same content stands more than once, which occurrence it is. So a dataset can be re-ordered
+or extended and each row is still recognised. Bad rows are returned beside the good ones, never
+skipped in silence, and never shift another row's key.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hermes.core import JSON, JSONObject, Message, Role, canonical_json, content_hash
+from hermes.errors import MissingDependencyError, UsageError
+
+_FIELDS = ("image", "docker_image", "cwd", "files", "expected", "reward", "metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One task."""
+
+    key: str
+    prompts: tuple[str, ...]
+    """User turns, in order; usually one."""
+    history: tuple[Message, ...] = ()
+    """Messages that come before the first prompt (from `messages`)."""
+    image: str | None = None
+    """Container image for this task's sandbox."""
+    cwd: str | None = None
+    files: JSONObject = field(default_factory=dict)
+    """Path in the workspace → text to place there before the task starts."""
+    expected: JSON = None
+    reward: str | None = None
+    """Name of the reward function for this row."""
+    metadata: JSONObject = field(default_factory=dict)
+    """Carried through; holds every column Hermes has no meaning for."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    rows: tuple[Row, ...]
+    bad: tuple[BadRow, ...]
+    digest: str
+    """Over the rows' keys and contents, in no particular order."""
+
+
+def read_dataset(source: str, *, max_rows: int | None = None, prompt_field: str = "prompt") -> Dataset:
+    """`source` is a .jsonl, .json, .csv or .parquet file, or the name of a hub dataset."""
+    seen: Counter[str] = Counter()
+    lines: dict[str, int] = {}
+    rows: list[Row] = []
+    bad: list[BadRow] = []
+    for line, record in _records(source):
+        if max_rows is not None and len(rows) >= max_rows:
+            break
+        try:
+            row = _row(record, prompt_field, seen)
+            if row.key in lines:
+                raise ValueError(f"the id {row.key!r} stands already on line {lines[row.key]}")
+        except ValueError as error:
+            bad.append(BadRow(line, str(error)))
+            continue
+        lines[row.key] = line
+        rows.append(row)
+    if not rows:
+        shown = f"; the first problem: line {bad[0].line}: {bad[0].reason}" if bad else ""
+        raise UsageError(f"{source} has no usable row{shown}", f"each row needs a '{prompt_field}' or 'messages'")
+    contents = sorted(f"{row.key}\0{row.prompts}\0{row.history}\0{row.files}\0{row.expected}" for row in rows)
+    return Dataset(tuple(rows), tuple(bad), content_hash("\n".join(contents)))
+
+
+def _records(source: str) -> Iterator[tuple[int, JSON]]:
+    """(line number, record or the ValueError that reading it gave)."""
+    path = Path(source)
+    readers = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+    reader = readers.get(path.suffix.lower())
+    if reader is not None:
+        if not path.is_file():
+            raise UsageError(f"there is no dataset file {path}", "check --dataset-file")
+        return reader(path)
+    if path.exists():
+        raise UsageError(f"{path}: unknown kind of dataset", f"one of: {', '.join(readers)}")
+    return _hub(source)
+
+
+def _jsonl(path: Path) -> Iterator[tuple[int, JSON]]:
+    with path.open("rb") as file:
+        for number, data in enumerate(file, 1):
+            if not data.strip():
+                continue
+            try:
+                yield number, json.loads(data.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except ValueError as error:
+                yield number, ValueError(f"not JSON: {error}")
+
+
+def _json(path: Path) -> Iterator[tuple[int, JSON]]:
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}", "a .json dataset is one array of rows") from error
+    if not isinstance(data, list):
+        raise UsageError(f"{path} holds no array of rows", "use .jsonl for one object a line")
+    yield from enumerate(data, 1)
+
+
+def _csv(path: Path) -> Iterator[tuple[int, JSON]]:
+    text = path.read_text("utf-8-sig")
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    for record in reader:
+        if None in record:
+            yield reader.line_num, ValueError("more columns than the heading has")
+        else:
+            yield reader.line_num, {name: value for name, value in record.items() if value not in (None, "")}
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, JSON]]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependencyError("pyarrow", "export", "reading Parquet") from error
+    number = 0
+    for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+        for record in batch.to_pylist():
+            number += 1
+            yield number, {name: value for name, value in record.items() if value is not None}
+
+
+def _hub(name: str) -> Iterator[tuple[int, JSON]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UsageError(
+            f"'{name}' is no file, and reading hub datasets needs the package 'datasets'",
+            "pip install datasets, or give a .jsonl, .json, .csv or .parquet file",
+        ) from error
+    repository, _, split = name.partition(":")
+    try:
+        rows = datasets.load_dataset(repository, split=split or "train", streaming=True)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot load the hub dataset '{name}': {error}", "check the name and the network") from error
+    yield from enumerate(rows, 1)
+
+
+def _row(record: JSON, prompt_field: str, seen: Counter[str]) -> Row:
+    if isinstance(record, ValueError):
+        raise record
+    if not isinstance(record, dict):
+        raise ValueError(f"a row is an object, not {type(record).__name__}")
+    prompts, history = _turns(record, prompt_field)
+    metadata = {
+        name: value
+        for name, value in record.items()
+        if name not in (*_FIELDS, prompt_field, "messages", "id")
+    }
+    given = _typed(record, "metadata", dict) or {}
+    row = Row(
+        key=_key(record, seen),
+        prompts=prompts,
+        history=history,
+        image=_typed(record, "image", str) or _typed(record, "docker_image", str),
+        cwd=_typed(record, "cwd", str),
+        files=_typed(record, "files", dict) or {},
+        expected=record.get("expected"),
+        reward=_typed(record, "reward", str),
+        metadata={**metadata, **given},
+    )
+    if any(not isinstance(text, str) for text in row.files.values()):
+        raise ValueError("'files' maps paths to text")
+    return row
+
+
+def _key(record: JSONObject, seen: Counter[str]) -> str:
+    if record.get("id") is not None:
+        if not isinstance(record["id"], str | int) or isinstance(record["id"], bool):
+            raise ValueError("'id' is text or a whole number")
+        return str(record["id"])
+    try:
+        digest = content_hash(canonical_json(record))[:16]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the row holds something JSON cannot: {error}") from error
+    seen[digest] += 1
+    return f"{digest}.{seen[digest]}"
+
+
+def _turns(record: JSONObject, prompt_field: str) -> tuple[tuple[str, ...], tuple[Message, ...]]:
+    if prompt_field in record:
+        prompt = record[prompt_field]
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) and p.strip() for p in prompts):
+            raise ValueError(f"'{prompt_field}' is text, or a list of texts, and not empty")
+        return tuple(prompts), ()
+    if "messages" not in record:
+        raise ValueError(f"neither '{prompt_field}' nor 'messages'")
+    messages = [_message(each) for each in record["messages"]] if isinstance(record["messages"], list) else []
+    if not messages or messages[-1].role is not Role.USER:
+        raise ValueError("'messages' is a list that ends with a user message")
+    return (messages[-1].content,), tuple(messages[:-1])
+
+
+def _message(data: JSON) -> Message:
+    roles = {"human": "user", "gpt": "assistant"}
+    if not isinstance(data, dict):
+        raise ValueError("a message is an object with role and content")
+    role = data.get("role", data.get("from"))
+    content = data.get("content", data.get("value"))
+    if roles.get(role, role) not in ("system", "user", "assistant") or not isinstance(content, str):
+        raise ValueError("a message has the role system, user or assistant, and text content")
+    return Message(Role(roles.get(role, role)), content)
+
+
+def _typed(record: JSONObject, name: str, kind: type) -> JSON:
+    value = record.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"'{name}' must be {'an object' if kind is dict else 'text'}")
+    return value

@@ -1,0 +1,138 @@
+"""Where each sample of a plan lies in the journal: positions, not rows, so that any run fits in memory.
+
+One pass over the segments finds, for every planned sample, its first terminal entry (as in
+plan.read_progress) and what is known of its failures; rows are then read one at a time, in plan order. A
+terminal entry of a sample that is no longer planned is found too: it was paid for. Only for a journal
+that nobody is writing to.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Self
+
+from hermes.batch.dataset import Row
+from hermes.batch.journal import Entry, State
+from hermes.batch.plan import SampleKey
+
+_NOWHERE = -1
+_MAX_OPEN = 100
+
+
+class Place(NamedTuple):
+    """Where one entry begins."""
+
+    segment: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Failures:
+    """The failed tries of one sample that is not finished."""
+
+    tries: int = 0
+    cause: str = ""
+    """Of the last one."""
+    trajectory_ids: list[str] = field(default_factory=list)
+    """Oldest first; a try that failed before it began has none."""
+
+
+class JournalIndex:
+    """Open while rows are read: use it as a context manager."""
+
+    def __init__(self, folder: Path, rows: tuple[Row, ...], samples_per_prompt: int) -> None:
+        self._rows = rows
+        self._samples = samples_per_prompt
+        self._number = {row.key: number for number, row in enumerate(rows)}
+        planned = len(rows) * samples_per_prompt
+        self._segment = array("i", [_NOWHERE]) * planned
+        self._offset = array("q", [_NOWHERE]) * planned
+        self._strays: dict[SampleKey, Place] = {}
+        self._paths = sorted(folder.glob("*.jsonl"))
+        self._open: dict[int, BinaryIO] = {}
+        self.failures: dict[SampleKey, Failures] = {}
+        """Of samples that are planned and not finished."""
+        self.failed_tries = 0
+        """All of them, also those of samples that went well later."""
+
+    def __enter__(self) -> Self:
+        for segment in range(len(self._paths)):
+            self._scan(segment)
+        self.failures = {key: failed for key, failed in self.failures.items() if self._place(key) is None}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._open.values():
+            file.close()
+
+    def planned(self) -> Iterator[tuple[SampleKey, Entry | None]]:
+        """Every planned sample in plan order (row by row, all samples of one row together)."""
+        for row in self._rows:
+            for sample in range(self._samples):
+                key = SampleKey(row.key, sample)
+                place = self._place(key)
+                yield key, None if place is None else self._read(place)
+
+    def strays(self) -> Iterator[tuple[SampleKey, Entry]]:
+        """Finished samples that the plan has no place for (any more), by key."""
+        for key in sorted(self._strays):
+            yield key, self._read(self._strays[key])
+
+    def _scan(self, segment: int) -> None:
+        offset = 0
+        with self._paths[segment].open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # torn: never acknowledged
+                self._note(Entry.from_json(json.loads(line)), Place(segment, offset))
+                offset += len(line)
+
+    def _note(self, entry: Entry, place: Place) -> None:
+        key = SampleKey(entry.key, entry.sample)
+        slot = self._slot(key)
+        if entry.state is State.FAILED:
+            self.failed_tries += 1
+            if slot is not None:
+                self._note_failure(key, entry)
+        elif slot is None:
+            self._strays.setdefault(key, place)
+        elif self._segment[slot] == _NOWHERE:
+            self._segment[slot], self._offset[slot] = place
+
+    def _note_failure(self, key: SampleKey, entry: Entry) -> None:
+        failed = self.failures.setdefault(key, Failures())
+        failed.tries += 1
+        failed.cause = entry.reason or "unknown"
+        if trajectory_id := entry.row.get("trajectory_id"):
+            failed.trajectory_ids.append(trajectory_id)
+
+    def _slot(self, key: SampleKey) -> int | None:
+        number = self._number.get(key.key)
+        if number is None or not 0 <= key.sample < self._samples:
+            return None
+        return number * self._samples + key.sample
+
+    def _place(self, key: SampleKey) -> Place | None:
+        slot = self._slot(key)
+        if slot is None or self._segment[slot] == _NOWHERE:
+            return None
+        return Place(self._segment[slot], self._offset[slot])
+
+    def _read(self, place: Place) -> Entry:
+        file = self._open.get(place.segment) or self._reopen(place.segment)
+        file.seek(place.offset)
+        return Entry.from_json(json.loads(file.readline()))
+
+    def _reopen(self, segment: int) -> BinaryIO:
+        """A run that was restarted often has more segments than a process may have open."""
+        if len(self._open) >= _MAX_OPEN:
+            self._open.pop(next(iter(self._open))).close()
+        self._open[segment] = self._paths[segment].open("rb")
+        return self._open[segment]

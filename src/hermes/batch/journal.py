@@ -1,0 +1,137 @@
+"""The journal of a run: one line per finished sample, on disk before anyone is told it is done.
+
+Each worker appends to a segment of its own (`journal/<worker>.jsonl`), so nobody waits for a lock and a
+killed worker can only have torn the last line of its own segment. Reading cuts a torn tail; whatever
+was acknowledged is before it. A sample that two segments report (a worker was thought dead, and was
+not) counts once: the first report in segment order stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from hermes.core import JSONObject
+from hermes.errors import HermesError
+
+
+class State(StrEnum):
+    DONE = "done"
+    FILTERED = "filtered"
+    """Ran to its end, but a quality switch keeps it out of the dataset. Terminal: never paid for twice."""
+    FAILED = "failed"
+    """An infrastructure failure: owed again on the next run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    key: str
+    sample: int
+    state: State
+    row: JSONObject
+    """The dataset row for done and filtered ones; for failed ones what is known of the failure."""
+    reason: str | None = None
+    """Why it was filtered or failed."""
+
+    def to_json(self) -> JSONObject:
+        return {
+            "key": self.key,
+            "sample": self.sample,
+            "state": self.state.value,
+            "reason": self.reason,
+            "row": self.row,
+        }
+
+    @classmethod
+    def from_json(cls, data: JSONObject) -> Entry:
+        return cls(data["key"], data["sample"], State(data["state"]), data["row"], data.get("reason"))
+
+
+class Segment:
+    """An append-only file with group commit; `append` resolves once the entry is flushed to disk."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = path
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0)
+        self._queue: queue.SimpleQueue[tuple[bytes, Future[None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="hermes-journal", daemon=True)
+        self._thread.start()
+
+    def append(self, entry: Entry) -> Future[None]:
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+        text = json.dumps(entry.to_json(), ensure_ascii=False)
+        self._queue.put((text.encode("utf-8", "backslashreplace") + b"\n", future))
+        return future
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+        self._file.close()
+
+    def _work(self) -> None:
+        closing = False
+        while not closing:
+            batch: list[tuple[bytes, Future[None]]] = []
+            item = self._queue.get()
+            while item is not None:
+                batch.append(item)
+                if self._queue.empty():
+                    break
+                item = self._queue.get()
+            closing = item is None
+            if batch:
+                self._flush(batch)
+
+    def _flush(self, batch: list[tuple[bytes, Future[None]]]) -> None:
+        start = self._file.seek(0, os.SEEK_END)
+        try:
+            data = b"".join(line for line, _ in batch)
+            while data:
+                data = data[self._file.write(data) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), start)  # half a line would merge with the next one
+            failure = HermesError(
+                f"cannot write the journal {self._path}: {error.strerror}",
+                "free space on that disk, then run the same command again: it continues",
+            )
+            for _, future in batch:
+                future.set_exception(failure)
+            return
+        for _, future in batch:
+            future.set_result(None)
+
+
+def read_journal(folder: Path) -> Iterator[Entry]:
+    """Every entry of every segment, in segment order; torn last lines are passed over."""
+    for path in sorted(folder.glob("*.jsonl")):
+        with path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # torn: never acknowledged
+                yield Entry.from_json(json.loads(line))
+
+
+def cut_torn_tails(folder: Path) -> int:
+    """Removes half-written last lines for good; returns how many. Only while no worker runs."""
+    cut = 0
+    for path in folder.glob("*.jsonl"):
+        with path.open("rb+") as file:
+            whole = 0
+            for line in file:
+                if line.endswith(b"\n"):
+                    whole += len(line)
+            if whole < path.stat().st_size:
+                file.truncate(whole)
+                os.fsync(file.fileno())
+                cut += 1
+    return cut

@@ -1,0 +1,27 @@
+"""A run in a few facts, read from its folder alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from hermes.batch.journal import State, read_journal
+from hermes.batch.plan import read_progress
+from hermes.batch.spec import load_spec
+from hermes.core import JSONObject
+
+
+def overview(folder: Path) -> JSONObject:
+    """Counts from the journal; what is planned beyond it is known only with the dataset at hand."""
+    spec = load_spec(folder)
+    progress = read_progress(read_journal(folder / "journal"))
+    states = Counter(entry.state for entry in progress.finished.values())
+    return {
+        "run": spec.name,
+        "model": spec.model,
+        "dataset": spec.dataset,
+        "done": states[State.DONE],
+        "filtered": states[State.FILTERED],
+        "failed": len(progress.failures),
+        "finalised": (folder / "statistics.json").exists(),
+    }

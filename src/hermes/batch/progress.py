@@ -1,0 +1,242 @@
+"""How far a run is, and showing it: a live view on a terminal, one JSON line at intervals elsewhere.
+
+`Progress` is told what happens and computes; its clock is given to it. Rate, ETA and tokens a minute
+come from a moving window, so that they follow a provider that speeds up or slows down. The views only
+read. A view never stops a run: what cannot be shown (a closed pipe) is not shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import NamedTuple, TextIO
+
+from hermes.batch.journal import State
+from hermes.core import JSONObject
+
+WINDOW_S = 60.0
+_WINDOW_MIN_EVENTS = 20
+"""Kept however old they are, so that a slow run has a rate too."""
+INTERVAL_S = 10.0
+"""Between two JSON lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known at one moment. Tokens, costs and failures are those of this start."""
+
+    total: int
+    """Samples of the whole plan."""
+    finished: int
+    """Done or filtered, earlier starts included."""
+    done: int
+    filtered: int
+    failed: int
+    """Given up for now: owed on the next start."""
+    failed_by_cause: dict[str, int]
+    last_failure: str | None
+    retried: int
+    """Failed tries of samples that went back into the queue."""
+    in_flight: int
+    """Samples handed to a worker."""
+    calls_in_flight: int
+    """Model calls at the endpoint, over all workers."""
+    call_limit: int
+    """How many the adaptive limit allows at present, over all workers."""
+    calls_waiting: int
+    """Model calls that wait for their turn."""
+    worker_deaths: int
+    elapsed_s: float
+    rate_per_s: float
+    """Samples settled, over the window."""
+    eta_s: float | None
+    """None if nothing has been settled yet."""
+    tokens: int
+    tokens_per_minute: float
+    """Over the window."""
+    known_cost_usd: float
+    unpriced: int
+    """Settled samples whose price is unknown."""
+    projected_cost_usd: float | None
+    """Of this start, once everything owed is done; None if any price is unknown or nothing is settled."""
+
+    @property
+    def left(self) -> int:
+        return self.total - self.finished - self.failed
+
+    def to_json(self) -> JSONObject:
+        return {**asdict(self), "left": self.left}
+
+
+class _Settled(NamedTuple):
+    at_s: float
+    tokens: int
+
+
+class Progress:
+    """Told by the pool what happens; see pool.Watcher. Safe to read from another thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._total = self._before = self._done = self._filtered = 0
+        self._in_flight = self._retried = self._deaths = 0
+        self._failed: Counter[str] = Counter()
+        self._last_failure: str | None = None
+        self._gauges: dict[str, tuple[int, int, int]] = {}
+        self._tokens = self._unpriced = 0
+        self._cost_usd = 0.0
+        self._start_s = self._window_start_s = clock()
+        self._window: deque[_Settled] = deque()
+        self._window_tokens = 0
+
+    def started(self, n_total: int, n_finished_before: int) -> None:
+        with self._lock:
+            self._total, self._before = n_total, n_finished_before
+            self._start_s = self._window_start_s = self._clock()
+
+    def dispatched(self) -> None:
+        with self._lock:
+            self._in_flight += 1
+
+    def finished(
+        self, state: State, reason: str | None, usage: JSONObject | None, cost_usd: float | None, turns: int
+    ) -> None:
+        """A sample reached its end for this start: done, filtered, or given up."""
+        with self._lock:
+            self._in_flight -= 1
+            if state is State.FAILED:
+                self._failed[cause_of(reason)] += 1
+                self._last_failure = reason
+            else:
+                self._done += state is State.DONE
+                self._filtered += state is State.FILTERED
+                self._unpriced += cost_usd is None
+            tokens = sum((usage or {}).values())
+            self._tokens += tokens
+            self._cost_usd += cost_usd or 0.0
+            self._window.append(_Settled(self._clock(), tokens))
+            self._window_tokens += tokens
+
+    def retried(self, reason: str | None) -> None:
+        """A try failed, and the sample goes back into the queue."""
+        with self._lock:
+            self._in_flight -= 1
+            self._retried += 1
+            self._last_failure = reason
+
+    def gauges(self, worker: str, in_flight: int, limit: int, waiting: int) -> None:
+        with self._lock:
+            self._gauges[worker] = (in_flight, limit, waiting)
+
+    def worker_died(self, worker: str | None = None, lost: int = 0) -> None:
+        """`lost`: samples that were in flight there and go back into the queue."""
+        with self._lock:
+            self._deaths += 1
+            self._in_flight -= lost
+            self._gauges.pop(worker or "", None)
+
+    def snapshot(self) -> Snapshot:
+        with self._lock:
+            return self._snapshot(self._clock())
+
+    def _snapshot(self, now_s: float) -> Snapshot:
+        self._forget_old(now_s)
+        failed = self._failed.total()
+        settled = self._done + self._filtered + failed
+        left = self._total - self._before - settled
+        span_s = now_s - self._window_start_s
+        rate = len(self._window) / span_s if span_s > 0 else 0.0
+        projected = self._cost_usd * (settled + left) / settled if settled and not self._unpriced else None
+        calls, limit, waiting = (sum(each) for each in zip((0, 0, 0), *self._gauges.values(), strict=True))
+        return Snapshot(
+            total=self._total,
+            finished=self._before + self._done + self._filtered,
+            done=self._done,
+            filtered=self._filtered,
+            failed=failed,
+            failed_by_cause=dict(self._failed.most_common()),
+            last_failure=self._last_failure,
+            retried=self._retried,
+            in_flight=self._in_flight,
+            calls_in_flight=calls,
+            call_limit=limit,
+            calls_waiting=waiting,
+            worker_deaths=self._deaths,
+            elapsed_s=now_s - self._start_s,
+            rate_per_s=rate,
+            eta_s=left / rate if rate else None,
+            tokens=self._tokens,
+            tokens_per_minute=60 * self._window_tokens / span_s if span_s > 0 else 0.0,
+            known_cost_usd=self._cost_usd,
+            unpriced=self._unpriced,
+            projected_cost_usd=projected,
+        )
+
+    def _forget_old(self, now_s: float) -> None:
+        while len(self._window) > _WINDOW_MIN_EVENTS and self._window[0].at_s < now_s - WINDOW_S:
+            gone = self._window.popleft()
+            self._window_start_s = gone.at_s
+            self._window_tokens -= gone.tokens
+
+
+def cause_of(reason: str | None) -> str:
+    """The kind of failure, without what differs from sample to sample."""
+    return (reason or "unknown").partition(":")[0]
+
+
+@contextmanager
+def open_view(
+    *, as_json: bool, stream: TextIO | None = None, title: str = "", interval_s: float = INTERVAL_S
+) -> Iterator[Progress]:
+    """The progress of one start, shown on `stream` (standard error) until the block ends.
+
+    Live if it is a terminal that can be drawn on; otherwise, or if `as_json`, one JSON line every
+    `interval_s` and one at the end.
+    """
+    out = sys.stderr if stream is None else stream
+    progress = Progress()
+    if as_json or not out.isatty() or os.environ.get("TERM") == "dumb":
+        with _json_lines(progress, out, title, interval_s):
+            yield progress
+        return
+    from hermes.batch.live_view import live_view
+
+    with live_view(progress, out, title):
+        yield progress
+
+
+@contextmanager
+def _json_lines(progress: Progress, out: TextIO, title: str, interval_s: float) -> Iterator[None]:
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(interval_s):
+            _write_line(out, "progress", title, progress.snapshot())
+
+    thread = threading.Thread(target=tick, name="hermes-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        _write_line(out, "end", title, progress.snapshot())
+
+
+def _write_line(out: TextIO, event: str, title: str, snapshot: Snapshot) -> None:
+    data = {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in snapshot.to_json().items()
+    }
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        out.write(json.dumps({"event": event, "title": title, **data}) + "\n")
+        out.flush()

@@ -1,0 +1,118 @@
+"""Scoring a finished trajectory with a function of the user's, while its sandbox still exists.
+
+The function is `def reward(ctx)` or `async def reward(ctx)` and returns a finite number. It sees the
+task, the trajectory and the sandbox. What it raises, and anything but a finite number, is a failure
+of the grader: the trajectory is kept without a reward and says why, and is never scored 0 for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hermes.batch.dataset import Row
+from hermes.core import JSON, JSONObject, Trajectory
+from hermes.errors import HermesError, UsageError
+from hermes.sandbox.base import Sandbox
+
+Result = TypeVar("Result")
+RewardFunction = Callable[["RewardContext"], Any]
+
+
+class GraderError(HermesError):
+    """The reward function failed, which says nothing about the policy."""
+
+
+@dataclass(frozen=True)
+class RewardContext:
+    """What a reward function works with. In a plain function the sandbox methods block; awaited otherwise."""
+
+    row: Row
+    trajectory: Trajectory
+    _sandbox: Sandbox
+    _wait: Callable[[Coroutine[Any, Any, Any]], Any]
+
+    @property
+    def answer(self) -> str:
+        return self.trajectory.answer
+
+    @property
+    def expected(self) -> JSON:
+        return self.row.expected
+
+    def terminal(self, command: str, timeout_s: float = 180.0) -> Any:
+        """{exit_code, output} of a command in the rollout's sandbox."""
+
+        async def run() -> JSONObject:
+            result = await self._sandbox.run(command, timeout_s=timeout_s)
+            return {"exit_code": result.exit_code, "output": result.output}
+
+        return self._wait(run())
+
+    def read_file(self, path: str) -> Any:
+        """A file of the workspace, as text."""
+
+        async def read() -> str:
+            return (await self._sandbox.read_file(path)).decode("utf-8", "replace")
+
+        return self._wait(read())
+
+    def write_file(self, path: str, text: str) -> Any:
+        return self._wait(self._sandbox.write_file(path, text.encode()))
+
+
+def load_reward(reference: str) -> RewardFunction:
+    """`path/to/file.py:function`; the file is run once, in this process."""
+    place, _, name = reference.rpartition(":")
+    path = Path(place)
+    if not place or not path.is_file():
+        raise UsageError(f"--reward {reference}: there is no file {place or reference}", "write file.py:function")
+    spec = importlib.util.spec_from_file_location(f"hermes_reward_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"--reward {reference}: {path} fails to load: {error!r}", "run it with python") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise UsageError(f"--reward {reference}: no function '{name}'", f"it has: {', '.join(names) or 'none'}")
+    loaded: RewardFunction = function
+    return loaded
+
+
+async def score(function: RewardFunction, row: Row, trajectory: Trajectory, sandbox: Sandbox) -> float:
+    """The reward; GraderError if the function does not give one."""
+    try:
+        value = await _call(function, row, trajectory, sandbox)
+    except HermesError as error:
+        raise GraderError(error.message, error.hint) from error
+    except Exception as error:
+        raise GraderError(f"{type(error).__name__}: {error}") from error
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool):
+            return float(value)
+        raise GraderError(f"the reward function returned {value!r}, not a finite number")
+    return float(value)
+
+
+async def _call(function: RewardFunction, row: Row, trajectory: Trajectory, sandbox: Sandbox) -> Any:
+    if inspect.iscoroutinefunction(function):
+        return await function(RewardContext(row, trajectory, sandbox, _as_is))
+    loop = asyncio.get_running_loop()
+
+    def block(work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    return await asyncio.to_thread(function, RewardContext(row, trajectory, sandbox, block))
+
+
+def _as_is(work: Coroutine[Any, Any, Result]) -> Coroutine[Any, Any, Result]:
+    return work

@@ -1,0 +1,153 @@
+"""One sample, from its row to its journal entry: run the agent, score, filter, describe."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hermes.agent.build import Plan, new_header, open_agent, prepare_opening
+from hermes.agent.examples import examples_for
+from hermes.agent.loop import AgentLoop
+from hermes.agent.toolset_choice import choose_toolsets
+from hermes.batch.dataset import Row
+from hermes.batch.filters import keep_out
+from hermes.batch.journal import Entry, State
+from hermes.batch.reward import GraderError, RewardFunction, score
+from hermes.batch.spec import RunSpec
+from hermes.config.load import Config
+from hermes.core import Header, JSONObject, Message, Reward, Sampling, Source, Step, StopReason, Trajectory
+from hermes.data.formats import sharegpt
+from hermes.models.base import ChatModel
+from hermes.store import Writer
+from hermes.tools.distributions import sample as draw_toolsets
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What all samples of one worker share."""
+
+    spec: RunSpec
+    config: Config
+    model: ChatModel
+    writer: Writer
+    rewards: Mapping[str, RewardFunction]
+    """By reference, as the specification and the rows name them."""
+
+
+async def run_sample(shop: Workshop, row: Row, sample: int) -> Entry:
+    """Runs to a terminal entry, or to a failed one if infrastructure gave way."""
+    started = time.monotonic()
+    plan = _plan(shop, row, sample)
+    config = _config(shop.config, row)
+    header = replace(
+        new_header(Source.BATCH, shop.model),
+        run_id=shop.spec.name,
+        task_id=row.key,
+        sample_index=sample,
+        config={"distribution": shop.spec.distribution, "seed": shop.spec.seed},
+        metadata=row.metadata,
+    )
+    steps: list[Step] = []
+    async with open_agent(config, shop.writer, shop.model, header, plan) as loop:
+        await _place_files(loop, row)
+        _prepare(shop, config, loop, plan, row)
+        for prompt in row.prompts:
+            steps += [step async for step in loop.turn(Message.user(prompt))]
+            if loop.outcome is None or loop.outcome.stop_reason is not StopReason.COMPLETED:
+                break
+        trajectory = Trajectory(loop.recorder.header, steps, loop.outcome)
+        reward, reward_error = await _reward(shop, row, trajectory, loop)
+        schemas = [tool.schema for tool in loop.tools]
+    facts: JSONObject = {"duration_s": round(time.monotonic() - started, 3), "latency_ms": _latencies(steps)}
+    return _entry(shop, row, sample, trajectory, schemas, reward, reward_error, facts)
+
+
+def toolsets_of(shop: Workshop, row: Row, sample: int) -> tuple[str, ...]:
+    """Drawn from the distribution, the same for the same (seed, row, sample); or the run's own."""
+    spec = shop.spec
+    if spec.distribution is not None:
+        parts = (spec.seed or 0, row.key, sample)
+        return draw_toolsets(spec.distribution, seed_parts=parts, own=shop.config.settings.distributions)
+    return choose_toolsets(shop.config, shop.model.name, ",".join(spec.toolsets) if spec.toolsets else None)
+
+
+def _plan(shop: Workshop, row: Row, sample: int) -> Plan:
+    toolsets = toolsets_of(shop, row, sample)
+    sampling = Sampling(**shop.config.settings.sampling.model_dump())
+    if shop.spec.seed is not None:
+        digest = hashlib.blake2b(f"{shop.spec.seed}/{row.key}/{sample}".encode(), digest_size=4).digest()
+        sampling = replace(sampling, seed=int.from_bytes(digest, "big") >> 1)
+    return Plan(toolsets=toolsets, examples=examples_for(shop.model.name, toolsets), sampling=sampling)
+
+
+def _config(config: Config, row: Row) -> Config:
+    """A row that names an image runs in a container made from it."""
+    if row.image is None:
+        return config
+    sandbox = config.settings.sandbox.model_copy(update={"backend": "docker", "image": row.image})
+    return replace(config, settings=config.settings.model_copy(update={"sandbox": sandbox}))
+
+
+def _prepare(shop: Workshop, config: Config, loop: AgentLoop, plan: Plan, row: Row) -> None:
+    if shop.spec.system_prompt is not None:
+        loop.prepare(Message.system(shop.spec.system_prompt), ephemeral=True)
+    elif not any(message.role == "system" for message in row.history):
+        prepare_opening(config, loop, plan)
+    for data in shop.spec.prefill:
+        loop.prepare(Message.from_json(data), ephemeral=True)
+    for message in row.history:
+        loop.prepare(message)
+
+
+async def _place_files(loop: AgentLoop, row: Row) -> None:
+    for path, text in row.files.items():
+        await loop.bench.sandbox.write_file(path, text.encode())
+
+
+async def _reward(
+    shop: Workshop, row: Row, trajectory: Trajectory, loop: AgentLoop
+) -> tuple[float | None, str | None]:
+    """(reward, None), (None, why the grader failed), or nothing where there is nothing to score."""
+    reference = row.reward or shop.spec.reward
+    if reference is None or trajectory.outcome is None or trajectory.outcome.infrastructure:
+        return None, None
+    try:
+        value = await score(shop.rewards[reference], row, trajectory, loop.bench.sandbox)
+    except GraderError as error:
+        return None, error.message
+    shop.writer.add_reward(Reward(trajectory.header.id, value, reference, {}, time.time_ns() // 1_000_000))
+    return value, None
+
+
+def _entry(
+    shop: Workshop,
+    row: Row,
+    sample: int,
+    trajectory: Trajectory,
+    schemas: list[JSONObject],
+    reward: float | None,
+    reward_error: str | None,
+    facts: JSONObject,
+) -> Entry:
+    outcome = trajectory.outcome
+    assert outcome is not None
+    if outcome.infrastructure:
+        failure: JSONObject = {"trajectory_id": trajectory.header.id, "outcome": outcome.to_json(), **facts}
+        return Entry(row.key, sample, State.FAILED, failure, f"{outcome.error_type}: {outcome.detail}")
+    data = sharegpt.to_row(trajectory, schemas, reward=reward)
+    data |= {"key": row.key, "sample": sample, "toolsets": list(_header_toolsets(trajectory.header)), **facts}
+    if reward_error is not None:
+        data["reward_error"] = reward_error
+    reason = keep_out(trajectory, reward, shop.spec.filters)
+    return Entry(row.key, sample, State.FILTERED if reason else State.DONE, data, reason)
+
+
+def _header_toolsets(header: Header) -> list[str]:
+    toolsets: list[str] = header.config["toolsets"]
+    return toolsets
+
+
+def _latencies(steps: list[Step]) -> list[float]:
+    return [round(step.call.latency_ms, 1) for step in steps if step.call]

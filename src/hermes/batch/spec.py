@@ -1,0 +1,109 @@
+"""What a run is: fixed when it starts, stored beside its data, compared when it is continued.
+
+A run continued under other settings would be two datasets in one file. So the specification of the
+first start is kept (`run.json`), and a later start that differs is an error naming what changed,
+unless it is accepted, which is recorded too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from hermes.config.files import atomic_write, ensure_dir
+from hermes.core import JSONObject
+from hermes.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Quality switches; what they keep out is kept aside with the reason."""
+
+    require_reasoning: bool = False
+    drop_unknown_tools: bool = False
+    only_completed: bool = False
+    min_turns: int | None = None
+    max_turns: int | None = None
+    min_reward: float | None = None
+    dedupe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    name: str
+    dataset: str
+    dataset_digest: str
+    model: str
+    base_url: str | None = None
+    distribution: str | None = None
+    """Toolsets are drawn per sample from it; None: `toolsets`."""
+    toolsets: tuple[str, ...] | None = None
+    """None: the model's default ones."""
+    samples_per_prompt: int = 1
+    seed: int | None = None
+    """Sent to the model, derived per sample, when given; the toolset draw uses 0 otherwise."""
+    settings: JSONObject = field(default_factory=dict)
+    """Dotted settings that flags gave: limits, sampling, sandbox."""
+    system_prompt: str | None = None
+    """Shown to the model, left out of the dataset."""
+    prefill: tuple[JSONObject, ...] = ()
+    """Messages shown before the prompt, left out of the dataset."""
+    reward: str | None = None
+    """path/to/file.py:function."""
+    filters: Filters = Filters()
+    accepted: tuple[str, ...] = ()
+    """Changes that were accepted on a later start, as 'field: old -> new'."""
+
+    def to_json(self) -> JSONObject:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: JSONObject) -> RunSpec:
+        lists = {name: tuple(data[name]) for name in ("prefill", "accepted")}
+        toolsets = tuple(data["toolsets"]) if data["toolsets"] is not None else None
+        return cls(**{**data, **lists, "toolsets": toolsets, "filters": Filters(**data["filters"])})
+
+
+def differences(old: RunSpec, new: RunSpec) -> list[str]:
+    """What changed, as 'field: old -> new'; a dataset's path may change while its content does not."""
+    ignored = {"dataset", "accepted"}
+    pairs = [(each.name, getattr(old, each.name), getattr(new, each.name)) for each in fields(RunSpec)]
+    return [
+        f"{name}: {_short(before)} -> {_short(after)}"
+        for name, before, after in pairs
+        if name not in ignored and before != after
+    ]
+
+
+def open_run(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec:
+    """Starts the run, or continues it; returns the specification that now holds."""
+    path = folder / "run.json"
+    ensure_dir(folder)
+    if path.exists():
+        old = load_spec(folder)
+        changed = differences(old, spec)
+        if changed and not accept_changes:
+            raise UsageError(
+                f"the run '{spec.name}' was started differently: {'; '.join(changed)}",
+                "choose another --run-name, or add --accept-changes to go on with the new settings",
+            )
+        accepted = (*old.accepted, *changed)
+        spec = RunSpec(**{**{each.name: getattr(spec, each.name) for each in fields(spec)}, "accepted": accepted})
+    atomic_write(path, json.dumps(spec.to_json(), indent=2, ensure_ascii=False) + "\n")
+    return spec
+
+
+def load_spec(folder: Path) -> RunSpec:
+    path = folder / "run.json"
+    try:
+        return RunSpec.from_json(json.loads(path.read_text("utf-8")))
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no run in {folder}", "see 'hermes batch list'") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not a run's specification: {error}", "move the folder aside") from error
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

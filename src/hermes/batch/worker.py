@@ -1,0 +1,192 @@
+"""A worker process: one event loop, many samples in flight. Run as `python -m hermes.batch.worker`.
+
+It is told what to do by JSON lines on standard input and reports by JSON lines on standard output. A
+sample is reported finished only after its entry is in this worker's journal segment. When standard
+input ends, it finishes what is in flight and leaves; when the parent dies, standard input ends too,
+and then nobody wants the results: it stops at once.
+
+    in:  {"do": "run", "row": {…}, "sample": 0} · {"do": "drain"}
+    out: {"say": "ready"} · {"say": "finished", "key", "sample", "state", "reason", …}
+         {"say": "gauges", "in_flight", "limit", "waiting"} · {"say": "fatal", "message", "hint"}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from hermes.agent.build import open_writer
+from hermes.batch.dataset import Row
+from hermes.batch.journal import Entry, Segment, State
+from hermes.batch.reward import RewardFunction, load_reward
+from hermes.batch.rollout import Workshop, run_sample
+from hermes.batch.spec import RunSpec, load_spec
+from hermes.config.load import load
+from hermes.core import JSONObject, Message, StopReason
+from hermes.errors import AuthError, HermesError, LimitError, StoreError
+from hermes.models.budget import Budget
+from hermes.models.open import open_model
+from hermes.models.prices import price_of
+
+_GAUGE_INTERVAL_S = 1.0
+_LINE_BYTES = 1 << 28
+
+Say = Callable[[JSONObject], None]
+
+
+def row_to_json(row: Row) -> JSONObject:
+    return {**asdict(row), "history": [message.to_json() for message in row.history]}
+
+
+def row_from_json(data: JSONObject) -> Row:
+    history = tuple(Message.from_json(message) for message in data["history"])
+    return Row(**{**data, "prompts": tuple(data["prompts"]), "history": history})
+
+
+class Worker:
+    def __init__(self, shop: Workshop, segment: Segment, budget: Budget, say: Say) -> None:
+        self._shop = shop
+        self._segment = segment
+        self._budget = budget
+        self._say = say
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def serve(self, lines: asyncio.StreamReader) -> None:
+        """Until told to drain and everything in flight is done, or until the parent is gone."""
+        gauges = asyncio.create_task(self._report_gauges())
+        try:
+            while True:
+                line = await lines.readline()
+                if not line:
+                    return  # the parent is gone
+                order = json.loads(line)
+                if order["do"] == "drain":
+                    await asyncio.gather(*self._running)
+                    return
+                task = asyncio.create_task(self._run(row_from_json(order["row"]), order["sample"]))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+        finally:
+            for task in (gauges, *self._running):
+                task.cancel()
+            await asyncio.gather(gauges, *self._running, return_exceptions=True)
+
+    async def _run(self, row: Row, sample: int) -> None:
+        try:
+            entry = await run_sample(self._shop, row, sample)
+        except StoreError as error:
+            self._say({"say": "fatal", "message": error.message, "hint": error.hint})
+            return
+        except Exception as error:
+            # A bug, or a sandbox that could not be opened: this sample's failure, kept with its trace.
+            detail = error.message if isinstance(error, HermesError) else traceback.format_exc()
+            reason = f"{type(error).__name__}: {error}"
+            entry = Entry(row.key, sample, State.FAILED, {"error": detail}, reason)
+        if stop := self._reason_to_stop(entry):
+            self._say(stop)
+            return
+        try:
+            await asyncio.wrap_future(self._segment.append(entry))
+        except HermesError as error:
+            self._say({"say": "fatal", "message": error.message, "hint": error.hint})
+            return
+        self._say(_finished(entry))
+
+    def _reason_to_stop(self, entry: Entry) -> JSONObject | None:
+        """A refused key or a spent budget is no sample's failure: nothing is marked, the run stops."""
+        outcome = entry.row.get("outcome") or {}
+        if outcome.get("error_type") == AuthError.__name__:
+            return {"say": "fatal", "message": outcome["detail"], "hint": "set a valid key, then run the same command"}
+        if outcome.get("stop_reason") in (StopReason.MAX_COST, StopReason.MAX_TOKENS, StopReason.MAX_CALLS):
+            try:
+                self._budget.check(self._shop.model.name, price_of(self._shop.config.settings, self._shop.model.name))
+            except LimitError as error:
+                hint = "run the same command with a higher --max-cost to go on"
+                return {"say": "fatal", "message": f"the run's limit: {error.message}", "hint": hint}
+        return None
+
+    async def _report_gauges(self) -> None:
+        while True:
+            await asyncio.sleep(_GAUGE_INTERVAL_S)
+            throttle = getattr(self._shop.model, "throttle", None)
+            if throttle is not None:
+                self._say(
+                    {
+                        "say": "gauges",
+                        "in_flight": throttle.in_flight,
+                        "limit": throttle.limit,
+                        "waiting": throttle.waiting,
+                    }
+                )
+
+
+def _finished(entry: Entry) -> JSONObject:
+    return {
+        "say": "finished",
+        "key": entry.key,
+        "sample": entry.sample,
+        "state": entry.state.value,
+        "reason": entry.reason,
+        "usage": entry.row.get("usage"),
+        "cost_usd": entry.row.get("cost_usd"),
+        "turns": entry.row.get("turns", 0),
+    }
+
+
+def _rewards(spec: RunSpec, extra: tuple[str, ...]) -> dict[str, RewardFunction]:
+    wanted = {reference for reference in (spec.reward, *extra) if reference}
+    return {reference: load_reward(reference) for reference in wanted}
+
+
+async def work(folder: Path, name: str, max_cost_usd: float | None, rewards: tuple[str, ...]) -> None:
+    spec = load_spec(folder)
+    config = load(spec.settings)
+    budget = Budget(max_cost_usd=max_cost_usd)
+    model = open_model(config, spec.model, spec.base_url, budget)
+    segment = Segment(folder / "journal" / f"{name}.jsonl")
+    say = _speaker()
+    try:
+        with open_writer(config) as writer:
+            shop = Workshop(spec, config, model, writer, _rewards(spec, rewards))
+            say({"say": "ready"})
+            await Worker(shop, segment, budget, say).serve(await _standard_input())
+    finally:
+        segment.close()
+        await model.close()
+
+
+def _speaker() -> Say:
+    """Reports go to the original standard output; whatever else prints goes to standard error."""
+    out, sys.stdout = sys.stdout, sys.stderr
+
+    def say(report: JSONObject) -> None:
+        out.write(json.dumps(report) + "\n")
+        out.flush()
+
+    return say
+
+
+async def _standard_input() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=_LINE_BYTES)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+def main() -> None:
+    folder, name, max_cost, rewards = sys.argv[1:5]
+    try:
+        asyncio.run(work(Path(folder), name, float(max_cost) if max_cost else None, tuple(json.loads(rewards))))
+    except HermesError as error:
+        sys.stdout = sys.__stdout__
+        _speaker()({"say": "fatal", "message": error.message, "hint": error.hint})
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

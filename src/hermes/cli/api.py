@@ -1,0 +1,95 @@
+"""`hermes api` (also the script `run-api`): the trajectory API between environments and trainers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep everything here, so that it survives a crash. Without it the server starts empty.",
+)
+@click.option(
+    "--max-groups",
+    default=20_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Most groups kept; beyond, posts are refused with 503.",
+)
+@click.option(
+    "--max-mb",
+    type=click.IntRange(min=1),
+    help="Most megabytes of groups kept: 2048, or 32768 with --state-dir.",
+)
+@click.option(
+    "--max-body-mb",
+    default=256,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Largest request body, inflated.",
+)
+@click.option(
+    "--env-timeout",
+    "env_timeout_s",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    help="Seconds of silence after which an environment counts as gone.",
+)
+@click.option(
+    "--accept-unknown-envs",
+    is_flag=True,
+    help="Take groups of environments that never registered, as the original server does.",
+)
+def api(
+    host: str,
+    port: int,
+    state_dir: Path | None,
+    max_groups: int,
+    max_mb: int | None,
+    max_body_mb: int,
+    env_timeout_s: float,
+    accept_unknown_envs: bool,
+) -> None:
+    """Serve the trajectory API until interrupted: environments post groups, a trainer gets batches.
+
+    On any address but loopback, HERMES_API_TOKEN must hold a token that clients send.
+    """
+    import logging
+    import os
+
+    from hermes.rollouts.intake import Limits
+    from hermes.rollouts.security import TOKEN_VARIABLE
+    from hermes.rollouts.server import Options, serve
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    limits = Limits(
+        max_groups=max_groups,
+        max_bytes=(max_mb or (32_768 if state_dir else 2_048)) << 20,
+        max_body_bytes=max_body_mb << 20,
+        env_timeout_s=env_timeout_s,
+        accept_unknown_envs=accept_unknown_envs,
+    )
+    kept = f"state in {state_dir}" if state_dir else "state in memory only"
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    serve(
+        Options(host, port, state_dir, token, limits),
+        lambda address: click.echo(f"trajectory API on {address}, {kept}"),
+    )
+
+
+def run_api() -> None:
+    """The script `run-api`, by which other projects' instructions start the server."""
+    from hermes.cli.main import main
+
+    sys.argv.insert(1, "api")
+    main()

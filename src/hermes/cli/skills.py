@@ -1,0 +1,149 @@
+"""`hermes skills`: browse, search, view, install and check."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from hermes.cli.options import json_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hermes.skills.catalogue import Catalogue
+    from hermes.skills.skill import Skill
+
+
+@click.group()
+def skills() -> None:
+    """Browse, search, view, install and check skills.
+
+    A skill is named by its name, or by category/name.
+    """
+
+
+@skills.command()
+@click.option("--category", help="Only this category.")
+@json_option
+def browse(category: str | None, as_json: bool) -> None:
+    """List all skills."""
+    catalogue = _catalogue()
+    found = [skill for skill in catalogue.skills if category in (None, skill.category)]
+    _print_list(found, as_json)
+    for broken in catalogue.broken:
+        _echo(f"left out: {broken.error.message}", err=True)
+
+
+@skills.command()
+@click.argument("query", nargs=-1, required=True)
+@json_option
+def search(query: tuple[str, ...], as_json: bool) -> None:
+    """List the skills that fit QUERY, best first."""
+    _print_list(_catalogue().search(" ".join(query)), as_json)
+
+
+@skills.command()
+@click.argument("name")
+@click.option("--file", "file_path", metavar="PATH", help="A file that comes with the skill.")
+@json_option
+def view(name: str, file_path: str | None, as_json: bool) -> None:
+    """Print a skill."""
+    from hermes.skills import read_skill_file, skill_files
+
+    skill = _catalogue().find(name)
+    files = skill_files(skill)
+    content = read_skill_file(skill, file_path) if file_path else skill.body
+    if as_json:
+        facts = {**skill.to_json(), "directory": str(skill.directory), "files": files, "content": content}
+        click.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    if not file_path:
+        _echo(
+            f"{skill.category}/{skill.name} {skill.version or ''} ({skill.origin.value}, {skill.directory})"
+        )
+        _echo(f"{skill.description}\n")
+    _echo(content.rstrip("\n"))
+    if files and not file_path:
+        _echo(f"\nfiles: {', '.join(files)}")
+
+
+@skills.command()
+@click.argument("source")
+@click.option("--yes", is_flag=True, help="Install without asking.")
+@click.option("--force", is_flag=True, help="Replace a skill of the same name.")
+@json_option
+def install(source: str, yes: bool, force: bool, as_json: bool) -> None:
+    """Install a skill from SOURCE: a directory, a .zip or .tar.gz file, or a bundled skill's name.
+
+    What it contains is shown first. Nothing in it is run.
+    """
+    from hermes.config.paths import home
+    from hermes.skills.install import install as put_in_place
+    from hermes.skills.install import prepare
+
+    candidate = prepare(source)
+    if not as_json:
+        found = candidate.skill
+        _echo(f"{found.name} {found.version or ''}, from {candidate.source}\n{found.description}\n")
+        for name, data in sorted(candidate.files.items()):
+            _echo(f"  {len(data):>9,} bytes  {name}")
+    if not yes:
+        click.confirm("Install it?", abort=True, err=as_json)
+    skill = put_in_place(home(), candidate, replace=force)
+    if as_json:
+        click.echo(json.dumps({**skill.to_json(), "directory": str(skill.directory)}, ensure_ascii=False))
+    else:
+        _echo(f"installed {skill.name} in {skill.directory}")
+
+
+@skills.command()
+@click.argument("name", required=False)
+@json_option
+@click.pass_context
+def check(ctx: click.Context, name: str | None, as_json: bool) -> None:
+    """Check skills: their form, changes since they were installed, and what they need.
+
+    Exits with 1 if one is malformed or was changed.
+    """
+    from hermes.cli.tables import aligned
+    from hermes.config.load import load
+    from hermes.errors import UsageError
+    from hermes.skills.install import check as check_all
+
+    config = load()
+    findings = [finding for finding in check_all(config.home, config.environ) if name in (None, finding.name)]
+    if name and not findings:
+        raise UsageError(f"there is no skill '{name}'.", "'hermes skills browse' lists them.")
+    if as_json:
+        click.echo(json.dumps([finding.to_json() for finding in findings], ensure_ascii=False))
+    else:
+        rows = [(each.name, each.origin.value, each.state) for each in findings]
+        for line in aligned([("SKILL", "ORIGIN", "STATE"), *rows]):
+            click.echo(line)
+    ctx.exit(1 if any(finding.problems for finding in findings) else 0)
+
+
+def _catalogue() -> Catalogue:
+    from hermes.config.paths import home
+    from hermes.skills import list_skills
+
+    return list_skills(home())
+
+
+def _print_list(found: Sequence[Skill], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([skill.to_json() for skill in found], ensure_ascii=False))
+        return
+    if not found:
+        click.echo("no skill fits; 'hermes skills browse' lists all")
+    for skill in found:
+        _echo(f"{skill.category}/{skill.name}{'' if skill.origin.value == 'bundled' else '  (yours)'}")
+        _echo(f"    {skill.description}")
+
+
+def _echo(text: str, *, err: bool = False) -> None:
+    from hermes.safety.text import printable
+
+    click.echo(printable(text), err=err)

@@ -1,0 +1,101 @@
+"""Changes to the user's settings: variables go to `.env`, dotted keys to config.yaml.
+
+A change is validated before it is written and written whole or not at all. It is refused if it would
+bring in a problem; problems that are there already do not stand in the way of mending them one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from hermes.config import env_file, load, paths, providers, schema, yaml_file, yaml_splice
+from hermes.config.files import atomic_write, locked, read_text
+from hermes.config.validate import Problem, validate
+from hermes.errors import ConfigError
+
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+def is_variable(name: str) -> bool:
+    """OPENROUTER_API_KEY is a variable; sandbox.backend is a setting."""
+    return bool(_VARIABLE.fullmatch(name))
+
+
+def set_value(home: Path, name: str, text: str) -> Path:
+    """Sets a variable or a setting; returns the file that was changed."""
+    if is_variable(name):
+        _check_variable(name, text)
+        return _change(paths.env_path(home), home, lambda old, at: env_file.with_value(old, name, text, at))
+    path = schema.require_path(name)
+    value = schema.read_value(path, text)
+    return _change_settings(home, lambda old, at: yaml_splice.with_value(old, path, value, at))
+
+
+def unset_value(home: Path, name: str) -> bool:
+    """Removes a variable or a setting from its file; False if it was not there.
+
+    A key that is in the file but unknown can be removed too.
+    """
+    if is_variable(name):
+        target = paths.env_path(home)
+        if name not in env_file.parse(read_text(target) or "", str(target)):
+            return False
+        _change(target, home, lambda old, at: env_file.without(old, name, at))
+        return True
+    target = paths.config_path(home)
+    written = yaml_file.parse(read_text(target) or "", str(target)).places
+    path = next((key for key in written if ".".join(key) == name), None)
+    if path is None:
+        schema.require_path(name)
+        return False
+    _change_settings(home, lambda old, at: yaml_splice.without(old, path, at))
+    return True
+
+
+def check_text(text: str, where: str) -> tuple[Problem, ...]:
+    """What is wrong with the text of a config.yaml; ConfigError if it is not even YAML."""
+    data = load.without_empty_sections(yaml_file.parse(text, where).data)
+    return validate(load.as_settings_data(data))[1]
+
+
+def require_valid(text: str, where: str) -> None:
+    """Raises ConfigError for the first problem in the text, with its place."""
+    document = yaml_file.parse(text, where)
+    problems = check_text(text, where)
+    if problems:
+        place = document.place(problems[0].path) or where
+        raise ConfigError(f"{place}: {problems[0].message}", problems[0].hint)
+
+
+def _change_settings(home: Path, change: Callable[[str, str], str]) -> Path:
+    def checked(old: str, where: str) -> str:
+        new = change(old, where)
+        fresh = [problem for problem in check_text(new, where) if problem not in check_text(old, where)]
+        if fresh:
+            raise ConfigError(fresh[0].message, fresh[0].hint or "nothing was changed")
+        return new
+
+    return _change(paths.config_path(home), home, checked)
+
+
+def _change(target: Path, home: Path, change: Callable[[str, str], str]) -> Path:
+    with locked(home):
+        old = read_text(target) or ""
+        new = change(old, str(target))
+        if new != old or not target.exists():
+            atomic_write(target, new)
+    return target
+
+
+def _check_variable(name: str, text: str) -> None:
+    """Settings have one home, config.yaml; .env could hold them, but two places to look are one too many."""
+    if name == paths.HOME_VARIABLE:
+        raise ConfigError(f"{name} decides where .env is, so it cannot be set in it", "set it in your shell")
+    if load.is_setting_name(name):
+        key = load.key_of(name)
+        hint = f"hermes config set {key} VALUE" if key else "'hermes config show' lists every setting"
+        raise ConfigError(f"{name} stands for a setting, not for a key", hint)
+    if name == providers.OPENAI_URL_VARIABLE:
+        providers.checked_url(text, name)

@@ -1,0 +1,83 @@
+"""An editor session on config.yaml: the user edits a copy, and only a valid copy replaces the file."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from hermes.config import edit, paths
+from hermes.config.files import atomic_write, ensure_dir, locked, read_text
+from hermes.errors import ConfigError
+
+_FIRST_LINES = "# Settings of Hermes. 'hermes config show' lists every key with its value and origin.\n"
+
+
+def edit_config(home: Path, environ: Mapping[str, str]) -> bool:
+    """Opens the user's editor and waits; True if the file was changed.
+
+    A copy that is not valid, or that would undo a change made meanwhile, is kept and named in the error.
+    """
+    target = paths.config_path(home)
+    command = _editor(environ)
+    before = read_text(target)
+    draft = _draft(home, _FIRST_LINES if before is None else before)
+    started = read_text(draft)
+    _open(command, draft)
+    after = read_text(draft)
+    if after is None or after == started:
+        draft.unlink(missing_ok=True)
+        return False
+    with locked(home):
+        if read_text(target) != before:
+            raise ConfigError(f"{target} was changed meanwhile", f"your version is {draft}")
+        try:
+            edit.require_valid(after, str(draft))
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error.message}; config.yaml is unchanged, your version is {draft}",
+                f"{error.hint}; then: mv {shlex.quote(str(draft))} {shlex.quote(str(target))}",
+            ) from error
+        atomic_write(target, after)
+    draft.unlink(missing_ok=True)
+    return True
+
+
+def _editor(environ: Mapping[str, str]) -> list[str]:
+    chosen = environ.get("VISUAL") or environ.get("EDITOR")
+    if chosen:
+        return shlex.split(chosen)
+    path = environ.get("PATH", os.defpath)
+    found = next((name for name in ("nano", "vi") if shutil.which(name, path=path)), None)
+    if found is None:
+        raise ConfigError("no editor was found", "set EDITOR, or use 'hermes config set KEY VALUE'")
+    return [found]
+
+
+def _draft(home: Path, text: str) -> Path:
+    try:
+        handle, name = tempfile.mkstemp(prefix="config-", suffix=".yaml", dir=ensure_dir(home))
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write a copy in {home}: {error.strerror or error}", "check the disk"
+        ) from error
+    return Path(name)
+
+
+def _open(command: list[str], draft: Path) -> None:
+    try:
+        done = subprocess.run([*command, str(draft)])
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ConfigError(f"cannot start the editor '{command[0]}'", "set EDITOR to a program") from error
+    if done.returncode != 0:
+        raise ConfigError(
+            f"the editor ended with exit code {done.returncode}; config.yaml is unchanged",
+            f"your version is {draft}",
+        )

@@ -1,0 +1,149 @@
+"""Providers and model names: from `provider/name` to where the model is and which key opens it.
+
+Built-in profiles are defaults; `providers.<name>` in the settings changes or adds one. Nothing here
+connects anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from hermes.config.settings import LOCAL, ProviderSettings, Settings, http_url
+from hermes.core import JSONObject
+from hermes.errors import ConfigError, UsageError
+
+OPENAI_URL = "https://api.openai.com/v1"
+OPENAI_URL_VARIABLE = "OPENAI_BASE_URL"
+CUSTOM = "custom"
+"""The provider made up on the spot by `--base-url`."""
+BUNDLED_PROVIDER = "hermes"
+BUNDLED_MODELS = ("smollm2",)
+
+
+def builtin_profiles() -> dict[str, ProviderSettings]:
+    """The providers that need no configuration, by name."""
+    return {
+        "hermes": ProviderSettings(base_url=LOCAL, max_concurrency=1, toolsets=("math",)),
+        "openrouter": ProviderSettings(base_url="https://openrouter.ai/api/v1", key_env="OPENROUTER_API_KEY"),
+        "openai": ProviderSettings(base_url=OPENAI_URL, key_env="OPENAI_API_KEY"),
+        "vllm": ProviderSettings(base_url="http://127.0.0.1:8000/v1"),
+        "sglang": ProviderSettings(base_url="http://127.0.0.1:30000/v1"),
+        "ollama": ProviderSettings(base_url="http://127.0.0.1:11434/v1"),
+        "llamacpp": ProviderSettings(base_url="http://127.0.0.1:8080/v1"),
+    }
+
+
+def profiles(settings: Settings, environ: Mapping[str, str]) -> dict[str, ProviderSettings]:
+    """Every provider that can be named: built-in ones first, as configured, then the user's own."""
+    known = builtin_profiles()
+    if url := environ.get(OPENAI_URL_VARIABLE):
+        known["openai"] = known["openai"].model_copy(
+            update={"base_url": checked_url(url, OPENAI_URL_VARIABLE)}
+        )
+    return {**known, **settings.providers}
+
+
+def fill_builtin(providers: JSONObject) -> JSONObject:
+    """Raw `providers` data where an entry for a built-in provider gets that profile's missing fields."""
+    known = builtin_profiles()
+    return {
+        name: {**known[name].model_dump(exclude_unset=True), **entry}
+        if name in known and isinstance(entry, dict)
+        else entry
+        for name, entry in providers.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTarget:
+    """Where one model is, and how to call it."""
+
+    provider: str
+    model: str
+    """As the server knows it; may contain slashes."""
+    base_url: str
+    """`local` for a model in this process."""
+    key_env: str | None
+    """The variable the key comes from; None if the provider takes none."""
+    api_key: str | None = field(repr=False)
+    settings: ProviderSettings
+
+    @property
+    def name(self) -> str:
+        """As the user names it: provider/model."""
+        return f"{self.provider}/{self.model}"
+
+    @property
+    def is_local(self) -> bool:
+        return self.base_url == LOCAL
+
+
+def resolve_model(
+    settings: Settings, environ: Mapping[str, str], model: str, base_url: str | None = None
+) -> ModelTarget:
+    """The target of a model name. `base_url` names any compatible endpoint instead of a known provider.
+
+    `environ` is the merged environment (`Config.environ`). UsageError for a name that does not exist,
+    ConfigError for a key that is missing.
+    """
+    if base_url is not None:
+        return _ad_hoc(settings, environ, model, base_url)
+    known = profiles(settings, environ)
+    provider, slash, name = model.partition("/")
+    if not slash or provider not in known:
+        raise _unknown_provider(model, provider, list(known))
+    if not name:
+        raise UsageError(f"the model '{model}' has no name after the slash", f"write {provider}/NAME")
+    if provider == BUNDLED_PROVIDER and known[provider].base_url == LOCAL and name not in BUNDLED_MODELS:
+        names = ", ".join(f"{BUNDLED_PROVIDER}/{bundled}" for bundled in BUNDLED_MODELS)
+        raise UsageError(f"there is no bundled model '{model}'", f"bundled: {names}")
+    profile = known[provider]
+    key = _key(profile, environ)
+    if key is None and needs_key(provider, profile):
+        raise ConfigError(
+            f"the provider {provider} needs an API key, and {profile.key_env} is not set",
+            f"hermes config set {profile.key_env} (asks for it), or set it in the environment",
+        )
+    return ModelTarget(provider, name, profile.base_url, profile.key_env, key, profile)
+
+
+def needs_key(provider: str, profile: ProviderSettings) -> bool:
+    """A provider with a key variable needs it; `openai` pointed at another server may not."""
+    return profile.key_env is not None and not (provider == "openai" and profile.base_url != OPENAI_URL)
+
+
+def checked_url(url: str, source: str) -> str:
+    """A usable base URL; `source` names the flag or variable in the error."""
+    try:
+        return http_url(url)
+    except ValueError as error:
+        raise UsageError(f"{source}: expected {error}", "begin with http:// or https://") from error
+
+
+def _ad_hoc(settings: Settings, environ: Mapping[str, str], model: str, base_url: str) -> ModelTarget:
+    url = checked_url(base_url, "--base-url")
+    name = model.removeprefix(f"{CUSTOM}/")
+    if not name:
+        raise UsageError("no model name", "give the name the server knows with --model")
+    base = settings.providers.get(CUSTOM) or ProviderSettings(base_url=url, key_env="OPENAI_API_KEY")
+    profile = base.model_copy(update={"base_url": url})
+    return ModelTarget(CUSTOM, name, url, profile.key_env, _key(profile, environ), profile)
+
+
+def _key(profile: ProviderSettings, environ: Mapping[str, str]) -> str | None:
+    """The key without the white space that pasting leaves around it."""
+    return environ.get(profile.key_env or "", "").strip() or None
+
+
+def _unknown_provider(model: str, provider: str, known: list[str]) -> UsageError:
+    listing = f"known providers: {', '.join(known)}"
+    if "/" not in model:
+        bundled = [f"{BUNDLED_PROVIDER}/{name}" for name in BUNDLED_MODELS if name == model]
+        hint = f"did you mean {bundled[0]}?" if bundled else f"write PROVIDER/NAME; {listing}"
+        return UsageError(f"the model '{model}' names no provider", hint)
+    close = get_close_matches(provider, known, n=1)
+    guess = f"{close[0]}/{model.partition('/')[2]}" if close else f"openrouter/{model}"
+    hint = f"did you mean {guess}? {listing}"
+    return UsageError(f"unknown provider '{provider}' in the model '{model}'", hint)

@@ -1,0 +1,237 @@
+"""Turns whatever a server or the network did into one typed error with a clear message.
+
+Each message names the endpoint; each hint says what to do. Whether trying again can help is decided here
+and nowhere else: 408, 409, 429, 5xx, broken connections, time-outs and garbled answers are retryable; a
+refused key, a missing model, an exhausted account and a conversation that is too long are not.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+from hermes.core import JSON
+from hermes.errors import AuthError, ContextOverflowError, ProviderError
+from hermes.models.fields import as_object, as_text
+
+if TYPE_CHECKING:
+    import openai
+
+_MAX_QUOTE_CHARS = 500
+_TOO_LONG = (
+    "context length",
+    "context_length",
+    "context window",
+    "context size",
+    "exceed_context",
+    "prompt is too long",
+    "too many tokens",
+    "maximum number of tokens",
+    "reduce the length",
+)
+_NO_CREDIT = ("insufficient_quota", "billing_hard_limit", "insufficient credits")
+_NO_MODEL = ("is not a valid model", "model_not_found", "unknown model", "no such model")
+_TLS_MISFITS = {
+    "WRONG_VERSION_NUMBER": "The server speaks plain HTTP: begin base_url with http://.",
+    "RECORD_LAYER_FAILURE": "The server speaks plain HTTP: begin base_url with http://.",
+    "CERTIFICATE_VERIFY_FAILED": "This machine does not trust the server's certificate; SSL_CERT_FILE can "
+    "name a file of authorities to trust.",
+}
+"""Failures of TLS that the same attempt would only repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which endpoint an error is about, for its message."""
+
+    base_url: str
+    model: str
+    key_env: str | None
+
+    @property
+    def url(self) -> str:
+        """Without user name and password, should the address carry them."""
+        parts = urlsplit(self.base_url)
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def from_openai(error: openai.OpenAIError, place: Place) -> ProviderError:
+    """The typed form of an exception of the openai package."""
+    import openai
+
+    if isinstance(error, openai.APIStatusError):
+        return from_status(error.status_code, error.body, error.response.headers, place)
+    if isinstance(error, openai.APIConnectionError):
+        return from_network(error, place)
+    return from_report(error.body if isinstance(error, openai.APIError) else str(error), place)
+
+
+def from_report(error: JSON, place: Place) -> ProviderError:
+    """A failure that the server reports inside a success, or in the middle of a stream."""
+    body = error if isinstance(error, dict) else {"message": str(error)}
+    code = str(body.get("code"))
+    status = int(code) if code.isdecimal() and 400 <= int(code) < 600 else None
+    return from_status(status or (400 if _says(body, _TOO_LONG) else 502), body, {}, place)
+
+
+def from_status(status: int, body: JSON, headers: Mapping[str, str], place: Place) -> ProviderError:
+    """The error for an HTTP status, or for the same status reported inside a body."""
+    said = _quote(body)
+    what = f"{place.url} answered {status}" + (f": {said}" if said else "")
+    if status in (401, 403):
+        refusal = f"{place.url} refused the API key ({status}): {said}"
+        return AuthError(refusal, _key_hint(place), status=status)
+    if status == 402 or _says(body, _NO_CREDIT):
+        hint = "The account has no credit left: add some, or use another key."
+        return ProviderError(what, hint, status=status)
+    if status in (400, 413, 422) and _says(body, _TOO_LONG):
+        return ContextOverflowError(
+            f"The conversation does not fit the context window of {place.model}: {said}",
+            "Start a new conversation, or use a model with a longer context.",
+            status=status,
+        )
+    if 300 <= status < 400:
+        what = f"{place.url} redirects to {headers.get('location', 'elsewhere')}"
+        return ProviderError(what, "Set base_url to that address.", status=status)
+    retryable = status in (408, 409, 429) or status >= 500
+    hint = "The server limits how many calls it takes; try again later." if status == 429 else ""
+    return ProviderError(
+        what, hint, retryable=retryable, status=status, retry_after_s=retry_after_s(headers, time.time())
+    )
+
+
+def concerns_model(error: ProviderError) -> bool:
+    """Whether the server may be saying that it has no such model."""
+    return error.status == 404 or (
+        error.status == 400 and any(mark in error.message.lower() for mark in _NO_MODEL)
+    )
+
+
+def garbled(place: Place, body: bytes, content_type: str) -> ProviderError:
+    """A success whose body is not what the API promises; a web page means the address is wrong."""
+    page = content_type.startswith("text/html")
+    shown = body[:80].decode("utf-8", "replace")
+    return ProviderError(
+        f"{place.url} answered with {'a web page' if page else f'something that is not JSON: {shown!r}'}.",
+        "Is base_url right? It usually ends in /v1." if page else "",
+        retryable=not page,
+    )
+
+
+def timed_out(place: Place, timeout_s: float, last: ProviderError | None) -> ProviderError:
+    before = f" (before that: {last.message})" if last else ""
+    return ProviderError(
+        f"{place.url} gave no answer within {timeout_s:g} s{before}.",
+        "Raise timeout_s of the provider if its answers take that long.",
+        retryable=True,
+    )
+
+
+def no_turn(place: Place, limit: int) -> ProviderError:
+    return ProviderError(
+        f"No call to {place.url} could begin in the time given: {limit} others at a time are under way.",
+        "Allow more time, or fewer calls at once.",
+        retryable=True,
+    )
+
+
+def gate_closed(place: Place, seconds: float) -> ProviderError:
+    return ProviderError(
+        f"{place.url} wants no call for another {seconds:.0f} s, more than the time left.",
+        "Try again later.",
+        retryable=True,
+        status=429,
+        retry_after_s=seconds,
+    )
+
+
+def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
+    """How long the server asks to wait, from `retry-after-ms` or `retry-after` (seconds or HTTP date)."""
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    text = headers.get("retry-after")
+    seconds = _number(text)
+    if seconds is not None or not text:
+        return seconds
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now_s)
+    except (ValueError, OverflowError):
+        return None
+
+
+def from_network(error: Exception, place: Place) -> ProviderError:
+    """No connection, or one that broke."""
+    causes = list(_causes(error))
+    if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
+        return ProviderError(
+            f"connection refused at {place.url}: is the server running?",
+            "Start it, or correct base_url (hermes doctor shows what answers).",
+            retryable=True,
+        )
+    if any(isinstance(cause, socket.gaierror) for cause in causes):
+        host = urlsplit(place.base_url).hostname
+        return ProviderError(
+            f"the host name {host} of {place.url} cannot be resolved",
+            "Check base_url for a typing error, and the network connection.",
+            retryable=True,
+        )
+    import openai
+
+    if isinstance(error, openai.APITimeoutError):
+        return ProviderError(f"no connection to {place.url}: it does not react", retryable=True)
+    for cause in causes:
+        if isinstance(cause, ssl.SSLError) and cause.reason in _TLS_MISFITS:
+            return ProviderError(f"no secure connection to {place.url}: {cause}", _TLS_MISFITS[cause.reason])
+    reason = str(causes[-1]) or type(causes[-1]).__name__
+    return ProviderError(f"the connection to {place.url} broke: {reason}", retryable=True)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The chain of exceptions behind `error`, itself first."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        if isinstance(current, BaseExceptionGroup):
+            for inner in current.exceptions:
+                yield from _causes(inner)
+        current = current.__cause__ or current.__context__
+
+
+def _key_hint(place: Place) -> str:
+    if place.key_env is None:
+        return "This endpoint wants a key: name the variable that holds it as key_env of the provider."
+    return f"Check the key in {place.key_env}, or set another: hermes config set {place.key_env} …"
+
+
+def _says(body: JSON, marks: Sequence[str]) -> bool:
+    data = as_object(body)
+    words = f"{_quote(body)} {data.get('code')} {data.get('type')}".lower()
+    return any(mark in words for mark in marks)
+
+
+def _quote(body: JSON) -> str:
+    """What the server says went wrong, on one line."""
+    data = as_object(body)
+    said = as_text(data.get("message")) or as_text(data.get("detail")) or as_text(body)
+    upstream = as_text(as_object(data.get("metadata")).get("raw"))
+    text = " ".join(f"{said} {upstream}".split())
+    if text.startswith("<"):
+        return "a web page"
+    if not text and data:
+        text = str(data)
+    return text if len(text) <= _MAX_QUOTE_CHARS else text[:_MAX_QUOTE_CHARS] + "…"
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None

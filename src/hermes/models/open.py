@@ -1,0 +1,60 @@
+"""From a model's name to a model that can be called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hermes.errors import UsageError
+from hermes.models.budget import Budget
+from hermes.models.prices import price_of
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.models.base import ChatModel
+    from hermes.models.completions import CompletionModel
+
+
+def open_model(
+    config: Config,
+    model: str | None = None,
+    base_url: str | None = None,
+    budget: Budget | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> ChatModel:
+    """The model named `model` (provider/name; None: the configured default), bound by `budget`.
+
+    `base_url` names any OpenAI-compatible endpoint instead of a known provider. Nothing is contacted
+    yet, but a name that cannot be resolved, a missing key or an unknown parser is an error now.
+    `progress` hears of work that a model in this process does before its first answer.
+    """
+    from hermes.config.providers import resolve_model
+
+    settings = config.settings
+    target = resolve_model(settings, config.environ, model or settings.model, base_url)
+    if target.is_local:
+        from hermes.models.local import LocalChat
+        from hermes.models.metered import MeteredChat
+
+        local = LocalChat.open(target.model, config.home, progress)
+        return local if budget is None else MeteredChat(local, price_of(settings, target.name), budget)
+    from hermes.models.openai_chat import OpenAIChat
+
+    return OpenAIChat(target, price_of(settings, target.name), budget)
+
+
+def open_completions(
+    config: Config, model: str | None = None, base_url: str | None = None, budget: Budget | None = None
+) -> CompletionModel:
+    """The same for token-level completions, which only remote endpoints offer."""
+    from hermes.config.providers import resolve_model
+    from hermes.models.completions import CompletionModel
+
+    settings = config.settings
+    target = resolve_model(settings, config.environ, model or settings.model, base_url)
+    if target.is_local:
+        raise UsageError(
+            f"{target.name} runs in this process and has no completions endpoint.",
+            "Name a served model, such as vllm/NAME, or give --base-url.",
+        )
+    return CompletionModel(target, price_of(settings, target.name), budget)

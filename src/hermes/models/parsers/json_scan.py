@@ -1,0 +1,168 @@
+"""Reading JSON out of running text, keeping each value's exact source text.
+
+Every reader is strict JSON (no NaN, no raw line breaks in strings) and reports failure, however
+hostile the input, as `MalformedCallError`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import NoReturn
+
+from hermes.core import JSON
+from hermes.models.parsers.base import MalformedCallError
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_BRACKET_OR_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"|["{}\[\]]', re.DOTALL)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is out of range")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    value: JSON
+    start: int
+    end: int
+
+
+def skip_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def decode_at(text: str, at: int) -> Value:
+    """The JSON value that begins exactly at `at`."""
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        raise MalformedCallError(f"invalid JSON: {error.msg}", stopped_at=error.pos) from None
+    except ValueError as error:
+        raise MalformedCallError(f"invalid JSON: {error}", stopped_at=at) from None
+    except RecursionError:
+        raise MalformedCallError("invalid JSON: nested too deeply", stopped_at=at) from None
+    return Value(value, at, end)
+
+
+def decode(text: str) -> Value | None:
+    """The whole text as one JSON value, white space around it allowed; None if it is not one."""
+    try:
+        found = decode_at(text, skip_space(text, 0))
+    except MalformedCallError:
+        return None
+    return found if skip_space(text, found.end) == len(text) else None
+
+
+def is_object(text: str) -> bool:
+    found = decode(text)
+    return found is not None and isinstance(found.value, dict)
+
+
+def decode_object_at(text: str, at: int, name: str) -> Value:
+    """The JSON object at `at`: the arguments of a call whose name stands outside the JSON."""
+    try:
+        found = decode_at(text, at)
+    except MalformedCallError as error:
+        stopped_at = error.stopped_at
+        reason = f"{error} (character {stopped_at - at + 1})"
+        raise MalformedCallError(reason, name=name, payload_at=at, bare=True, stopped_at=stopped_at) from None
+    if not isinstance(found.value, dict):
+        raise MalformedCallError(_not_an_object(found.value), name=name, ends_at=found.end)
+    return found
+
+
+def members_at(text: str, at: int) -> tuple[dict[str, Value], int]:
+    """The members of the object at `at`, each with its place in the text, and where the object ends.
+
+    When a member is broken, the error carries the name if 'name' was read before.
+    """
+    members: dict[str, Value] = {}
+    if not text.startswith("{", at):
+        raise MalformedCallError("invalid JSON: expected an object", payload_at=at, stopped_at=at)
+    here = skip_space(text, at + 1)
+    if text.startswith("}", here):
+        return members, here + 1
+    try:
+        while True:
+            key, here = _key_at(text, here)
+            members[key] = decode_at(text, here)
+            here = skip_space(text, members[key].end)
+            if text.startswith("}", here):
+                return members, here + 1
+            if not text.startswith(",", here):
+                raise MalformedCallError("invalid JSON: expected ',' or '}'", stopped_at=here)
+            here = skip_space(text, here + 1)
+    except MalformedCallError as error:
+        stopped_at = error.stopped_at
+        reason = f"{error} (character {stopped_at - at + 1})"
+        raise MalformedCallError(
+            reason, name=_name_in(members), payload_at=at, stopped_at=stopped_at
+        ) from None
+
+
+def _key_at(text: str, at: int) -> tuple[str, int]:
+    if not text.startswith('"', at):
+        raise MalformedCallError("invalid JSON: expected a member name in double quotes", stopped_at=at)
+    key = decode_at(text, at)
+    here = skip_space(text, key.end)
+    if not text.startswith(":", here):
+        raise MalformedCallError("invalid JSON: expected ':'", stopped_at=here)
+    return key.value, skip_space(text, here + 1)
+
+
+def _name_in(members: dict[str, Value]) -> str:
+    found = members.get("name")
+    return found.value if found is not None and isinstance(found.value, str) else ""
+
+
+def call_parts(text: str, at: int, *keys: str) -> tuple[str, str, int]:
+    """Name, argument text and end of the call object at `at`; the arguments are under one of `keys`."""
+    members, end = members_at(text, at)
+    name = _name_in(members)
+    if not name:
+        raise MalformedCallError('the call has no "name"', ends_at=end)
+    found = next((members[key] for key in keys if key in members), None)
+    if found is None and members.keys() - {"name", "id", "type"}:
+        raise MalformedCallError(f'the call has no "{keys[0]}"', name=name, ends_at=end)
+    if found is None or found.value is None:
+        return name, "{}", end
+    if isinstance(found.value, dict):
+        return name, text[found.start : found.end], end
+    if isinstance(found.value, str) and is_object(found.value):
+        return name, found.value, end  # written as a string: what is in the string is what was meant
+    raise MalformedCallError(_not_an_object(found.value), name=name, ends_at=end)
+
+
+def _not_an_object(value: JSON) -> str:
+    return f"the arguments must be a JSON object, not {type(value).__name__}"
+
+
+def balanced_end(text: str, at: int) -> int | None:
+    """Where the bracket at `at` closes, strings skipped; None if it does not."""
+    expected: list[str] = []
+    for match in _BRACKET_OR_STRING.finditer(text, at):
+        token = match[0]
+        if token in "{[":
+            expected.append("}" if token == "{" else "]")
+        elif token in "}]":
+            if not expected or expected.pop() != token:
+                return None
+            if not expected:
+                return match.end()
+        elif token == '"':
+            return None  # a string that never ends
+    return None

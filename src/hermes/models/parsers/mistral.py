@@ -1,0 +1,109 @@
+"""Mistral, both forms behind `[TOOL_CALLS]`.
+
+- up to tokenizer v7: one array, `[TOOL_CALLS] [{"name": …, "arguments": {…}, "id": "…"}, …]`;
+- from v11: one mark per call, `[TOOL_CALLS]name{…}`, later with `[CALL_ID]id` and `[ARGS]` between.
+
+Either form is read by every Mistral parser; `array` says which one `render` writes. Ids are nine letters
+and digits, as Mistral's templates insist. Thinking may be `[THINK]…[/THINK]`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hermes.core import JSONObject, ToolCall
+from hermes.models.parsers.base import MalformedCallError, ParsedText
+from hermes.models.parsers.hermes import call_object
+from hermes.models.parsers.json_scan import call_parts, decode_object_at, members_at, skip_space
+from hermes.models.parsers.named import NAME, argument_text, checked_name
+from hermes.models.parsers.objects import Row, broken_object
+from hermes.models.parsers.scan import Grammar, scan
+
+_MARK = "[TOOL_CALLS]"
+_BEHIND = re.compile(r"\s*+(?:,\s*\{|\]\s*+(?![,}\]])|\Z)")
+_ROW = Row(separator=re.compile(r",\s*(?=\{)"), after=_BEHIND, joined=_BEHIND)
+_HEAD = re.compile(rf"\s*(?P<name>{NAME})\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9]+)\s*)?(?:\[ARGS\])?\s*(?=\{{)")
+_ID = re.compile(r"[A-Za-z0-9]{9}")
+_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+@dataclass(frozen=True)
+class MistralParser:
+    name: str
+    array: bool
+    repair: bool = False
+
+    @cached_property
+    def _grammar(self) -> Grammar:
+        return Grammar(
+            opener=re.escape(_MARK),
+            read=self._read,
+            thinking=(("<think>", "</think>"), ("[THINK]", "[/THINK]")),
+        )
+
+    def _read(self, text: str, at: int, tools: Sequence[JSONObject]) -> tuple[list[ToolCall], int]:
+        start = skip_space(text, at)
+        if text.startswith("[", start) and not text.startswith(_MARK, start):
+            return self._read_array(text, start + 1)
+        head = _HEAD.match(text, at)
+        if head is None:
+            raise MalformedCallError(f"after {_MARK} comes neither an array nor a name and an object")
+        found = decode_object_at(text, head.end(), head["name"])
+        return [ToolCall(head["id"] or "", head["name"], text[found.start : found.end])], found.end
+
+    def _read_array(self, text: str, at: int) -> tuple[list[ToolCall], int]:
+        calls: list[ToolCall] = []
+        while True:
+            at = skip_space(text, at)
+            if at == len(text):
+                return calls, at
+            if text[at] == "]":
+                return calls, at + 1
+            call, at = self._read_element(text, at)
+            calls.append(call)
+            at = skip_space(text, at)
+            at += text.startswith(",", at)
+
+    def _read_element(self, text: str, at: int) -> tuple[ToolCall, int]:
+        try:
+            name, arguments, end = call_parts(text, at, "arguments")
+        except MalformedCallError as error:
+            return broken_object(text, at, error, _ROW, self.repair)
+        given = members_at(text, at)[0].get("id")
+        return ToolCall(given.value if given and isinstance(given.value, str) else "", name, arguments), end
+
+    def parse(self, text: str, tools: Sequence[JSONObject] = ()) -> ParsedText:
+        found = scan(text, self._grammar, tools, repair=self.repair)
+        return replace(found, tool_calls=tuple(map(_with_id, found.tool_calls)))
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        if self.array and not any(_is_marked(call) for call in calls):
+            return f"{_MARK} [{', '.join(map(_element, calls))}]" if calls else ""
+        return "".join(call.arguments if _is_marked(call) else self._render_call(call) for call in calls)
+
+    def _render_call(self, call: ToolCall) -> str:
+        if self.array:
+            return f"{_MARK} [{_element(call)}]"
+        return f"{_MARK}{checked_name(call)}{argument_text(call)}"
+
+
+def _is_marked(call: ToolCall) -> bool:
+    """A malformed call whose text already has its mark."""
+    return call.error is not None and call.arguments.startswith(_MARK)
+
+
+def _element(call: ToolCall) -> str:
+    if call.error and call.arguments.startswith("{"):
+        return call.arguments
+    text = call_object(call, "arguments")
+    return f'{text[:-1]}, "id": "{call.id}"}}' if _ID.fullmatch(call.id) else text
+
+
+def _with_id(call: ToolCall) -> ToolCall:
+    if _ID.fullmatch(call.id):
+        return call
+    return replace(call, id="".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(9)))

@@ -1,0 +1,63 @@
+"""A malformed object in a row of call objects: how far it reaches, so that the next one is still read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hermes.core import ToolCall
+from hermes.models.parsers.base import MalformedCallError, broken_call
+from hermes.models.parsers.json_scan import balanced_end, call_parts
+from hermes.models.parsers.repair import mend
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How call objects follow one another in a format."""
+
+    separator: re.Pattern[str]
+    """From behind one object to the next."""
+    after: re.Pattern[str]
+    """What can stand behind an object of the row, unlike behind one that is part of another's arguments."""
+    joined: re.Pattern[str]
+    """What stands behind an object when the row goes on or ends there, without prose."""
+
+
+def broken_object(
+    text: str, at: int, error: MalformedCallError, row: Row, repair: bool
+) -> tuple[ToolCall, int]:
+    """The malformed call object at `at`, and where it ends."""
+    end = _extent(text, at, error, row)
+    raw = text[at:end]
+    # One that was cut off is not mended: half an argument can be worse than none.
+    if repair and error.payload_at is not None and raw.rstrip().endswith("}") and (call := mend(raw, error)):
+        return call, end
+    return broken_call(raw, error), end
+
+
+def _extent(text: str, at: int, error: MalformedCallError, row: Row) -> int:
+    if error.ends_at is not None:
+        return error.ends_at
+    balanced = balanced_end(text, at) if text.startswith("{", at) else None
+    if balanced is not None and row.joined.match(text, balanced):
+        return balanced
+    if "Unterminated string" in str(error) or error.stopped_at >= len(text.rstrip()):
+        return len(text)
+    for match in row.separator.finditer(text, _last_string(text, at, error.stopped_at)):
+        try:
+            _, _, end = call_parts(text, match.end(), "arguments", "parameters")
+        except MalformedCallError:
+            continue
+        if row.after.match(text, end):
+            return max(match.start(), at + 1)
+    return balanced or len(text)
+
+
+def _last_string(text: str, at: int, stopped_at: int) -> int:
+    """The start of the last string before the failure.
+
+    Before it, an object that looks like a call is an argument of this one; from there on it may be
+    a neighbour that an unclosed string has run into.
+    """
+    closing = text.rfind('"', at, stopped_at)
+    return max(at, text.rfind('"', at, max(at, closing)))

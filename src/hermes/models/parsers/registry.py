@@ -1,0 +1,51 @@
+"""The parsers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from hermes.errors import UsageError
+from hermes.models.parsers.base import ToolCallParser
+from hermes.models.parsers.hermes import TaggedJSONParser
+from hermes.models.parsers.llama import LlamaParser
+from hermes.models.parsers.marked import DEEPSEEK_V3, DEEPSEEK_V3_1, KIMI_K2, MarkedParser
+from hermes.models.parsers.mistral import MistralParser
+from hermes.models.parsers.tagged_values import GLM45, GLM47, QWEN3_CODER, TaggedValuesParser
+
+_PARSERS: dict[str, Callable[[str, bool], ToolCallParser]] = {
+    "hermes": lambda name, repair: TaggedJSONParser(name, "tool_call", repair),
+    "qwen": lambda name, repair: TaggedJSONParser(name, "tool_call", repair),
+    "longcat": lambda name, repair: TaggedJSONParser(name, "longcat_tool_call", repair),
+    "llama3_json": LlamaParser,
+    "llama4_json": LlamaParser,
+    "mistral": lambda name, repair: MistralParser(name, array=True, repair=repair),
+    "mistral_v11": lambda name, repair: MistralParser(name, array=False, repair=repair),
+    "deepseek_v3": lambda name, repair: MarkedParser(name, DEEPSEEK_V3, repair),
+    "deepseek_v3_1": lambda name, repair: MarkedParser(name, DEEPSEEK_V3_1, repair),
+    "kimi_k2": lambda name, repair: MarkedParser(name, KIMI_K2, repair),
+    "qwen3_coder": lambda name, repair: TaggedValuesParser(name, QWEN3_CODER),
+    "glm45": lambda name, repair: TaggedValuesParser(name, GLM45),
+    "glm47": lambda name, repair: TaggedValuesParser(name, GLM47),
+}
+_ALIASES = {"deepseek_v31": "deepseek_v3_1"}
+
+
+def parser_names() -> tuple[str, ...]:
+    """Every name `get_parser` knows, aliases included."""
+    return tuple(sorted({**_PARSERS, **_ALIASES}))
+
+
+def get_parser(name: str, *, repair: bool = False) -> ToolCallParser:
+    """The parser called `name`.
+
+    With `repair`, malformed JSON of a call that is not cut off is mended where that is possible, and the
+    call marked `repaired`. The formats without JSON around their values have nothing to mend.
+    """
+    key = _ALIASES.get(name, name)
+    if key not in _PARSERS:
+        close = get_close_matches(name, parser_names(), n=3)
+        known = ", ".join(close or parser_names())
+        hint = f"Did you mean {known}?" if close else f"Parsers: {known}."
+        raise UsageError(f"no tool-call parser is called '{name}'.", hint)
+    return _PARSERS[key](key, repair)

@@ -1,0 +1,155 @@
+"""One pass over an answer: thinking, calls, framing and text, in the order they stand.
+
+A format says how its calls begin and are read (`Grammar`); everything the formats share is here:
+thinking, what a malformed call covers, what is left as content, and mending.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from hermes.core import JSONObject, ToolCall
+from hermes.models.parsers.base import (
+    MalformedCallError,
+    NotACallError,
+    ParsedText,
+    broken_call,
+)
+from hermes.models.parsers.json_scan import skip_space
+from hermes.models.parsers.repair import mend
+
+
+class Reader(Protocol):
+    def __call__(self, text: str, at: int, tools: Sequence[JSONObject]) -> tuple[list[ToolCall], int]:
+        """The calls that begin at `at`, just behind the opener, and where they end.
+
+        MalformedCallError and NotACallError say why there are none.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Grammar:
+    opener: str
+    """Pattern of what begins a call."""
+    read: Reader
+    closer: str | None = None
+    """Pattern of what ends a call; None if the call's own JSON does."""
+    framing: str | None = None
+    """Pattern of section marks that are neither calls nor content."""
+    thinking: tuple[tuple[str, str], ...] = (("<think>", "</think>"),)
+    escapes: bool = True
+    """True if an argument cannot contain a well-formed call, because its quotes would be escaped."""
+
+    @cached_property
+    def event(self) -> re.Pattern[str]:
+        opens = "|".join(re.escape(pair[0]) for pair in self.thinking)
+        closes = "|".join(re.escape(pair[1]) for pair in self.thinking)
+        framing = f"|(?P<framing>{self.framing})" if self.framing else ""
+        return re.compile(f"(?P<call>{self.opener})|(?P<think>{opens})|(?P<unthink>{closes}){framing}")
+
+    @cached_property
+    def boundary(self) -> re.Pattern[str]:
+        return re.compile(f"(?P<closer>{self.closer or '(?!)'})|(?P<opener>{self.opener})")
+
+
+def scan(
+    text: str, grammar: Grammar, tools: Sequence[JSONObject] = (), *, repair: bool = False
+) -> ParsedText:
+    """Takes an answer apart by `grammar`."""
+    return _Scan(text, grammar, tools, repair).run()
+
+
+class _Scan:
+    def __init__(self, text: str, grammar: Grammar, tools: Sequence[JSONObject], repair: bool) -> None:
+        self.text = text
+        self.grammar = grammar
+        self.tools = tools
+        self.repair = repair
+        self.kept: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[ToolCall] = []
+        self.kept_from = 0
+
+    def run(self) -> ParsedText:
+        steps = {"call": self._call, "think": self._think, "unthink": self._unthink, "framing": self._framing}
+        at = 0
+        while match := self.grammar.event.search(self.text, at):
+            at = steps[match.lastgroup or ""](match)
+        if self.kept_from == 0:
+            return ParsedText(self.text, None, ())
+        self._cut(len(self.text), len(self.text))
+        return ParsedText(_joined(self.kept), _joined(self.thoughts) or None, tuple(self.calls))
+
+    def _cut(self, start: int, end: int) -> int:
+        """Takes text[start:end] out of the content."""
+        self.kept.append(self.text[self.kept_from : start])
+        self.kept_from = end
+        return end
+
+    def _framing(self, match: re.Match[str]) -> int:
+        return self._cut(match.start(), match.end())
+
+    def _think(self, match: re.Match[str]) -> int:
+        close = dict(self.grammar.thinking)[match[0]]
+        end = self.text.find(close, match.end())
+        if end < 0:  # never closed: all the rest is thinking
+            end, close = len(self.text), ""
+        self.thoughts.append(self.text[match.end() : end])
+        return self._cut(match.start(), end + len(close))
+
+    def _unthink(self, match: re.Match[str]) -> int:
+        if self.thoughts:
+            return match.end()  # after real thinking a stray end is text
+        # The prompt had opened the thinking, so all of this was it, calls included.
+        self.thoughts = [self.text[: match.start()]]
+        self.kept, self.calls, self.kept_from = [], [], match.end()
+        return match.end()
+
+    def _call(self, match: re.Match[str]) -> int:
+        try:
+            calls, end = self.grammar.read(self.text, match.end(), self.tools)
+        except NotACallError:
+            return match.end() + 1
+        except MalformedCallError as error:
+            calls, end = self._broken(match, error)
+        self.calls += calls
+        return self._cut(match.start(), end)
+
+    def _broken(self, match: re.Match[str], error: MalformedCallError) -> tuple[list[ToolCall], int]:
+        inner_end, end = self._extent(error.ends_at or match.end())
+        if self.repair and error.payload_at is not None:
+            payload = self.text[error.payload_at : inner_end]
+            # A call that was cut off is not mended: half an argument can be worse than none.
+            finished = end > inner_end if self.grammar.closer else payload.rstrip().endswith("}")
+            if finished and (call := mend(payload, error)):
+                return [call], end
+        return [broken_call(self.text[match.start() : end], error)], end
+
+    def _extent(self, at: int) -> tuple[int, int]:
+        """Where a malformed call's inside ends, and where it ends with its closer."""
+        found = self.grammar.boundary.search(self.text, at)
+        # Without escapes an opener may be quoted in an argument that breaks off: do not run what it begins.
+        while found and found.lastgroup == "opener" and not self.grammar.escapes and not self._resumes(found):
+            found = self.grammar.boundary.search(self.text, found.end())
+        if found is None:
+            return len(self.text), len(self.text)
+        return found.start(), found.start() if found.lastgroup == "opener" else found.end()
+
+    def _resumes(self, opener: re.Match[str]) -> bool:
+        """True if a well-formed call begins here, and after it comes another or nothing."""
+        try:
+            _, end = self.grammar.read(self.text, opener.end(), self.tools)
+        except (MalformedCallError, NotACallError):
+            return False
+        end = skip_space(self.text, end)
+        following = self.grammar.boundary.match(self.text, end)
+        return end == len(self.text) or (following is not None and following.lastgroup == "opener")
+
+
+def _joined(pieces: list[str]) -> str:
+    return "\n".join(piece for piece in map(str.strip, pieces) if piece)

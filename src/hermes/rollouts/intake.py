@@ -1,0 +1,157 @@
+"""Taking groups in: who may send, how much there is room for, and each post once.
+
+Backpressure has two stages. Environments pause by themselves when they see how much waits (`shares`); far
+above that, posts are refused with 503 until there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hermes.core.json import JSONObject
+from hermes.rollouts import events
+from hermes.rollouts.journal import Journal
+from hermes.rollouts.metrics import Metrics
+from hermes.rollouts.queue import Group
+from hermes.rollouts.recognise import Incoming
+from hermes.rollouts.state import Accepted
+
+_RETRY_AFTER_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server bears before it refuses."""
+
+    max_groups: int = 20_000
+    max_bytes: int = 4 << 30
+    """Of groups that wait or are out with a trainer."""
+    max_body_bytes: int = 256 << 20
+    """Of one request, inflated."""
+    max_held: int = 1_024
+    """Groups of one environment that cannot be served: parts of groups, and sizes that fit no batch."""
+    env_timeout_s: float = 60.0
+    """An environment silent for longer counts as disconnected."""
+    accept_unknown_envs: bool = False
+    """Take groups with an environment id that was never given out, as the original server does."""
+
+
+class Refused(Exception):
+    """A request that is understood and not carried out."""
+
+    def __init__(self, status: int, detail: object, retry_after_s: int | None = None) -> None:
+        super().__init__(status, detail)
+        self.status = status
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class Intake:
+    def __init__(self, journal: Journal, limits: Limits, metrics: Metrics) -> None:
+        self.latest: bytes | None = None
+        """The bytes of the group that joined the queue last."""
+        self._journal = journal
+        self._state = journal.state
+        self._limits = limits
+        self._metrics = metrics
+        self._last_group_id = journal.last_group_id
+        self._under_way_groups = 0
+        self._under_way_bytes = 0
+        self._posts: dict[str, asyncio.Future[JSONObject]] = {}
+        """Posts with an idempotency key that are not answered yet."""
+
+    async def post(self, incoming: Sequence[Incoming], *, many: bool, key: str | None) -> JSONObject:
+        """Takes all groups or none. With a key seen before nothing is taken: the post had been received."""
+        if key is not None:
+            if key in self._posts:
+                await asyncio.wait([self._posts[key]])
+            if key in self._state.answered:
+                return _duplicate(self._state.answered[key], many)
+        if not incoming:
+            return {"status": "received", "groups_processed": 0}
+        self._check(incoming)
+        now_s = time.time()
+        groups = [self._named(new, now_s) for new in incoming]
+        future = self._journal.append(
+            lambda: self._apply(groups, incoming, many=many, key=key),
+            events.answered(key, len(groups)) if key is not None else None,
+            [(group, new.payload) for group, new in zip(groups, incoming, strict=True)],
+        )
+        await self._safe(future, groups, key)
+        self._metrics.count("groups_received_total", len(groups))
+        self._metrics.groups.add(len(groups), now_s)
+        self._metrics.sequences.add(sum(group.size for group in groups), now_s)
+        return future.result()
+
+    async def _safe(self, future: asyncio.Future[JSONObject], groups: list[Group], key: str | None) -> None:
+        """Waits for the journal, while the groups count as room taken and the key as under way."""
+        size_bytes = sum(group.bytes for group in groups)
+        self._under_way_groups += len(groups)
+        self._under_way_bytes += size_bytes
+        if key is not None:
+            self._posts[key] = future
+        try:
+            await future
+        finally:
+            self._under_way_groups -= len(groups)
+            self._under_way_bytes -= size_bytes
+            if key is not None:
+                del self._posts[key]
+
+    def _named(self, new: Incoming, now_s: float) -> Group:
+        self._last_group_id += 1
+        return Group(self._last_group_id, new.env_id, new.size, len(new.payload), now_s)
+
+    def _apply(
+        self, groups: list[Group], incoming: Sequence[Incoming], *, many: bool, key: str | None
+    ) -> JSONObject:
+        accepted = [self._state.accept(group) for group in groups]
+        if key is not None:
+            self._state.remember(key, len(groups))
+        queued = [new for group, new in zip(groups, incoming, strict=True) if group.id in self._state.queue]
+        if queued:
+            self.latest = queued[-1].payload
+        return _answer(accepted, many)
+
+    def _check(self, incoming: Sequence[Incoming]) -> None:
+        state, limits = self._state, self._limits
+        for env_id in {new.env_id for new in incoming} - {None}:
+            assert env_id is not None
+            if env_id in state.envs:
+                state.hear(env_id, time.time())
+            elif not limits.accept_unknown_envs:
+                raise Refused(404, f"environment {env_id} is not registered")
+        groups = state.kept_groups + self._under_way_groups + len(incoming)
+        size_bytes = state.kept_bytes + self._under_way_bytes + sum(len(new.payload) for new in incoming)
+        if groups > limits.max_groups or size_bytes > limits.max_bytes:
+            self._metrics.count("posts_refused_total", reason="full")
+            detail = f"the queue is full: {state.kept_groups} groups, {state.kept_bytes >> 20} MB"
+            raise Refused(503, detail, _RETRY_AFTER_S)
+        for index, new in enumerate(incoming):
+            held = state.would_be_held(new.env_id, new.size) and state.held(new.env_id)
+            if held and held + index >= limits.max_held:
+                self._metrics.count("posts_refused_total", reason="held")
+                why = state.misfit(new.size) or "its parts do not make up whole groups"
+                message = f"{held} groups of this environment already cannot be served ({why})"
+                raise Refused(422, [{"type": "misfit", "loc": ["body"], "msg": message, "input": new.size}])
+
+
+def _answer(accepted: list[Accepted], many: bool) -> JSONObject:
+    reasons = [outcome.reason for outcome in accepted if outcome.reason]
+    buffered = [outcome.buffered for outcome in accepted if outcome.buffered is not None]
+    answer: JSONObject = {"status": "received"}
+    if many:
+        answer["groups_processed"] = len(accepted)
+        if buffered:
+            answer |= {"buffered": len(buffered), "last_buffer_size": buffered[-1]}
+    elif buffered:
+        answer = {"status": "buffered", "buffer_size": buffered[-1]}
+    return {**answer, "reason": reasons[-1]} if reasons else answer
+
+
+def _duplicate(groups: int, many: bool) -> JSONObject:
+    answer: JSONObject = {"status": "received", "duplicate": True}
+    return {**answer, "groups_processed": groups} if many else answer

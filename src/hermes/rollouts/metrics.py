@@ -1,0 +1,68 @@
+"""Counters and recent rates, and their rendering as Prometheus text. Pure: time is an argument."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+
+_PREFIX = "hermes_rollouts_"
+RATE_WINDOW_S = 60
+
+
+class Rate:
+    """Events a second over the last minute."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, int]] = deque()
+
+    def add(self, count: int, now_s: float) -> None:
+        second = int(now_s)
+        if self._seconds and self._seconds[-1][0] == second:
+            self._seconds[-1] = (second, self._seconds[-1][1] + count)
+        else:
+            self._seconds.append((second, count))
+        self._forget(now_s)
+
+    def per_second(self, now_s: float) -> float:
+        self._forget(now_s)
+        return sum(count for _, count in self._seconds) / RATE_WINDOW_S
+
+    def _forget(self, now_s: float) -> None:
+        while self._seconds and self._seconds[0][0] <= now_s - RATE_WINDOW_S:
+            self._seconds.popleft()
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.groups = Rate()
+        self.sequences = Rate()
+        self.batches = Rate()
+        self._counters: Counter[tuple[str, str]] = Counter()
+
+    def count(self, name: str, amount: int = 1, **labels: object) -> None:
+        """Adds to a counter; its name ends in `_total`."""
+        rendered = ",".join(f'{key}="{_escaped(str(value))}"' for key, value in labels.items())
+        self._counters[name, rendered] += amount
+
+    def total(self, name: str) -> int:
+        return sum(amount for (counter, _), amount in self._counters.items() if counter == name)
+
+    def render(self, gauges: Mapping[str, float]) -> str:
+        """The text a Prometheus server scrapes."""
+        lines: list[str] = []
+        series = [(name, labels, float(amount)) for (name, labels), amount in self._counters.items()]
+        series += [(name, "", value) for name, value in gauges.items()]
+        previous = ""
+        for name, labels, value in sorted(series):
+            if name != previous:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                lines.append(f"# TYPE {_PREFIX}{name} {kind}")
+                previous = name
+            lines.append(
+                f"{_PREFIX}{name}{{{labels}}} {value:.10g}" if labels else f"{_PREFIX}{name} {value:.10g}"
+            )
+        return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

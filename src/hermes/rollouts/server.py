@@ -1,0 +1,127 @@
+"""The server process: address, state directory, event loop, signals, orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.errors import HermesError, MissingDependencyError
+from hermes.rollouts.intake import Limits
+from hermes.rollouts.security import policy_for
+
+if TYPE_CHECKING:
+    from hermes.rollouts.service import Service
+
+_SILENCE_CHECK_S = 1.0
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free one."""
+    state_dir: Path | None = None
+    """Where everything is kept; None: in memory, gone with the process."""
+    token: str | None = field(default=None, repr=False)
+    limits: Limits = field(default_factory=Limits)
+
+
+def serve(options: Options, announce: Callable[[str], None]) -> None:
+    """Serves until a signal ends it. `announce` is told the address once clients can connect.
+
+    UsageError: an address that others can reach, without a token. StoreError: the state directory cannot be
+    used. HermesError: the address is taken.
+    """
+    try:
+        import httptools  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(error.name or "uvicorn", "web", "the trajectory API") from error
+    policy_for(options.host, options.token)
+    with (
+        _bound(options.host, options.port) as listener,
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        runner.run(_run(options, listener, announce))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        what = "it is taken" if taken else error
+        raise HermesError(
+            f"cannot listen on {host} port {port}: {what}", "choose another --host or --port"
+        ) from error
+    with listener:
+        yield listener
+
+
+async def _run(options: Options, listener: socket.socket, announce: Callable[[str], None]) -> None:
+    import uvicorn
+
+    from hermes.rollouts.app import App
+    from hermes.rollouts.journal import FileJournal, Journal, MemoryJournal
+    from hermes.rollouts.protocol import Connection
+    from hermes.rollouts.service import Service
+    from hermes.rollouts.worker import Parser
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # ours below: uvicorn's would end the process before the journal is closed
+
+    journal: Journal = FileJournal(options.state_dir, time.time()) if options.state_dir else MemoryJournal()
+    service = Service(journal, options.limits)
+    parser = Parser()
+    config = uvicorn.Config(
+        App(service, policy_for(options.host, options.token), parser),
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=10,
+    )
+    server = Server(config)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+    watch = asyncio.create_task(_watch_silence(service))
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    announce(f"http://{host}:{listener.getsockname()[1]}")
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watch.cancel()
+        parser.close()
+        await journal.close()
+
+
+async def _watch_silence(service: Service) -> None:
+    while True:
+        await asyncio.sleep(_SILENCE_CHECK_S)
+        service.notice_silence()

@@ -1,0 +1,191 @@
+"""What the trajectory API does, without HTTP: each method is one request.
+
+Answers are given when the journal says the change is safe. Groups join the queue at that moment, in the
+order of the log; a batch is taken from the queue when it is asked for, and served once that is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hermes.core.json import JSONObject
+from hermes.errors import StoreError
+from hermes.rollouts import events
+from hermes.rollouts.intake import Intake, Limits, Refused
+from hermes.rollouts.journal import Journal
+from hermes.rollouts.metrics import Metrics
+from hermes.rollouts.shares import Shares
+from hermes.rollouts.state import Lease
+from hermes.rollouts.wire import EnvRegistration, Registration
+
+_EXAMPLE_KEYS = (
+    "tokens",
+    "masks",
+    "scores",
+    "advantages",
+    "ref_logprobs",
+    "generation_params",
+    "inference_logprobs",
+    "messages",
+    "images",
+)
+"""What clients find empty lists under before there is any example."""
+_WARN_EVERY_S = 60.0
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch to be sent."""
+
+    lease: Lease
+    readers: list[Callable[[], bytes]]
+    """The bytes of each group; call them in a thread."""
+
+
+class Service:
+    def __init__(self, journal: Journal, limits: Limits) -> None:
+        self.state = journal.state
+        self.journal = journal
+        self.limits = limits
+        self.metrics = Metrics()
+        self.intake = Intake(journal, limits, self.metrics)
+        self._shares = Shares(self.state)
+        self._warned_s = 0.0
+
+    async def register(self, registration: Registration) -> JSONObject:
+        if self.state.registration is None:
+            event = events.registered(registration)
+            await self.journal.append(lambda: self.state.register(registration), event)
+        return {"uuid": uuid.uuid4().int}
+
+    async def register_env(self, wanted: EnvRegistration) -> JSONObject:
+        waiting: JSONObject = {"status": "wait for trainer to start"}
+        if not self.state.started:
+            return waiting
+        env = await self.journal.append(
+            lambda: self.state.register_env(wanted, time.time()), events.env_registered(wanted)
+        )
+        run = self.state.registration
+        if env is None or run is None:  # the run was reset meanwhile
+            return waiting
+        return {
+            "status": "success",
+            "env_id": env.id,
+            "wandb_name": env.wandb_name,
+            "checkpoint_dir": run.checkpoint_dir,
+            "starting_step": self.state.step,
+            "checkpoint_interval": run.save_checkpoint_interval,
+            "num_steps": run.num_steps,
+        }
+
+    async def disconnect_env(self, env_id: int) -> JSONObject:
+        if env_id not in self.state.envs:
+            return {"status": "failure", "error": f"environment {env_id} is not registered"}
+        await self.journal.append(lambda: self.state.disconnect(env_id), events.env_disconnected(env_id))
+        return {"status": "success"}
+
+    def env_status(self, env_id: int) -> JSONObject:
+        if env_id not in self.state.envs:
+            raise Refused(404, f"environment {env_id} is not registered")
+        self.state.hear(env_id, time.time())
+        return self._shares.figures(env_id)
+
+    def notice_silence(self) -> None:
+        self.state.notice_silence(time.time() - self.limits.env_timeout_s)
+
+    async def next_batch(self, lease_s: float | None) -> Batch | JSONObject:
+        """The next batch, or the answer that there is none. Without a time, its lease is the connection's."""
+        if self.state.registration is None:
+            message = "Trainer not registered. Call /register first."
+            return {"status": "error", "message": message, "batch": []}
+        if not self.state.started:
+            await self.journal.append(self.state.start, events.started())
+        self.state.expire(time.time())
+        lease = self.state.lease_batch(_expiry(lease_s))
+        if lease is None:
+            return {"batch": None, "reason": self._why_no_batch()}
+        return await self._serve(lease)
+
+    async def replay(self, lease_id: int, lease_s: float | None) -> Batch:
+        """A batch that is out, once more."""
+        if lease_id not in self.state.leases:
+            raise Refused(404, f"lease {lease_id} is not outstanding")
+        return await self._serve(self.state.lease_again(lease_id, _expiry(lease_s)))
+
+    async def acknowledge(self, lease_id: int) -> JSONObject:
+        """Idempotent: a lease that is finished may be acknowledged again."""
+        if lease_id in self.state.leases:
+            await self._finish(lease_id)
+        elif not 0 < lease_id < self.state.next_lease_id:
+            raise Refused(404, f"there is no lease {lease_id}")
+        return {"status": "success"}
+
+    def sent(self, lease: Lease, *, arrived: bool) -> None:
+        """The connection is through with the batch, or broke before it was.
+
+        A lease without a time ends when its batch arrives; nobody waits for the record of that, and without
+        it the batch is served again. A break counts only if the batch was not served anew since.
+        """
+        if arrived and lease.expires_s is None:
+            self._finish(lease.id).add_done_callback(_log_failure)
+        elif not arrived and self.state.leases.get(lease.id) == lease:
+            self.state.lose(lease.id)
+            self.metrics.count("batches_lost_total")
+
+    async def reset(self) -> None:
+        def apply() -> None:
+            gone = list(self.state.groups())
+            self.state.reset()
+            self.journal.forget(gone)
+            self.intake.latest = None
+
+        await self.journal.append(apply, events.reset())
+
+    async def latest_example(self) -> bytes:
+        if self.intake.latest is None and (
+            newest := max((group.id for group in self.state.queue), default=None)
+        ):
+            (reader,) = self.journal.reader([newest])
+            self.intake.latest = await asyncio.to_thread(reader)
+        return self.intake.latest or b"{%s}" % b",".join(b'"%s":[]' % key.encode() for key in _EXAMPLE_KEYS)
+
+    async def _serve(self, lease: Lease) -> Batch:
+        readers = self.journal.reader(group.id for group in lease.groups)
+        try:
+            await self.journal.append(lambda: None, events.served(lease))
+        except BaseException:
+            self.state.lose(lease.id)
+            raise
+        self.metrics.batches.add(1, time.time())
+        self.metrics.count("batches_served_total")
+        if lease.redelivered:
+            self.metrics.count("batches_redelivered_total")
+        return Batch(lease, readers)
+
+    def _finish(self, lease_id: int) -> asyncio.Future[None]:
+        def apply() -> None:
+            self.journal.forget(self.state.finish(lease_id))
+
+        return self.journal.append(apply, events.finished(lease_id))
+
+    def _why_no_batch(self) -> str:
+        reason = self.state.why_no_batch()
+        if self.state.set_aside() and time.time() - self._warned_s > _WARN_EVERY_S:
+            self._warned_s = time.time()
+            _logger.warning("%d queued groups are set aside; no batch: %s", self.state.set_aside(), reason)
+        return reason
+
+
+def _expiry(lease_s: float | None) -> float | None:
+    return None if lease_s is None else time.time() + lease_s
+
+
+def _log_failure(future: asyncio.Future[None]) -> None:
+    if not future.cancelled() and isinstance(error := future.exception(), StoreError):
+        _logger.error("a served batch could not be marked as arrived: %s", error.message)

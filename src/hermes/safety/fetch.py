@@ -1,0 +1,132 @@
+"""Fetching a URL that a model or a page chose.
+
+The connection goes to an address that `safety.urls` has checked, with the URL's own host in the Host header
+and in TLS; each redirect is checked again; proxies from the environment are not used, since behind one the
+address would be somebody else's choice. Time and size are bounded, the size after decompression too.
+The body is data: nothing in it is run or followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+from urllib.parse import urldefrag, urljoin
+
+from hermes.errors import ToolError
+from hermes.safety.urls import Address, Resolve, Target, check_url, parse_url
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx2
+
+MAX_REDIRECTS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HEADERS = {
+    "User-Agent": "hermes-research",
+    "Accept": "text/html,application/xhtml+xml,application/json,text/plain,*/*;q=0.5",
+    "Accept-Encoding": "gzip",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    url: str
+    """Where the body came from, after redirects."""
+    status: int
+    content_type: str
+    """As the server sent it, parameters included; '' if it sent none."""
+    body: bytes
+
+
+async def fetch(
+    url: str,
+    *,
+    allow_hosts: Iterable[str],
+    max_bytes: int,
+    timeout_s: float,
+    max_redirects: int = MAX_REDIRECTS,
+    resolve: Resolve | None = None,
+) -> Fetched:
+    """GET the URL; any status is a result. ToolError if it is refused, too slow, too large or broken."""
+    allowed = tuple(allow_hosts)
+    here = url
+    try:
+        async with asyncio.timeout(timeout_s):
+            for _ in range(max_redirects + 1):
+                addresses = await asyncio.to_thread(check_url, here, allowed, resolve)
+                fetched = await _get(here, addresses, max_bytes)
+                if isinstance(fetched, Fetched):
+                    return fetched
+                here = fetched
+    except TimeoutError as error:
+        raise ToolError(f"{url} did not answer in full within {timeout_s:g} s.", kind="timeout") from error
+    raise ToolError(f"{url} leads to more than {max_redirects} redirects.")
+
+
+async def _get(url: str, addresses: list[Address], max_bytes: int) -> Fetched | str:
+    """What the first address that accepts a connection answers, or the URL it redirects to."""
+    import httpx2
+
+    failure: Exception | None = None
+    # A client for this one request: no connection or cookie of it is for another host at the same address.
+    async with httpx2.AsyncClient(trust_env=False, verify=_tls(), timeout=None) as client:
+        for address in addresses:
+            try:
+                response = await client.send(_request(client, url, address), stream=True)
+                return await _read(response, url, max_bytes)
+            except httpx2.ConnectError as error:
+                failure = error
+            except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+                failure = error
+                break
+    raise ToolError(f"{url} cannot be fetched: {str(failure) or type(failure).__name__}") from failure
+
+
+def _request(client: httpx2.AsyncClient, url: str, address: Address) -> httpx2.Request:
+    import httpx2
+
+    target = parse_url(url)
+    return client.build_request(
+        "GET",
+        httpx2.URL(url).copy_with(host=address.ip, port=address.port),
+        headers={**_HEADERS, "Host": _host_header(target)},
+        extensions={"sni_hostname": target.host},
+    )
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """The user's own authorities (SSL_CERT_FILE) count; reading them takes long enough to do it once."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+def _host_header(target: Target) -> str:
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    default = 443 if target.scheme == "https" else 80
+    return host if target.port == default else f"{host}:{target.port}"
+
+
+async def _read(response: httpx2.Response, url: str, max_bytes: int) -> Fetched | str:
+    location = response.headers.get("location")
+    if response.status_code in _REDIRECTS and location:
+        return urldefrag(urljoin(url, location)).url
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "", "gzip", "x-gzip"):
+        raise ToolError(f"{url} is compressed as '{encoding}', which was not asked for.")
+    unzip = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        try:
+            body += unzip.decompress(chunk, max_bytes + 1 - len(body)) if unzip else chunk
+        except zlib.error as error:
+            raise ToolError(f"{url} says it is gzip, and is not: {error}.") from error
+        if len(body) > max_bytes:
+            raise ToolError(f"{url} is larger than {max_bytes} bytes.")
+    return Fetched(url, response.status_code, response.headers.get("content-type", ""), bytes(body))

@@ -1,0 +1,165 @@
+"""Files inside a directory, and nothing outside it.
+
+`open_inside` walks the path one component at a time from a descriptor of the root, never lets the
+kernel follow a link, and follows links itself as far as they stay inside. So a process that swaps
+directories for links while we look cannot lead us out: every step starts from a directory that was reached
+from the root. `resolve_inside` answers the same question as a path, for showing and comparing; between its
+answer and a later use a link can change, so use `open_inside` to touch a file others can write to.
+
+Neither says what kind of file it is: a FIFO or a device inside the root is inside.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+MAX_PATH_BYTES = 4096
+_MAX_LINKS = 40
+# O_PATH: to walk through a directory one need not be allowed to list it.
+_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def resolve_inside(root: Path, path: str) -> Path:
+    """The real path of `path` (relative to root, or absolute); PermissionError if that is not inside root."""
+    _check_text(path)
+    base = root.resolve()
+    try:
+        real = (base / path).resolve()
+    except RuntimeError as error:  # a loop of links
+        raise OSError(errno.ELOOP, "too many symbolic links", path) from error
+    if not real.is_relative_to(base):
+        raise _outside(path)
+    return real
+
+
+def open_inside(root: Path, path: str, flags: int, mode: int = 0o600, *, alias: str | None = None) -> int:
+    """A descriptor of a file or directory inside root, opened with `flags`; the caller closes it.
+
+    An absolute path, or a link's absolute target, counts from `alias`: the name the root has for whoever
+    wrote the path (default: root itself). PermissionError for what is outside.
+    """
+    with locate_inside(root, path, alias=alias) as place:
+        if place.name == ".":
+            return os.open(".", flags & ~os.O_CREAT | os.O_CLOEXEC, dir_fd=place.directory)
+        return os.open(place.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=place.directory)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a path leads: a name, not a link when it was looked at, in an open directory."""
+
+    directory: int
+    """Descriptor; closed when the `with` block ends."""
+    name: str
+    """'.' if the path is the directory itself. Nothing of that name need exist."""
+
+
+@contextmanager
+def locate_inside(
+    root: Path,
+    path: str,
+    *,
+    alias: str | None = None,
+    make_parents: bool = False,
+    owner: tuple[int, int] | None = None,
+) -> Iterator[Place]:
+    """Walks to the last component. With `make_parents`, missing directories are created on the way.
+
+    `owner` is the user and group to give them to (default: whoever we are).
+    """
+    _check_text(path)
+    walk = _Walk(root, alias or str(root), make_parents, owner)
+    try:
+        yield walk.to(path)
+    finally:
+        walk.close()
+
+
+class _Walk:
+    """One walk: the descriptors from the root down to where it stands."""
+
+    def __init__(self, root: Path, alias: str, make_parents: bool, owner: tuple[int, int] | None) -> None:
+        # Links on the way to the root are the caller's own; O_NOFOLLOW starts below it.
+        self._stack = [os.open(root, _DIRECTORY)]
+        self._alias = PurePosixPath(alias)
+        self._make_parents = make_parents
+        self._owner = owner
+        self._links = 0
+
+    def close(self) -> None:
+        self._pop_to(0)
+
+    def to(self, path: str) -> Place:
+        pending = self._parts(path, path)
+        while pending:
+            name = pending.pop()
+            if name == "..":
+                if len(self._stack) == 1:
+                    raise _outside(path)
+                self._pop_to(len(self._stack) - 1)
+                continue
+            target = self._link(name)
+            if target is not None:
+                self._links += 1
+                if self._links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, "too many symbolic links", path)
+                pending += self._parts(target, path)
+            elif pending:
+                self._enter(name)
+            else:
+                return Place(self._stack[-1], name)
+        return Place(self._stack[-1], ".")
+
+    def _parts(self, path: str, asked: str) -> list[str]:
+        """The components still to walk, last first. An absolute path starts again at the root."""
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if path.startswith("/"):
+            base = list(self._alias.parts[1:])
+            if parts[: len(base)] != base:
+                raise _outside(asked)
+            parts = parts[len(base) :]
+            self._pop_to(1)
+        if path.endswith("/") and parts and parts[-1] != "..":
+            parts.append(".")  # a trailing slash asks for a directory
+        return parts[::-1]
+
+    def _link(self, name: str) -> str | None:
+        try:
+            return os.readlink(name, dir_fd=self._stack[-1])
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.ENOENT):  # not a link; not there
+                return None
+            raise
+
+    def _enter(self, name: str) -> None:
+        here = self._stack[-1]
+        if self._make_parents:
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o777, dir_fd=here)
+                if self._owner:
+                    os.chown(name, *self._owner, dir_fd=here, follow_symlinks=False)
+        self._stack.append(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=here))
+
+    def _pop_to(self, depth: int) -> None:
+        while len(self._stack) > depth:
+            os.close(self._stack.pop())
+
+
+def _check_text(path: str) -> None:
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        encoded = b""
+    if not encoded or b"\0" in encoded:
+        raise OSError(errno.EINVAL, "not a path", path)
+    if len(encoded) > MAX_PATH_BYTES:
+        raise OSError(errno.ENAMETOOLONG, "path too long", path[:100] + "…")
+
+
+def _outside(path: str) -> PermissionError:
+    return PermissionError(errno.EACCES, "outside the directory", path)

@@ -1,0 +1,173 @@
+"""Known secrets, replaced by their names before anything is kept.
+
+A secret is found as itself and as a program may have written it: JSON-escaped (short escapes, `\\uXXXX`,
+`\\/`, at any depth of nesting), URL-encoded (also twice), base64 (standard or URL-safe, whatever stood
+before it in the encoded text, also broken into lines) and hexadecimal. All forms of all secrets are one
+RE2 expression, so the time is linear in the text. Secrets that nobody told us about are not found, nor are
+ones that were compressed, encrypted, split up or encoded in some other way.
+
+Serialised JSON stays valid JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from hermes.core import JSON
+
+_MAX_MEM_BYTES = 1 << 30
+"""A ceiling for RE2's tables, far above what they take: under it RE2 would fall back to slow matching."""
+_SHORT_ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+_BASE64_BREAK = r"(?:[\r\n]|\\+[rn])*"
+_BASE64_CHARS = {"+": r"(?:[+-]|%2[bB]|\\+u002[bB])", "/": r"(?:\\*/|_|%2[fF]|\\+u002[fF])"}
+_BASE64_ANY = f"(?:[A-Za-z0-9]|{_BASE64_CHARS['+']}|{_BASE64_CHARS['/']})"
+_BASE64_PADDING = r"(?:=|%3[dD]|\\+u003[dD])*"
+
+
+class Redactor:
+    """Replaces each known secret by `[REDACTED:NAME]`. Immutable, safe to share between threads."""
+
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        """Names to values. Values shorter than 8 characters are the caller's to leave out."""
+        known = [(name, value) for name, value in secrets.items() if value]
+        # Where two secrets start at the same place, the longer one is to go.
+        known.sort(key=lambda item: len(item[1]), reverse=True)
+        self._names = [re.sub(r"[^A-Za-z0-9_.-]", "_", name) for name, _ in known]
+        self._values = [value for _, value in known]
+
+    def text(self, text: str) -> str:
+        """The text without the secrets. Applying it again changes nothing more."""
+        redacted = self._replace(text)
+        if redacted != text and _is_json(text) and not _is_json(redacted):
+            # What looked like a secret crossed JSON's own punctuation: look inside the values instead.
+            return json.dumps(self._json(json.loads(text)), ensure_ascii=False, separators=(",", ":"))
+        return redacted
+
+    def found(self, text: str) -> bool:
+        return next(self._hits(text.encode("utf-8", "surrogatepass")), None) is not None
+
+    def counts(self, text: str) -> dict[str, int]:
+        """How often each secret occurs, by name; only those that do."""
+        return dict(Counter(hit.name for hit in self._hits(text.encode("utf-8", "surrogatepass"))))
+
+    def _replace(self, text: str) -> str:
+        if not self._values:
+            return text
+        data = text.encode("utf-8", "surrogatepass")
+        pieces: list[bytes] = []
+        end = 0
+        for hit in self._hits(data):
+            pieces += (data[end : hit.start], f"[REDACTED:{hit.name}]".encode())
+            end = hit.end
+        if not pieces:
+            return text
+        return b"".join((*pieces, data[end:])).decode("utf-8", "surrogatepass")
+
+    def _json(self, value: JSON) -> JSON:
+        if isinstance(value, dict):
+            return {self._replace(key): self._json(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._json(item) for item in value]
+        if isinstance(value, str):
+            return self._replace(value)
+        written = json.dumps(value)
+        return self._replace(written) if self.found(written) else value
+
+    def _hits(self, data: bytes) -> Iterator[_Hit]:
+        if not self._values:
+            return
+        for match in self._pattern.finditer(data):
+            index = next(i for i, group in enumerate(match.groups()) if group is not None)
+            if index:  # 0 is a marker that an earlier pass left
+                yield _Hit(self._names[index - 1], match.start(), match.end())
+
+    @cached_property
+    def _pattern(self) -> _Pattern:
+        import re2  # type: ignore[import-untyped]
+
+        marker = "|".join(re.escape(f"[REDACTED:{name}]") for name in self._names)
+        groups = [marker, *(_all_forms(value) for value in self._values)]
+        options = re2.Options()
+        options.encoding = re2.Options.Encoding.LATIN1  # bytes, so that lone surrogates do no harm
+        options.max_mem = _MAX_MEM_BYTES
+        options.log_errors = False
+        expression = "|".join(f"({group})" for group in groups)
+        pattern: _Pattern = re2.compile(expression.encode("latin-1"), options)
+        return pattern
+
+
+class _Pattern(Protocol):
+    """The part of RE2's interface used here; the package has no type hints of its own."""
+
+    def finditer(self, text: bytes) -> Iterator[re.Match[bytes]]: ...
+
+
+class _Hit(NamedTuple):
+    name: str
+    start: int
+    """In bytes."""
+    end: int
+
+
+def _all_forms(value: str) -> str:
+    """An expression for the secret in every encoding, over the Latin-1 reading of its UTF-8 bytes."""
+    data = value.encode("utf-8", "surrogatepass")
+    aligned = (_base64_form(data, before) for before in range(3))
+    return "|".join(("".join(_char_form(char) for char in value), _hex_form(data), *aligned))
+
+
+def _char_form(char: str) -> str:
+    """One character as itself, escaped in JSON or encoded for a URL; neighbours may differ in form."""
+    data = char.encode("utf-8", "surrogatepass")
+    units = char.encode("utf-16-be", "surrogatepass")
+    forms = [_literal(data), "".join(f"%(?:25)*{_hex_form(bytes([byte]))}" for byte in data)]
+    forms.append("".join(rf"\\+u{_hex_form(units[i : i + 2])}" for i in range(0, len(units), 2)))
+    if char in _SHORT_ESCAPES:
+        forms.append(rf"\\+{_SHORT_ESCAPES[char]}")
+    if char in '"/':
+        forms.append(rf"\\+{char}")
+    elif char == "\\":
+        forms.append(r"\\+")
+    elif char == "\n":
+        forms += [r"\r\n", r"\\+r\\+n"]
+    elif char == " ":
+        forms.append(r"\+")
+    return f"(?:{'|'.join(forms)})"
+
+
+def _hex_form(data: bytes) -> str:
+    return f"(?i:{data.hex()})"
+
+
+def _base64_form(data: bytes, before: int) -> str:
+    """The secret inside a base64 text, `before` bytes after a multiple of three.
+
+    Characters that also hold bits of a neighbour can be anything; they go with the rest.
+    """
+    text = base64.b64encode(bytes(before) + data).decode("ascii")
+    start, shared_start = -(-before * 8 // 6), before * 8 % 6 != 0
+    end, shared_end = (before + len(data)) * 8 // 6, (before + len(data)) * 8 % 6 != 0
+    chars = [_BASE64_CHARS.get(char, char) for char in text[start:end]]
+    if shared_start:
+        chars[0] = f"{_BASE64_ANY}?{_BASE64_BREAK}{chars[0]}"
+    if shared_end:
+        chars.append(f"{_BASE64_ANY}?{_BASE64_PADDING}")
+    return _BASE64_BREAK.join(chars)
+
+
+def _literal(data: bytes) -> str:
+    return "".join(chr(byte) if byte < 0x80 and chr(byte).isalnum() else f"\\x{byte:02x}" for byte in data)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

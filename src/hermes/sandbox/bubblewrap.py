@@ -1,0 +1,262 @@
+"""Commands in Linux namespaces, through bubblewrap: unprivileged, a few milliseconds each.
+
+Covered. A command sees the system's programs and libraries (read-only), the workspace and a private /tmp; not
+the home directory, HERMES_HOME, keys, sockets or other processes of the host. Its environment is made up, its
+user has no capabilities and cannot make user namespaces, it has no terminal and, unless allowed, no network
+but a loopback of its own. Nothing outside the workspace and /tmp can be written. When a command ends, is
+killed or Hermes dies, its whole process namespace goes with it; when the sandbox is closed, so does /tmp.
+
+Limits are per process for memory (private memory only), CPU time and file size, and for the whole sandbox
+for the number of processes and the size of /tmp. What is not bounded: disk space in the workspace, the sum of
+memory of all processes, shared memory, CPU share. For these use docker.
+
+Root. If Hermes runs as root, commands run as the owner of the workspace, for a fresh one a user who
+owns nothing else. In a workspace that belongs to root they run as root without capabilities, and the number
+of processes is then not limited, since the kernel exempts root.
+
+The kernel is shared with the host: a hole in it is a hole in the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from hermes.errors import SandboxError
+from hermes.sandbox.base import BackgroundProcess, CommandResult
+from hermes.sandbox.bwrap_args import (
+    WORKSPACE,
+    Bwrap,
+    Layout,
+    command_argv,
+    host_layout,
+    room_argv,
+)
+from hermes.sandbox.capture import DEFAULT_BYTES
+from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
+from hermes.sandbox.supervisor import Finished, Launch, Rlimit, Supervisor
+from hermes.sandbox.workspace import Workspace
+
+if TYPE_CHECKING:
+    from hermes.config.settings import SandboxSettings
+
+FIX = "Install bubblewrap (apt install bubblewrap), and see that unprivileged user namespaces are allowed."
+_PROBE_TIMEOUT_S = 20
+_MAX_FILE_BYTES = 4 << 30
+_MEGABYTE = 1 << 20
+_COUNTS_PER_NAMESPACE = (5, 14)
+"""The Linux from which processes are counted per user namespace; before, a user's every process counted."""
+
+
+class BubblewrapSandbox:
+    def __init__(
+        self,
+        settings: SandboxSettings,
+        workspace: Workspace,
+        bwrap: Bwrap,
+        layout: Layout,
+        supervisor: Supervisor,
+    ) -> None:
+        self._settings = settings
+        self._workspace = workspace
+        self._owner = workspace.owner
+        self._bwrap = bwrap
+        self._layout = layout
+        self._supervisor = supervisor
+        self._rlimits = rlimits(settings, os.uname().release)
+        self._shell = shutil.which("bash", path="/usr/bin:/bin") or "/bin/sh"
+
+    @classmethod
+    async def open(cls, settings: SandboxSettings, workspace: Workspace) -> BubblewrapSandbox:
+        bwrap = installed()
+        layout = host_layout(settings.network)
+        workspace.give_up_root()
+        with _opened(layout.files) as files:
+            tmp_bytes = settings.memory_mb * _MEGABYTE
+            prefix = _room(bwrap, layout, workspace, files, network=settings.network, tmp_bytes=tmp_bytes)
+            try:
+                supervisor = await Supervisor.open(prefix, tuple(files.values()))
+            except SandboxError as error:
+                raise SandboxError(error.message, FIX) from error
+        return cls(settings, workspace, bwrap, layout, supervisor)
+
+    @property
+    def backend(self) -> str:
+        return "bubblewrap"
+
+    @property
+    def isolated(self) -> bool:
+        return True
+
+    @property
+    def workspace(self) -> str:
+        return WORKSPACE
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> CommandResult:
+        launch = await self._shell_launch(command, cwd, env)
+        limit_s = self._settings.command_timeout_s if timeout_s is None else timeout_s
+        return (await self._supervisor.run(launch, timeout_s=limit_s, stdin=stdin)).result()
+
+    async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess:
+        return await self._supervisor.start(await self._shell_launch(command, cwd, None), stdin=True)
+
+    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
+        root = self._workspace.path
+        try:
+            return await asyncio.to_thread(read_inside, root, path, max_bytes, WORKSPACE)
+        except (
+            PermissionError
+        ):  # outside the workspace, perhaps by a link: only what a command can see is there
+            return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        root = self._workspace.path
+        owner = self._owner if os.geteuid() == 0 else None
+        try:
+            await asyncio.to_thread(write_inside, root, path, data, WORKSPACE, owner)
+        except PermissionError:
+            await write_with(self._run_argv, posixpath.join(WORKSPACE, path), data)
+
+    async def close(self) -> None:
+        await self._supervisor.close()
+        await asyncio.to_thread(self._workspace.remove)
+
+    async def _run_argv(self, argv: Sequence[str], stdin: bytes | None, max_output_bytes: int) -> Finished:
+        launch = self._launch(argv, argv[0], None, None, max_output_bytes)
+        return await self._supervisor.run(launch, timeout_s=self._settings.command_timeout_s, stdin=stdin)
+
+    async def _shell_launch(self, command: str, cwd: str | None, env: Mapping[str, str] | None) -> Launch:
+        if cwd is not None:
+            await asyncio.to_thread(check_directory, self._workspace.path, cwd, WORKSPACE)
+        return self._launch((self._shell, "-c", command), command, cwd, env)
+
+    def _launch(
+        self,
+        argv: Sequence[str],
+        command: str,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        max_output_bytes: int = DEFAULT_BYTES,
+    ) -> Launch:
+        inner_env = {**environment(self._layout), **(env or {})}
+        inner_cwd = posixpath.join(WORKSPACE, cwd) if cwd else WORKSPACE
+        shm_bytes = self._settings.memory_mb * _MEGABYTE
+        wrapped = command_argv(
+            self._bwrap, self._layout, argv, cwd=inner_cwd, env=inner_env, shm_bytes=shm_bytes
+        )
+        return Launch(wrapped, command, "/", {}, self._rlimits, max_output_bytes)
+
+
+def environment(layout: Layout) -> dict[str, str]:
+    return {
+        "PATH": layout.path,
+        "HOME": WORKSPACE,
+        "USER": "agent",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "TMPDIR": "/tmp",
+    }
+
+
+def rlimits(settings: SandboxSettings, kernel: str) -> list[Rlimit]:
+    """For the first process of a command; everything below it inherits them."""
+    memory = settings.memory_mb * _MEGABYTE
+    limits: list[Rlimit] = [
+        ("RLIMIT_CORE", 0, 0),
+        ("RLIMIT_CPU", settings.cpu_s, settings.cpu_s + 1),
+        # Not RLIMIT_AS: some programs reserve far more address space than they use.
+        ("RLIMIT_DATA", memory, memory),
+        ("RLIMIT_FSIZE", _MAX_FILE_BYTES, _MAX_FILE_BYTES),
+    ]
+    version = tuple(int(part) for part in re.findall(r"\d+", kernel)[:2])
+    if version >= _COUNTS_PER_NAMESPACE:
+        limits.append(("RLIMIT_NPROC", settings.max_processes, settings.max_processes))
+    return limits
+
+
+@cache
+def installed() -> Bwrap:
+    program = shutil.which("bwrap")
+    if program is None:
+        raise SandboxError("bubblewrap is not installed.", FIX)
+    told = subprocess.run(
+        [program, "--help"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+    )
+    return Bwrap(program, frozenset(re.findall(r"--[a-z-]+", told.stdout + told.stderr)))
+
+
+def why_unusable() -> str | None:
+    """None if a command runs here in bubblewrap, else what went wrong when one was tried."""
+    try:
+        bwrap = installed()
+    except SandboxError as error:
+        return error.message
+    workspace = Workspace.make()
+    try:
+        workspace.give_up_root()
+        layout = host_layout(network=False)
+        with _opened(layout.files) as files:
+            room = _room(bwrap, layout, workspace, files, network=False, tmp_bytes=_MEGABYTE)
+            inner = command_argv(bwrap, layout, ["/bin/true"], cwd="/", env={}, shm_bytes=_MEGABYTE)
+            tried = subprocess.run(
+                [*room, *inner],
+                env={},
+                pass_fds=tuple(files.values()),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_PROBE_TIMEOUT_S,
+                check=False,
+            )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap cannot be tried: {error}"
+    finally:
+        workspace.remove()
+    return None if tried.returncode == 0 else f"bubblewrap cannot make a sandbox: {tried.stderr.strip()}"
+
+
+def _room(
+    bwrap: Bwrap,
+    layout: Layout,
+    workspace: Workspace,
+    files: Mapping[str, int],
+    *,
+    network: bool,
+    tmp_bytes: int,
+) -> list[str]:
+    owner = workspace.owner
+    drop_to = owner if os.geteuid() == 0 and owner[0] != 0 else None
+    return room_argv(
+        bwrap, layout, workspace.path, network=network, tmp_bytes=tmp_bytes, files=files, drop_to=drop_to
+    )
+
+
+@contextmanager
+def _opened(files: Mapping[str, bytes]) -> Iterator[dict[str, int]]:
+    """The files as descriptors, each to be read once."""
+    opened: dict[str, int] = {}
+    try:
+        for path, data in files.items():
+            opened[path] = os.memfd_create(path)
+            os.write(opened[path], data)
+            os.lseek(opened[path], 0, os.SEEK_SET)
+        yield opened
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)

@@ -1,0 +1,241 @@
+"""Commands in a container, through the docker or podman command line.
+
+One container per sandbox, one `exec` per command. No network unless allowed, no capabilities, no new
+privileges, a read-only root file system with the workspace and a private /tmp to write to, an ordinary user,
+and hard limits on the memory, processes and CPUs of the whole container. The container ends with the
+sandbox, and also if Hermes is killed: its main process reads from a client that dies with us.
+
+A command's processes are found by a variable in their environment. At a time-out all that carry it are
+killed; one that has cleared its environment stays until the container ends. What a command that ends by
+itself leaves running also stays until then, unlike in the other back ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import posixpath
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hermes.core import new_id
+from hermes.errors import SandboxError
+from hermes.sandbox.base import BackgroundProcess, CommandResult
+from hermes.sandbox.capture import DEFAULT_BYTES
+from hermes.sandbox.docker_args import READY, WORKSPACE, exec_argv, kill_argv, run_argv, shell_argv
+from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
+from hermes.sandbox.process import Process
+from hermes.sandbox.supervisor import Finished, Launch, Supervisor
+from hermes.sandbox.workspace import Workspace
+
+if TYPE_CHECKING:
+    from hermes.config.settings import SandboxSettings
+
+FIX = (
+    "Install docker or podman and start its engine (systemctl start docker), then check with: docker version"
+)
+_START_TIMEOUT_S = 600.0
+"""The image may have to be pulled first."""
+_PROBE_TIMEOUT_S = 20
+_KILL_TIMEOUT_S = 10.0
+
+
+class DockerSandbox:
+    def __init__(
+        self, settings: SandboxSettings, workspace: Workspace, engine: str, name: str, supervisor: Supervisor
+    ) -> None:
+        self._settings = settings
+        self._workspace = workspace
+        self._owner = workspace.owner
+        self._engine = engine
+        self._name = name
+        self._supervisor = supervisor
+        self._container: Process | None = None
+
+    @classmethod
+    async def open(cls, settings: SandboxSettings, workspace: Workspace) -> DockerSandbox:
+        engine = installed()
+        workspace.give_up_root()
+        supervisor = await Supervisor.open()
+        sandbox = cls(settings, workspace, engine, f"hermes-{new_id().lower()}", supervisor)
+        try:
+            await sandbox._start_container()
+        except BaseException:
+            await supervisor.close()
+            raise
+        return sandbox
+
+    async def _start_container(self) -> None:
+        argv = run_argv(self._engine, self._settings, self._workspace.path, self._name, self._owner)
+        container = await self._supervisor.start(_launch(argv, "container"), stdin=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                while READY not in container.output().split() and container.exit_code is None:
+                    await container.wait(0.05)
+        if READY not in container.output().split():
+            raise SandboxError(f"the container cannot be started: {container.output().strip()}", FIX)
+        self._container = container
+
+    @property
+    def backend(self) -> str:
+        return "docker"
+
+    @property
+    def isolated(self) -> bool:
+        return True
+
+    @property
+    def workspace(self) -> str:
+        return WORKSPACE
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> CommandResult:
+        if cwd is not None:
+            await asyncio.to_thread(check_directory, self._workspace.path, cwd, WORKSPACE)
+        limit_s = self._settings.command_timeout_s if timeout_s is None else timeout_s
+        return (await self._run(shell_argv(command), limit_s, cwd, env, stdin)).result()
+
+    async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess:
+        if cwd is not None:
+            await asyncio.to_thread(check_directory, self._workspace.path, cwd, WORKSPACE)
+        mark = new_id()
+        argv = self._exec(shell_argv(command), mark, cwd, {}, stdin=True)
+        client = await self._supervisor.start(_launch(argv, command), stdin=True)
+        return _ContainerProcess(client, lambda: self._kill(mark))
+
+    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
+        try:
+            return await asyncio.to_thread(read_inside, self._workspace.path, path, max_bytes, WORKSPACE)
+        except PermissionError:  # outside the workspace, perhaps by a link: only the container may look there
+            return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        owner = self._owner if os.geteuid() == 0 else None
+        try:
+            await asyncio.to_thread(write_inside, self._workspace.path, path, data, WORKSPACE, owner)
+        except PermissionError:
+            await write_with(self._run_argv, posixpath.join(WORKSPACE, path), data)
+
+    async def close(self) -> None:
+        await self._supervisor.close()
+        await asyncio.to_thread(self._workspace.remove)
+
+    async def _run(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        stdin: bytes | None,
+        max_output_bytes: int = DEFAULT_BYTES,
+    ) -> Finished:
+        mark = new_id()
+        wrapped = self._exec(argv, mark, cwd, env or {}, stdin=stdin is not None)
+        launch = _launch(wrapped, argv[-1], max_output_bytes)
+        ended = False
+        try:
+            finished = await self._supervisor.run(launch, timeout_s=timeout_s, stdin=stdin)
+            ended = not finished.timed_out
+        finally:
+            if not ended:
+                await asyncio.shield(self._kill(mark))
+        self._check_alive()
+        return finished
+
+    async def _run_argv(self, argv: Sequence[str], stdin: bytes | None, max_output_bytes: int) -> Finished:
+        return await self._run(argv, self._settings.command_timeout_s, None, None, stdin, max_output_bytes)
+
+    def _exec(
+        self, argv: Sequence[str], mark: str, cwd: str | None, env: Mapping[str, str], *, stdin: bool
+    ) -> list[str]:
+        self._check_alive()
+        directory = posixpath.join(WORKSPACE, cwd) if cwd else WORKSPACE
+        return exec_argv(self._engine, self._name, argv, cwd=directory, env=env, mark=mark, stdin=stdin)
+
+    async def _kill(self, mark: str) -> None:
+        launch = _launch(kill_argv(self._engine, self._name, mark), "kill")
+        await self._supervisor.run(launch, timeout_s=_KILL_TIMEOUT_S)
+
+    def _check_alive(self) -> None:
+        if self._container is None or self._container.exit_code is not None:
+            said = self._container.output().strip().removeprefix(READY) if self._container else ""
+            raise SandboxError(f"the container has ended. {said}".strip(), "Open a new sandbox.")
+
+
+class _ContainerProcess:
+    """A command in the container: the client shows its output, but does not end it."""
+
+    def __init__(self, client: Process, kill: Callable[[], Awaitable[None]]) -> None:
+        self._client = client
+        self._kill = kill
+
+    @property
+    def id(self) -> str:
+        return self._client.id
+
+    @property
+    def command(self) -> str:
+        return self._client.command
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._client.exit_code
+
+    def output(self) -> str:
+        return self._client.output()
+
+    async def write(self, text: str) -> None:
+        await self._client.write(text)
+
+    async def wait(self, timeout_s: float) -> int | None:
+        return await self._client.wait(timeout_s)
+
+    async def kill(self) -> None:
+        await self._kill()
+        await self._client.kill()
+
+
+def installed() -> str:
+    for name in ("docker", "podman"):
+        if program := shutil.which(name):
+            return program
+    raise SandboxError("neither docker nor podman is installed.", FIX)
+
+
+def why_unusable() -> str | None:
+    """None if an engine answers, else what was said instead."""
+    try:
+        asked = subprocess.run(
+            [installed(), "version"],
+            env=_client_env(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except SandboxError as error:
+        return error.message
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the container engine cannot be asked: {error}"
+    return None if asked.returncode == 0 else f"no container engine answers: {asked.stderr.strip()}"
+
+
+def _launch(argv: Sequence[str], command: str, max_output_bytes: int = DEFAULT_BYTES) -> Launch:
+    return Launch(argv, command, "/", _client_env(), max_output_bytes=max_output_bytes)
+
+
+def _client_env() -> dict[str, str]:
+    """What the client needs to find its engine; the container sees none of it."""
+    wanted = ("HOME", "PATH", "TMPDIR", "XDG_", "DOCKER_", "CONTAINER", "DBUS_SESSION_BUS_ADDRESS")
+    return {name: value for name, value in os.environ.items() if name.startswith(wanted)}

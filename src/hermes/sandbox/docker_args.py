@@ -1,0 +1,67 @@
+"""Command lines for docker and podman, as pure functions of what they are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hermes.config.settings import SandboxSettings
+
+WORKSPACE = "/workspace"
+LABEL = "research.hermes.sandbox"
+"""On every container we start; `docker ps --filter label=…` finds them."""
+MARK = "HERMES_COMMAND"
+"""Variable by which the processes of one command know each other in the container."""
+READY = "ready"
+_MAX_CPUS = 2
+_MAIN = f"echo {READY}; exec cat > /dev/null"
+"""Lasts as long as its input, and that as long as the client which started it, and that as long as Hermes."""
+_SHELL = 'if [ -x /bin/bash ]; then exec /bin/bash -c "$1"; else exec /bin/sh -c "$1"; fi'
+_KILL = f"""
+for pass in 1 2 3; do
+  for process in /proc/[0-9]*; do
+    tr '\\0' '\\n' < "$process/environ" 2> /dev/null | grep -qxF "{MARK}=$1" || continue
+    kill -KILL "${{process#/proc/}}"
+  done
+done
+"""
+
+
+def run_argv(
+    engine: str, settings: SandboxSettings, workspace: Path, name: str, user: tuple[int, int]
+) -> list[str]:
+    """Starts the container and stays attached to it."""
+    memory = f"{settings.memory_mb}m"
+    argv = [engine, "run", "--interactive", "--rm", "--init", "--name", name, "--label", LABEL]
+    argv += ["--network", "bridge" if settings.network else "none"]
+    argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    argv += ["--read-only", "--tmpfs", f"/tmp:rw,exec,nosuid,nodev,size={memory}"]
+    argv += ["--pids-limit", str(settings.max_processes), "--memory", memory, "--memory-swap", memory]
+    argv += ["--cpus", str(_MAX_CPUS), "--ulimit", f"cpu={settings.cpu_s}", "--ulimit", "core=0"]
+    argv += ["--user", f"{user[0]}:{user[1]}", "--mount", f"type=bind,source={workspace},target={WORKSPACE}"]
+    argv += ["--workdir", WORKSPACE, "--env", f"HOME={WORKSPACE}", "--env", "LANG=C.UTF-8"]
+    if Path(engine).name == "podman" and user[0] != 0:
+        argv += ["--userns", f"keep-id:uid={user[0]},gid={user[1]}"]
+    return [*argv, "--entrypoint", "/bin/sh", settings.image, "-c", _MAIN]
+
+
+def exec_argv(
+    engine: str, name: str, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], mark: str, stdin: bool
+) -> list[str]:
+    """Runs a program in the container; `mark` is what its processes are found by."""
+    options = ["--interactive"] if stdin else []
+    for variable, value in {**env, MARK: mark}.items():
+        options += ["--env", f"{variable}={value}"]
+    return [engine, "exec", *options, "--workdir", cwd, name, *argv]
+
+
+def shell_argv(command: str) -> list[str]:
+    """The command for bash if the image has it, else for sh."""
+    return ["/bin/sh", "-c", _SHELL, "sh", command]
+
+
+def kill_argv(engine: str, name: str, mark: str) -> list[str]:
+    """Kills every process that belongs to a command: ending the client does not."""
+    return [engine, "exec", name, "/bin/sh", "-c", _KILL, "sh", mark]

@@ -1,0 +1,94 @@
+"""Commands on this machine, as this user: no isolation at all.
+
+What it gives is order: a workspace, a time-out that ends everything a command started, an environment
+without the variables that look like secrets. A command can still read, write and reach whatever the user
+can, so something else (safety.approval) has to decide what may run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.config.secrets import looks_secret, url_password
+from hermes.sandbox.base import BackgroundProcess, CommandResult
+from hermes.sandbox.files import read_inside, write_inside
+from hermes.sandbox.supervisor import Launch, Supervisor
+from hermes.sandbox.workspace import Workspace
+
+if TYPE_CHECKING:
+    from hermes.config.settings import SandboxSettings
+
+_ROOT = Path("/")
+_DEFAULTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
+
+
+class LocalSandbox:
+    def __init__(self, workspace: Workspace, supervisor: Supervisor, command_timeout_s: float) -> None:
+        self._workspace = workspace
+        self._supervisor = supervisor
+        self._command_timeout_s = command_timeout_s
+        self._env = {**_DEFAULTS, **without_secrets(os.environ)}
+        self._shell = shutil.which("bash") or "/bin/sh"
+
+    @classmethod
+    async def open(cls, settings: SandboxSettings, workspace: Workspace) -> LocalSandbox:
+        return cls(workspace, await Supervisor.open(), settings.command_timeout_s)
+
+    @property
+    def backend(self) -> str:
+        return "local"
+
+    @property
+    def isolated(self) -> bool:
+        return False
+
+    @property
+    def workspace(self) -> str:
+        return str(self._workspace.path)
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> CommandResult:
+        launch = self._launch(command, cwd, env)
+        limit_s = self._command_timeout_s if timeout_s is None else timeout_s
+        return (await self._supervisor.run(launch, timeout_s=limit_s, stdin=stdin)).result()
+
+    async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess:
+        return await self._supervisor.start(self._launch(command, cwd, None), stdin=True)
+
+    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
+        return await asyncio.to_thread(read_inside, _ROOT, self._absolute(path), max_bytes, "/")
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        await asyncio.to_thread(write_inside, _ROOT, self._absolute(path), data, "/")
+
+    async def close(self) -> None:
+        await self._supervisor.close()
+        await asyncio.to_thread(self._workspace.remove)
+
+    def _launch(self, command: str, cwd: str | None, env: Mapping[str, str] | None) -> Launch:
+        argv = (self._shell, "-c", command)
+        return Launch(argv, command, self._absolute(cwd or "."), {**self._env, **(env or {})})
+
+    def _absolute(self, path: str) -> str:
+        return str(self._workspace.path / path)
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment less the variables that are named like a secret, or hold a URL with a password."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not looks_secret(name) and url_password(value) is None
+    }

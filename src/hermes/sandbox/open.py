@@ -1,0 +1,105 @@
+"""Choosing and opening a sandbox.
+
+`auto` means: a person who is there decides command by command, so `local`; otherwise whatever isolates,
+bubblewrap before docker; and rather an error than running unattended commands on the bare machine.
+Further back ends are plug-ins: an entry point in the group `hermes.sandboxes` that names an
+`async def open(settings: SandboxSettings, workspace: Workspace) -> Sandbox`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.errors import SandboxError, UsageError
+from hermes.sandbox.workspace import Workspace
+
+if TYPE_CHECKING:
+    from hermes.config.settings import SandboxSettings
+    from hermes.sandbox.base import Sandbox
+
+PLUGINS = "hermes.sandboxes"
+BUILT_IN = ("local", "bubblewrap", "docker")
+Open = Callable[["SandboxSettings", Workspace], Awaitable["Sandbox"]]
+
+
+async def open_sandbox(
+    settings: SandboxSettings,
+    *,
+    interactive: bool,
+    workspace: Path | None = None,
+    workspaces: Path | None = None,
+) -> Sandbox:
+    """Opens the configured back end in `workspace`, or in a fresh one that is removed when it is closed.
+
+    Fresh workspaces are made in `workspaces`, or in the temporary directory.
+    """
+    name = settings.backend if settings.backend != "auto" else await _choose(interactive)
+    open_backend = _opener(name)
+    place = Workspace.given(workspace) if workspace else Workspace.make(workspaces)
+    try:
+        return await open_backend(settings, place)
+    except BaseException:
+        place.remove()
+        raise
+
+
+async def _choose(interactive: bool) -> str:
+    if interactive:
+        return "local"
+    reasons: list[str] = []
+    for name in ("bubblewrap", "docker"):
+        reason = await asyncio.to_thread(usable, name)
+        if reason is None:
+            return name
+        reasons.append(reason)
+    raise SandboxError(
+        f"no isolating sandbox works on this machine: {'; '.join(reasons)}.",
+        "Install bubblewrap (apt install bubblewrap) or docker; or pass --sandbox local, which runs commands "
+        "on this machine without isolation.",
+    )
+
+
+@cache
+def usable(backend: str) -> str | None:
+    """None if the back end works on this machine, else why not; found out once per process, by trying."""
+    if backend == "bubblewrap":
+        from hermes.sandbox import bubblewrap
+
+        return bubblewrap.why_unusable()
+    if backend == "docker":
+        from hermes.sandbox import docker
+
+        return docker.why_unusable()
+    return None if backend in sandbox_names() else f"there is no sandbox '{backend}'"
+
+
+def sandbox_names() -> list[str]:
+    """The built-in back ends, then the plug-ins."""
+    return [*BUILT_IN, *sorted(point.name for point in entry_points(group=PLUGINS))]
+
+
+def _opener(name: str) -> Open:
+    if name == "local":
+        from hermes.sandbox.local import LocalSandbox
+
+        return LocalSandbox.open
+    if name == "bubblewrap":
+        from hermes.sandbox.bubblewrap import BubblewrapSandbox
+
+        return BubblewrapSandbox.open
+    if name == "docker":
+        from hermes.sandbox.docker import DockerSandbox
+
+        return DockerSandbox.open
+    for point in entry_points(group=PLUGINS, name=name):
+        plugin: Open = point.load()
+        return plugin
+    raise UsageError(
+        f"there is no sandbox '{name}'; there are: {', '.join(sandbox_names())}.",
+        "Others (ssh, modal, singularity) are plug-ins: packages with an entry point in hermes.sandboxes.",
+    )

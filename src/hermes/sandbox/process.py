@@ -1,0 +1,174 @@
+"""One running command, followed: its output as it comes, its input, its end.
+
+The command is a child of the keeper, which reports on the control socket when it has started and when it and
+everything below it has ended. Ours to decide is only when it is to end early: asked to (`kill`) or at
+once (`kill_now`, which needs no waiting and so works on the way out of a cancelled call).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator
+
+from hermes.errors import SandboxError
+from hermes.sandbox.capture import Capture
+
+_KILLED = 137
+_DRAIN_S = 1.0
+"""How long to wait for output that a process nobody can kill might still hold open."""
+_CHUNK_BYTES = 65_536
+
+
+class Process:
+    """A `BackgroundProcess`. Takes over the descriptors it is given."""
+
+    def __init__(
+        self, id: str, command: str, control: socket.socket, output: int, stdin: int | None, capture: Capture
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.capture = capture
+        self.started: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[int] = loop.create_future()
+        self._id = id
+        self._command = command
+        self._control = control
+        self._output: int | None = output
+        self._stdin = stdin
+        self._output_ended = asyncio.Event()
+        os.set_blocking(output, False)
+        loop.add_reader(output, self._read_output)
+        self._listening = loop.create_task(self._listen())
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def command(self) -> str:
+        return self._command
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.ended.result() if self.ended.done() and not self.ended.cancelled() else None
+
+    def output(self) -> str:
+        return self.capture.text()
+
+    async def wait(self, timeout_s: float | None) -> int | None:
+        """The exit code, once everything below the command has ended; None if the time is up before."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self.ended)
+        except TimeoutError:
+            return None
+
+    async def kill(self) -> None:
+        """SIGTERM for the whole tree, SIGKILL a second later for what is left of it."""
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            self._control.send(b"k")
+        await asyncio.shield(self.ended)
+
+    def kill_now(self) -> None:
+        """SIGKILL for the whole tree; harmless if it has ended."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+
+    async def write(self, text: str) -> None:
+        """BrokenPipeError if the command no longer reads."""
+        await self.feed(text.encode("utf-8", "surrogateescape"))
+
+    async def feed(self, data: bytes) -> None:
+        if self._stdin is None:
+            raise BrokenPipeError(errno.EPIPE, "the command reads no input", self._command)
+        os.set_blocking(self._stdin, False)
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._stdin, rest) :]
+            except BlockingIOError:
+                await self._writable(self._stdin)
+
+    def end_input(self) -> None:
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
+
+    async def _writable(self, descriptor: int) -> None:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_writer(descriptor, wake)
+        try:
+            # The end counts too: a pipe that nobody reads any more need never become writable.
+            await asyncio.wait((ready, self.ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_writer(descriptor)
+        if self.ended.done():
+            raise BrokenPipeError(errno.EPIPE, "the command has ended", self._command)
+
+    def _read_output(self) -> None:
+        assert self._output is not None
+        try:
+            data = os.read(self._output, _CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            self.capture.feed(data)
+        else:
+            self._close_output()
+
+    def _close_output(self) -> None:
+        if self._output is not None:
+            asyncio.get_running_loop().remove_reader(self._output)
+            os.close(self._output)
+            self._output = None
+            self._output_ended.set()
+
+    async def _listen(self) -> None:
+        code = _KILLED  # if the keeper's end closes without a word, it was killed, and the command with it
+        try:
+            async for line in self._lines():
+                word, _, rest = line.partition(" ")
+                if word == "started":
+                    self.started.set_result(None)
+                elif word == "exit":
+                    code = int(rest)
+                else:
+                    number, _, stage = rest.partition(" ")
+                    self.started.set_exception(_start_error(int(number), stage))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DRAIN_S):
+                    await self._output_ended.wait()
+        finally:
+            self._close_output()
+            self.end_input()
+            self._control.close()
+            if not self.started.done():
+                self.started.set_exception(SandboxError("the sandbox ended before the command started."))
+            self.ended.set_result(code)
+
+    async def _lines(self) -> AsyncIterator[str]:
+        """What the keeper says on the control socket, until it closes its end."""
+        loop = asyncio.get_running_loop()
+        buffer = b""
+        with contextlib.suppress(ConnectionError):
+            while data := await loop.sock_recv(self._control, 256):
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    yield line.decode()
+
+
+def _start_error(number: int, stage: str) -> Exception:
+    """An OSError if the directory or the arguments are to blame; otherwise the sandbox has failed."""
+    why = os.strerror(number)
+    if stage == "cwd" or number in (errno.E2BIG, errno.EINVAL):
+        return OSError(number, why)
+    return SandboxError(f"the sandbox cannot run commands: {why} ({stage}).")

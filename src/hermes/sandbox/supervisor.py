@@ -1,0 +1,206 @@
+"""Starting commands through a keeper: Hermes's side of it.
+
+Shared by every sandbox that runs programs on this machine; what is promised about ending them is told in
+`keeper`. One supervisor serves one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.resources
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hermes.errors import SandboxError
+from hermes.sandbox.base import CommandResult
+from hermes.sandbox.capture import DEFAULT_BYTES, Capture
+from hermes.sandbox.process import Process
+
+TIMED_OUT = 124
+_START_TIMEOUT_S = 20.0
+_SEND_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 10.0
+
+Rlimit = tuple[str, int, int]
+"""Name in the `resource` module, soft and hard limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A program to run."""
+
+    argv: Sequence[str]
+    """The program by absolute path, then its arguments."""
+    command: str
+    """What it is called in messages."""
+    cwd: str
+    env: Mapping[str, str]
+    """All of its environment."""
+    rlimits: Sequence[Rlimit] = ()
+    max_output_bytes: int = DEFAULT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    exit_code: int
+    """128 + signal for a killed process; 124 for a time-out."""
+    capture: Capture
+    duration_ms: float
+    timed_out: bool
+
+    def result(self) -> CommandResult:
+        return CommandResult(
+            self.exit_code, self.capture.text(), self.duration_ms, self.timed_out, self.capture.truncated
+        )
+
+
+class Supervisor:
+    """Runs programs until it is closed; then, or when this process ends in whatever way, all of them end."""
+
+    def __init__(self, keeper: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self._keeper = keeper
+        self._channel = channel
+        self._running: set[Process] = set()
+        self._started = 0
+
+    @classmethod
+    async def open(cls, prefix: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> Supervisor:
+        """Starts the keeper, where `prefix`, a command line that runs its last arguments, puts it."""
+        ours, theirs = socket.socketpair()
+        try:
+            keeper = _start_keeper(prefix, theirs.fileno(), pass_fds)
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"the sandbox cannot be started: {error}.") from error
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        supervisor = cls(keeper, ours)
+        try:
+            await supervisor._await_ready()
+        except BaseException:
+            await supervisor.close()
+            raise
+        return supervisor
+
+    async def _await_ready(self) -> None:
+        stderr = self._keeper.stderr
+        assert stderr is not None
+        ready = b""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                ready = await asyncio.get_running_loop().sock_recv(self._channel, 1)
+        if not ready:
+            self._keeper.kill()
+            said = (await asyncio.to_thread(stderr.read, 2_000)).decode("utf-8", "replace").strip()
+            raise SandboxError(f"the sandbox cannot be started: {said or 'it ended without saying why'}")
+        stderr.close()
+        self._channel.settimeout(_SEND_TIMEOUT_S)
+
+    async def start(self, launch: Launch, *, stdin: bool) -> Process:
+        """OSError if the directory or the arguments are to blame. Without `stdin`, its input is empty."""
+        control, their_control = socket.socketpair()
+        output, their_output = os.pipe()
+        their_input, our_input = os.pipe() if stdin else (os.open(os.devnull, os.O_RDONLY), None)
+        try:
+            self._send(launch, (their_control.fileno(), their_input, their_output))
+        except BaseException:
+            control.close()
+            os.close(output)
+            if our_input is not None:
+                os.close(our_input)
+            raise
+        finally:
+            their_control.close()
+            os.close(their_output)
+            os.close(their_input)
+        control.setblocking(False)
+        self._started += 1
+        capture = Capture(launch.max_output_bytes)
+        process = Process(f"p{self._started}", launch.command, control, output, our_input, capture)
+        self._running.add(process)
+        process.ended.add_done_callback(lambda _: self._running.discard(process))
+        try:
+            await process.started
+        except asyncio.CancelledError:
+            process.kill_now()
+            raise
+        except (OSError, SandboxError):
+            await process.ended
+            raise
+        return process
+
+    def _send(self, launch: Launch, descriptors: tuple[int, int, int]) -> None:
+        """Without a pause in which it could be cancelled half-way; the keeper does nothing but read."""
+        request = {
+            "argv": list(launch.argv),
+            "cwd": launch.cwd,
+            "env": dict(launch.env),
+            "rlimits": list(launch.rlimits),
+        }
+        body = json.dumps(request).encode()
+        try:
+            socket.send_fds(self._channel, [struct.pack("!I", len(body))], descriptors)
+            self._channel.sendall(body)
+        except OSError as error:
+            raise SandboxError("the sandbox has ended; no more commands can run in it.") from error
+
+    async def run(self, launch: Launch, *, timeout_s: float | None, stdin: bytes | None = None) -> Finished:
+        """To its end or to the time-out. Cancelled, it leaves nothing running."""
+        begin = time.perf_counter()
+        process = await self.start(launch, stdin=stdin is not None)
+        feeding = asyncio.create_task(_feed(process, stdin)) if stdin is not None else None
+        try:
+            code = await process.wait(timeout_s)
+            if code is None:
+                await process.kill()
+        finally:
+            process.kill_now()
+            if feeding is not None:
+                feeding.cancel()
+        timed_out = code is None
+        duration_ms = (time.perf_counter() - begin) * 1000
+        return Finished(TIMED_OUT if code is None else code, process.capture, duration_ms, timed_out)
+
+    async def close(self) -> None:
+        """Ends everything and waits until it has ended."""
+        self._channel.close()
+        for process in tuple(self._running):
+            process.kill_now()
+        if self._running:
+            await asyncio.wait([process.ended for process in self._running], timeout=_CLOSE_TIMEOUT_S)
+        try:
+            await asyncio.to_thread(self._keeper.wait, _CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            await asyncio.to_thread(self._keeper.wait)
+        if self._keeper.stderr is not None:
+            self._keeper.stderr.close()
+
+
+def _start_keeper(prefix: Sequence[str], channel: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    source = importlib.resources.files("hermes.sandbox").joinpath("keeper.py").read_text("utf-8")
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-I", "-S", "-c", source, str(channel)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(channel, *pass_fds),
+        env={"LC_ALL": "C.UTF-8"},
+        cwd="/",
+        start_new_session=True,  # a Ctrl-C in the terminal is not for the commands
+    )
+
+
+async def _feed(process: Process, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):  # a command need not read all it is given
+        await process.feed(data)
+    process.end_input()

@@ -1,0 +1,85 @@
+"""The journal: what was acknowledged is there, a torn line is not, and a sample counts once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes.batch.dataset import Row
+from hermes.batch.journal import Entry, Segment, State, cut_torn_tails, read_journal
+from hermes.batch.plan import SampleKey, owed, read_progress
+from hermes.errors import HermesError
+
+
+def entry(key: str, sample: int = 0, state: State = State.DONE) -> Entry:
+    return Entry(key, sample, state, {"text": "ü \ud800 \n end"})
+
+
+def test_entries_come_back_in_order(tmp_path: Path) -> None:
+    segment = Segment(tmp_path / "a.jsonl")
+    futures = [segment.append(entry(str(n))) for n in range(100)]
+    for future in futures:
+        future.result()
+    assert [each.key for each in read_journal(tmp_path)] == [str(n) for n in range(100)]
+    segment.close()
+
+
+def test_a_torn_last_line_is_cut_and_owed_again(tmp_path: Path) -> None:
+    segment = Segment(tmp_path / "a.jsonl")
+    for key in ("one", "two"):
+        segment.append(entry(key)).result()
+    segment.close()
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [each.key for each in read_journal(tmp_path)] == ["one"]
+    assert cut_torn_tails(tmp_path) == 1
+    assert cut_torn_tails(tmp_path) == 0
+    segment = Segment(path)
+    segment.append(entry("three")).result()
+    segment.close()
+    assert [each.key for each in read_journal(tmp_path)] == ["one", "three"]
+
+
+def test_owed_counts_every_row_and_sample_that_has_no_terminal_entry() -> None:
+    rows = [Row(name, ("p",)) for name in ("a", "b", "c")]
+    progress = read_progress(
+        [
+            entry("a", 0),
+            entry("b", 0, State.FAILED),
+            entry("b", 1, State.FILTERED),
+            entry("c", 0, State.FAILED),
+            entry("c", 0),
+            entry("a", 0, State.FAILED),
+        ]
+    )
+    assert owed(rows, 2, progress) == [SampleKey("b", 0), SampleKey("a", 1), SampleKey("c", 1)]
+    assert list(progress.failures) == [SampleKey("b", 0)]
+
+
+def test_the_first_terminal_entry_of_a_sample_stands() -> None:
+    first, second = Entry("a", 0, State.DONE, {"n": 1}), Entry("a", 0, State.DONE, {"n": 2})
+    assert read_progress([first, second]).finished[SampleKey("a", 0)] == first
+
+
+def test_a_full_disk_fails_the_append_and_leaves_whole_lines(tmp_path: Path) -> None:
+    import subprocess
+
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
+    try:
+        segment = Segment(place / "a.jsonl")
+        written = 0
+        with pytest.raises(HermesError, match="cannot write the journal"):
+            for n in range(1000):
+                segment.append(Entry(str(n), 0, State.DONE, {"text": "x" * 3000})).result()
+                written += 1
+        assert written > 0
+        assert [each.key for each in read_journal(place)] == [str(n) for n in range(written)]
+        segment.close()
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)

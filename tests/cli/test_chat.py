@@ -1,0 +1,122 @@
+"""The interactive chat in a real terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from tests.cli.process import hermes
+from tests.cli.terminal import hermes_terminal
+from tests.fakes.provider import FakeProvider, hang, text, tool_calls
+
+
+def rows(home: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads(hermes(home, "trajectories", "list", "--json").stdout)
+    return found
+
+
+def flags(provider: FakeProvider, toolsets: str = "math") -> tuple[str, ...]:
+    return ("--model", "m", "--base-url", provider.base_url, "--toolsets", toolsets)
+
+
+def test_a_conversation_with_tools_ratings_a_retry_and_a_save(tmp_path: Path) -> None:
+    script = [
+        tool_calls([("calculator", {"expression": "6 * 7"})]),
+        text("Forty-two."),
+        text("It is 42."),
+        text("Bye then."),
+    ]
+    with FakeProvider(script) as provider, hermes_terminal(tmp_path, *flags(provider)) as terminal:
+        terminal.expect("custom/m  tools: math")
+        terminal.line("What is 6 * 7?")
+        terminal.expect(r'-> calculator\(expression="6 \* 7"\)')
+        terminal.expect(r"<- calculator: ok, [\d.]+ s  42")
+        terminal.expect("Forty-two.")
+        terminal.expect(r"\[\d+ \+ \d+ tokens, unknown\]")
+        terminal.line("/bad")
+        terminal.expect("rated")
+        terminal.line("/retry")
+        terminal.expect("It is 42.")
+        terminal.line("/good")
+        terminal.expect("rated")
+        terminal.line("/rate 7")
+        terminal.expect("is no rating")
+        terminal.line("/nonsense")
+        terminal.expect("no command /nonsense")
+        terminal.line("/save out.jsonl")
+        terminal.expect("saved")
+        terminal.line("/tools")
+        terminal.expect("calculator")
+        terminal.line("/skills")
+        terminal.line("/new")
+        terminal.expect("new conversation")
+        terminal.line("Goodbye.")
+        terminal.expect("Bye then.")
+        terminal.line("/quit")
+        assert terminal.wait() == 0
+    listed = rows(tmp_path)
+    assert [row["stop_reason"] for row in listed] == ["completed"] * 3
+    _, retried, first = listed
+    assert (retried["relation"], retried["parent_id"]) == ("retry", first["id"])
+    assert (first["rating"], retried["rating"]) == (1.0, 5.0)
+    assert len({row["session_id"] for row in listed}) == 1
+    saved = json.loads((tmp_path / "out.jsonl").read_text())
+    assert saved["id"] == retried["id"]
+    assert saved["conversations"][-1] == {"from": "gpt", "value": "It is 42."}
+
+
+def test_ctrl_c_stops_the_turn_and_not_the_program(tmp_path: Path) -> None:
+    with FakeProvider([hang(60), text("Still here.")]) as provider, hermes_terminal(tmp_path, *flags(provider)) as terminal:
+        terminal.expect("tools: math")
+        terminal.line("Hello?")
+        while not provider.requests:
+            time.sleep(0.01)
+        terminal.type("\x03")
+        terminal.expect(r"\(stopped\)")
+        terminal.line("Are you there?")
+        terminal.expect("Still here.")
+        terminal.expect(r"tokens, unknown\]\s+>")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    assert [row["stop_reason"] for row in rows(tmp_path)] == ["completed"]
+
+
+def test_a_dangerous_command_is_asked_about_and_a_no_is_kept_to(tmp_path: Path) -> None:
+    victim = tmp_path / "precious.txt"
+    victim.write_text("keep me")
+    command = f"rm {victim}"
+    script = [tool_calls([("terminal", {"command": command})]), text("Understood."),
+              tool_calls([("terminal", {"command": command})]), text("Gone.")]
+    with FakeProvider(script) as provider, hermes_terminal(tmp_path, *flags(provider, "terminal")) as terminal:
+        terminal.expect("tools: terminal")
+        terminal.line("Remove it.")
+        terminal.expect("wants to run")
+        terminal.expect("rm ")
+        terminal.line("n")
+        terminal.expect("Understood.")
+        assert victim.exists()
+        terminal.line("Really, remove it.")
+        terminal.expect("wants to run")
+        terminal.line("y")
+        terminal.expect("Gone.")
+        assert not victim.exists()
+        terminal.line("/quit")
+        terminal.wait()
+    stats = json.loads(hermes(tmp_path, "trajectories", "stats", "--json").stdout)
+    assert stats["tools"]["terminal"]["by_error"] == {"refused": 1}
+
+
+def test_a_provider_failure_is_shown_and_the_chat_goes_on(tmp_path: Path) -> None:
+    from tests.fakes.provider import status
+
+    with FakeProvider([status(401), text("Back.")]) as provider, hermes_terminal(tmp_path, *flags(provider)) as terminal:
+        terminal.expect("tools: math")
+        terminal.line("Hello")
+        terminal.expect("error: ")
+        terminal.line("Again")
+        terminal.expect("Back.")
+        terminal.line("/model nowhere/x")
+        terminal.expect("unknown provider")
+        terminal.line("/quit")
+        assert terminal.wait() == 0

@@ -1,0 +1,131 @@
+"""`hermes -q` as a user runs it: a real process, a real endpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.process import failure, hermes
+from tests.fakes.provider import FakeProvider, status, text, tool_calls
+
+SUM = ("calculator", {"expression": "17 * 23"})
+
+
+def ask(home: Path, provider: FakeProvider, *flags: str) -> object:
+    return hermes(home, "-q", "What is 17 * 23?", "--model", "m", "--base-url", provider.base_url, *flags)
+
+
+def test_the_answer_is_on_stdout_and_the_tools_on_stderr(tmp_path: Path) -> None:
+    with FakeProvider([tool_calls([SUM]), text("It is 391.")]) as provider:
+        done = ask(tmp_path, provider, "--toolsets", "math")
+    assert done.returncode == 0
+    assert done.stdout.strip() == "It is 391."
+    assert '-> calculator(expression="17 * 23")' in done.stderr
+    assert "<- calculator: ok" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_json_gives_one_object_that_names_the_recorded_trajectory(tmp_path: Path) -> None:
+    with FakeProvider([tool_calls([SUM]), text("It is 391.")]) as provider:
+        done = ask(tmp_path, provider, "--toolsets", "math", "--json")
+    report = json.loads(done.stdout)
+    assert report["answer"] == "It is 391."
+    assert report["outcome"]["stop_reason"] == "completed"
+    assert report["cost_usd"] is None
+    shown = hermes(tmp_path, "trajectories", "show", report["trajectory_id"], "--json")
+    assert json.loads(shown.stdout)["header"]["id"] == report["trajectory_id"]
+
+
+def test_a_question_can_come_from_standard_input(tmp_path: Path) -> None:
+    with FakeProvider([text("Hello.")]) as provider:
+        flags = ("--model", "m", "--base-url", provider.base_url, "--toolsets", "none")
+        done = hermes(tmp_path, *flags, stdin="Say hello.")
+        assert provider.requests[0].json["messages"][-1]["content"] == "Say hello."
+    assert done.stdout.strip() == "Hello."
+
+
+def test_flags_may_be_written_with_underscores(tmp_path: Path) -> None:
+    with FakeProvider([tool_calls([SUM])], loop=True) as provider:
+        done = hermes(
+            tmp_path, "-q", "x", "--model=m", f"--base_url={provider.base_url}", "--toolsets=math", "--max_turns=2", "--json"
+        )
+        assert len(provider.requests) == 2
+    assert json.loads(done.stdout)["outcome"]["stop_reason"] == "max_turns"
+    assert done.returncode == 1
+
+
+def test_control_characters_from_a_model_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    with FakeProvider([text("red \x1b[31m and a bell \x07")]) as provider:
+        done = ask(tmp_path, provider, "--toolsets", "none")
+    assert "\x1b" not in done.stdout
+    assert "\x07" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [(status(401), "401"), (status(404, message="no such model"), "m")],
+)
+def test_a_failing_endpoint_is_reported_with_exit_code_1_and_recorded(tmp_path: Path, reply: object, said: str) -> None:
+    with FakeProvider([reply], loop=True) as provider:  # type: ignore[list-item]
+        done = ask(tmp_path, provider, "--toolsets", "none")
+    assert done.returncode == 1
+    assert "error: error (provider)" in done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    listed = json.loads(hermes(tmp_path, "trajectories", "list", "--json").stdout)
+    assert [row["stop_reason"] for row in listed] == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-q", "  "), "the question is empty"),
+        (("-q", "x", "--toolsets", "terminl"), "terminal"),
+        (("-q", "x", "--model", "nowhere/m"), "unknown provider 'nowhere'"),
+        (("-q", "x", "--model", "openrouter/m"), "OPENROUTER_API_KEY"),
+        (("-q", "x", "--workspace", "/no/such/dir"), "is not a directory"),
+        (("-q", "x", "--sandbox", "jail"), "jail"),
+        (("-q", "x", "--nonsense"), "--nonsense"),
+        (("trajectorys",), "trajectories"),
+    ],
+)
+def test_bad_input_says_what_is_wrong_and_exits_with_2(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = hermes(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_endpoint_that_is_not_there_is_reported(tmp_path: Path) -> None:
+    done = hermes(tmp_path, "-q", "x", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--toolsets", "none",
+                  env={"HERMES_PROVIDERS__CUSTOM__MAX_RETRIES": "0", "HERMES_PROVIDERS__CUSTOM__BASE_URL": "http://127.0.0.1:9/v1"})
+    assert done.returncode == 1
+    assert "http://127.0.0.1:9" in done.stderr
+    assert "is the server running" in done.stderr.lower()
+
+
+def test_a_home_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with FakeProvider([text("x")]) as provider:
+        done = ask(blocked, provider, "--toolsets", "none")
+    message, hint = failure(done, done.returncode)
+    assert done.returncode != 0
+    assert str(blocked) in message
+    assert hint
+
+
+def test_help_imports_nothing_heavy() -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import sys; from click.testing import CliRunner; from hermes.cli.main import cli;"
+        "assert CliRunner().invoke(cli, ['--help']).exit_code == 0;"
+        "heavy = {'openai', 'torch', 'rich', 'pydantic', 'prompt_toolkit', 'httpx2', 'jinja2', 'ruamel', 'sqlite3'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes.config.load import Config, load
+from hermes.errors import ConfigError, LimitError, UsageError
+from hermes.models.budget import Budget
+from hermes.models.open import open_completions, open_model
+from tests.fakes.provider import FakeProvider, text, tokens
+from tests.models.clients import asking, limited_to
+
+
+def config_in(home: Path, yaml: str = "", **environ: str) -> Config:
+    home.mkdir(exist_ok=True)
+    (home / "config.yaml").write_text(yaml)
+    return load(environ={"HERMES_HOME": str(home), **environ})
+
+
+async def test_a_configured_provider_is_called_with_its_key_price_and_options(tmp_path: Path) -> None:
+    with FakeProvider([text("hi")], api_key="sk-lab-123") as provider:
+        config = config_in(
+            tmp_path,
+            f"""
+model: lab/some/model
+providers:
+  lab:
+    base_url: {provider.base_url}
+    key_env: LAB_API_KEY
+    extra_body: {{top_k: 4}}
+prices:
+  some/model: {{input: 1, output: 2}}
+""",
+            LAB_API_KEY="sk-lab-123",
+        )
+        model = open_model(config)
+        reply = await model.complete(asking())
+        await model.close()
+    assert model.name == reply.call.model == "lab/some/model"
+    assert reply.call.cost_usd == pytest.approx(20e-6)
+    assert provider.requests[0].json["model"] == "some/model"
+    assert provider.requests[0].json["top_k"] == 4
+
+
+async def test_any_address_can_be_named_instead_of_a_provider(tmp_path: Path) -> None:
+    with FakeProvider([text("hi")]) as provider:
+        model = open_model(config_in(tmp_path), "qwen3", base_url=provider.base_url)
+        reply = await model.complete(asking())
+    assert model.name == "custom/qwen3"
+    assert reply.call.cost_usd is None
+
+
+async def test_the_budget_given_at_opening_is_enforced(tmp_path: Path) -> None:
+    with FakeProvider([text("hi")]) as provider:
+        model = open_model(config_in(tmp_path), "x", provider.base_url, Budget(max_calls=1))
+        await model.complete(asking())
+        with pytest.raises(LimitError):
+            await model.complete(asking())
+        assert len(provider.requests) == 1
+
+
+async def test_completions_are_opened_the_same_way(tmp_path: Path) -> None:
+    with FakeProvider([tokens([7], [-0.5])]) as provider:
+        model = open_completions(config_in(tmp_path), "qwen3", base_url=provider.base_url)
+        assert (await model.complete_tokens([1], limited_to(1))).sampled_ids == (7,)
+
+
+async def test_a_model_in_this_process_obeys_the_budget_too(tmp_path: Path) -> None:
+    model = open_model(config_in(tmp_path), "hermes/smollm2", budget=Budget(max_calls=0, max_cost_usd=0.01))
+    assert model.name == "hermes/smollm2"
+    with pytest.raises(LimitError, match="0 model calls"):
+        await model.complete(asking())
+    await model.close()
+
+
+def test_a_model_in_this_process_has_no_completions_endpoint(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="hermes/smollm2"):
+        open_completions(config_in(tmp_path), "hermes/smollm2")
+
+
+def test_what_cannot_be_resolved_is_an_error_before_any_call(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        open_model(config_in(tmp_path), "nowhere/x")
+    with pytest.raises(ConfigError, match="OPENROUTER_API_KEY"):
+        open_model(config_in(tmp_path), "openrouter/x")
+
+
+def test_an_unknown_parser_is_refused_at_opening(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "providers: {lab: {base_url: 'http://127.0.0.1:9/v1', parser: hermez}}")
+    with pytest.raises(UsageError, match="hermez"):
+        open_model(config, "lab/x")

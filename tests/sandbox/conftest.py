@@ -1,0 +1,78 @@
+"""Real sandboxes to test in, and ways to see what they leave behind."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hermes.config.settings import SandboxSettings
+from hermes.sandbox import open_sandbox, usable
+from hermes.sandbox.base import Sandbox
+
+BACKENDS = ("local", "bubblewrap")
+
+
+def need(backend: str) -> None:
+    """Skips, saying why, where the back end does not work."""
+    reason = usable(backend)
+    if reason is not None:
+        pytest.skip(f"needs {backend}: {reason}")
+
+
+@pytest.fixture(params=BACKENDS)
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    """Each back end that runs on this machine alone."""
+    need(request.param)
+    opened = await open_sandbox(SandboxSettings(backend=request.param), interactive=False)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def local() -> AsyncIterator[Sandbox]:
+    opened = await open_sandbox(SandboxSettings(backend="local"), interactive=False)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def bubblewrap() -> AsyncIterator[Sandbox]:
+    need("bubblewrap")
+    opened = await open_sandbox(SandboxSettings(backend="bubblewrap"), interactive=False)
+    yield opened
+    await opened.close()
+
+
+class Marker:
+    """A number for `sleep` that no other process has, so that a process can be found from outside."""
+
+    def __init__(self) -> None:
+        self.seconds = f"9{uuid.uuid4().int % 10**8:08}.5"
+
+    def running(self) -> list[int]:
+        found = []
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit():
+                try:
+                    argv = (process / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if argv[:1] == [b"sleep"] and self.seconds.encode() in argv:
+                    found.append(int(process.name))
+        return found
+
+    def wait_running(self, count: int) -> None:
+        """Waits until exactly `count` processes have it; fails after long enough."""
+        deadline = time.monotonic() + 20
+        while len(self.running()) != count:
+            assert time.monotonic() < deadline, f"{len(self.running())} running, not {count}"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def marker() -> Marker:
+    return Marker()

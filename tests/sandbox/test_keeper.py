@@ -1,0 +1,111 @@
+"""Nothing outlives Hermes, however either of them dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hermes.config.settings import SandboxSettings
+from hermes.errors import SandboxError
+from hermes.sandbox import open_sandbox
+from hermes.sandbox.base import Sandbox
+from hermes.sandbox.supervisor import Launch, Supervisor
+from tests.sandbox.conftest import BACKENDS, Marker, need
+
+HERMES = """
+import asyncio, sys
+from hermes.config.settings import SandboxSettings
+from hermes.sandbox import open_sandbox
+
+async def main():
+    backend, command = sys.argv[1:]
+    sandbox = await open_sandbox(SandboxSettings(backend=backend), interactive=False)
+    await sandbox.start(command)
+    await sandbox.run(command)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
+)
+def test_when_hermes_is_killed_its_commands_end(backend: str, number: int, marker: Marker) -> None:
+    need(backend)
+    sleep = f"sleep {marker.seconds}"
+    command = f"(setsid sh -c 'trap \"\" TERM; {sleep}' >/dev/null 2>&1 &); env -i {sleep} & {sleep}"
+    with subprocess.Popen(
+        [sys.executable, "-c", HERMES, backend, command], stderr=subprocess.DEVNULL
+    ) as hermes:
+        marker.wait_running(6)
+        hermes.send_signal(number)
+    marker.wait_running(0)
+
+
+def keeper_of(pid: int) -> int:
+    """The one child of the process that is a keeper."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    keepers = [int(child) for child in children if b"shepherd" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    assert len(keepers) == 1
+    return keepers[0]
+
+
+async def test_when_the_keeper_is_killed_its_commands_end_and_no_more_start(marker: Marker) -> None:
+    sandbox = await open_sandbox(SandboxSettings(backend="local"), interactive=False)
+    process = await sandbox.start(f"sleep {marker.seconds} & sleep {marker.seconds}")
+    os.kill(keeper_of(os.getpid()), signal.SIGKILL)
+    with pytest.raises(SandboxError, match="ended"):
+        while True:
+            await sandbox.run("true")
+    await sandbox.close()
+    assert process.exit_code == 137
+    marker.wait_running(0)
+
+
+async def test_signals_from_the_terminal_do_not_reach_the_commands(local: Sandbox, marker: Marker) -> None:
+    process = await local.start(f"sleep {marker.seconds}")
+    marker.wait_running(1)
+    (pid,) = marker.running()
+    assert os.getpgid(pid) != os.getpgid(0)
+    assert os.getsid(pid) not in (os.getsid(0), os.getsid(keeper_of(os.getpid())))
+    os.kill(keeper_of(os.getpid()), signal.SIGINT)
+    assert (await local.run("echo fine")).output == "fine\n"
+    await process.kill()
+
+
+async def test_a_keeper_that_cannot_start_says_why() -> None:
+    with pytest.raises(SandboxError, match="No such file"):
+        await Supervisor.open(["/no/such/prefix"])
+    with pytest.raises(SandboxError, match="went wrong"):
+        await Supervisor.open(["/bin/sh", "-c", "echo went wrong >&2; exit 1"])
+
+
+async def test_a_program_that_does_not_exist_is_the_sandboxes_failure() -> None:
+    supervisor = await Supervisor.open()
+    try:
+        with pytest.raises(SandboxError, match="No such file"):
+            await supervisor.run(Launch(["/no/such/shell"], "x", "/", {}), timeout_s=10)
+    finally:
+        await supervisor.close()
+
+
+async def test_limits_are_set_for_the_command_and_everything_below_it() -> None:
+    supervisor = await Supervisor.open()
+    try:
+        launch = Launch(
+            ["/bin/sh", "-c", "sh -c 'ulimit -f; ulimit -c'"],
+            "x",
+            "/",
+            {},
+            [("RLIMIT_FSIZE", 512000, 512000)],
+        )
+        finished = await supervisor.run(launch, timeout_s=10)
+        assert finished.capture.text().split()[0] == "1000"
+    finally:
+        await supervisor.close()
