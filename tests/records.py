@@ -61,7 +61,7 @@ def record(
     failed_tools: bool = False,
     **known: object,
 ) -> str:
-    """Writes a trajectory whose steps carry `messages`: assistant ones as model calls, tool ones as results."""
+    """Writes a trajectory of these messages: assistant ones as model calls, tool ones as results."""
     head = header(**known)
     writer.begin(head)
     done = None
@@ -99,11 +99,19 @@ def conversation(question: str = "What is 2 + 2?", answer: str = "It is 4.") -> 
 
 texts = st.text(max_size=60)
 names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=12)
-json_objects = st.dictionaries(texts, st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | texts | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=6,
-), max_size=4)
+json_objects = st.dictionaries(
+    texts,
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**53), 2**53)
+        | texts
+        | st.floats(allow_nan=False, allow_infinity=False),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=4,
+)
 tool_calls = st.builds(
     lambda name, arguments: ToolCall(f"call_{new_id()}", name, json.dumps(arguments)), names, json_objects
 )
@@ -112,7 +120,11 @@ traces = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-50, 0, width=3
     lambda pairs: TokenTrace((1, 2, 3), tuple(i for i, _ in pairs), tuple(p for _, p in pairs), "step-3")
 )
 calls = st.builds(
-    model_call, usage=usages, cost_usd=st.none() | st.floats(0, 10), raw=st.none() | json_objects, tokens=st.none() | traces
+    model_call,
+    usage=usages,
+    cost_usd=st.none() | st.floats(0, 10),
+    raw=st.none() | json_objects,
+    tokens=st.none() | traces,
 )
 
 
@@ -124,7 +136,9 @@ def conversations(draw: st.DrawFn) -> list[Message]:
         messages.append(Message.user(draw(texts)))
         for _ in range(draw(st.integers(0, 2))):
             asked = tuple(draw(st.lists(tool_calls, min_size=1, max_size=3)))
-            messages.append(Message.assistant(draw(texts), reasoning=draw(st.none() | texts), tool_calls=asked))
+            messages.append(
+                Message.assistant(draw(texts), reasoning=draw(st.none() | texts), tool_calls=asked)
+            )
             messages.extend(Message.tool(call, draw(texts)) for call in asked)
         messages.append(Message.assistant(draw(texts), reasoning=draw(st.none() | texts)))
     return messages

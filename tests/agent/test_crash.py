@@ -24,7 +24,9 @@ def answer(request: dict[str, object]) -> object:
     messages: list[dict[str, object]] = request["messages"]  # type: ignore[assignment]
     rounds = sum(message["role"] == "tool" for message in messages)
     if rounds < 4:
-        return tool_calls([("calculator", {"expression": f"{rounds} + 1"}), ("calculator", {"expression": "2 ** 10"})])
+        return tool_calls(
+            [("calculator", {"expression": f"{rounds} + 1"}), ("calculator", {"expression": "2 ** 10"})]
+        )
     return text("Done.")
 
 

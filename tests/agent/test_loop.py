@@ -9,8 +9,18 @@ from collections.abc import Callable
 import pytest
 
 from hermes.agent.build import Plan
-from hermes.core import Boundary, JSONObject, Message, Role, Step, StepKind, StopReason, ToolCall, ToolErrorKind
 from hermes.config.paths import db_path
+from hermes.core import (
+    Boundary,
+    JSONObject,
+    Message,
+    Role,
+    Step,
+    StepKind,
+    StopReason,
+    ToolCall,
+    ToolErrorKind,
+)
 from hermes.errors import StoreError
 from hermes.store import Reader
 from hermes.tools.base import Tool, Workbench
@@ -53,7 +63,9 @@ async def test_each_call_is_stored_with_exactly_what_the_model_saw(world: MakeWo
         models = [step for step in stored.steps if step.kind is StepKind.MODEL]
         for step, request in zip(models, requests, strict=True):
             seen, tools = reader.model_input(stored.header.id, step)
-            assert [message.content for message in seen] == [m.get("content") or "" for m in request["messages"]]
+            assert [message.content for message in seen] == [
+                m.get("content") or "" for m in request["messages"]
+            ]
             assert [message.role.value for message in seen] == [m["role"] for m in request["messages"]]
             assert [dict(tool) for tool in tools] == [tool["function"] for tool in request["tools"]]
 
@@ -82,7 +94,9 @@ async def test_parallel_calls_run_at_the_same_time_and_keep_their_order(world: M
     assert [step.message.name for step in steps if step.result] == ["three", "two", "one"]  # as they finished
 
 
-async def test_a_malformed_call_an_unknown_tool_and_a_good_one_each_get_their_own_result(world: MakeWorld) -> None:
+async def test_a_malformed_call_an_unknown_tool_and_a_good_one_each_get_their_own_result(
+    world: MakeWorld,
+) -> None:
     calls = [("calculator", '{"expression": '), ("no_such_tool", {}), SUM]
     with FakeProvider([tool_calls(calls), text("ok")]) as provider:
         _, outcome, stored = await world(provider).ask("go")
@@ -100,7 +114,11 @@ async def test_a_malformed_call_an_unknown_tool_and_a_good_one_each_get_their_ow
     ("script", "stop", "boundary"),
     [
         ([status(401)], StopReason.ERROR, Boundary.PROVIDER),
-        ([status(400, message="maximum context length is 10 tokens")], StopReason.CONTEXT_FULL, Boundary.LIMIT),
+        (
+            [status(400, message="maximum context length is 10 tokens")],
+            StopReason.CONTEXT_FULL,
+            Boundary.LIMIT,
+        ),
         ([text("half an ans", finish_reason="length")], StopReason.TRUNCATED, Boundary.LIMIT),
         ([text("", finish_reason="content_filter")], StopReason.FILTERED, Boundary.PROVIDER),
     ],
@@ -159,7 +177,9 @@ async def test_the_wall_clock_ends_a_hanging_call(world: MakeWorld) -> None:
 async def test_the_wall_clock_ends_a_hanging_tool(world: MakeWorld) -> None:
     stuck = _meeting_tool("stuck", asyncio.Barrier(2))
     with FakeProvider([tool_calls([("stuck", {"pause_s": 0})])]) as provider:
-        here = world(provider, settings={"limits.timeout_s": 0.5}, plan=Plan(toolsets=(), extra_tools=[stuck]))
+        here = world(
+            provider, settings={"limits.timeout_s": 0.5}, plan=Plan(toolsets=(), extra_tools=[stuck])
+        )
         _, outcome, _ = await here.ask("hello")
     assert outcome.stop_reason is StopReason.TIMEOUT
 
@@ -197,7 +217,9 @@ async def test_a_cancelled_turn_is_recorded_and_the_conversation_goes_on(world: 
     assert steps[0].result is not None
     assert steps[0].result.error_kind is ToolErrorKind.CANCELLED
     # every call has a result: nothing a provider would refuse
-    assert {m["tool_call_id"] for m in sent if m["role"] == "tool"} == {c["id"] for c in sent[1]["tool_calls"]}
+    assert {m["tool_call_id"] for m in sent if m["role"] == "tool"} == {
+        c["id"] for c in sent[1]["tool_calls"]
+    }
     assert here.stored(loop.recorder.header.id).answer == "Fine."
 
 
@@ -243,7 +265,9 @@ async def test_a_store_that_stops_working_stops_the_agent(world: MakeWorld) -> N
         assert provider.requests == []
 
 
-async def test_ephemeral_examples_are_shown_to_the_model_but_left_out_of_the_conversation(world: MakeWorld) -> None:
+async def test_ephemeral_examples_are_shown_to_the_model_but_left_out_of_the_conversation(
+    world: MakeWorld,
+) -> None:
     with FakeProvider([text("4")]) as provider:
         here = world(provider)
         async with here.agent() as loop:

@@ -40,7 +40,7 @@ def row(key: str, sample: int = 0, **changes: Any) -> JSONObject:
         "completed": True,
         "outcome": {"stop_reason": "completed", "boundary": None, "error_type": None, "detail": None},
         "turns": 1,
-        "tools": [],
+        "tool_names": [],
         "tool_stats": {},
         "usage": usage(),
         "cost_usd": 0.5,
@@ -77,7 +77,7 @@ def failed(key: str, reason: str, sample: int = 0, trajectory_id: str | None = N
 def write(folder: Path, *segments: Iterable[Entry]) -> Path:
     """A run's folder with one journal segment for each sequence of entries."""
     for number, entries in enumerate(segments):
-        segment = Segment(folder / "journal" / f"{number:03}.jsonl")
+        segment = Segment(folder / "journal" / f"{number:03}.jsonl", str)
         for entry in entries:
             segment.append(entry).result()
         segment.close()
@@ -85,7 +85,7 @@ def write(folder: Path, *segments: Iterable[Entry]) -> Path:
 
 
 def finish(folder: Path, *segments: Iterable[Entry], keys: Iterable[str] = "", **changes: Any) -> Summary:
-    """Writes the segments and finalises; `keys` are the dataset's rows, `filters` a dictionary of switches."""
+    """Writes the segments and finalises; `keys` are the dataset's rows, `filters` the switches."""
     if "filters" in changes:
         changes["filters"] = Filters(**changes["filters"])
     return finalise(write(folder, *segments), spec(**changes), dataset(*keys))

@@ -105,9 +105,8 @@ def test_other_file_formats(tmp_path: Path, suffix: str) -> None:
         path.write_text('prompt,level\n"ünïcödé 🙂",1\n"two",2\n', "utf-8")
     else:
         pyarrow = pytest.importorskip("pyarrow")
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     dataset = read_dataset(str(path))
     assert [(row.prompts[0], row.metadata["level"]) for row in dataset.rows] == [
         ("ünïcödé 🙂", "1"),

@@ -136,7 +136,7 @@ def test_bad_rows_of_the_input_are_listed_with_their_lines(tmp_path: Path) -> No
 
 def test_every_offered_tool_is_counted_and_a_hallucinated_one_is_kept_apart(tmp_path: Path) -> None:
     stats = {"web": {"count": 2, "success": 1, "failure": 1}, "wbe": {"count": 1, "success": 0, "failure": 1}}
-    finish(tmp_path, [done("a", tools=["web", "file"], tool_stats=stats)], keys="a")
+    finish(tmp_path, [done("a", tool_names=["web", "file"], tool_stats=stats)], keys="a")
     (got,) = lines(tmp_path / "trajectories.jsonl")
     assert got["tool_stats"] == {"web": stats["web"], "file": {"count": 0, "success": 0, "failure": 0}}
     assert got["unknown_tools"] == {"wbe": stats["wbe"]}

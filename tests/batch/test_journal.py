@@ -17,7 +17,7 @@ def entry(key: str, sample: int = 0, state: State = State.DONE) -> Entry:
 
 
 def test_entries_come_back_in_order(tmp_path: Path) -> None:
-    segment = Segment(tmp_path / "a.jsonl")
+    segment = Segment(tmp_path / "a.jsonl", str)
     futures = [segment.append(entry(str(n))) for n in range(100)]
     for future in futures:
         future.result()
@@ -26,7 +26,7 @@ def test_entries_come_back_in_order(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_is_cut_and_owed_again(tmp_path: Path) -> None:
-    segment = Segment(tmp_path / "a.jsonl")
+    segment = Segment(tmp_path / "a.jsonl", str)
     for key in ("one", "two"):
         segment.append(entry(key)).result()
     segment.close()
@@ -35,7 +35,7 @@ def test_a_torn_last_line_is_cut_and_owed_again(tmp_path: Path) -> None:
     assert [each.key for each in read_journal(tmp_path)] == ["one"]
     assert cut_torn_tails(tmp_path) == 1
     assert cut_torn_tails(tmp_path) == 0
-    segment = Segment(path)
+    segment = Segment(path, str)
     segment.append(entry("three")).result()
     segment.close()
     assert [each.key for each in read_journal(tmp_path)] == ["one", "three"]
@@ -72,7 +72,7 @@ def test_a_full_disk_fails_the_append_and_leaves_whole_lines(tmp_path: Path) -> 
     if mounted.returncode != 0:
         pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
     try:
-        segment = Segment(place / "a.jsonl")
+        segment = Segment(place / "a.jsonl", str)
         written = 0
         with pytest.raises(HermesError, match="cannot write the journal"):
             for n in range(1000):

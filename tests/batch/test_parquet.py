@@ -34,7 +34,7 @@ def test_the_folder_is_a_dataset_repository(tmp_path: Path) -> None:
     entries = [
         done(
             "a",
-            tools=["web", "file"],
+            tool_names=["web", "file"],
             tool_stats={"web": CALLS, "ghost": CALLS},
             reward=0.5,
             metadata={"n": [1]},
@@ -56,10 +56,10 @@ def test_the_folder_is_a_dataset_repository(tmp_path: Path) -> None:
 
 
 def test_runs_with_other_tools_and_metadata_join_without_a_word(tmp_path: Path) -> None:
-    finish(tmp_path / "1", [done("a", tools=["web"], metadata={"n": 1}, latency_ms=[])], keys="a")
+    finish(tmp_path / "1", [done("a", tool_names=["web"], metadata={"n": 1}, latency_ms=[])], keys="a")
     finish(
         tmp_path / "2",
-        [done("b", tools=["file"], metadata={"n": "one", "deep": {"x": None}}, reward=1.0)],
+        [done("b", tool_names=["file"], metadata={"n": "one", "deep": {"x": None}}, reward=1.0)],
         keys="b",
     )
     finish(tmp_path / "3", [], keys="c")
@@ -138,7 +138,7 @@ def test_the_jsonl_loads_with_the_features_that_the_documentation_gives(
     entries = [
         done(f"k{n:02}", conversations=[{"from": "human", "value": text}], cost_usd=None) for n in range(24)
     ]
-    entries.append(done("last", cost_usd=0.5, reward=1.0, tools=["t"], tool_stats={"u": CALLS}))
+    entries.append(done("last", cost_usd=0.5, reward=1.0, tool_names=["t"], tool_stats={"u": CALLS}))
     finish(tmp_path, entries, keys=[entry.key for entry in entries])
     path = Path(__file__).parents[2] / "docs" / "batch-output.md"
     snippet = path.read_text("utf-8").split("```python\n# features", 1)[1].split("```", 1)[0]

@@ -124,11 +124,14 @@ def test_cost_is_projected_over_what_is_left_unless_a_price_is_unknown(clock: Cl
 
 def test_gauges_are_summed_over_the_workers_latest(clock: Clock) -> None:
     progress = Progress(clock)
+    progress.dispatched()
     progress.gauges("a", 10, 20, 3)
     progress.gauges("b", 5, 40, 0)
     progress.gauges("a", 12, 16, 1)
     got = progress.snapshot()
     assert (got.calls_in_flight, got.call_limit, got.calls_waiting) == (17, 56, 1)
+    progress.finished(State.DONE, None, usage(), 0.5, 1)
+    assert progress.snapshot().calls_in_flight == 0
 
 
 def test_a_cause_is_the_kind_of_failure() -> None:
@@ -204,6 +207,7 @@ def test_on_a_terminal_the_state_is_drawn(terminal: Terminal) -> None:
         for _ in range(3):
             finish(progress)
         finish(progress, State.FAILED, "ProviderError: http://h\x1b[2J answered 500", None)
+        progress.dispatched()
         progress.gauges("w", 190, 210, 12)
     drawn = terminal.close()
     for part in (

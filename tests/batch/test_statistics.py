@@ -60,8 +60,8 @@ def test_tools_are_counted_with_rates_in_percent_over_those_offered(tmp_path: Pa
     ghost = {"count": 1, "success": 0, "failure": 1}
     got = statistics(
         tmp_path,
-        done("a", tools=["web", "file"], tool_stats={"web": web}),
-        done("b", tools=["web"], tool_stats={"ghost": ghost}),
+        done("a", tool_names=["web", "file"], tool_stats={"web": web}),
+        done("b", tool_names=["web"], tool_stats={"ghost": ghost}),
     )
     assert got["tool_statistics"] == {
         "file": {"count": 0, "success": 0, "failure": 0, "success_rate": None, "failure_rate": None},

@@ -67,7 +67,12 @@ def hermes_terminal(home: Path, *arguments: str, cwd: Path | None = None) -> Ite
     pid, descriptor = pty.fork()
     if pid == 0:
         os.chdir(cwd or home)
-        environment = {"HERMES_HOME": str(home), "HOME": str(home), "TERM": "xterm", "PATH": os.environ["PATH"]}
+        environment = {
+            "HERMES_HOME": str(home),
+            "HOME": str(home),
+            "TERM": "xterm",
+            "PATH": os.environ["PATH"],
+        }
         os.execve(sys.executable, [sys.executable, "-m", "hermes", *arguments], environment)
     try:
         yield Terminal(descriptor, pid)

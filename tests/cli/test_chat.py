@@ -67,7 +67,10 @@ def test_a_conversation_with_tools_ratings_a_retry_and_a_save(tmp_path: Path) ->
 
 
 def test_ctrl_c_stops_the_turn_and_not_the_program(tmp_path: Path) -> None:
-    with FakeProvider([hang(60), text("Still here.")]) as provider, hermes_terminal(tmp_path, *flags(provider)) as terminal:
+    with (
+        FakeProvider([hang(60), text("Still here.")]) as provider,
+        hermes_terminal(tmp_path, *flags(provider)) as terminal,
+    ):
         terminal.expect("tools: math")
         terminal.line("Hello?")
         while not provider.requests:
@@ -86,9 +89,16 @@ def test_a_dangerous_command_is_asked_about_and_a_no_is_kept_to(tmp_path: Path) 
     victim = tmp_path / "precious.txt"
     victim.write_text("keep me")
     command = f"rm {victim}"
-    script = [tool_calls([("terminal", {"command": command})]), text("Understood."),
-              tool_calls([("terminal", {"command": command})]), text("Gone.")]
-    with FakeProvider(script) as provider, hermes_terminal(tmp_path, *flags(provider, "terminal")) as terminal:
+    script = [
+        tool_calls([("terminal", {"command": command})]),
+        text("Understood."),
+        tool_calls([("terminal", {"command": command})]),
+        text("Gone."),
+    ]
+    with (
+        FakeProvider(script) as provider,
+        hermes_terminal(tmp_path, *flags(provider, "terminal")) as terminal,
+    ):
         terminal.expect("tools: terminal")
         terminal.line("Remove it.")
         terminal.expect("wants to run")
@@ -110,7 +120,10 @@ def test_a_dangerous_command_is_asked_about_and_a_no_is_kept_to(tmp_path: Path) 
 def test_a_provider_failure_is_shown_and_the_chat_goes_on(tmp_path: Path) -> None:
     from tests.fakes.provider import status
 
-    with FakeProvider([status(401), text("Back.")]) as provider, hermes_terminal(tmp_path, *flags(provider)) as terminal:
+    with (
+        FakeProvider([status(401), text("Back.")]) as provider,
+        hermes_terminal(tmp_path, *flags(provider)) as terminal,
+    ):
         terminal.expect("tools: math")
         terminal.line("Hello")
         terminal.expect("error: ")

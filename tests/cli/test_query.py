@@ -49,7 +49,14 @@ def test_a_question_can_come_from_standard_input(tmp_path: Path) -> None:
 def test_flags_may_be_written_with_underscores(tmp_path: Path) -> None:
     with FakeProvider([tool_calls([SUM])], loop=True) as provider:
         done = hermes(
-            tmp_path, "-q", "x", "--model=m", f"--base_url={provider.base_url}", "--toolsets=math", "--max_turns=2", "--json"
+            tmp_path,
+            "-q",
+            "x",
+            "--model=m",
+            f"--base_url={provider.base_url}",
+            "--toolsets=math",
+            "--max_turns=2",
+            "--json",
         )
         assert len(provider.requests) == 2
     assert json.loads(done.stdout)["outcome"]["stop_reason"] == "max_turns"
@@ -67,7 +74,9 @@ def test_control_characters_from_a_model_do_not_reach_the_terminal(tmp_path: Pat
     ("reply", "said"),
     [(status(401), "401"), (status(404, message="no such model"), "m")],
 )
-def test_a_failing_endpoint_is_reported_with_exit_code_1_and_recorded(tmp_path: Path, reply: object, said: str) -> None:
+def test_a_failing_endpoint_is_reported_with_exit_code_1_and_recorded(
+    tmp_path: Path, reply: object, said: str
+) -> None:
     with FakeProvider([reply], loop=True) as provider:  # type: ignore[list-item]
         done = ask(tmp_path, provider, "--toolsets", "none")
     assert done.returncode == 1
@@ -91,7 +100,9 @@ def test_a_failing_endpoint_is_reported_with_exit_code_1_and_recorded(tmp_path: 
         (("trajectorys",), "trajectories"),
     ],
 )
-def test_bad_input_says_what_is_wrong_and_exits_with_2(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_says_what_is_wrong_and_exits_with_2(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
     done = hermes(tmp_path, *arguments)
     assert done.returncode == 2
     assert said in done.stderr
@@ -99,8 +110,21 @@ def test_bad_input_says_what_is_wrong_and_exits_with_2(tmp_path: Path, arguments
 
 
 def test_an_endpoint_that_is_not_there_is_reported(tmp_path: Path) -> None:
-    done = hermes(tmp_path, "-q", "x", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--toolsets", "none",
-                  env={"HERMES_PROVIDERS__CUSTOM__MAX_RETRIES": "0", "HERMES_PROVIDERS__CUSTOM__BASE_URL": "http://127.0.0.1:9/v1"})
+    done = hermes(
+        tmp_path,
+        "-q",
+        "x",
+        "--model",
+        "m",
+        "--base-url",
+        "http://127.0.0.1:9/v1",
+        "--toolsets",
+        "none",
+        env={
+            "HERMES_PROVIDERS__CUSTOM__MAX_RETRIES": "0",
+            "HERMES_PROVIDERS__CUSTOM__BASE_URL": "http://127.0.0.1:9/v1",
+        },
+    )
     assert done.returncode == 1
     assert "http://127.0.0.1:9" in done.stderr
     assert "is the server running" in done.stderr.lower()
@@ -124,7 +148,7 @@ def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys; from click.testing import CliRunner; from hermes.cli.main import cli;"
         "assert CliRunner().invoke(cli, ['--help']).exit_code == 0;"
-        "heavy = {'openai', 'torch', 'rich', 'pydantic', 'prompt_toolkit', 'httpx2', 'jinja2', 'ruamel', 'sqlite3'};"
+        "heavy = set('openai torch rich pydantic prompt_toolkit httpx2 jinja2 ruamel sqlite3'.split());"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -18,7 +18,12 @@ from tests.cli.process import hermes
 def home(tmp_path: Path) -> Path:
     with Writer(tmp_path / "hermes.db") as writer:
         records.record(writer, records.conversation("What is 2 + 2?", "It is 4."))
-        records.record(writer, records.conversation("What is 2 + 2?", "Four, I think."), failed_tools=True, model="b/other")
+        records.record(
+            writer,
+            records.conversation("What is 2 + 2?", "Four, I think."),
+            failed_tools=True,
+            model="b/other",
+        )
         failed = Outcome(StopReason.ERROR, Boundary.PROVIDER, "AuthError", "401 from the server")
         records.record(writer, [Message.user("Never answered.")], outcome=failed)
     return tmp_path
@@ -58,7 +63,14 @@ def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
 def test_show_renders_calls_results_and_thinking(home: Path) -> None:
     oldest = str(rows(home)[-1]["id"])
     text = hermes(home, "trajectories", "show", oldest[-8:]).stdout
-    for part in ("What is 2 + 2?", "(thinking) A sum.", 'calculator(expression="2 + 2")', "calculator: ok", "It is 4.", "completed"):
+    for part in (
+        "What is 2 + 2?",
+        "(thinking) A sum.",
+        'calculator(expression="2 + 2")',
+        "calculator: ok",
+        "It is 4.",
+        "completed",
+    ):
         assert part in text, part
 
 
@@ -107,7 +119,9 @@ def test_export_writes_sharegpt_that_our_parser_reads_back(home: Path, tmp_path:
     parsed = get_parser("hermes").parse(turns[2]["value"])
     assert parsed.reasoning == "A sum."
     assert parsed.content.strip() == "Let me see."
-    assert [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls] == [("calculator", {"expression": "2 + 2"})]
+    assert [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls] == [
+        ("calculator", {"expression": "2 + 2"})
+    ]
     assert '"tool_call_id": "call_1"' in turns[3]["value"]
     again = tmp_path / "again.jsonl"
     hermes(home, "export", "--output", str(again))
@@ -132,7 +146,10 @@ def test_stored_control_characters_are_made_harmless(tmp_path: Path) -> None:
     call = ToolCall("c", "terminal", json.dumps({"command": "\x1b]0;owned\x07"}))
     nasty = "\x1b[2J\x1b[31mred\x07 \u202e reversed"
     with Writer(tmp_path / "hermes.db") as writer:
-        records.record(writer, [Message.user(nasty), Message.assistant(nasty, tool_calls=(call,)), Message.tool(call, nasty)])
+        records.record(
+            writer,
+            [Message.user(nasty), Message.assistant(nasty, tool_calls=(call,)), Message.tool(call, nasty)],
+        )
     for arguments in (("list",), ("show",), ("search", "red")):
         out = hermes(tmp_path, "trajectories", *arguments).stdout
         assert out

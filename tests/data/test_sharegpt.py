@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -38,7 +39,7 @@ def test_every_call_and_thought_is_read_back_by_our_parser(messages: list[Messag
 def test_results_are_matched_by_id_and_merged_in_one_turn(messages: list[Message]) -> None:
     turns = conversations(messages, ())
     roles = [turn["from"] for turn in turns]
-    assert all(pair != ("tool", "tool") for pair in zip(roles, roles[1:], strict=False))
+    assert all(pair != ("tool", "tool") for pair in itertools.pairwise(roles))
     expected = [message for message in messages if message.role is Role.TOOL]
     merged = "\n".join(turn["value"] for turn in turns if turn["from"] == "tool")
     assert merged.count("<tool_response>") >= len(expected)

@@ -96,6 +96,11 @@ def test_what_is_not_understood_is_said_so(command: str) -> None:
     assert split(command) is None
 
 
+def test_where_sh_and_bash_differ_neither_reading_is_taken() -> None:
+    assert split("ls &>/dev/null rm x") is None  # in sh this runs rm
+    assert argvs("ls &>/dev/null; pwd") == [["ls"], ["pwd"]]
+
+
 def test_a_comment_does_not_go_on_after_a_backslash() -> None:
     assert argvs("ls # harmless \\\nrm -rf x") == [["ls"], ["rm", "-rf", "x"]]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes.sandbox.capture import Capture
 
 
+@settings(deadline=None, database=None)
 @given(st.lists(st.binary(max_size=50), max_size=20), st.integers(min_value=2, max_value=200))
 def test_everything_is_kept_or_the_ends_are(chunks: list[bytes], limit: int) -> None:
     whole = b"".join(chunks)

@@ -87,21 +87,26 @@ async def test_a_command_has_no_open_files_but_its_own_three(sandbox: Sandbox) -
     assert output == "['0', '1', '2', '3']\n"  # 3 is the listing itself
 
 
-async def test_a_time_out_ends_everything_the_command_started(sandbox: Sandbox, marker: Marker) -> None:
+async def test_killing_ends_everything_the_command_started(sandbox: Sandbox, marker: Marker) -> None:
     sleep = f"sleep {marker.seconds}"
     command = f"""
         {sleep} &
         (setsid sh -c '{sleep} >/dev/null 2>&1 </dev/null' &)
         setsid sh -c 'trap "" TERM HUP INT; (env -i {sleep} & ); wait; {sleep}' >/dev/null 2>&1 &
-        echo started
         {sleep}
     """
-    running = asyncio.create_task(sandbox.run(command, timeout_s=2))
+    process = await sandbox.start(command)
     await asyncio.to_thread(marker.wait_running, 5)
-    result = await running
-    assert result.timed_out
-    assert result.exit_code == 124
-    assert result.output == "started\n"
+    await process.kill()
+    assert marker.running() == []
+
+
+async def test_a_time_out_kills_and_keeps_the_output_so_far(sandbox: Sandbox, marker: Marker) -> None:
+    command = (
+        f"echo started; (setsid sleep {marker.seconds} &); trap '' TERM; sleep {marker.seconds}; sleep 900"
+    )
+    result = await sandbox.run(command, timeout_s=1.5)
+    assert (result.timed_out, result.exit_code, result.output) == (True, 124, "started\n")
     assert marker.running() == []
 
 
@@ -120,6 +125,20 @@ async def test_a_cancelled_call_leaves_nothing_running(sandbox: Sandbox, marker:
         await running
     await asyncio.to_thread(marker.wait_running, 0)
     assert (await sandbox.run("echo fine")).output == "fine\n"
+
+
+async def test_a_call_cancelled_at_any_moment_leaves_nothing_running(
+    sandbox: Sandbox, marker: Marker
+) -> None:
+    for pauses in range(12):
+        running = asyncio.create_task(sandbox.run(f"sleep {marker.seconds}"))
+        for _ in range(pauses):
+            await asyncio.sleep(0.001)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert (await sandbox.run("echo fine")).output == "fine\n"
+    await asyncio.to_thread(marker.wait_running, 0)
 
 
 async def test_many_commands_at_once_do_not_mix(sandbox: Sandbox) -> None:
@@ -221,9 +240,12 @@ async def test_wrong_paths_are_told_apart(sandbox: Sandbox) -> None:
         await sandbox.write_file("file/below", b"x")
     with pytest.raises(PermissionError):
         await sandbox.read_file("fifo")  # and does not wait for a writer
-    for path in ("", "a\0b", "x" * 5000):
+    await sandbox.run("ln -s loop loop")
+    for path in ("", "a\0b", "x" * 5000, "\ud800", "loop", "loop/x"):
         with pytest.raises(OSError):
             await sandbox.read_file(path)
+        with pytest.raises(OSError):
+            await sandbox.write_file(path, b"x")
 
 
 async def test_links_inside_the_workspace_are_followed(sandbox: Sandbox) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -123,19 +122,6 @@ async def test_with_the_network_allowed_the_host_is_reached_and_its_files_still_
         assert not await reaches(sandbox, probes["a signal to Hermes"])
     finally:
         await sandbox.close()
-
-
-async def test_a_daemon_does_outlive_a_plain_time_out(marker: Marker) -> None:
-    """The control for the time-out tests: this is how daemons get away without a keeper."""
-    shell = subprocess.Popen(
-        ["sh", "-c", f"setsid sleep {marker.seconds} & sleep {marker.seconds}"], start_new_session=True
-    )
-    marker.wait_running(2)
-    os.killpg(shell.pid, 9)
-    shell.wait()
-    marker.wait_running(1)
-    (survivor,) = marker.running()
-    os.kill(survivor, 9)
 
 
 async def test_a_fork_bomb_ends_with_its_time_out(pair: tuple[Sandbox, Sandbox], marker: Marker) -> None:

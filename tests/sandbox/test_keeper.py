@@ -36,7 +36,9 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
 )
-def test_when_hermes_is_killed_its_commands_end(backend: str, number: int, marker: Marker) -> None:
+def test_when_hermes_is_killed_its_commands_end(
+    backend: str, number: int, marker: Marker, tmp_path: Path
+) -> None:
     need(backend)
     sleep = f"sleep {marker.seconds}"
     command = f"(setsid sh -c 'trap \"\" TERM; {sleep}' >/dev/null 2>&1 &); env -i {sleep} & {sleep}"
@@ -48,10 +50,23 @@ def test_when_hermes_is_killed_its_commands_end(backend: str, number: int, marke
     marker.wait_running(0)
 
 
+def test_a_daemon_does_outlive_a_plain_time_out(marker: Marker) -> None:
+    """The control: this is how daemons get away without a keeper."""
+    shell = subprocess.Popen(
+        ["sh", "-c", f"setsid sleep {marker.seconds} & sleep {marker.seconds}"], start_new_session=True
+    )
+    marker.wait_running(2)
+    os.killpg(shell.pid, 9)
+    shell.wait()
+    marker.wait_running(1)
+    (survivor,) = marker.running()
+    os.kill(survivor, 9)
+
+
 def keeper_of(pid: int) -> int:
     """The one child of the process that is a keeper."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    keepers = [int(child) for child in children if b"shepherd" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    keepers = [int(child) for child in children if b"keeper" in Path(f"/proc/{child}/cmdline").read_bytes()]
     assert len(keepers) == 1
     return keepers[0]
 
@@ -107,5 +122,14 @@ async def test_limits_are_set_for_the_command_and_everything_below_it() -> None:
         )
         finished = await supervisor.run(launch, timeout_s=10)
         assert finished.capture.text().split()[0] == "1000"
+    finally:
+        await supervisor.close()
+
+
+async def test_a_limit_that_is_stricter_already_stays() -> None:
+    supervisor = await Supervisor.open(["/bin/sh", "-c", 'ulimit -f 10; exec "$@"', "sh"])
+    try:
+        launch = Launch(["/bin/sh", "-c", "ulimit -f"], "x", "/", {}, [("RLIMIT_FSIZE", 1 << 30, 1 << 30)])
+        assert (await supervisor.run(launch, timeout_s=10)).capture.text() == "10\n"
     finally:
         await supervisor.close()

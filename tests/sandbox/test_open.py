@@ -12,6 +12,7 @@ import pytest
 from hermes.config.settings import SandboxSettings
 from hermes.errors import SandboxError, UsageError
 from hermes.sandbox import open_sandbox, sandbox_names, usable
+from hermes.sandbox.base import Sandbox
 from hermes.sandbox.local import without_secrets
 from tests.sandbox.conftest import need
 
@@ -40,7 +41,7 @@ except HermesError as error:
 def test_with_nothing_that_isolates_an_unattended_run_is_refused_with_the_fix(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PLUGIN, "auto"],
-        env={"PATH": str(tmp_path)},
+        env={**os.environ, "PATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
@@ -109,6 +110,39 @@ async def test_local_commands_do_not_get_variables_that_look_like_secrets(
     assert "ORDINARY=kept" in output
     assert "sk-123456789" not in output
     assert "password@host" not in output
+
+
+async def test_ordinary_files_do_not_pass_for_a_repository_that_runs_programs(
+    local: Sandbox, tmp_path: Path
+) -> None:
+    files = {"HEAD": "ref: refs/heads/main\n", "refs/x": "", "objects/x": ""}
+    files["config"] = (
+        "[core]\nrepositoryformatversion = 0\nbare = false\nworktree = ..\n"
+        f'fsmonitor = "touch {tmp_path}/ran; false"\n'
+    )
+    for name, text in files.items():
+        await local.write_file(f"trap/{name}", text.encode())
+    look = "cd trap && git status"
+    ran = await local.run(look, env={"GIT_CONFIG_COUNT": "0"})
+    assert (tmp_path / "ran").exists(), f"the trap itself does not work: {ran.output}"
+    (tmp_path / "ran").unlink()
+    await local.run(look)
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_git_configuration_is_not_written_as_a_file(local: Sandbox) -> None:
+    await local.run("git init -q .; mkdir sub; ln -s .git link")
+    for path in (
+        ".git/config",
+        ".git/hooks/x",
+        "sub/.git",
+        "sub/../.GIT/config",
+        "link/config",
+        "sub/.git/config",
+    ):
+        with pytest.raises(PermissionError, match="git"):
+            await local.write_file(path, b"[core]")
+    await local.write_file(".gitignore", b"*")
 
 
 def test_which_variables_are_left_out() -> None:

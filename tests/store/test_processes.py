@@ -33,14 +33,18 @@ from hermes.core import Message
 from hermes.store import Writer
 from tests import records
 writer = Writer(Path(sys.argv[1]))
-print(records.record(writer, [Message.user("unfinished"), Message.assistant("business")], outcome=None), flush=True)
+messages = [Message.user("unfinished"), Message.assistant("business")]
+print(records.record(writer, messages, outcome=None), flush=True)
 time.sleep(600)
 """
 
 
 def run(program: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path.cwd(),
     )
 
 

@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from hermes.core import Message, Outcome, Rating, RatingKind, Reward, Step, StepKind, StopReason, TokenTrace, new_id
+from hermes.core import (
+    Message,
+    Outcome,
+    Rating,
+    RatingKind,
+    Reward,
+    Step,
+    StepKind,
+    StopReason,
+    TokenTrace,
+    new_id,
+)
 from hermes.errors import StoreError
 from hermes.store import Reader, Writer
 from hermes.store.sqlite import connect_reader
@@ -46,7 +57,10 @@ def test_a_message_with_a_lone_surrogate_and_nul_is_kept(writer: Writer, db: Pat
 def test_shared_prefixes_are_stored_once(writer: Writer, db: Path) -> None:
     prefix = [Message.system("s" * 5000), Message.user("Try this.")]
     for sample in range(10):
-        records.record(writer, [*prefix, Message.assistant(f"answer {sample}"), Message.user("more"), Message.assistant("x")])
+        records.record(
+            writer,
+            [*prefix, Message.assistant(f"answer {sample}"), Message.user("more"), Message.assistant("x")],
+        )
     connection = connect_reader(db)
     assert connection.execute("SELECT count(*) FROM messages").fetchone()[0] == 2 + 10 + 2
     # system, user; per sample: the answer, then 'more' after it
@@ -64,7 +78,9 @@ def test_a_finished_trajectory_cannot_be_changed(writer: Writer, db: Path) -> No
         assert len(reader.get(trajectory_id).steps) == 5
 
 
-def test_an_operation_that_fails_does_not_harm_its_neighbours_in_the_same_commit(writer: Writer, db: Path) -> None:
+def test_an_operation_that_fails_does_not_harm_its_neighbours_in_the_same_commit(
+    writer: Writer, db: Path
+) -> None:
     good = [records.header() for _ in range(20)]
     futures = []
     for head in good:
@@ -95,7 +111,9 @@ def test_files_are_private(writer: Writer, db: Path) -> None:
 def test_verdicts_are_appended_and_a_replacement_withdraws_the_old_one(writer: Writer, db: Path) -> None:
     trajectory_id = records.record(writer, records.conversation())
     first = Rating(new_id(), trajectory_id, RatingKind.THUMB, -1.0, "ann", 1)
-    second = Rating(new_id(), trajectory_id, RatingKind.SCORE, 4.0, "ann", 2, comment="better", replaces=first.id)
+    second = Rating(
+        new_id(), trajectory_id, RatingKind.SCORE, 4.0, "ann", 2, comment="better", replaces=first.id
+    )
     writer.add_rating(first).result()
     writer.add_rating(second).result()
     writer.add_reward(Reward(trajectory_id, 0.25, "tests", {"passed": 1}, 3)).result()

@@ -6,7 +6,18 @@ import base64
 import json
 from pathlib import Path
 
-from hermes.core import Boundary, Message, Outcome, Rating, RatingKind, Reward, StopReason, TokenTrace, ToolCall, new_id
+from hermes.core import (
+    Boundary,
+    Message,
+    Outcome,
+    Rating,
+    RatingKind,
+    Reward,
+    StopReason,
+    TokenTrace,
+    ToolCall,
+    new_id,
+)
 from hermes.safety.redact import Redactor
 from hermes.store import Reader, Writer
 from tests import records
@@ -32,7 +43,9 @@ def test_a_secret_is_in_none_of_the_files(db: Path) -> None:
             metadata={"note": leak},
             config={"note": leak},
         )
-        writer.add_rating(Rating(new_id(), trajectory_id, RatingKind.THUMB, 1, "ann", 1, comment=leak)).result()
+        writer.add_rating(
+            Rating(new_id(), trajectory_id, RatingKind.THUMB, 1, "ann", 1, comment=leak)
+        ).result()
         writer.add_reward(Reward(trajectory_id, 1.0, "r", {"why": leak}, 1)).result()
         on_disk = b"".join(file.read_bytes() for file in db.parent.iterdir())  # the write-ahead log included
     on_disk += b"".join(file.read_bytes() for file in db.parent.iterdir())

@@ -20,6 +20,7 @@ from hermes.config.load import Config
 from hermes.config.settings import SandboxSettings
 from hermes.core import Header, Message, Relation, Sampling, Source, StopReason, new_id
 from hermes.models.base import ChatModel, OnDelta
+from hermes.models.budget import Budget
 from hermes.safety.approval import AllowAll, Approver, Ask, Policy, PolicyApprover
 from hermes.safety.redact import Redactor
 from hermes.sandbox import open_sandbox
@@ -77,7 +78,7 @@ def new_header(source: Source, model: ChatModel) -> Header:
 async def open_agent(
     config: Config, writer: Writer, model: ChatModel, header: Header, plan: Plan
 ) -> AsyncIterator[AgentLoop]:
-    """A loop ready for its first turn. A trajectory left without an outcome is finished with the last turn's."""
+    """A loop ready for its first turn; leaving the block ends the trajectory as its last turn ended."""
     async with AsyncExitStack() as stack:
         sandbox = await open_sandbox(
             _sandbox_settings(config, plan), interactive=plan.person is not None, workspace=plan.workspace
@@ -110,7 +111,14 @@ async def _assemble(
         approver=_approver(config, plan, sandbox),
         trajectory_id=header.id,
         ask_user=plan.person.answer if plan.person else None,
-        resources={"home": config.home, "environ": config.environ, "config": config},
+        resources={
+            "home": config.home,
+            "environ": config.environ,
+            "config": config,
+            "budget": Budget(
+                max_tokens=settings.limits.max_tokens, max_cost_usd=settings.limits.max_cost_usd
+            ),
+        },
     )
     stack.push_async_callback(bench.close)
     tools = await _tools(config, plan, bench)
@@ -126,7 +134,9 @@ async def _assemble(
             "sandbox": {"backend": sandbox.backend, "network": settings.sandbox.network},
         },
     )
-    loop = AgentLoop(model, tools, bench, Recorder(writer, described), settings.limits, sampling, plan.on_delta)
+    loop = AgentLoop(
+        model, tools, bench, Recorder(writer, described), settings.limits, sampling, plan.on_delta
+    )
     stack.push_async_callback(loop.finish)
     if "delegation" in plan.toolsets:
         bench.delegate = _delegate(config, writer, model, described, plan, sandbox)
@@ -149,9 +159,7 @@ def prepare_opening(config: Config, loop: AgentLoop, plan: Plan) -> None:
 
 
 async def _tools(config: Config, plan: Plan, bench: Workbench) -> list[Tool]:
-    chosen, _ = select(
-        plan.toolsets, config.settings, config.environ, require_available=plan.require_tools
-    )
+    chosen, _ = select(plan.toolsets, config.settings, config.environ, require_available=plan.require_tools)
     if "mcp" in plan.toolsets:
         from hermes.tools.mcp import connect_mcp
 
@@ -163,7 +171,13 @@ def _approver(config: Config, plan: Plan, sandbox: Sandbox) -> Approver:
     if plan.approve_all:
         return AllowAll()
     rules = config.settings.approval
-    policy = Policy(rules.allow, rules.deny, interactive=plan.person is not None, isolated=sandbox.isolated)
+    policy = Policy(
+        rules.allow,
+        rules.deny,
+        interactive=plan.person is not None,
+        isolated=sandbox.isolated,
+        workspace=sandbox.workspace,
+    )
     return PolicyApprover(policy, plan.person.approve if plan.person else None)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from hermes.core import Boundary, Outcome, StopReason
-from hermes.core.model_call import ModelCall
 from hermes.core.message import Message
+from hermes.core.model_call import ModelCall
 from hermes.core.outcome import COMPLETED
 from hermes.errors import ContextOverflowError, LimitError, ProviderError, SandboxError
 

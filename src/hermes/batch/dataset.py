@@ -19,6 +19,13 @@ from pathlib import Path
 from hermes.core import JSON, JSONObject, Message, Role, canonical_json, content_hash
 from hermes.errors import MissingDependencyError, UsageError
 
+_ROLES = {
+    "system": Role.SYSTEM,
+    "user": Role.USER,
+    "human": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "gpt": Role.ASSISTANT,
+}
 _FIELDS = ("image", "docker_image", "cwd", "files", "expected", "reward", "metadata")
 
 
@@ -77,7 +84,9 @@ def read_dataset(source: str, *, max_rows: int | None = None, prompt_field: str 
         rows.append(row)
     if not rows:
         shown = f"; the first problem: line {bad[0].line}: {bad[0].reason}" if bad else ""
-        raise UsageError(f"{source} has no usable row{shown}", f"each row needs a '{prompt_field}' or 'messages'")
+        raise UsageError(
+            f"{source} has no usable row{shown}", f"each row needs a '{prompt_field}' or 'messages'"
+        )
     contents = sorted(f"{row.key}\0{row.prompts}\0{row.history}\0{row.files}\0{row.expected}" for row in rows)
     return Dataset(tuple(rows), tuple(bad), content_hash("\n".join(contents)))
 
@@ -129,7 +138,7 @@ def _csv(path: Path) -> Iterator[tuple[int, JSON]]:
 
 def _parquet(path: Path) -> Iterator[tuple[int, JSON]]:
     try:
-        import pyarrow.parquet
+        import pyarrow.parquet  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingDependencyError("pyarrow", "export", "reading Parquet") from error
     number = 0
@@ -141,7 +150,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, JSON]]:
 
 def _hub(name: str) -> Iterator[tuple[int, JSON]]:
     try:
-        import datasets
+        import datasets  # type: ignore[import-untyped]
     except ImportError as error:
         raise UsageError(
             f"'{name}' is no file, and reading hub datasets needs the package 'datasets'",
@@ -151,7 +160,9 @@ def _hub(name: str) -> Iterator[tuple[int, JSON]]:
     try:
         rows = datasets.load_dataset(repository, split=split or "train", streaming=True)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot load the hub dataset '{name}': {error}", "check the name and the network") from error
+        raise UsageError(
+            f"cannot load the hub dataset '{name}': {error}", "check the name and the network"
+        ) from error
     yield from enumerate(rows, 1)
 
 
@@ -200,7 +211,11 @@ def _turns(record: JSONObject, prompt_field: str) -> tuple[tuple[str, ...], tupl
     if prompt_field in record:
         prompt = record[prompt_field]
         prompts = [prompt] if isinstance(prompt, str) else prompt
-        if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) and p.strip() for p in prompts):
+        if (
+            not isinstance(prompts, list)
+            or not prompts
+            or not all(isinstance(p, str) and p.strip() for p in prompts)
+        ):
             raise ValueError(f"'{prompt_field}' is text, or a list of texts, and not empty")
         return tuple(prompts), ()
     if "messages" not in record:
@@ -212,14 +227,13 @@ def _turns(record: JSONObject, prompt_field: str) -> tuple[tuple[str, ...], tupl
 
 
 def _message(data: JSON) -> Message:
-    roles = {"human": "user", "gpt": "assistant"}
     if not isinstance(data, dict):
         raise ValueError("a message is an object with role and content")
-    role = data.get("role", data.get("from"))
+    role = _ROLES.get(str(data.get("role", data.get("from"))))
     content = data.get("content", data.get("value"))
-    if roles.get(role, role) not in ("system", "user", "assistant") or not isinstance(content, str):
+    if role is None or not isinstance(content, str):
         raise ValueError("a message has the role system, user or assistant, and text content")
-    return Message(Role(roles.get(role, role)), content)
+    return Message(role, content)
 
 
 def _typed(record: JSONObject, name: str, kind: type) -> JSON:

@@ -10,7 +10,11 @@ def keep_out(trajectory: Trajectory, reward: float | None, filters: Filters) -> 
     """The first reason to leave it out; None if it stays in."""
     completed = trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.COMPLETED
     if filters.only_completed and not completed:
-        return f"not completed: {trajectory.outcome.stop_reason.value}" if trajectory.outcome else "not completed"
+        return (
+            f"not completed: {trajectory.outcome.stop_reason.value}"
+            if trajectory.outcome
+            else "not completed"
+        )
     answers = [message for message in trajectory.messages if message.role is Role.ASSISTANT]
     if filters.require_reasoning and not any(message.reasoning for message in answers):
         return "no reasoning"

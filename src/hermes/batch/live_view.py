@@ -56,7 +56,7 @@ def _lines(snapshot: Snapshot) -> Iterator[str]:
         in_flight.append(f"model calls {snapshot.calls_in_flight:,} of {snapshot.call_limit:,} allowed")
         in_flight.append(f"{snapshot.calls_waiting:,} waiting")
     if snapshot.worker_deaths:
-        in_flight.append(f"{snapshot.worker_deaths} workers died and were replaced")
+        in_flight.append(f"workers replaced {snapshot.worker_deaths:,}")
     yield "   ".join(in_flight)
     counts = [f"done {snapshot.done:,}", f"filtered {snapshot.filtered:,}", f"failed {snapshot.failed:,}"]
     if snapshot.failed_by_cause:

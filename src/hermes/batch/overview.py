@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from hermes.batch.journal import State, read_journal
+from hermes.batch.journal import State, read_states
 from hermes.batch.plan import read_progress
 from hermes.batch.spec import load_spec
 from hermes.core import JSONObject
@@ -14,7 +14,7 @@ from hermes.core import JSONObject
 def overview(folder: Path) -> JSONObject:
     """Counts from the journal; what is planned beyond it is known only with the dataset at hand."""
     spec = load_spec(folder)
-    progress = read_progress(read_journal(folder / "journal"))
+    progress = read_progress(read_states(folder / "journal"))
     states = Counter(entry.state for entry in progress.finished.values())
     return {
         "run": spec.name,

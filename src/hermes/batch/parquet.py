@@ -22,8 +22,8 @@ from hermes.core import JSONObject
 from hermes.errors import HermesError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetWriter
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyarrow.parquet import ParquetWriter  # type: ignore[import-untyped]
 
 FOLDER = "parquet"
 SHARD_BYTES = 256 << 20
@@ -49,7 +49,7 @@ COLUMNS = (
     Column("completed", "bool", "the model ended its turn by itself"),
     Column("outcome", "outcome", "how it ended; all but stop_reason is null if it completed"),
     Column("turns", "int64", "model calls"),
-    Column("tools", "strings", "tools that were offered"),
+    Column("tool_names", "strings", "tools that were offered"),
     Column("toolsets", "strings", "toolsets they came from"),
     Column("tool_stats", "tools", "calls of each offered tool: count, success, failure"),
     Column("unknown_tools", "tools", "the same for calls of tools that were not offered"),

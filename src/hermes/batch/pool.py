@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hermes.batch.dataset import Dataset
-from hermes.batch.journal import Entry, Segment, State, cut_torn_tails, read_journal
+from hermes.batch.journal import Entry, Segment, State, cut_torn_tails, read_states
 from hermes.batch.plan import SampleKey, owed, read_progress
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import RunSpec
@@ -93,7 +93,7 @@ class Pool:
         self._rows = {row.key: row for row in dataset.rows}
         self._rewards = sorted({row.reward for row in dataset.rows if row.reward})
         cut_torn_tails(folder / "journal")
-        progress = read_progress(read_journal(folder / "journal"))
+        progress = read_progress(read_states(folder / "journal"))
         planned = owed(dataset.rows, spec.samples_per_prompt, progress)
         total = len(dataset.rows) * spec.samples_per_prompt
         self.result = RunResult(total, total - len(planned))
@@ -162,7 +162,7 @@ class Pool:
         budget = "" if share is None else str(share / self._options.num_workers)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "hermes.batch.worker"),
-            *(str(self._folder), name, budget, json.dumps(self._rewards)),
+            *(str(self._folder), name, str(self._share()), budget, json.dumps(self._rewards)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LINE_BYTES,
@@ -173,14 +173,17 @@ class Pool:
         self._workers[name] = worker
 
     def _hand_out(self) -> None:
-        share = max(1, self._options.concurrency // max(1, self._options.num_workers))
         for worker in self._workers.values():
             if worker.alone:
                 if self._suspects and not worker.outstanding and not self._draining:
                     self._give(worker, self._suspects.popleft())
                 continue
-            while self._queue and len(worker.outstanding) < share and not self._draining:
+            while self._queue and len(worker.outstanding) < self._share() and not self._draining:
                 self._give(worker, self._queue.popleft())
+
+    def _share(self) -> int:
+        """Samples in flight in one worker."""
+        return max(1, self._options.concurrency // self._options.num_workers)
 
     def _give(self, worker: _Worker, key: SampleKey) -> None:
         from hermes.batch.worker import row_to_json
@@ -223,9 +226,7 @@ class Pool:
             self.result.failed[cause_of(report["reason"])] += 1
         else:
             self.result.finished += 1
-        self._watcher.finished(
-            state, report["reason"], report["usage"], report["cost_usd"], report["turns"]
-        )
+        self._watcher.finished(state, report["reason"], report["usage"], report["cost_usd"], report["turns"])
 
     def _gone(self, worker: _Worker) -> None:
         """A worker ended. What it still owed goes back; a repeat offender goes on alone, then is given up."""
@@ -244,15 +245,16 @@ class Pool:
         self._changed.set()
 
     def _give_up(self, key: SampleKey, code: int | None) -> None:
-        reason = f"its worker died {self._crashes[key]} times while running it (exit code {code})"
+        reason = f"WorkerDied: {self._crashes[key]} times while running it (exit code {code})"
         if self._own_segment is None:
-            self._own_segment = Segment(self._folder / "journal" / f"{new_id()}-parent.jsonl")
+            # It holds keys and causes of our own making: nothing to redact.
+            self._own_segment = Segment(self._folder / "journal" / f"{new_id()}-parent.jsonl", str)
         self._own_segment.append(Entry(key.key, key.sample, State.FAILED, {}, reason)).result()
-        self.result.failed["its worker died"] += 1
+        self.result.failed[cause_of(reason)] += 1
         self._watcher.finished(State.FAILED, reason, None, None, 0)
 
     async def _close(self) -> None:
-        """Idle workers are told to leave; busy ones only remain after a stop or a fatal error, and are killed."""
+        """Idle workers are told to leave; busy ones, left after a stop or a fatal error, are killed."""
         for worker in list(self._workers.values()):
             if worker.outstanding:
                 with contextlib.suppress(ProcessLookupError):

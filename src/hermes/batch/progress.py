@@ -156,7 +156,8 @@ class Progress:
         span_s = now_s - self._window_start_s
         rate = len(self._window) / span_s if span_s > 0 else 0.0
         projected = self._cost_usd * (settled + left) / settled if settled and not self._unpriced else None
-        calls, limit, waiting = (sum(each) for each in zip((0, 0, 0), *self._gauges.values(), strict=True))
+        gauges = self._gauges.values() if self._in_flight else ()  # they may be a second old
+        calls, limit, waiting = (sum(each) for each in zip((0, 0, 0), *gauges, strict=True))
         return Snapshot(
             total=self._total,
             finished=self._before + self._done + self._filtered,

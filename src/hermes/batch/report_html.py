@@ -52,13 +52,14 @@ def render(facts: Facts, comparison: Comparison, divergences: Sequence[Divergenc
         "signed": _signed,
     }
     source = resources.files("hermes.batch").joinpath("report.html.jinja").read_text("utf-8")
-    differing = [line for line in comparison.tasks if _differs(line)]
+    reach = _reach(comparison)
+    lines = [(_differs(line), _task(line, facts, reach)) for line in comparison.tasks]
     return environment.from_string(source).render(
         facts=facts,
         comparison=comparison,
         axis=_axis(comparison),
-        differing=[_task(line, facts) for line in differing],
-        agreeing=[_task(line, facts) for line in comparison.tasks if not _differs(line)],
+        differing=[line for differs, line in lines if differs],
+        agreeing=[line for differs, line in lines if not differs],
         divergences=_by_pair(divergences[:_MAX_DIVERGENCES], facts),
         n_divergences=len(divergences),
         n_shown=min(len(divergences), _MAX_DIVERGENCES),
@@ -118,10 +119,17 @@ def _differs(line: TaskLine) -> bool:
     return len(set(line.scores.values())) > 1
 
 
-def _task(line: TaskLine, facts: Facts) -> JSONObject:
-    """Each cell with how good it is within its row's range of 0 to 1, for its colour."""
+def _reach(comparison: Comparison) -> tuple[float, float]:
+    """From the worst score to the best one: 0 to 1, or further if any lies outside."""
+    known = [score for line in comparison.tasks for score in line.scores.values() if score is not None]
+    return min([0.0, *known]), max([1.0, *known])
+
+
+def _task(line: TaskLine, facts: Facts, reach: tuple[float, float]) -> JSONObject:
+    """Each cell with how good it is within the reach, in percent, for its colour."""
+    low, high = reach
     cells = [
-        {"score": score, "shade": None if score is None else round(100 * min(max(score, 0.0), 1.0))}
+        {"score": score, "shade": None if score is None else round(100 * (score - low) / (high - low))}
         for score in line.scores.values()
     ]
     return {"key": printable(line.key), "prompt": _prompt(line.key, facts), "cells": cells}

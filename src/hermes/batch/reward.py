@@ -72,18 +72,24 @@ def load_reward(reference: str) -> RewardFunction:
     place, _, name = reference.rpartition(":")
     path = Path(place)
     if not place or not path.is_file():
-        raise UsageError(f"--reward {reference}: there is no file {place or reference}", "write file.py:function")
+        raise UsageError(
+            f"--reward {reference}: there is no file {place or reference}", "write file.py:function"
+        )
     spec = importlib.util.spec_from_file_location(f"hermes_reward_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UsageError(f"--reward {reference}: {path} fails to load: {error!r}", "run it with python") from error
+        raise UsageError(
+            f"--reward {reference}: {path} fails to load: {error!r}", "run it with python"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise UsageError(f"--reward {reference}: no function '{name}'", f"it has: {', '.join(names) or 'none'}")
+        raise UsageError(
+            f"--reward {reference}: no function '{name}'", f"it has: {', '.join(names) or 'none'}"
+        )
     loaded: RewardFunction = function
     return loaded
 

@@ -134,8 +134,15 @@ def _entry(
     outcome = trajectory.outcome
     assert outcome is not None
     if outcome.infrastructure:
-        failure: JSONObject = {"trajectory_id": trajectory.header.id, "outcome": outcome.to_json(), **facts}
-        return Entry(row.key, sample, State.FAILED, failure, f"{outcome.error_type}: {outcome.detail}")
+        failure: JSONObject = {
+            "trajectory_id": trajectory.header.id,
+            "outcome": outcome.to_json(),
+            "usage": trajectory.usage.to_json(),
+            "cost_usd": trajectory.cost_usd,
+            **facts,
+        }
+        cause = outcome.error_type or outcome.stop_reason.value
+        return Entry(row.key, sample, State.FAILED, failure, f"{cause}: {outcome.detail}")
     data = sharegpt.to_row(trajectory, schemas, reward=reward)
     data |= {"key": row.key, "sample": sample, "toolsets": list(_header_toolsets(trajectory.header)), **facts}
     if reward_error is not None:

@@ -25,7 +25,7 @@ FIELDS = (
     "completed",
     "outcome",
     "turns",
-    "tools",
+    "tool_names",
     "toolsets",
     "tool_stats",
     "unknown_tools",
@@ -48,8 +48,8 @@ def shaped(row: JSONObject) -> JSONObject:
     """The row as the dataset has it."""
     called = row["tool_stats"]
     known: JSONObject = {
-        "tool_stats": {tool: called.get(tool, _NO_CALLS) for tool in row["tools"]},
-        "unknown_tools": {tool: counts for tool, counts in called.items() if tool not in row["tools"]},
+        "tool_stats": {tool: called.get(tool, _NO_CALLS) for tool in row["tool_names"]},
+        "unknown_tools": {tool: counts for tool, counts in called.items() if tool not in row["tool_names"]},
         "metadata": row.get("metadata") or {},
     }
     fixed = {name: known[name] if name in known else row.get(name) for name in FIELDS}

@@ -89,7 +89,9 @@ def open_run(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec:
                 "choose another --run-name, or add --accept-changes to go on with the new settings",
             )
         accepted = (*old.accepted, *changed)
-        spec = RunSpec(**{**{each.name: getattr(spec, each.name) for each in fields(spec)}, "accepted": accepted})
+        spec = RunSpec(
+            **{**{each.name: getattr(spec, each.name) for each in fields(spec)}, "accepted": accepted}
+        )
     atomic_write(path, json.dumps(spec.to_json(), indent=2, ensure_ascii=False) + "\n")
     return spec
 

@@ -80,7 +80,7 @@ class Tally:
 
     def result(self) -> JSONObject:
         finished = self.done + self.filtered.total()
-        known_cost = math.fsum(self._costs)
+        known_cost = round(math.fsum(self._costs), 10)
         return {
             "run_name": self.spec.name,
             "model": self.spec.model,

@@ -26,12 +26,14 @@ from hermes.batch.journal import Entry, Segment, State
 from hermes.batch.reward import RewardFunction, load_reward
 from hermes.batch.rollout import Workshop, run_sample
 from hermes.batch.spec import RunSpec, load_spec
-from hermes.config.load import load
+from hermes.config.load import Config, load
+from hermes.config.providers import resolve_model
 from hermes.core import JSONObject, Message, StopReason
 from hermes.errors import AuthError, HermesError, LimitError, StoreError
 from hermes.models.budget import Budget
 from hermes.models.open import open_model
 from hermes.models.prices import price_of
+from hermes.safety.redact import Redactor
 
 _GAUGE_INTERVAL_S = 1.0
 _LINE_BYTES = 1 << 28
@@ -82,8 +84,7 @@ class Worker:
         except StoreError as error:
             self._say({"say": "fatal", "message": error.message, "hint": error.hint})
             return
-        except Exception as error:
-            # A bug, or a sandbox that could not be opened: this sample's failure, kept with its trace.
+        except Exception as error:  # noqa: BLE001  a bug, or no sandbox: this sample's failure, with its trace
             detail = error.message if isinstance(error, HermesError) else traceback.format_exc()
             reason = f"{type(error).__name__}: {error}"
             entry = Entry(row.key, sample, State.FAILED, {"error": detail}, reason)
@@ -101,10 +102,16 @@ class Worker:
         """A refused key or a spent budget is no sample's failure: nothing is marked, the run stops."""
         outcome = entry.row.get("outcome") or {}
         if outcome.get("error_type") == AuthError.__name__:
-            return {"say": "fatal", "message": outcome["detail"], "hint": "set a valid key, then run the same command"}
+            return {
+                "say": "fatal",
+                "message": outcome["detail"],
+                "hint": "set a valid key, then run the same command",
+            }
         if outcome.get("stop_reason") in (StopReason.MAX_COST, StopReason.MAX_TOKENS, StopReason.MAX_CALLS):
             try:
-                self._budget.check(self._shop.model.name, price_of(self._shop.config.settings, self._shop.model.name))
+                self._budget.check(
+                    self._shop.model.name, price_of(self._shop.config.settings, self._shop.model.name)
+                )
             except LimitError as error:
                 hint = "run the same command with a higher --max-cost to go on"
                 return {"say": "fatal", "message": f"the run's limit: {error.message}", "hint": hint}
@@ -143,12 +150,14 @@ def _rewards(spec: RunSpec, extra: tuple[str, ...]) -> dict[str, RewardFunction]
     return {reference: load_reward(reference) for reference in wanted}
 
 
-async def work(folder: Path, name: str, max_cost_usd: float | None, rewards: tuple[str, ...]) -> None:
+async def work(
+    folder: Path, name: str, concurrency: int, max_cost_usd: float | None, rewards: tuple[str, ...]
+) -> None:
     spec = load_spec(folder)
-    config = load(spec.settings)
+    config = _config(spec, concurrency)
     budget = Budget(max_cost_usd=max_cost_usd)
     model = open_model(config, spec.model, spec.base_url, budget)
-    segment = Segment(folder / "journal" / f"{name}.jsonl")
+    segment = Segment(folder / "journal" / f"{name}.jsonl", Redactor(config.secrets).text)
     say = _speaker()
     try:
         with open_writer(config) as writer:
@@ -158,6 +167,16 @@ async def work(folder: Path, name: str, max_cost_usd: float | None, rewards: tup
     finally:
         segment.close()
         await model.close()
+
+
+def _config(spec: RunSpec, concurrency: int) -> Config:
+    """The run's settings; as many model calls at once as samples, however many the provider's default is."""
+    config = load(spec.settings)
+    target = resolve_model(config.settings, config.environ, spec.model, spec.base_url)
+    ceiling = {"base_url": target.base_url, "max_concurrency": max(concurrency, 1)}
+    return load(
+        {**spec.settings, **{f"providers.{target.provider}.{key}": value for key, value in ceiling.items()}}
+    )
 
 
 def _speaker() -> Say:
@@ -179,9 +198,10 @@ async def _standard_input() -> asyncio.StreamReader:
 
 
 def main() -> None:
-    folder, name, max_cost, rewards = sys.argv[1:5]
+    folder, name, concurrency, max_cost, rewards = sys.argv[1:6]
+    limit = float(max_cost) if max_cost else None
     try:
-        asyncio.run(work(Path(folder), name, float(max_cost) if max_cost else None, tuple(json.loads(rewards))))
+        asyncio.run(work(Path(folder), name, int(concurrency), limit, tuple(json.loads(rewards))))
     except HermesError as error:
         sys.stdout = sys.__stdout__
         _speaker()({"say": "fatal", "message": error.message, "hint": error.hint})

@@ -23,7 +23,11 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 
 @click.group(invoke_without_command=True)
-@click.option("--dataset-file", metavar="FILE", help="JSONL, JSON, CSV or Parquet file, or a hub dataset (name or name:split).")
+@click.option(
+    "--dataset-file",
+    metavar="FILE",
+    help="JSONL, JSON, CSV or Parquet file, or a hub dataset (name or name:split).",
+)
 @click.option("--run-name", help="Names the output folder; the same name continues the run.")
 @click.option("-m", "--model", metavar="PROVIDER/NAME", help="Instead of the configured model.")
 @click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
@@ -31,28 +35,52 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option("--distribution", help="Draw toolsets per sample; see --list-distributions.")
 @click.option("--toolsets", metavar="A,B", help="The same toolsets for every sample; 'none' for no tools.")
 @click.option("--samples-per-prompt", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--seed", type=int, help="Makes toolset draws and, where the server can, sampling reproducible.")
+@click.option(
+    "--seed", type=int, help="Makes toolset draws and, where the server can, sampling reproducible."
+)
 @click.option("--max-samples", type=click.IntRange(min=1), help="Only the first N rows.")
 @click.option("--num-workers", type=click.IntRange(min=1), default=4, show_default=True, help="Processes.")
-@click.option("--concurrency", type=click.IntRange(min=1), default=256, show_default=True, help="Samples in flight.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Accepted for old command lines; work is handed out singly.")
-@click.option("--max-turns", type=click.IntRange(min=1), default=10, show_default=True, help="Model calls a sample.")
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), default=256, show_default=True, help="Samples in flight."
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help="Accepted for old command lines; work is handed out singly.",
+)
+@click.option(
+    "--max-turns", type=click.IntRange(min=1), default=10, show_default=True, help="Model calls a sample."
+)
 @click.option("--timeout", type=float, help="Seconds a sample may take.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Longest completion of one call.")
 @click.option("--temperature", type=float)
 @click.option("--max-cost", type=float, help="US dollars for this start; needs known prices.")
-@click.option("--max-tries", type=click.IntRange(min=1), default=3, show_default=True, help="After infrastructure failures.")
+@click.option(
+    "--max-tries",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="After infrastructure failures.",
+)
 @click.option("--reasoning-effort", type=click.Choice(_EFFORTS))
 @click.option("--reasoning-disabled", is_flag=True, help="Ask for no thinking; wins over --reasoning-effort.")
-@click.option("--ephemeral-system-prompt", metavar="TEXT", help="Shown to the model, left out of the dataset.")
-@click.option("--prefill-messages-file", type=click.Path(path_type=Path, exists=True), help="JSON list of messages, likewise.")
+@click.option(
+    "--ephemeral-system-prompt", metavar="TEXT", help="Shown to the model, left out of the dataset."
+)
+@click.option(
+    "--prefill-messages-file",
+    type=click.Path(path_type=Path, exists=True),
+    help="JSON list of messages, likewise.",
+)
 @click.option("--providers-allowed", metavar="A,B", help="OpenRouter routing.")
 @click.option("--providers-ignored", metavar="A,B", help="OpenRouter routing.")
 @click.option("--providers-order", metavar="A,B", help="OpenRouter routing.")
 @click.option("--provider-sort", help="OpenRouter routing: price, throughput or latency.")
 @click.option("--reward", metavar="FILE.py:FUNCTION", help="Scores each finished trajectory.")
 @click.option("--require-reasoning", is_flag=True, help="Keep aside samples without any thinking.")
-@click.option("--drop-unknown-tools", is_flag=True, help="Keep aside samples that call a tool that does not exist.")
+@click.option(
+    "--drop-unknown-tools", is_flag=True, help="Keep aside samples that call a tool that does not exist."
+)
 @click.option("--only-completed", is_flag=True, help="Keep aside samples that a limit ended.")
 @click.option("--keep-min-turns", type=click.IntRange(min=1), help="Keep aside shorter ones.")
 @click.option("--keep-max-turns", type=click.IntRange(min=1), help="Keep aside longer ones.")
@@ -60,9 +88,18 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option("--dedupe", is_flag=True, help="Keep aside repeated conversations.")
 @click.option("--sandbox", metavar="NAME", help="local, bubblewrap or docker.")
 @click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
-@click.option("--config", "config_file", type=click.Path(path_type=Path, exists=True), help="YAML file with these flags.")
-@click.option("--resume", is_flag=True, help="Insist that the run exists already; continuing is the default anyway.")
-@click.option("--accept-changes", is_flag=True, help="Continue a run although its settings or dataset changed.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, exists=True),
+    help="YAML file with these flags.",
+)
+@click.option(
+    "--resume", is_flag=True, help="Insist that the run exists already; continuing is the default anyway."
+)
+@click.option(
+    "--accept-changes", is_flag=True, help="Continue a run although its settings or dataset changed."
+)
 @click.option("--list-distributions", is_flag=True, help="Print the toolset distributions and exit.")
 @click.option("--verbose", is_flag=True, hidden=True)
 @click.option("--log-prefix-chars", hidden=True)

@@ -15,6 +15,7 @@ from hermes.batch.dataset import Dataset, read_dataset
 from hermes.batch.finalise import Summary, finalise
 from hermes.batch.pool import Pool, RunOptions, RunResult, Watcher
 from hermes.batch.progress import open_view
+from hermes.batch.reward import load_reward
 from hermes.batch.spec import Filters, RunSpec, open_run
 from hermes.cli.batch import refuse_key, settings_of
 from hermes.config.load import load
@@ -38,9 +39,11 @@ def run(flags: dict[str, Any]) -> int:
         raise UsageError(f"there is no run in {folder} to resume", "leave out --resume to start it")
     dataset = read_dataset(flags["dataset_file"], max_rows=flags["max_samples"])
     _report_bad_rows(dataset)
+    for reference in {flags["reward"], *(row.reward for row in dataset.rows)} - {None}:
+        load_reward(reference)  # a mistake in it is found before anything is paid for
     spec = open_run(folder, make_spec(flags, dataset), accept_changes=flags["accept_changes"])
     options = RunOptions(flags["num_workers"], flags["concurrency"], flags["max_tries"], flags["max_cost"])
-    with open_view(as_json=flags["as_json"]) as view:
+    with open_view(as_json=flags["as_json"], title=flags["run_name"]) as view:
         result = asyncio.run(_with_signals(folder, spec, dataset, options, view))
     summary = finalise(folder, spec, dataset)
     _report(folder, result, summary, as_json=flags["as_json"])
@@ -58,10 +61,9 @@ def make_spec(flags: dict[str, Any], dataset: Dataset) -> RunSpec:
     config = load(settings)
     model = flags["model"] or config.settings.model
     target = resolve_model(config.settings, config.environ, model, flags["base_url"])
-    settings[f"providers.{target.provider}.base_url"] = target.base_url
-    settings[f"providers.{target.provider}.max_concurrency"] = flags["concurrency"]
     routing = _routing(flags)
     if routing:
+        settings[f"providers.{target.provider}.base_url"] = target.base_url
         settings[f"providers.{target.provider}.extra_body"] = {"provider": routing}
     if flags["distribution"] and flags["toolsets"]:
         raise UsageError("--distribution and --toolsets exclude each other", "choose one")
@@ -167,7 +169,9 @@ def _report_bad_rows(dataset: Dataset) -> None:
     for bad in dataset.bad[:_BAD_ROWS_SHOWN]:
         click.echo(f"bad row on line {bad.line}: {printable(bad.reason)}", err=True)
     if len(dataset.bad) > _BAD_ROWS_SHOWN:
-        click.echo(f"… {len(dataset.bad) - _BAD_ROWS_SHOWN} more bad rows, listed in bad_rows.jsonl", err=True)
+        click.echo(
+            f"… {len(dataset.bad) - _BAD_ROWS_SHOWN} more bad rows, listed in bad_rows.jsonl", err=True
+        )
 
 
 def _report(folder: Path, result: RunResult, summary: Summary, *, as_json: bool) -> None:
@@ -190,5 +194,7 @@ def _report(folder: Path, result: RunResult, summary: Summary, *, as_json: bool)
         click.echo(f"  kept aside by filters: {summary.filtered} (filtered.jsonl)")
     for cause, count in result.failed.most_common():
         click.echo(f"  failed: {count} ({printable(cause)}); the same command tries them again")
+    for note in summary.notes:
+        click.echo(f"  {printable(note)}")
     if result.stopped:
         click.echo(f"  stopped with {result.total - result.finished} owed; the same command continues")

@@ -23,16 +23,10 @@ if TYPE_CHECKING:
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("--dataset-file", required=True, metavar="FILE", help="Tasks, as for 'hermes batch'.")
 @click.option("--models", required=True, metavar="A,B,C", help="Each as provider/name.")
-@click.option(
-    "--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Per task and model."
-)
-@click.option(
-    "--reward", metavar="FILE.py:FUNCTION", help="Scores each sample; default: exact match of 'expected'."
-)
+@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Per task.")
+@click.option("--reward", metavar="FILE.py:FUNCTION", help="Default: exact match of 'expected'.")
 @click.option("--diff", "with_diff", is_flag=True, help="Show where two models' trajectories first diverge.")
-@click.option(
-    "--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a report to this file."
-)
+@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a report here.")
 @click.option("--run-name", help="Names the runs' folders; default: bench-DATASET.")
 @click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
 @json_option
@@ -58,9 +52,8 @@ class _Bench:
         self._name = flags["run_name"] or f"bench-{Path(flags['dataset_file']).stem}"
         common = self._batch_flags(self._models[0])
         self._dataset = read_dataset(flags["dataset_file"], max_rows=common["max_samples"])
-        if self._dataset.bad:
-            count = len(self._dataset.bad)
-            click.echo(f"{count} rows cannot be used; each run's bad_rows.jsonl says why", err=True)
+        if bad := self._dataset.bad:
+            click.echo(f"{len(bad)} rows cannot be used; each run's bad_rows.jsonl says why", err=True)
         self._reward, self._scoring = self._grader()
 
     def run(self) -> int:
@@ -95,9 +88,8 @@ class _Bench:
         flags = self._batch_flags(model) | {"reward": self._reward}
         folder = run_folder(flags["output_dir"], flags["run_name"])
         spec = open_run(folder, make_spec(flags, self._dataset), accept_changes=flags["accept_changes"])
-        options = RunOptions(
-            flags["num_workers"], flags["concurrency"], flags["max_tries"], flags["max_cost"]
-        )
+        names = ("num_workers", "concurrency", "max_tries", "max_cost")
+        options = RunOptions(*(flags[name] for name in names))
         with open_view(as_json=flags["as_json"], title=model) as view:
             asyncio.run(run_batch(folder, spec, self._dataset, options, view))
         summary = finalise(folder, spec, self._dataset)
@@ -155,9 +147,9 @@ def _divergences(contenders: Sequence[Contender], comparison: Comparison) -> lis
 
 
 def _split_models(text: str) -> list[str]:
-    models = [name.strip() for name in text.split(",") if name.strip()]
-    repeated = sorted({model for model in models if models.count(model) > 1})
-    if not models or repeated:
-        problem = f"names {', '.join(repeated)} twice" if repeated else "names no model"
+    models = [name.strip() for name in text.split(",")]
+    repeated = {model for model in models if models.count(model) > 1}
+    if "" in models or repeated:
+        problem = f"names {min(repeated)} twice" if repeated else "has an empty name"
         raise UsageError(f"--models {problem}", "write them as provider/name,provider/name")
     return models

@@ -60,8 +60,8 @@ def load_config(options: Options) -> Config:
 
 def make_plan(config: Config, model: str, options: Options) -> Plan:
     from hermes.agent.build import Plan
-    from hermes.agent.toolset_choice import choose_toolsets
     from hermes.agent.examples import examples_for
+    from hermes.agent.toolset_choice import choose_toolsets
 
     workspace = Path(options.workspace).resolve() if options.workspace else None
     if workspace is not None and not workspace.is_dir():

@@ -12,7 +12,9 @@ from hermes.cli.options import build_filter, filter_options, json_option
 
 @click.command()
 @click.option("--format", "form", type=click.Choice(["sharegpt"]), default="sharegpt", show_default=True)
-@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL file to write.")
+@click.option(
+    "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL file to write."
+)
 @click.option(
     "--roles",
     type=click.Choice(["human-gpt", "user-assistant"]),
@@ -20,7 +22,9 @@ from hermes.cli.options import build_filter, filter_options, json_option
     show_default=True,
     help="Role names your trainer expects.",
 )
-@click.option("--all", "everything", is_flag=True, help="Also those that did not complete; each row says how it ended.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also those that did not complete; each row says how it ended."
+)
 @filter_options
 @json_option
 def export(form: str, output: Path, roles: str, everything: bool, as_json: bool, **filters: Any) -> None:
@@ -41,7 +45,12 @@ def export(form: str, output: Path, roles: str, everything: bool, as_json: bool,
             reader, build_filter(**filters), output, roles=Roles(roles), only_completed=not everything
         )
     if as_json:
-        facts = {"output": str(output), "format": form, "rows": report.rows, "left_out": dict(report.left_out)}
+        facts = {
+            "output": str(output),
+            "format": form,
+            "rows": report.rows,
+            "left_out": dict(report.left_out),
+        }
         click.echo(json.dumps(facts))
         return
     click.echo(f"{report.rows} rows written to {output}")

@@ -18,8 +18,14 @@ from hermes.errors import HermesError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module:attribute, one line for --help)
-    "batch": ("hermes.cli.batch:batch", "Many prompts in parallel, resumable; nothing lost, nothing paid twice."),
-    "bench": ("hermes.cli.bench:bench", "The same tasks across models: table, wins and losses, where they diverge."),
+    "batch": (
+        "hermes.cli.batch:batch",
+        "Many prompts in parallel, resumable; nothing lost, nothing paid twice.",
+    ),
+    "bench": (
+        "hermes.cli.bench:bench",
+        "The same tasks across models: table, wins and losses, where they diverge.",
+    ),
     "config": ("hermes.cli.config:config", "Show and change settings."),
     "doctor": ("hermes.cli.doctor:doctor", "Check what works on this machine, and what would fix the rest."),
     "export": ("hermes.cli.export:export", "Write trajectories as training data."),
@@ -28,7 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rate": ("hermes.cli.rate:rate", "Rate a trajectory."),
     "skills": ("hermes.cli.skills:skills", "Browse, search, view, install and check skills."),
     "tools": ("hermes.cli.tools:tools", "List the tools and why one is unavailable."),
-    "trajectories": ("hermes.cli.trajectories:trajectories", "List, show, search and compare what was recorded."),
+    "trajectories": (
+        "hermes.cli.trajectories:trajectories",
+        "List, show, search and compare what was recorded.",
+    ),
 }
 
 

@@ -43,7 +43,9 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def build_filter(*, since: str | None, until: str | None, **conditions: Any) -> Filter:
     return Filter(
-        since_ms=_moment_ms(since) if since else None, until_ms=_moment_ms(until) if until else None, **conditions
+        since_ms=_moment_ms(since) if since else None,
+        until_ms=_moment_ms(until) if until else None,
+        **conditions,
     )
 
 
@@ -55,5 +57,7 @@ def _moment_ms(text: str) -> int:
         else:
             moment = datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"'{text}' is not a time", "write 2026-11-01, 2026-11-01T14:30 or an age such as 7d") from error
+        raise UsageError(
+            f"'{text}' is not a time", "write 2026-11-01, 2026-11-01T14:30 or an age such as 7d"
+        ) from error
     return int(moment.timestamp() * 1000)

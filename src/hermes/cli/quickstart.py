@@ -108,7 +108,9 @@ async def _attempt(config: Config, writer: Writer, model: ChatModel, task: Task,
     now_ms = time.time_ns() // 1_000_000
     await asyncio.wrap_future(writer.add_reward(Reward(header.id, score, "exact answer", {}, now_ms)))
     verdict = "right" if score else "wrong"
-    click.echo(f"   {verdict}   {task.question:<34} {_shown(trajectory):<40} {time.monotonic() - started:.1f} s")
+    click.echo(
+        f"   {verdict}   {task.question:<34} {_shown(trajectory):<40} {time.monotonic() - started:.1f} s"
+    )
 
 
 def is_right(trajectory: Trajectory, task: Task) -> bool:

@@ -32,6 +32,8 @@ def rate(trajectory: str, verdict: str, comment: str | None, rater: str | None, 
     with open_writer(config) as writer:
         writer.add_rating(rating).result()
     if as_json:
-        click.echo(json.dumps({"id": rating.id, "trajectory_id": rating.trajectory_id, "value": rating.value}))
+        click.echo(
+            json.dumps({"id": rating.id, "trajectory_id": rating.trajectory_id, "value": rating.value})
+        )
     else:
         click.echo(f"rated {rating.trajectory_id}: {verdict}")

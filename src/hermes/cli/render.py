@@ -46,7 +46,8 @@ def columns(table: Sequence[Sequence[str]]) -> str:
     kept = [i for i in range(len(table[0])) if any(row[i] for row in table[1:])]
     widths = [max(len(row[i]) for row in table) for i in kept]
     lines = [
-        "  ".join(row[i].ljust(width) for i, width in zip(kept, widths, strict=True)).rstrip() for row in table
+        "  ".join(row[i].ljust(width) for i, width in zip(kept, widths, strict=True)).rstrip()
+        for row in table
     ]
     return "\n".join([click.style(lines[0], dim=True), *lines[1:]])
 
@@ -59,13 +60,16 @@ def render_trajectory(trajectory: Trajectory, ratings: Sequence[Rating], rewards
     facts = [
         f"trajectory {header.id}  {when(header.created_at_ms)}  {header.source.value}",
         f"model {printable(header.model)}  end {end}  turns {trajectory.turns}"
-        f"  tokens {trajectory.usage.prompt} in, {trajectory.usage.completion} out  cost {money(trajectory.cost_usd)}",
+        f"  tokens {trajectory.usage.prompt} in, {trajectory.usage.completion} out"
+        f"  cost {money(trajectory.cost_usd)}",
     ]
     if header.parent_id and header.relation:
         facts.append(f"{header.relation.value} of {header.parent_id}")
     facts += [f"reward {reward.value:g} ({printable(reward.source)})" for reward in rewards]
     facts += [f"rating {rating.value:+g} by {printable(rating.rater)}" for rating in ratings]
-    return "\n".join([click.style("\n".join(facts), bold=True), *(render_step(step) for step in trajectory.steps)])
+    return "\n".join(
+        [click.style("\n".join(facts), bold=True), *(render_step(step) for step in trajectory.steps)]
+    )
 
 
 def render_step(step: Step) -> str:
@@ -116,7 +120,9 @@ def _notes(step: Step) -> str:
 
 
 def hit_lines(hits: Sequence[SearchHit]) -> str:
-    return "\n".join(f"{hit.trajectory_id} [{hit.step_index}] {hit.role}: {printable(hit.snippet)}" for hit in hits)
+    return "\n".join(
+        f"{hit.trajectory_id} [{hit.step_index}] {hit.role}: {printable(hit.snippet)}" for hit in hits
+    )
 
 
 def stats_text(stats: Stats) -> str:
@@ -129,7 +135,8 @@ def stats_text(stats: Stats) -> str:
         f"model calls   {stats.turns}",
         f"tokens        {usage.prompt} in ({usage.cached_input_tokens} cached), {usage.completion} out"
         f" ({usage.reasoning_tokens} thinking)",
-        f"cost          {money(stats.cost_usd)}" + (f" ({stats.unpriced} unpriced)" if stats.unpriced else ""),
+        f"cost          {money(stats.cost_usd)}"
+        + (f" ({stats.unpriced} unpriced)" if stats.unpriced else ""),
     ]
     if stats.rewarded:
         lines.append(f"mean reward   {stats.mean_reward:.3f} over {stats.rewarded}")
@@ -139,7 +146,10 @@ def stats_text(stats: Stats) -> str:
         lines.append("tools")
     for name, tool in stats.tools.items():
         causes = ", ".join(f"{kind} {count}" for kind, count in tool.by_error.items())
-        lines.append(f"  {printable(name):<20} {tool.calls} calls, {tool.failures} failed" + (f" ({causes})" if causes else ""))
+        lines.append(
+            f"  {printable(name):<20} {tool.calls} calls, {tool.failures} failed"
+            + (f" ({causes})" if causes else "")
+        )
     return "\n".join(lines)
 
 
@@ -147,7 +157,11 @@ def diff_text(left: Trajectory, right: Trajectory, difference: Difference) -> st
     if difference.equal:
         return f"equal: {difference.shared} messages, word for word"
     a, b = (
-        [line for message in side for line in f"{message.role.value}:\n{render_message(message)}".splitlines()]
+        [
+            line
+            for message in side
+            for line in f"{message.role.value}:\n{render_message(message)}".splitlines()
+        ]
         for side in (difference.left, difference.right)
     )
     head = f"the first {difference.shared} messages are equal; then:"

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import cast
 
 import click
 
@@ -58,6 +59,9 @@ async def _tools(chat: Conversation, argument: str) -> None:
         await chat.use(toolsets=choose_toolsets(chat.config, chat.model.name, argument))
     for tool in chat.loop.tools:
         click.echo(f"  {tool.name:<18} {tool.toolset:<16} {printable(tool.description.splitlines()[0])[:80]}")
+    failures = cast(dict[str, str], chat.loop.bench.resources.get("mcp_failures", {}))
+    for server, reason in failures.items():
+        click.echo(f"  not connected: {printable(server)}: {printable(reason)}")
     if not chat.loop.tools:
         click.echo("no tools; /tools terminal,file offers some")
 

@@ -51,7 +51,11 @@ def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None
         click.echo(json.dumps([asdict(row) for row in rows], ensure_ascii=False))
         return
     if not rows:
-        click.echo("nothing matches" if any(filters.values()) else "nothing recorded yet; try: hermes -q 'What is 17 * 23?'")
+        click.echo(
+            "nothing matches"
+            if any(filters.values())
+            else "nothing recorded yet; try: hermes -q 'What is 17 * 23?'"
+        )
         return
     click.echo(summary_table(rows))
     if total > len(rows):
@@ -75,7 +79,9 @@ def show(trajectory: str, raw: bool, as_json: bool) -> None:
         text = render_trajectory(found, reader.ratings(found.header.id), reader.rewards(found.header.id))
         if raw:
             inputs = to_record(reader, found, with_inputs=True)["steps"]
-            text += "\n" + json.dumps([step for step in inputs if "input" in step], ensure_ascii=False, indent=2)
+            text += "\n" + json.dumps(
+                [step for step in inputs if "input" in step], ensure_ascii=False, indent=2
+            )
     click.echo(text)
 
 
@@ -119,4 +125,6 @@ def diff(left: str, right: str, as_json: bool) -> None:
     with _reader() as reader:
         a, b = reader.get(reader.resolve(left)), reader.get(reader.resolve(right))
     difference = compare(a, b)
-    click.echo(json.dumps(difference.to_json(), ensure_ascii=False) if as_json else diff_text(a, b, difference))
+    click.echo(
+        json.dumps(difference.to_json(), ensure_ascii=False) if as_json else diff_text(a, b, difference)
+    )

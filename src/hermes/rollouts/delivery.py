@@ -38,20 +38,15 @@ async def send_batch(request: Request, send: Send, batch: Batch, sent: Callable[
     headers = [("content-type", "application/json"), ("vary", "accept-encoding")]
     headers.append(("content-encoding", "gzip") if gzip else ("content-length", str(length)))
     await start(send, 200, headers)
-    pieces = _pieces(batch, closing)
-    deflater = Deflater() if gzip else None
-    while not ending.broken and (piece := await asyncio.to_thread(_next_piece, pieces, deflater)) is not None:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-    if not ending.broken:
-        await send({"type": "http.response.body", "body": deflater.end() if deflater else b""})
+    pieces = _pieces(batch, closing, Deflater() if gzip else None)
+    last = False
+    while not last and not ending.broken:
+        # The last piece must end the answer: a client may close as soon as it has all bytes.
+        piece, last = await asyncio.to_thread(next, pieces)
+        await send({"type": "http.response.body", "body": piece, "more_body": not last})
 
 
-def _next_piece(pieces: Iterator[bytes], deflater: Deflater | None) -> bytes | None:
-    piece = next(pieces, None)
-    return piece if piece is None or deflater is None else deflater.piece(piece)
-
-
-def _pieces(batch: Batch, closing: bytes) -> Iterator[bytes]:
+def _pieces(batch: Batch, closing: bytes, deflater: Deflater | None) -> Iterator[tuple[bytes, bool]]:
     """The answer in pieces of about a megabyte, each read from the journal when it is its turn."""
     parts, size = [b'{"batch":['], 0
     for index, read in enumerate(batch.readers):
@@ -59,7 +54,8 @@ def _pieces(batch: Batch, closing: bytes) -> Iterator[bytes]:
         parts += (b",", body) if index else (body,)
         size += len(body)
         if size >= _PIECE_BYTES:
-            yield b"".join(parts)
+            piece = b"".join(parts)
+            yield (deflater.piece(piece) if deflater else piece), False
             parts, size = [], 0
-    parts.append(closing)
-    yield b"".join(parts)
+    piece = b"".join([*parts, closing])
+    yield (deflater.piece(piece) + deflater.end() if deflater else piece), True

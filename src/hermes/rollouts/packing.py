@@ -7,7 +7,8 @@ first, up to that share.
 
 A size that cannot be part of any batch (no sequences, more than a batch, or no sum with the other sizes that
 is a batch) is set aside: it waits in the queue, and the rest is packed as if it were not there. Where the
-largest size makes no batch, the next one is tried, so an odd size holds up nothing but itself.
+largest size makes no batch, the next one is tried, and at last single groups, so that an odd size holds up
+nothing.
 
 Cost: linear in the groups of one batch and in the number of lanes, whatever waits behind them.
 """
@@ -73,12 +74,19 @@ def choose(lanes: Lanes, demand: Demand) -> list[Group]:
     lanes = {key: lane for key, lane in lanes.items() if key[1] in fitting}
     if sum(size * len(lane) for (_, size), lane in lanes.items()) < demand.batch_size:
         return []
-    for pack_size in sorted(fitting, reverse=True):
-        packed = {key: lane for key, lane in lanes.items() if pack_size % key[1] == 0}
-        fill = _fill_with_minimums if demand.minimums else _fill_by_packs
-        if entries := fill(packed, pack_size, demand):
+    fill = _fill_with_minimums if demand.minimums else _fill_by_packs
+    for lengths in _pack_lengths(fitting):
+        packed = {key: lane for key, lane in lanes.items() if key[1] in lengths}
+        if entries := fill(packed, lengths, demand):
             return [entry.group for entry in entries]
     return []
+
+
+def _pack_lengths(sizes: Collection[int]) -> Iterator[dict[int, int]]:
+    """The ways to bundle groups that are tried in turn: size → how many groups of it make a pack."""
+    for pack_size in sorted(sizes, reverse=True):
+        yield {size: pack_size // size for size in sizes if pack_size % size == 0}
+    yield dict.fromkeys(sizes, 1)
 
 
 @dataclass(slots=True)
@@ -112,24 +120,24 @@ def _completed(pack: list[Entry]) -> int:
     return pack[-1].order
 
 
-def _fill_by_packs(lanes: Lanes, pack_size: int, demand: Demand) -> list[Entry]:
+def _fill_by_packs(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> list[Entry]:
     """The packs that were complete first, of whichever environments."""
     by_size: dict[int, list[Lane]] = {}
     for (_, size), lane in lanes.items():
         by_size.setdefault(size, []).append(lane)
     filling = _Filling(demand.batch_size)
-    streams = [filling.packs(heapq.merge(*same), size, pack_size // size) for size, same in by_size.items()]
+    streams = [filling.packs(heapq.merge(*same), size, lengths[size]) for size, same in by_size.items()]
     for pack in heapq.merge(*streams, key=_completed):
         for entry in pack:
             filling.take(entry)
     return [] if filling.room else filling.entries
 
 
-def _fill_with_minimums(lanes: Lanes, pack_size: int, demand: Demand) -> list[Entry]:
+def _fill_with_minimums(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> list[Entry]:
     """Each minimum share first, then what is in complete packs, oldest first."""
     complete: dict[LaneKey, int] = {}
     for key, lane in lanes.items():
-        length = pack_size // key[1]
+        length = lengths[key[1]]
         if len(lane) >= length:
             complete[key] = len(lane) // length * length
     shares = _shares(complete, demand)
@@ -138,7 +146,7 @@ def _fill_with_minimums(lanes: Lanes, pack_size: int, demand: Demand) -> list[En
     filling = _Filling(demand.batch_size)
     for env_id, sequences in shares.items():
         own = {key: itertools.islice(lanes[key], n) for key, n in complete.items() if key[0] == env_id}
-        streams = [filling.packs(entries, size, pack_size // size) for (_, size), entries in own.items()]
+        streams = [filling.packs(entries, size, lengths[size]) for (_, size), entries in own.items()]
         for entry in (entry for pack in heapq.merge(*streams, key=_completed) for entry in pack):
             if sequences <= 0:
                 break

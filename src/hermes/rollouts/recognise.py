@@ -47,15 +47,16 @@ def recognise(body: bytes) -> Incoming | None:
 
 def _values(body: bytes) -> dict[bytes, tuple[int, int]] | None:
     """Where each key's value lies; the only strings are keys. None if a key comes twice."""
-    places: list[tuple[bytes, int]] = []
+    values: dict[bytes, tuple[int, int]] = {}
     opening = body.find(b'"')
     while opening >= 0:
         closing = body.index(b'"', opening + 1)
-        places.append((body[opening + 1 : closing], closing + 1))
+        key = body[opening + 1 : closing]
+        if key in values:
+            return None
         opening = body.find(b'"', closing + 1)
-    ends = [start for _, start in places[1:]] + [len(body)]
-    values = {key: (start, end) for (key, start), end in zip(places, ends, strict=True)}
-    return values if len(values) == len(places) else None
+        values[key] = (closing + 1, opening if opening >= 0 else len(body))
+    return values
 
 
 @functools.lru_cache(maxsize=64)

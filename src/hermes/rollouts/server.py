@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import signal
 import socket
@@ -47,6 +48,7 @@ def serve(options: Options, announce: Callable[[str], None]) -> None:
     except ImportError as error:
         raise MissingDependencyError(error.name or "uvicorn", "web", "the trajectory API") from error
     policy_for(options.host, options.token)
+    _keep_freed_memory()
     with (
         _bound(options.host, options.port) as listener,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
@@ -61,6 +63,15 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+def _keep_freed_memory() -> None:
+    """Lets the next body reuse the last one's memory: mapping it anew costs an eighth of the CPU time."""
+    mmap_threshold, trim_threshold = -3, -1
+    with contextlib.suppress(AttributeError, OSError):  # not glibc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_threshold, 32 << 20)
+        libc.mallopt(trim_threshold, 64 << 20)
 
 
 @contextlib.contextmanager

@@ -133,6 +133,8 @@ def _shortened(value: JSON) -> JSON:
         return f"({type(value).__name__} of {len(value)})"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, bytes):
+        value = value[: 4 * _MAX_INPUT_CHARS].decode(errors="replace")
     if isinstance(value, str) and len(value) > _MAX_INPUT_CHARS:
         return value[:_MAX_INPUT_CHARS] + "…"
     return value

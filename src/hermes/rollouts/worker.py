@@ -45,14 +45,22 @@ class Parser:
             try:
                 return await self._ask_child(body, many)
             except (OSError, asyncio.IncompleteReadError) as error:
-                self._stop()
+                self.close()
                 raise WorkerLost(f"the process that parses large bodies ended: {error}") from error
             except asyncio.CancelledError:
-                self._stop()  # half an answer may be in the pipe
+                self.close()  # half an answer may be in the pipe
                 raise
 
+    @property
+    def child_pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
     def close(self) -> None:
-        self._stop()
+        """Ends the child."""
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.kill()
+            self._child = None
 
     async def _ask_child(self, body: bytes, many: bool) -> list[Incoming]:
         child = self._child or await self._start()
@@ -79,12 +87,6 @@ class Parser:
             limit=INLINE_BYTES,
         )
         return self._child
-
-    def _stop(self) -> None:
-        if self._child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._child.kill()
-            self._child = None
 
 
 def _framed(header: JSONObject) -> bytes:

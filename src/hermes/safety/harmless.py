@@ -6,7 +6,8 @@ rule says which arguments keep a program harmless; with an argument no rule know
 Programs are known by bare name: `./ls` is not `ls`.
 
 Judged by text alone: links are not resolved, and what configuration makes of a program (a git hook or
-filter) is not looked into. Where an agent can make links or write `.git/config` unasked, this is not safe.
+filter) is not looked into. So this is safe only where an agent cannot, unasked, make links or write git's
+configuration; the local sandbox sees to that.
 """
 
 from __future__ import annotations

@@ -101,11 +101,13 @@ class _Parser:
     def _command(self, *, after_subshell: bool) -> None:
         words: list[_Word] = []
         reads: list[str | None] = []
-        writes = False
+        writes = complete = False
         while True:
             self._blank()
             if redirection := _REDIRECTION.match(self.text, self.at):
                 self.at = redirection.end()
+                # In sh the ampersand ends the command: what followed the file name would be another one.
+                complete |= redirection[0].startswith("&")
                 self._blank()
                 target = self._word().value
                 if "<" in redirection[1]:
@@ -114,6 +116,8 @@ class _Parser:
                     writes = writes or not _harmless_sink(redirection[1], target)
             elif self.at == len(self.text) or self.text[self.at] in _SPECIAL:
                 break
+            elif complete:
+                raise _NotUnderstoodError
             else:
                 words.append(self._word())
         understood = not words if after_subshell else words or reads or writes

@@ -5,6 +5,7 @@ the home directory, HERMES_HOME, keys, sockets or other processes of the host. I
 user has no capabilities and cannot make user namespaces, it has no terminal and, unless allowed, no network
 but a loopback of its own. Nothing outside the workspace and /tmp can be written. When a command ends, is
 killed or Hermes dies, its whole process namespace goes with it; when the sandbox is closed, so does /tmp.
+If the network is allowed, it is the host's own, with the servers on its loopback.
 
 Limits are per process for memory (private memory only), CPU time and file size, and for the whole sandbox
 for the number of processes and the size of /tmp. What is not bounded: disk space in the workspace, the sum of
@@ -120,9 +121,7 @@ class BubblewrapSandbox:
         root = self._workspace.path
         try:
             return await asyncio.to_thread(read_inside, root, path, max_bytes, WORKSPACE)
-        except (
-            PermissionError
-        ):  # outside the workspace, perhaps by a link: only what a command can see is there
+        except PermissionError:  # outside the workspace, perhaps by a link: a command may look
             return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:

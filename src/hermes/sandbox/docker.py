@@ -116,7 +116,7 @@ class DockerSandbox:
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
         try:
             return await asyncio.to_thread(read_inside, self._workspace.path, path, max_bytes, WORKSPACE)
-        except PermissionError:  # outside the workspace, perhaps by a link: only the container may look there
+        except PermissionError:  # outside the workspace, perhaps by a link: a command may look
             return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:

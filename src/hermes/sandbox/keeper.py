@@ -148,7 +148,7 @@ def _become(request: dict[str, Any], stdin_fd: int, output_fd: int, report: int)
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
         for name, soft, hard in request["rlimits"]:
-            resource.setrlimit(getattr(resource, name), (soft, hard))
+            _limit(getattr(resource, name), soft, hard)
         stage = "cwd"
         os.chdir(request["cwd"])
         stage = "exec"
@@ -157,6 +157,14 @@ def _become(request: dict[str, Any], stdin_fd: int, output_fd: int, report: int)
     except (OSError, ValueError) as error:
         os.write(report, f"{getattr(error, 'errno', None) or errno.EINVAL} {stage}".encode())
     os._exit(127)
+
+
+def _limit(kind: int, soft: int, hard: int) -> None:
+    """Sets a limit, or keeps one that is stricter already."""
+    ceiling = resource.getrlimit(kind)[1]
+    if ceiling != resource.RLIM_INFINITY:
+        soft, hard = min(soft, ceiling), min(hard, ceiling)
+    resource.setrlimit(kind, (soft, hard))
 
 
 def _attend(child: int, control: socket.socket, wake: int) -> tuple[int, float]:

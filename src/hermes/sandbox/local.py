@@ -8,6 +8,7 @@ can, so something else (safety.approval) has to decide what may run.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.config.secrets import looks_secret, url_password
+from hermes.safety.paths import resolve_inside
 from hermes.sandbox.base import BackgroundProcess, CommandResult
 from hermes.sandbox.files import read_inside, write_inside
 from hermes.sandbox.supervisor import Launch, Supervisor
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 _ROOT = Path("/")
 _DEFAULTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
+# A directory of ordinary files must not pass for a repository: its configuration could name programs to run,
+# and looking at a repository is among the things that need no question.
+_GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.bareRepository", "GIT_CONFIG_VALUE_0": "explicit"}
 
 
 class LocalSandbox:
@@ -33,6 +38,8 @@ class LocalSandbox:
         self._supervisor = supervisor
         self._command_timeout_s = command_timeout_s
         self._env = {**_DEFAULTS, **without_secrets(os.environ)}
+        if "GIT_CONFIG_COUNT" not in self._env:
+            self._env |= _GIT
         self._shell = shutil.which("bash") or "/bin/sh"
 
     @classmethod
@@ -71,7 +78,8 @@ class LocalSandbox:
         return await asyncio.to_thread(read_inside, _ROOT, self._absolute(path), max_bytes, "/")
 
     async def write_file(self, path: str, data: bytes) -> None:
-        await asyncio.to_thread(write_inside, _ROOT, self._absolute(path), data, "/")
+        """Not into a `.git`: what is configured there is run by git commands that need no question."""
+        await asyncio.to_thread(_write, self._absolute(path), data)
 
     async def close(self) -> None:
         await self._supervisor.close()
@@ -83,6 +91,12 @@ class LocalSandbox:
 
     def _absolute(self, path: str) -> str:
         return str(self._workspace.path / path)
+
+
+def _write(path: str, data: bytes) -> None:
+    if ".git" in (part.lower() for part in resolve_inside(_ROOT, path).parts):
+        raise PermissionError(errno.EACCES, "git's own files are changed by commands only", path)
+    write_inside(_ROOT, path, data, "/")
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:

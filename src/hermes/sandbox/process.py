@@ -94,6 +94,7 @@ class Process:
 
     def end_input(self) -> None:
         if self._stdin is not None:
+            asyncio.get_running_loop().remove_writer(self._stdin)
             os.close(self._stdin)
             self._stdin = None
 
@@ -110,7 +111,8 @@ class Process:
             # The end counts too: a pipe that nobody reads any more need never become writable.
             await asyncio.wait((ready, self.ended), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            loop.remove_writer(descriptor)
+            if self._stdin is not None:  # else it is closed, and its number may be another's by now
+                loop.remove_writer(descriptor)
         if self.ended.done():
             raise BrokenPipeError(errno.EPIPE, "the command has ended", self._command)
 
@@ -137,10 +139,12 @@ class Process:
         try:
             async for line in self._lines():
                 word, _, rest = line.partition(" ")
-                if word == "started":
-                    self.started.set_result(None)
-                elif word == "exit":
+                if word == "exit":
                     code = int(rest)
+                elif self.started.done():  # cancelled: whoever started it no longer wants it
+                    continue
+                elif word == "started":
+                    self.started.set_result(None)
                 else:
                     number, _, stage = rest.partition(" ")
                     self.started.set_exception(_start_error(int(number), stage))

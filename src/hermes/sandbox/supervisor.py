@@ -25,6 +25,7 @@ from hermes.sandbox.capture import DEFAULT_BYTES, Capture
 from hermes.sandbox.process import Process
 
 TIMED_OUT = 124
+_KEEPER = "import sys; exec(compile(open(int(sys.argv[2])).read(), 'keeper', 'exec'))"
 _START_TIMEOUT_S = 20.0
 _SEND_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 10.0
@@ -187,17 +188,23 @@ class Supervisor:
 
 
 def _start_keeper(prefix: Sequence[str], channel: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    source = importlib.resources.files("hermes.sandbox").joinpath("keeper.py").read_text("utf-8")
-    return subprocess.Popen(
-        [*prefix, sys.executable, "-I", "-S", "-c", source, str(channel)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=(channel, *pass_fds),
-        env={"LC_ALL": "C.UTF-8"},
-        cwd="/",
-        start_new_session=True,  # a Ctrl-C in the terminal is not for the commands
-    )
+    reader, writer = os.pipe()
+    try:
+        # Through a pipe: where the keeper lives there may be no such file, and `ps` should not show it.
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(importlib.resources.files("hermes.sandbox").joinpath("keeper.py").read_bytes())
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-I", "-S", "-c", _KEEPER, str(channel), str(reader)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(channel, reader, *pass_fds),
+            env={"LC_ALL": "C.UTF-8"},
+            cwd="/",
+            start_new_session=True,  # a Ctrl-C in the terminal is not for the commands
+        )
+    finally:
+        os.close(reader)
 
 
 async def _feed(process: Process, data: bytes) -> None:

@@ -52,7 +52,7 @@ def to_row(
         "completed": outcome is not None and outcome.stop_reason is StopReason.COMPLETED,
         "outcome": outcome.to_json() if outcome else None,
         "turns": trajectory.turns,
-        "tools": list(header.tools),
+        "tool_names": list(header.tools),
         "tool_stats": tool_stats(trajectory),
         "usage": trajectory.usage.to_json(),
         "cost_usd": trajectory.cost_usd,
@@ -83,7 +83,9 @@ def conversations(
             continue
         for message in group:
             first = not turns
-            value = _system_value(message, tools) if first and message.role is Role.SYSTEM else _value(message)
+            value = (
+                _system_value(message, tools) if first and message.role is Role.SYSTEM else _value(message)
+            )
             turns.append({"from": names[message.role], "value": value})
     return turns
 

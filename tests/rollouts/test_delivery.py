@@ -1,0 +1,200 @@
+"""A batch is served again if, and only if, it did not arrive."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.rollouts.conftest import Client, Launch, group, marks
+
+LONG = b',"inference_logprobs":' + json.dumps([[0.125] * 300_000]).encode() + b"}"
+"""Makes a batch of four groups larger than what the kernel buffers between two sockets."""
+
+
+def fill(api: Client, count: int, *, large: bool = False) -> None:
+    for mark in range(count):
+        body = json.dumps(group(mark=mark)).encode()
+        answer = api.ask("POST", "/scored_data", raw=body[:-1] + LONG if large else body)
+        assert answer.json() == {"status": "received"}
+
+
+def raw_get(api: Client, path: str = "/batch") -> socket.socket:
+    """Asks without reading the answer; the receive buffer is kept small, so that a large one cannot fit."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", api.port))
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return connection
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Waits for something the server does on its own; the test's own timeout ends it otherwise."""
+    while not what():
+        time.sleep(0.01)
+
+
+def lost(api: Client) -> int:
+    return int(api.get("/status")["leases"]["lost"])
+
+
+def outstanding(api: Client) -> int:
+    return int(api.get("/status")["leases"]["outstanding"])
+
+
+def close_unread(connection: socket.socket) -> None:
+    """What the kernel does when a process with unread data dies or closes: a reset."""
+    assert connection.recv(1)
+    connection.close()
+
+
+def close_by_reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("end", [close_unread, close_by_reset])
+@pytest.mark.parametrize("large", [True, False])
+def test_a_batch_whose_client_is_gone_is_served_again_unchanged_and_counted_once(
+    api: Client, end: Callable[[socket.socket], None], large: bool
+) -> None:
+    api.register()
+    fill(api, 8, large=large)
+    connection = raw_get(api)
+    until(lambda: outstanding(api) == 1)
+    end(connection)
+    until(lambda: lost(api) == 1)
+    assert api.get("/status")["queue_size"] == 8
+    again = api.get("/batch")
+    assert marks(again["batch"]) == [0, 1, 2, 3]
+    assert (again["redelivered"], again["step"]) == (1, 1)
+    assert marks(api.batch()) == [4, 5, 6, 7]
+    assert api.get("/status")["current_step"] == 2
+
+
+def test_a_client_that_stops_reading_a_large_batch_gets_it_again_after_its_timeout(api: Client) -> None:
+    api.register()
+    fill(api, 4, large=True)
+    connection = raw_get(api)
+    assert b"200 OK" in connection.recv(100)
+    assert api.batch() is None, "it is not served to anyone else as long as the connection stands"
+    connection.close()
+    until(lambda: lost(api) == 1)
+    assert marks(api.batch()) == [0, 1, 2, 3]
+
+
+def test_a_batch_that_was_read_to_the_end_is_never_served_again(api: Client) -> None:
+    api.register()
+    fill(api, 4, large=True)
+    assert marks(api.batch()) == [0, 1, 2, 3]
+    until(lambda: outstanding(api) == 0)
+    assert lost(api) == 0
+    assert api.batch() is None
+
+
+def test_on_a_connection_that_is_kept_the_next_request_tells_that_the_batch_arrived(api: Client) -> None:
+    api.register()
+    fill(api, 8)
+    connection = http.client.HTTPConnection("127.0.0.1", api.port)
+    for expected in ([0, 1, 2, 3], [4, 5, 6, 7]):
+        connection.request("GET", "/batch")
+        assert marks(json.loads(connection.getresponse().read())["batch"]) == expected
+    until(lambda: outstanding(api) == 1)
+    connection.request("GET", "/status")
+    connection.getresponse().read()
+    until(lambda: outstanding(api) == 0)
+    connection.close()
+    assert lost(api) == 0
+
+
+def test_two_trainers_that_ask_at_once_get_different_batches(api: Client) -> None:
+    api.register()
+    fill(api, 8)
+    waiting = [http.client.HTTPConnection("127.0.0.1", api.port) for _ in range(2)]
+    for connection in waiting:
+        connection.request("GET", "/batch")
+    served = [marks(json.loads(connection.getresponse().read())["batch"]) for connection in waiting]
+    assert sorted(served) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    for connection in waiting:
+        connection.close()
+
+
+def test_a_leased_batch_waits_for_its_acknowledgement(api: Client) -> None:
+    api.register()
+    fill(api, 8)
+    leased = api.get("/batch?lease_s=600")
+    assert leased["redelivered"] == 0
+    assert marks(api.batch("?lease_s=600")) == [4, 5, 6, 7], "consecutive batches, acknowledged or not"
+    assert outstanding(api) == 2
+    assert api.post("/batch/ack", {"lease_id": leased["lease_id"]}) == {"status": "success"}
+    assert outstanding(api) == 1
+    assert api.post("/batch/ack", {"lease_id": leased["lease_id"]}) == {"status": "success"}
+    assert api.ask("GET", f"/batch?lease_id={leased['lease_id']}").status == 404
+    assert api.ask("POST", "/batch/ack", {"lease_id": 10**6}).status == 404
+
+
+def test_an_outstanding_batch_can_be_asked_for_again_by_its_lease(api: Client) -> None:
+    api.register()
+    fill(api, 4)
+    leased = api.get("/batch?lease_s=600")
+    again = api.get(f"/batch?lease_s=600&lease_id={leased['lease_id']}")
+    assert again == {**leased, "redelivered": 1}
+    assert api.get("/status")["current_step"] == 1
+
+
+def test_a_lease_that_expires_puts_its_batch_back_at_the_head(api: Client) -> None:
+    api.register()
+    fill(api, 8)
+    leased = api.get("/batch?lease_s=0.05")
+    time.sleep(0.06)
+    again = api.get("/batch")
+    assert marks(again["batch"]) == marks(leased["batch"])
+    assert (again["lease_id"], again["redelivered"], again["step"]) == (leased["lease_id"], 1, 1)
+
+
+@pytest.mark.parametrize(
+    "query", ["lease_s=0", "lease_s=x", "lease_s=nan", "lease_s=1e99", "lease_id=0", "lease_id=a"]
+)
+def test_a_senseless_lease_is_refused(api: Client, query: str) -> None:
+    answer = api.ask("GET", f"/batch?{query}")
+    assert answer.status == 422
+    assert answer.json()["detail"][0]["loc"] == ["query", query.partition("=")[0]]
+
+
+def test_a_post_repeated_with_its_key_is_taken_once(api: Client) -> None:
+    api.register()
+    assert api.post("/scored_data", group(mark=1), Idempotency_Key="a") == {"status": "received"}
+    again = api.post("/scored_data", group(mark=1), Idempotency_Key="a")
+    assert again == {"status": "received", "duplicate": True}
+    assert api.post("/scored_data", group(mark=2), Idempotency_Key="b") == {"status": "received"}
+    several = [group(mark=3), group(mark=4)]
+    api.post("/scored_data_list", several, Idempotency_Key="c")
+    assert api.post("/scored_data_list", several, Idempotency_Key="c")["groups_processed"] == 2
+    assert api.get("/status")["queue_size"] == 4
+    assert api.ask("POST", "/scored_data", group(), Idempotency_Key="x" * 201).status == 422
+
+
+def test_a_silent_environment_counts_as_gone_until_it_is_heard_of_again(launch: Launch) -> None:
+    api = launch("--env-timeout", "0.2").client
+    api.start()
+    lively, silent = api.add_env(weight=1.0), api.add_env(weight=3.0, min_batch_allocation=0.5)
+    assert api.status_env(lively)["env_weight"] == 0.25
+    until(lambda: api.status_env(lively)["env_weight"] == 1.0)
+    assert api.status_env(lively)["unallocated_fraction"] == 1.0
+    for mark in range(4):
+        api.post("/scored_data", group(mark=mark, env_id=lively))
+    assert marks(api.batch()) == [0, 1, 2, 3], "the minimum of an environment that is gone is waived"
+    assert api.status_env(silent)["env_weight"] == 0.75
+
+
+def test_an_environment_that_said_goodbye_stays_gone(api: Client) -> None:
+    api.start()
+    leaving, staying = api.add_env(weight=3.0), api.add_env(weight=1.0)
+    api.post("/disconnect-env", {"env_id": leaving})
+    api.status_env(leaving)
+    assert api.status_env(staying)["env_weight"] == 1.0

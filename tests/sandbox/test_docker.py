@@ -1,0 +1,91 @@
+"""How docker is called; and, where an engine answers, what its sandbox does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes.config.settings import SandboxSettings
+from hermes.errors import SandboxError
+from hermes.sandbox import open_sandbox, usable
+from hermes.sandbox.docker_args import exec_argv, kill_argv, run_argv, shell_argv
+from tests.sandbox.conftest import need
+
+SETTINGS = SandboxSettings(
+    backend="docker", image="python:3.11-slim", memory_mb=512, max_processes=99, cpu_s=60
+)
+
+
+def test_the_container_is_started_with_every_restriction() -> None:
+    argv = run_argv("/usr/bin/docker", SETTINGS, Path("/w"), "hermes-1", (1000, 1000))
+    assert " ".join(argv[: argv.index("--entrypoint")]) == (
+        "/usr/bin/docker run --interactive --rm --init --name hermes-1 --label research.hermes.sandbox"
+        " --network none --cap-drop ALL --security-opt no-new-privileges --read-only"
+        " --tmpfs /tmp:rw,exec,nosuid,nodev,size=512m --pids-limit 99"
+        " --memory 512m --memory-swap 512m --cpus 2 --ulimit cpu=60 --ulimit core=0"
+        " --user 1000:1000 --mount type=bind,source=/w,target=/workspace"
+        " --workdir /workspace --env HOME=/workspace --env LANG=C.UTF-8"
+    )
+    assert argv[argv.index("--entrypoint") :][:3] == ["--entrypoint", "/bin/sh", "python:3.11-slim"]
+
+
+def test_the_network_is_there_only_if_allowed() -> None:
+    allowed = SETTINGS.model_copy(update={"network": True})
+    argv = run_argv("docker", allowed, Path("/w"), "n", (1, 1))
+    assert argv[argv.index("--network") + 1] == "bridge"
+
+
+def test_podman_keeps_the_users_own_id() -> None:
+    assert "--userns" not in run_argv("/usr/bin/docker", SETTINGS, Path("/w"), "n", (7, 8))
+    argv = run_argv("/usr/bin/podman", SETTINGS, Path("/w"), "n", (7, 8))
+    assert argv[argv.index("--userns") + 1] == "keep-id:uid=7,gid=8"
+
+
+def test_a_command_is_executed_with_its_mark_and_variables() -> None:
+    argv = exec_argv("docker", "box", ["prog", "a b"], cwd="/x", env={"K": "v w"}, mark="m1", stdin=True)
+    start, end = argv.index("K=v w"), argv.index("prog")
+    assert argv[:start] == ["docker", "exec", "--interactive", "--env"]
+    assert argv[start + 1 : end] == ["--env", "HERMES_COMMAND=m1", "--workdir", "/x", "box"]
+    assert argv[end:] == ["prog", "a b"]
+    assert "--interactive" not in exec_argv("docker", "box", ["p"], cwd="/", env={}, mark="m", stdin=False)
+
+
+def test_a_command_line_is_passed_on_as_one_argument() -> None:
+    assert shell_argv("echo 'a'; rm $x")[-2:] == ["sh", "echo 'a'; rm $x"]
+
+
+def test_a_command_is_killed_by_its_mark() -> None:
+    argv = kill_argv("docker", "box", "m1")
+    assert argv[:4] == ["docker", "exec", "box", "/bin/sh"]
+    assert argv[-1] == "m1"
+
+
+async def test_without_an_engine_the_error_says_so_and_what_to_do() -> None:
+    reason = usable("docker")
+    if reason is None:
+        pytest.skip("needs a machine without a container engine")
+    with pytest.raises(SandboxError) as error:
+        await open_sandbox(SETTINGS, interactive=False)
+    assert "docker" in error.value.hint
+    assert error.value.message
+
+
+async def test_a_real_container_runs_reads_writes_and_is_bounded() -> None:
+    need("docker")
+    sandbox = await open_sandbox(SETTINGS, interactive=False)
+    try:
+        assert (await sandbox.run("echo hi; id -u; exit 3")).exit_code == 3
+        await sandbox.write_file("a/b", b"x")
+        assert (await sandbox.run("cat a/b; echo y > a/c")).output == "x"
+        assert await sandbox.read_file("a/c") == b"y\n"
+        assert (await sandbox.run("touch /usr/x")).exit_code != 0
+        assert (await sandbox.run("sleep 60", timeout_s=1)).timed_out
+        assert (await sandbox.run("pgrep -c sleep || ls /proc | grep -c '^[0-9]'")).output
+        process = await sandbox.start("read x; echo got $x; sleep 60")
+        await process.write("hello\n")
+        await process.wait(1)
+        assert process.output() == "got hello\n"
+        await process.kill()
+    finally:
+        await sandbox.close()
