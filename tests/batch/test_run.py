@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +205,8 @@ def test_a_reward_function_scores_with_the_sandbox_and_its_failure_is_no_zero(tm
         assert reader.count(Filter(run_id="run", min_reward=1.0)) == 2
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    environ = {"HERMES_HOME": str(folder), "PATH": os.environ["PATH"], "HOME": str(folder)}
+def start(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    environ = {"HERMES_HOME": str(folder), "PATH": os.environ["PATH"], "HOME": str(folder), **(env or {})}
     return subprocess.Popen(
         [sys.executable, "-m", "hermes", *arguments],
         env=environ,

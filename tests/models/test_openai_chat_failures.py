@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from hermes.core import Message
 from hermes.errors import AuthError, ContextOverflowError, ProviderError
-from hermes.models.base import Delta, OnDelta
+from hermes.models.base import ChatRequest, Delta, OnDelta
 from hermes.models.openai_chat import OpenAIChat
 from hermes.models.throttle import throttle_for
 from tests.fakes.provider import (
@@ -128,6 +129,23 @@ async def test_time_spent_in_the_queue_is_not_held_against_the_provider() -> Non
         chat = chat_on(provider, max_concurrency=1, timeout_s=1.0)
         replies = await asyncio.gather(*(chat.complete(asking()) for _ in range(4)))
     assert [reply.call.attempts for reply in replies] == [1, 1, 1, 1]
+
+
+async def test_nor_is_the_time_that_a_second_attempt_waits_for_its_turn() -> None:
+    refused: set[str] = set()
+
+    def busy_once(body: dict[str, Any]) -> Reply:
+        prompt = body["messages"][-1]["content"]
+        if prompt not in refused:
+            refused.add(prompt)
+            return status(503)
+        return delayed(0.2, text("hi"))
+
+    with FakeProvider(busy_once) as provider:
+        chat = chat_on(provider, max_concurrency=1, timeout_s=1.0)
+        questions = (ChatRequest((Message.user(f"question {n}"),)) for n in range(12))
+        replies = await asyncio.gather(*(chat.complete(question) for question in questions))
+    assert [reply.call.attempts for reply in replies] == [2] * 12
 
 
 async def test_a_caller_whose_turn_never_comes_is_told_so() -> None:

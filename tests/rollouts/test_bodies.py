@@ -157,7 +157,7 @@ async def test_large_bodies_are_parsed_elsewhere_with_the_same_result() -> None:
         assert wrong.value.details[0]["loc"] == ["body", "scores", 0]
         assert parser.child_pid is not None
     finally:
-        parser.close()
+        await parser.close()
 
 
 async def test_a_child_that_dies_fails_one_body_and_the_next_gets_a_fresh_one() -> None:
@@ -174,7 +174,7 @@ async def test_a_child_that_dies_fails_one_body_and_the_next_gets_a_fresh_one() 
             await parser.parse(raw, many=False)
         assert len(await parser.parse(raw, many=False)) == 1
     finally:
-        parser.close()
+        await parser.close()
 
 
 @given(st.binary(max_size=300), st.integers(0, 200))

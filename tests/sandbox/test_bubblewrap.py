@@ -206,8 +206,10 @@ async def test_a_bubblewrap_that_cannot_make_a_sandbox_says_why_and_what_to_do(
             await asyncio.to_thread(module.why_unusable) or ""
         )
         workspace = Workspace.make(tmp_path)
+        sandbox = await BubblewrapSandbox.open(SandboxSettings(), workspace)
         with pytest.raises(SandboxError, match="No permissions") as error:
-            await BubblewrapSandbox.open(SandboxSettings(), workspace)
+            await sandbox.run("true")
+        await sandbox.close()
         assert "apt install bubblewrap" in error.value.hint
     finally:
         module.installed.cache_clear()

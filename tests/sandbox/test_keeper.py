@@ -42,9 +42,9 @@ def test_when_hermes_is_killed_its_commands_end(
     need(backend)
     sleep = f"sleep {marker.seconds}"
     command = f"(setsid sh -c 'trap \"\" TERM; {sleep}' >/dev/null 2>&1 &); env -i {sleep} & {sleep}"
-    with subprocess.Popen(
-        [sys.executable, "-c", HERMES, backend, command], stderr=subprocess.DEVNULL
-    ) as hermes:
+    argv = [sys.executable, "-c", HERMES, backend, command]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # for the workspace that nobody is left to remove
+    with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as hermes:
         marker.wait_running(6)
         hermes.send_signal(number)
     marker.wait_running(0)

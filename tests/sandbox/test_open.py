@@ -68,7 +68,7 @@ def test_a_plug_in_is_found_by_its_entry_point(tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: moon\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[hermes.sandboxes]\nmoon = moon:open\n")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
     for backend, expected in (("moon", "on the moon, True"), ("mars", "local, bubblewrap, docker, moon")):
         ran = subprocess.run(
             [sys.executable, "-c", PLUGIN, backend], env=env, capture_output=True, text=True, check=True

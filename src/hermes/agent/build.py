@@ -81,7 +81,10 @@ async def open_agent(
     """A loop ready for its first turn; leaving the block ends the trajectory as its last turn ended."""
     async with AsyncExitStack() as stack:
         sandbox = await open_sandbox(
-            _sandbox_settings(config, plan), interactive=plan.person is not None, workspace=plan.workspace
+            _sandbox_settings(config, plan),
+            interactive=plan.person is not None,
+            workspace=plan.workspace,
+            workspaces=paths.workspaces_dir(config.home),
         )
         stack.push_async_callback(sandbox.close)
         yield await _assemble(config, writer, model, header, plan, sandbox, stack)

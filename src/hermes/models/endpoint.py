@@ -59,7 +59,8 @@ class Endpoint:
         """The answer of the first attempt that succeeds, and how many it took.
 
         `timeout_s` bounds everything, waiting for a turn included. The provider's own time limit also
-        bounds all attempts together, but begins with the first: a long queue is no fault of the server.
+        bounds all attempts together, but stands still while one waits for its turn: a long queue is no
+        fault of the server.
         """
         self._openai()  # before the clock starts: importing the package takes most of a second
         settings = self.target.settings
@@ -69,6 +70,7 @@ class Endpoint:
         async def throttled() -> T:
             if throttle.gate_left_s > max(0.0, waiting.left_s()):
                 raise failures.gate_closed(self.place, throttle.gate_left_s)
+            waiting.pause(scope)
             async with throttle.slot() as slot:
                 waiting.begin(scope)
                 try:
@@ -234,19 +236,31 @@ class _Waiting:
         self._loop = asyncio.get_running_loop()
         self.limit_s = own_limit_s if timeout_s is None else min(own_limit_s, timeout_s)
         self.ends_s = None if timeout_s is None else self._loop.time() + timeout_s
+        """When the caller's time is up."""
         self.begun = False
         self.last: ProviderError | None = None
         """Why the latest attempt failed."""
+        self._own_ends_s: float | None = None
+        """When the provider's own limit is up, while it runs."""
+        self._own_left_s = self.limit_s
 
     def left_s(self) -> float:
-        return self.limit_s if self.ends_s is None else self.ends_s - self._loop.time()
+        now_s = self._loop.time()
+        own_s = self._own_left_s if self._own_ends_s is None else self._own_ends_s - now_s
+        return own_s if self.ends_s is None else min(own_s, self.ends_s - now_s)
+
+    def pause(self, scope: asyncio.Timeout) -> None:
+        """In the queue only the caller's time goes on."""
+        if self._own_ends_s is not None:
+            self._own_left_s = self._own_ends_s - self._loop.time()
+            self._own_ends_s = None
+            scope.reschedule(self.ends_s)
 
     def begin(self, scope: asyncio.Timeout) -> None:
-        """With the first attempt the provider's own limit begins to run."""
-        if not self.begun:
-            self.begun = True
-            self.ends_s = min(self._loop.time() + self.limit_s, self.ends_s or float("inf"))
-            scope.reschedule(self.ends_s)
+        """An attempt starts: the provider's own limit runs."""
+        self.begun = True
+        self._own_ends_s = self._loop.time() + self._own_left_s
+        scope.reschedule(min(self._own_ends_s, self.ends_s or float("inf")))
 
 
 @cache

@@ -130,12 +130,15 @@ class Intake:
             self._metrics.count("posts_refused_total", reason="full")
             detail = f"the queue is full: {state.kept_groups} groups, {state.kept_bytes >> 20} MB"
             raise Refused(503, detail, _RETRY_AFTER_S)
-        for index, new in enumerate(incoming):
-            held = state.would_be_held(new.env_id, new.size) and state.held(new.env_id)
-            if held and held + index >= limits.max_held:
+        held: dict[int | None, int] = {}
+        for new in incoming:
+            if not state.would_be_held(new.env_id, new.size):
+                continue
+            count = held[new.env_id] = held.get(new.env_id, state.held(new.env_id)) + 1
+            if count > limits.max_held:
                 self._metrics.count("posts_refused_total", reason="held")
                 why = state.misfit(new.size) or "its parts do not make up whole groups"
-                message = f"{held} groups of this environment already cannot be served ({why})"
+                message = f"{count - 1} groups of this environment already cannot be served ({why})"
                 raise Refused(422, [{"type": "misfit", "loc": ["body"], "msg": message, "input": new.size}])
 
 

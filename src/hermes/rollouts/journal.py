@@ -29,7 +29,6 @@ from hermes.rollouts.snapshot import describe, describe_group
 from hermes.rollouts.state import State
 
 SEGMENT_BYTES = 64 << 20
-_COPY_BELOW_BYTES = SEGMENT_BYTES // 4
 
 T = TypeVar("T")
 NewGroup = tuple[Group, bytes]
@@ -94,8 +93,9 @@ class MemoryJournal:
 class FileJournal:
     """The log in a state directory."""
 
-    def __init__(self, directory: Path, now_s: float) -> None:
+    def __init__(self, directory: Path, now_s: float, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._lock = _locked(directory)
+        self._segment_bytes = segment_bytes
         recovered = recover(directory, now_s)
         self.state = recovered.state
         self.last_group_id = recovered.last_group_id
@@ -129,7 +129,7 @@ class FileJournal:
                 self._settle(group.id, place)
             self._applied = drafts[-1].number
             future.set_result(apply())
-            if self._log.current.size > SEGMENT_BYTES:
+            if self._log.current.size > self._segment_bytes:
                 self._write_snapshot(rotate=True)
 
         self._log.put(Operation(tuple(drafts), done))
@@ -203,7 +203,7 @@ class FileJournal:
             if not segment.live:
                 self._old.remove(segment)
                 self._log.delete(segment)
-            elif not segment.emptying and sum(segment.live.values()) < _COPY_BELOW_BYTES:
+            elif not segment.emptying and sum(segment.live.values()) < self._segment_bytes // 4:
                 segment.emptying = True
                 for group_id in segment.live:
                     self._copy(group_id, self._places[group_id])

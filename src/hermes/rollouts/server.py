@@ -128,7 +128,7 @@ async def _run(options: Options, listener: socket.socket, announce: Callable[[st
         await server.serve(sockets=[listener])
     finally:
         watch.cancel()
-        parser.close()
+        await parser.close()
         await journal.close()
 
 

@@ -45,22 +45,27 @@ class Parser:
             try:
                 return await self._ask_child(body, many)
             except (OSError, asyncio.IncompleteReadError) as error:
-                self.close()
+                await self.close()
                 raise WorkerLost(f"the process that parses large bodies ended: {error}") from error
             except asyncio.CancelledError:
-                self.close()  # half an answer may be in the pipe
+                self._dismiss()  # half an answer may be in the pipe
                 raise
 
     @property
     def child_pid(self) -> int | None:
         return self._child.pid if self._child else None
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends the child."""
-        if self._child is not None:
+        if child := self._dismiss():
+            await child.wait()
+
+    def _dismiss(self) -> asyncio.subprocess.Process | None:
+        child, self._child = self._child, None
+        if child is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._child.kill()
-            self._child = None
+                child.kill()
+        return child
 
     async def _ask_child(self, body: bytes, many: bool) -> list[Incoming]:
         child = self._child or await self._start()

@@ -43,7 +43,7 @@ from hermes.sandbox.bwrap_args import (
 )
 from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
-from hermes.sandbox.supervisor import Finished, Launch, Rlimit, Supervisor
+from hermes.sandbox.supervisor import Finished, Launch, LazySupervisor, Rlimit, Supervisor
 from hermes.sandbox.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -64,14 +64,13 @@ class BubblewrapSandbox:
         workspace: Workspace,
         bwrap: Bwrap,
         layout: Layout,
-        supervisor: Supervisor,
     ) -> None:
         self._settings = settings
         self._workspace = workspace
         self._owner = workspace.owner
         self._bwrap = bwrap
         self._layout = layout
-        self._supervisor = supervisor
+        self._supervisor = LazySupervisor(self._enter_room)
         self._rlimits = rlimits(settings, os.uname().release)
         self._shell = shutil.which("bash", path="/usr/bin:/bin") or "/bin/sh"
 
@@ -80,14 +79,18 @@ class BubblewrapSandbox:
         bwrap = installed()
         layout = host_layout(settings.network)
         workspace.give_up_root()
-        with _opened(layout.files) as files:
-            tmp_bytes = settings.memory_mb * _MEGABYTE
-            prefix = _room(bwrap, layout, workspace, files, network=settings.network, tmp_bytes=tmp_bytes)
+        return cls(settings, workspace, bwrap, layout)
+
+    async def _enter_room(self) -> Supervisor:
+        with _opened(self._layout.files) as files:
+            network, tmp_bytes = self._settings.network, self._settings.memory_mb * _MEGABYTE
+            prefix = _room(
+                self._bwrap, self._layout, self._workspace, files, network=network, tmp_bytes=tmp_bytes
+            )
             try:
-                supervisor = await Supervisor.open(prefix, tuple(files.values()))
+                return await Supervisor.open(prefix, tuple(files.values()))
             except SandboxError as error:
                 raise SandboxError(error.message, FIX) from error
-        return cls(settings, workspace, bwrap, layout, supervisor)
 
     @property
     def backend(self) -> str:

@@ -60,13 +60,23 @@ def main(channel_fd: int) -> None:
         if request is None:
             break
         message, descriptors = request
-        if os.fork() == 0:
-            channel.close()
-            _shepherd(message, *descriptors)
+        if _fork() == 0:
+            try:
+                channel.close()
+                _shepherd(message, *descriptors)
+            finally:
+                os._exit(1)
         for descriptor in descriptors:
             os.close(descriptor)
     # Shepherds end with their control sockets; this is for what a killed shepherd left behind.
     _kill_all()
+
+
+def _fork() -> int:
+    try:
+        return os.fork()
+    except OSError:
+        return -1  # no process to be had: a control socket that closes without a word says as much
 
 
 def _close_all_but(channel_fd: int) -> None:

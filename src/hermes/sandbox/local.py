@@ -19,7 +19,7 @@ from hermes.config.secrets import looks_secret, url_password
 from hermes.safety.paths import resolve_inside
 from hermes.sandbox.base import BackgroundProcess, CommandResult
 from hermes.sandbox.files import read_inside, write_inside
-from hermes.sandbox.supervisor import Launch, Supervisor
+from hermes.sandbox.supervisor import Launch, LazySupervisor, Supervisor
 from hermes.sandbox.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ _GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.bareRepository", "GIT
 
 
 class LocalSandbox:
-    def __init__(self, workspace: Workspace, supervisor: Supervisor, command_timeout_s: float) -> None:
+    def __init__(self, workspace: Workspace, command_timeout_s: float) -> None:
         self._workspace = workspace
-        self._supervisor = supervisor
+        self._supervisor = LazySupervisor(Supervisor.open)
         self._command_timeout_s = command_timeout_s
         self._env = {**_DEFAULTS, **without_secrets(os.environ)}
         if "GIT_CONFIG_COUNT" not in self._env:
@@ -44,7 +44,7 @@ class LocalSandbox:
 
     @classmethod
     async def open(cls, settings: SandboxSettings, workspace: Workspace) -> LocalSandbox:
-        return cls(workspace, await Supervisor.open(), settings.command_timeout_s)
+        return cls(workspace, settings.command_timeout_s)
 
     @property
     def backend(self) -> str:

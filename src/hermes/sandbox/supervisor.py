@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hermes.errors import SandboxError
@@ -185,6 +185,35 @@ class Supervisor:
             await asyncio.to_thread(self._keeper.wait)
         if self._keeper.stderr is not None:
             self._keeper.stderr.close()
+
+
+class LazySupervisor:
+    """A supervisor that is opened for the first command: many rollouts never run one.
+
+    What opening it raises, the first command raises.
+    """
+
+    def __init__(self, open_it: Callable[[], Awaitable[Supervisor]]) -> None:
+        self._open_it = open_it
+        self._opening = asyncio.Lock()
+        self._supervisor: Supervisor | None = None
+
+    async def start(self, launch: Launch, *, stdin: bool) -> Process:
+        return await (await self._get()).start(launch, stdin=stdin)
+
+    async def run(self, launch: Launch, *, timeout_s: float | None, stdin: bytes | None = None) -> Finished:
+        return await (await self._get()).run(launch, timeout_s=timeout_s, stdin=stdin)
+
+    async def close(self) -> None:
+        async with self._opening:
+            if self._supervisor is not None:
+                await self._supervisor.close()
+
+    async def _get(self) -> Supervisor:
+        async with self._opening:
+            if self._supervisor is None:
+                self._supervisor = await self._open_it()
+            return self._supervisor
 
 
 def _start_keeper(prefix: Sequence[str], channel: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:

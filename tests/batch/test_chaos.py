@@ -1,0 +1,135 @@
+"""A provider that fails in every way it can: nothing is lost, little is paid twice, and it is not pestered."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.batch.journal import State, read_journal
+from hermes.config.paths import db_path
+from hermes.store import Filter, Reader
+from tests.batch.test_run import command, rows, solve, start, write_tasks
+from tests.fakes.provider import FakeProvider, Reply, bad_json, cut_stream, delayed, hang, status
+
+RETRY_AFTER_S = 0.05
+TIMEOUT_S = "1.5"
+FAULTS = (
+    (0.20, "429"),
+    (0.10, "5xx"),
+    (0.05, "hang"),
+    (0.05, "cut"),
+    (0.02, "garbled"),
+)
+"""How many of a hundred calls meet which fault."""
+
+
+class Chaos:
+    """Answers like `solve`, but the first attempt at some calls fails. Which, and how, is drawn by a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.faults: Counter[str] = Counter()
+        self.refused_at_s: dict[str, float] = {}
+        """When a call was last told to wait."""
+        self.too_early: list[str] = []
+        """Calls that came back before the time they were told."""
+        self._seed = seed
+        self._seen: set[str] = set()
+
+    def __call__(self, body: dict[str, Any]) -> Reply:
+        call = json.dumps([body["messages"][-1]["role"], body["messages"][-1]["content"]])
+        if call in self.refused_at_s and time.monotonic() < self.refused_at_s[call] + RETRY_AFTER_S:
+            self.too_early.append(call)
+        fault = None if call in self._seen else self._draw(call)
+        self._seen.add(call)
+        if fault is None:
+            return solve(body)
+        self.faults[fault] += 1
+        if fault == "429":
+            self.refused_at_s[call] = time.monotonic()
+            return status(429, retry_after=RETRY_AFTER_S)
+        broken = {"5xx": status(503), "hang": hang(60), "cut": cut_stream(1), "garbled": bad_json()}
+        return broken[fault]
+
+    def _draw(self, call: str) -> str | None:
+        drawn = random.Random(f"{self._seed}/{call}").random()
+        for share, fault in FAULTS:
+            if drawn < share:
+                return fault
+            drawn -= share
+        return None
+
+
+def survive(folder: Path, tasks: int, seed: int) -> Chaos:
+    """Runs `tasks` tasks of two model calls each through the chaos, and holds it to every promise."""
+    write_tasks(folder, tasks)
+    chaos = Chaos(seed)
+    with FakeProvider(chaos) as provider:
+        environ = {
+            "HERMES_PROVIDERS__CUSTOM__BASE_URL": provider.base_url,
+            "HERMES_PROVIDERS__CUSTOM__TIMEOUT_S": TIMEOUT_S,
+        }
+        flags = ("--num-workers", "1", "--max-tries", "10")
+        process = start(folder, *command(folder, provider, *flags), env=environ)
+        out, err = process.communicate()
+        requests = len(provider.posts)
+    assert process.returncode == 0, err
+    report = json.loads(out)
+    assert (report["planned"], report["finished"], report["failed"]) == (tasks, tasks, {})
+    answers = [row["conversations"][-1]["value"] for row in rows(folder)]
+    assert answers == [f"The answer is {2 * number}." for number in range(tasks)]
+    assert rows(folder, file="failed.jsonl") == []
+    assert set(chaos.faults) == {fault for _, fault in FAULTS}, "the chaos was not complete"
+    assert requests <= 1.5 * tasks * 2
+    assert chaos.too_early == []
+    assert report["worker_deaths"] == 0
+    check_record(folder, tasks)
+    return chaos
+
+
+def check_record(folder: Path, tasks: int) -> None:
+    """Every try ended in a state with a type, in the journal and in the store."""
+    entries = list(read_journal(folder / "data/run/journal"))
+    failed = [entry for entry in entries if entry.state is State.FAILED]
+    assert Counter(entry.state for entry in entries)[State.DONE] == tasks
+    assert {str(entry.reason).partition(":")[0] for entry in failed} <= {"ProviderError"}
+    with Reader(db_path(folder)) as reader:
+        assert reader.count(Filter(run_id="run", stop_reason="completed")) == tasks
+        assert reader.count(Filter(run_id="run", stop_reason="error")) == len(failed)
+        assert reader.count(Filter(run_id="run")) == tasks + len(failed)
+
+
+def test_all_tasks_survive_a_chaotic_provider(tmp_path: Path) -> None:
+    survive(tmp_path, 120, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_thousand_tasks_survive_a_chaotic_provider(tmp_path: Path) -> None:
+    survive(tmp_path, 1000, seed=2)
+
+
+def test_one_call_that_is_told_to_wait_holds_back_all_calls_of_its_worker(tmp_path: Path) -> None:
+    """The refusal comes before the other answers, so no call after it can have been under way."""
+    write_tasks(tmp_path, 8)
+    refused_at_s: list[float] = []
+
+    def refuse_one(body: dict[str, Any]) -> Reply:
+        if body["messages"][-1]["content"].startswith("Compute 3 ") and not refused_at_s:
+            refused_at_s.append(time.monotonic() + 0.2)
+            return delayed(0.2, status(429, retry_after=1))
+        return delayed(0.6 if body["messages"][-1]["role"] == "user" else 0, solve(body))
+
+    with FakeProvider(refuse_one) as provider:
+        process = start(tmp_path, *command(tmp_path, provider, "--num-workers", "1", "--concurrency", "8"))
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+        first, later = provider.posts[:8], provider.posts[8:]
+        assert all(post.arrived_s < refused_at_s[0] for post in first)
+        assert len(later) == 9
+        assert all(post.arrived_s >= refused_at_s[0] + 1 for post in later)
