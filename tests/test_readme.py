@@ -35,7 +35,9 @@ def test_every_command_of_the_readme_works(tmp_path: Path, bundled_models: Path)
     found = commands()
     assert len(found) > 10
     for command in found:
-        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environ, capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env=environ, capture_output=True, text=True
+        )
         # The small model may fumble (exit 1 with a typed outcome), but nothing may break.
         assert "Traceback" not in done.stderr, (command, done.stderr)
         assert done.returncode == 0 or command.startswith("hermes -q"), (command, done.stdout, done.stderr)

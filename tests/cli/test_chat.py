@@ -33,7 +33,7 @@ def test_a_conversation_with_tools_ratings_a_retry_and_a_save(tmp_path: Path) ->
         terminal.expect(r'-> calculator\(expression="6 \* 7"\)')
         terminal.expect(r"<- calculator: ok, [\d.]+ s  42")
         terminal.expect("Forty-two.")
-        terminal.expect(r"\[\d+ \+ \d+ tokens, unknown\]")
+        terminal.expect(r"\[\d+ \+ \d+ tokens, cost unknown\]")
         terminal.line("/bad")
         terminal.expect("rated")
         terminal.line("/retry")
@@ -79,7 +79,7 @@ def test_ctrl_c_stops_the_turn_and_not_the_program(tmp_path: Path) -> None:
         terminal.expect(r"\(stopped\)")
         terminal.line("Are you there?")
         terminal.expect("Still here.")
-        terminal.expect(r"tokens, unknown\]\s+>")
+        terminal.expect(r"tokens, cost unknown\]\s+>")
         terminal.type("\x04")
         assert terminal.wait() == 0
     assert [row["stop_reason"] for row in rows(tmp_path)] == ["completed"]
@@ -115,6 +115,33 @@ def test_a_dangerous_command_is_asked_about_and_a_no_is_kept_to(tmp_path: Path) 
         terminal.wait()
     stats = json.loads(hermes(tmp_path, "trajectories", "stats", "--json").stdout)
     assert stats["tools"]["terminal"]["by_error"] == {"refused": 1}
+
+
+def test_a_message_of_several_lines_and_a_change_of_tools_midway(tmp_path: Path) -> None:
+    script = [text("Two lines."), text("No tools now.")]
+    with FakeProvider(script) as provider, hermes_terminal(tmp_path, *flags(provider)) as terminal:
+        terminal.expect(r"leaves\)\s+>")
+        terminal.type("first")
+        terminal.type("\x1b\r")
+        terminal.line("second")
+        terminal.expect("Two lines.")
+        terminal.line("/tools none")
+        terminal.expect("no tools")
+        terminal.line("And now?")
+        terminal.expect("No tools now.")
+        terminal.line("/model")
+        terminal.expect("custom/m")
+        terminal.line("/skills trl")
+        terminal.expect("TRL")
+        terminal.line("/quit")
+        assert terminal.wait() == 0
+        asked = [request.json for request in provider.posts]
+    assert asked[0]["messages"][-1]["content"] == "first\nsecond"
+    assert "tools" in asked[0]
+    assert not asked[1].get("tools")
+    assert [m["content"] for m in asked[1]["messages"][1:]] == ["first\nsecond", "Two lines.", "And now?"]
+    continued, first = rows(tmp_path)
+    assert (continued["relation"], continued["parent_id"]) == ("continued", first["id"])
 
 
 def test_a_provider_failure_is_shown_and_the_chat_goes_on(tmp_path: Path) -> None:

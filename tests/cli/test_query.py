@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,10 +143,18 @@ def test_a_home_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     assert hint
 
 
-def test_help_imports_nothing_heavy() -> None:
-    import subprocess
-    import sys
+def test_a_full_disk_is_reported_and_what_was_recorded_before_is_kept(small_disk: Path) -> None:
+    with FakeProvider([text("short"), text("x" * 2_000_000)]) as provider:
+        assert ask(small_disk, provider, "--toolsets", "none").returncode == 0
+        done = ask(small_disk, provider, "--toolsets", "none", "--json")
+    assert done.returncode == 1
+    assert f"cannot write to {small_disk}/hermes.db" in done.stderr
+    assert "free space" in done.stderr
+    listed = json.loads(hermes(small_disk, "trajectories", "list", "--json").stdout)
+    assert listed[-1]["stop_reason"] == "completed"
 
+
+def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys; from click.testing import CliRunner; from hermes.cli.main import cli;"
         "assert CliRunner().invoke(cli, ['--help']).exit_code == 0;"

@@ -85,20 +85,6 @@ def test_a_trajectory_whose_process_was_killed_is_cut(db: Path) -> None:
         assert reader.summaries()[0].turns == 1
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Path:
-    """A 1 MiB file system of its own."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
-    yield place  # type: ignore[misc]
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def test_a_full_disk_is_reported_and_loses_nothing_acknowledged(small_disk: Path) -> None:
     db = small_disk / "hermes.db"
     acknowledged = []

@@ -7,9 +7,9 @@ they differ only in what they ask for.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hermes.agent.capture import Recorder
@@ -25,6 +25,7 @@ from hermes.safety.approval import AllowAll, Approver, Ask, Policy, PolicyApprov
 from hermes.safety.redact import Redactor
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
+from hermes.sandbox.directory import work_in
 from hermes.skills import list_skills
 from hermes.store import Writer
 from hermes.tools.base import Delegate, Tool, ToolOutput, Workbench
@@ -61,6 +62,10 @@ class Plan:
     approve_all: bool = False
     workspace: Path | None = None
     """An existing directory to work in; None: a fresh one that is removed afterwards."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Path in the workspace → what is to lie there before the first turn."""
+    directory: str | None = None
+    """Where in the sandbox the tools work, if not at the top of the workspace; see sandbox.directory."""
     on_delta: OnDelta | None = None
 
 
@@ -87,6 +92,10 @@ async def open_agent(
             workspaces=paths.workspaces_dir(config.home),
         )
         stack.push_async_callback(sandbox.close)
+        for path, data in plan.files.items():
+            await sandbox.write_file(path, data)
+        if plan.directory is not None:
+            sandbox = await work_in(sandbox, plan.directory)
         yield await _assemble(config, writer, model, header, plan, sandbox, stack)
 
 

@@ -41,6 +41,7 @@ class Row:
     image: str | None = None
     """Container image for this task's sandbox."""
     cwd: str | None = None
+    """Where the tools work: a directory of the workspace, made if need be; absolute: one of the image."""
     files: JSONObject = field(default_factory=dict)
     """Path in the workspace → text to place there before the task starts."""
     expected: JSON = None
@@ -61,7 +62,7 @@ class Dataset:
     rows: tuple[Row, ...]
     bad: tuple[BadRow, ...]
     digest: str
-    """Over the rows' keys and contents, in no particular order."""
+    """Over the rows' contents, in no particular order."""
 
 
 def read_dataset(source: str, *, max_rows: int | None = None, prompt_field: str = "prompt") -> Dataset:
@@ -69,12 +70,14 @@ def read_dataset(source: str, *, max_rows: int | None = None, prompt_field: str 
     seen: Counter[str] = Counter()
     lines: dict[str, int] = {}
     rows: list[Row] = []
+    digests: list[str] = []
     bad: list[BadRow] = []
     for line, record in _records(source):
         if max_rows is not None and len(rows) >= max_rows:
             break
         try:
-            row = _row(record, prompt_field, seen)
+            digest = _digest(record)
+            row = _row(record, prompt_field, _key(record, digest, seen))
             if row.key in lines:
                 raise ValueError(f"the id {row.key!r} stands already on line {lines[row.key]}")
         except ValueError as error:
@@ -82,13 +85,13 @@ def read_dataset(source: str, *, max_rows: int | None = None, prompt_field: str 
             continue
         lines[row.key] = line
         rows.append(row)
+        digests.append(digest)
     if not rows:
         shown = f"; the first problem: line {bad[0].line}: {bad[0].reason}" if bad else ""
         raise UsageError(
             f"{source} has no usable row{shown}", f"each row needs a '{prompt_field}' or 'messages'"
         )
-    contents = sorted(f"{row.key}\0{row.prompts}\0{row.history}\0{row.files}\0{row.expected}" for row in rows)
-    return Dataset(tuple(rows), tuple(bad), content_hash("\n".join(contents)))
+    return Dataset(tuple(rows), tuple(bad), content_hash("\n".join(sorted(digests))))
 
 
 def _records(source: str) -> Iterator[tuple[int, JSON]]:
@@ -166,11 +169,19 @@ def _hub(name: str) -> Iterator[tuple[int, JSON]]:
     yield from enumerate(rows, 1)
 
 
-def _row(record: JSON, prompt_field: str, seen: Counter[str]) -> Row:
+def _digest(record: JSON) -> str:
+    """Of the whole row; ValueError if it is none."""
     if isinstance(record, ValueError):
         raise record
     if not isinstance(record, dict):
         raise ValueError(f"a row is an object, not {type(record).__name__}")
+    try:
+        return content_hash(canonical_json(record))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the row holds something JSON cannot: {error}") from error
+
+
+def _row(record: JSONObject, prompt_field: str, key: str) -> Row:
     prompts, history = _turns(record, prompt_field)
     metadata = {
         name: value
@@ -179,7 +190,7 @@ def _row(record: JSON, prompt_field: str, seen: Counter[str]) -> Row:
     }
     given = _typed(record, "metadata", dict) or {}
     row = Row(
-        key=_key(record, seen),
+        key=key,
         prompts=prompts,
         history=history,
         image=_typed(record, "image", str) or _typed(record, "docker_image", str),
@@ -189,22 +200,31 @@ def _row(record: JSON, prompt_field: str, seen: Counter[str]) -> Row:
         reward=_typed(record, "reward", str),
         metadata={**metadata, **given},
     )
-    if any(not isinstance(text, str) for text in row.files.values()):
-        raise ValueError("'files' maps paths to text")
+    _check_places(row)
     return row
 
 
-def _key(record: JSONObject, seen: Counter[str]) -> str:
+def _check_places(row: Row) -> None:
+    if any(not isinstance(text, str) for text in row.files.values()):
+        raise ValueError("'files' maps paths to text")
+    for path in row.files:
+        if not _inside(path):
+            raise ValueError(f"'files': {path!r} is not a path inside the workspace")
+    if row.cwd is not None and not _inside(row.cwd) and not (row.image and row.cwd.startswith("/")):
+        raise ValueError(f"'cwd': {row.cwd!r} is not a directory of the workspace (absolute: only with 'image')")
+
+
+def _inside(path: str) -> bool:
+    return bool(path) and "\0" not in path and not path.startswith("/") and ".." not in path.split("/")
+
+
+def _key(record: JSONObject, digest: str, seen: Counter[str]) -> str:
     if record.get("id") is not None:
         if not isinstance(record["id"], str | int) or isinstance(record["id"], bool):
             raise ValueError("'id' is text or a whole number")
         return str(record["id"])
-    try:
-        digest = content_hash(canonical_json(record))[:16]
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"the row holds something JSON cannot: {error}") from error
     seen[digest] += 1
-    return f"{digest}.{seen[digest]}"
+    return f"{digest[:16]}.{seen[digest]}"
 
 
 def _turns(record: JSONObject, prompt_field: str) -> tuple[tuple[str, ...], tuple[Message, ...]]:

@@ -51,7 +51,6 @@ async def run_sample(shop: Workshop, row: Row, sample: int) -> Entry:
     )
     steps: list[Step] = []
     async with open_agent(config, shop.writer, shop.model, header, plan) as loop:
-        await _place_files(loop, row)
         _prepare(shop, config, loop, plan, row)
         for prompt in row.prompts:
             steps += [step async for step in loop.turn(Message.user(prompt))]
@@ -79,7 +78,13 @@ def _plan(shop: Workshop, row: Row, sample: int) -> Plan:
     if shop.spec.seed is not None:
         digest = hashlib.blake2b(f"{shop.spec.seed}/{row.key}/{sample}".encode(), digest_size=4).digest()
         sampling = replace(sampling, seed=int.from_bytes(digest, "big") >> 1)
-    return Plan(toolsets=toolsets, examples=examples_for(shop.model.name, toolsets), sampling=sampling)
+    return Plan(
+        toolsets=toolsets,
+        examples=examples_for(shop.model.name, toolsets),
+        sampling=sampling,
+        files={path: text.encode("utf-8", "surrogatepass") for path, text in row.files.items()},
+        directory=row.cwd,
+    )
 
 
 def _config(config: Config, row: Row) -> Config:
@@ -99,11 +104,6 @@ def _prepare(shop: Workshop, config: Config, loop: AgentLoop, plan: Plan, row: R
         loop.prepare(Message.from_json(data), ephemeral=True)
     for message in row.history:
         loop.prepare(message)
-
-
-async def _place_files(loop: AgentLoop, row: Row) -> None:
-    for path, text in row.files.items():
-        await loop.bench.sandbox.write_file(path, text.encode())
 
 
 async def _reward(

@@ -79,5 +79,5 @@ def _print_end(loop: AgentLoop) -> None:
     if outcome.stop_reason is not StopReason.COMPLETED:
         where = f" ({outcome.boundary.value})" if outcome.boundary else ""
         click.echo(f"error: {outcome.stop_reason.value}{where}: {printable(outcome.detail or '')}", err=True)
-    spent = f"{loop.usage.prompt} + {loop.usage.completion} tokens, {money(loop.cost_usd)}"
+    spent = f"{loop.usage.prompt} + {loop.usage.completion} tokens, cost {money(loop.cost_usd)}"
     click.echo(click.style(f"[{loop.recorder.header.id}] {spent}", dim=True), err=True)

@@ -10,6 +10,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,7 +98,7 @@ async def _watch(steps: AsyncIterator[Step], chat: Conversation, screen: Screen)
         click.echo(f"error: {outcome.stop_reason.value}: {printable(outcome.detail or '')}", err=True)
     usage = chat.loop.usage
     click.echo(
-        click.style(f"[{usage.prompt} + {usage.completion} tokens, {money(chat.loop.cost_usd)}]", dim=True)
+        click.style(f"[{usage.prompt} + {usage.completion} tokens, cost {money(chat.loop.cost_usd)}]", dim=True)
     )
 
 
@@ -106,7 +107,9 @@ class Screen:
 
     def __init__(self, config: Config) -> None:
         self._session = _prompt_session(config)
-        self._one_question_at_a_time = asyncio.Lock()
+        self._question = asyncio.Lock()
+        """Held while the person is asked something: one question at a time, and nothing printed over it."""
+        self._held_back: list[str] = []
         self._streamed = False
 
     async def read(self, prompt: str) -> str:
@@ -127,30 +130,53 @@ class Screen:
                 click.echo()
             self._streamed = False
             for call in step.message.tool_calls:
-                click.echo(click.style(f"-> {one_line(call_text(call), 200)}", fg="yellow"))
+                self._show(click.style(f"-> {one_line(call_text(call), 200)}", fg="yellow"))
         if step.result is not None:
             state = "ok" if step.result.ok else f"{step.result.error_kind}"
             line = f"<- {printable(step.result.name)}: {state}, {step.result.duration_ms / 1000:.2f} s"
-            click.echo(click.style(f"{line}  {one_line(step.message.content, 100)}", dim=True))
+            self._show(click.style(f"{line}  {one_line(step.message.content, 100)}", dim=True))
+
+    def _show(self, line: str) -> None:
+        if self._question.locked():
+            self._held_back.append(line)
+        else:
+            click.echo(line)
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        async with self._question:
+            try:
+                yield
+            finally:
+                for line in self._held_back:
+                    click.echo(line)
+                self._held_back.clear()
+
+    async def _ask(self, prompt: str) -> str:
+        """An answer to a question; unlike what is said in the conversation, it is not kept in the history."""
+        from prompt_toolkit import PromptSession
+
+        session: PromptSession[str] = PromptSession()
+        return (await session.prompt_async(prompt)).strip()
 
     async def approve(self, kind: str, action: str) -> Answer:
         """once, always or no; an interrupted question is a no."""
-        async with self._one_question_at_a_time:
+        async with self._asking():
             click.echo(click.style(f"\nThe agent wants to run ({kind}):", bold=True))
             click.echo(f"  {printable(action)}")
             try:
-                reply = (await self.read("Allow? [y]es once, [a]lways, [N]o: ")).strip().lower()
+                reply = (await self._ask("Allow? [y]es once, [a]lways, [N]o: ")).lower()
             except (KeyboardInterrupt, EOFError):
                 return "no"
         answers: dict[str, Answer] = {"y": "once", "yes": "once", "a": "always", "always": "always"}
         return answers.get(reply, "no")
 
     async def answer(self, question: str, choices: tuple[str, ...]) -> str:
-        async with self._one_question_at_a_time:
+        async with self._asking():
             click.echo(click.style(f"\nThe agent asks: {printable(question)}", bold=True))
             for number, choice in enumerate(choices, 1):
                 click.echo(f"  {number}. {printable(choice)}")
-            reply = (await self.read("Answer: ")).strip()
+            reply = await self._ask("Answer: ")
         if reply.isdecimal() and 1 <= int(reply) <= len(choices):
             return choices[int(reply) - 1]
         return reply

@@ -28,12 +28,18 @@ from hermes.rollouts.parsing import BodyError
 from hermes.rollouts.security import Policy
 from hermes.rollouts.service import Batch, Service
 from hermes.rollouts.status import gauges, status
-from hermes.rollouts.wire import EnvReference, EnvRegistration, LeaseReference, Registration
+from hermes.rollouts.wire import (
+    MAX_LEASE_S,
+    MIN_LEASE_S,
+    EnvReference,
+    EnvRegistration,
+    LeaseReference,
+    Registration,
+)
 from hermes.rollouts.worker import Parser, WorkerLost
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer | Batch]]
 
-_MAX_LEASE_S = 7 * 24 * 3600.0
 _MAX_KEY_CHARS = 200
 _RETRY_AFTER_S = 5
 _logger = logging.getLogger(__name__)
@@ -133,7 +139,7 @@ class App:
 
     async def _batch(self, request: Request) -> Answer | Batch:
         query = request.query()
-        lease_s = _number(query, "lease_s", float, 0.001, _MAX_LEASE_S)
+        lease_s = _number(query, "lease_s", float, MIN_LEASE_S, MAX_LEASE_S)
         lease_id = _number(query, "lease_id", int, 1, 2**63)
         if lease_id is not None:
             return await self._service.replay(int(lease_id), lease_s)

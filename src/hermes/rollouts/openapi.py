@@ -12,7 +12,15 @@ from pydantic.json_schema import models_json_schema
 
 from hermes import __version__
 from hermes.core.json import JSONObject
-from hermes.rollouts.wire import EnvReference, EnvRegistration, LeaseReference, Registration, ScoredData
+from hermes.rollouts.wire import (
+    MAX_LEASE_S,
+    MIN_LEASE_S,
+    EnvReference,
+    EnvRegistration,
+    LeaseReference,
+    Registration,
+    ScoredData,
+)
 
 _TITLE = "Hermes trajectory API"
 _REFERENCE = "#/components/schemas/{model}"
@@ -25,8 +33,8 @@ class Operation(NamedTuple):
     body: type[BaseModel] | None = None
     many: bool = False
     """The body is a list of `body`."""
-    query: tuple[tuple[str, str, str], ...] = ()
-    """Name, JSON type and meaning of each parameter."""
+    query: tuple[tuple[str, JSONObject, str], ...] = ()
+    """Name, schema and meaning of each parameter."""
     headers: tuple[tuple[str, str], ...] = ()
     answers: tuple[int, ...] = (200,)
     content_type: str = "application/json"
@@ -34,8 +42,16 @@ class Operation(NamedTuple):
 
 _KEY = (("Idempotency-Key", "a second post with the same key is answered and not taken"),)
 _LEASE = (
-    ("lease_s", "number", "keep the batch for the trainer this long, until it is acknowledged"),
-    ("lease_id", "integer", "serve this outstanding batch once more"),
+    (
+        "lease_s",
+        {"type": "number", "minimum": MIN_LEASE_S, "maximum": MAX_LEASE_S},
+        "keep the batch for the trainer this long, until it is acknowledged",
+    ),
+    (
+        "lease_id",
+        {"type": "integer", "minimum": 1, "maximum": 2**63},
+        "serve this outstanding batch once more",
+    ),
 )
 OPERATIONS = (
     Operation("get", "/", "Name of the API."),
@@ -107,8 +123,8 @@ def document() -> JSONObject:
 
 def _described(operation: Operation) -> JSONObject:
     parameters = [
-        {"name": name, "in": "query", "required": False, "schema": {"type": kind}, "description": meaning}
-        for name, kind, meaning in operation.query
+        {"name": name, "in": "query", "required": False, "schema": schema, "description": meaning}
+        for name, schema, meaning in operation.query
     ]
     parameters += [
         {
@@ -130,9 +146,9 @@ def _described(operation: Operation) -> JSONObject:
         },
     }
     if operation.body is not None:
-        schema: JSONObject = {"$ref": _REFERENCE.format(model=operation.body.__name__)}
-        schema = {"type": "array", "items": schema} if operation.many else schema
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        body: JSONObject = {"$ref": _REFERENCE.format(model=operation.body.__name__)}
+        body = {"type": "array", "items": body} if operation.many else body
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     if operation.body is not None or operation.query:
         described["responses"] |= {str(code): {"description": _MEANINGS[code]} for code in (400, 413, 422)}
     return described

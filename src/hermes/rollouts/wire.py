@@ -9,11 +9,20 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from hermes.core.json import JSON, JSONObject
 
+MIN_LEASE_S, MAX_LEASE_S = 0.001, 7 * 24 * 3600.0
 _MAX_ERRORS = 20
 _MAX_INPUT_CHARS = 200
 
@@ -82,7 +91,11 @@ def _check_finite(value: JSON) -> JSON:
 
 Free = Annotated[Any, AfterValidator(_check_finite)]
 FreeObject = Annotated[dict[str, Any], AfterValidator(_check_finite)]
-Message = Annotated[FreeObject, AfterValidator(_check_message)]
+Message = Annotated[
+    FreeObject,
+    AfterValidator(_check_message),
+    WithJsonSchema({"type": "object", "required": ["role", "content"], "additionalProperties": True}),
+]
 
 
 class _OneError(FailFast):

@@ -1,0 +1,284 @@
+"""The trajectory API under load: ours with durability on, ours in memory, the original where there is one.
+
+    python bench/rollouts.py [--original /path/to/run-api] [--queued 2000] [--json]
+
+The original is measured if `atroposlib` is installed beside Hermes, or if --original names its `run-api` in
+another environment. A group is 8 sequences of 1,000 tokens with masks and logprobs. CPU is the server
+process's own (user and system), so the load on the machine and the clients' share do not count. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import http.client
+import importlib.util
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SEQUENCES, TOKENS, BATCH = 8, 1000, 128
+JSON_BODY = {"Content-Type": "application/json"}
+OURS = "from hermes.cli.api import api; api()"
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def make_group() -> bytes:
+    rng = random.Random(0)
+    tokens = [[rng.randrange(128_000) for _ in range(TOKENS)] for _ in range(SEQUENCES)]
+    return json.dumps(
+        {
+            "tokens": tokens,
+            "masks": [[-100] * (TOKENS // 4) + ids[TOKENS // 4 :] for ids in tokens],
+            "scores": [rng.random() for _ in range(SEQUENCES)],
+            "inference_logprobs": [[-rng.random() for _ in range(TOKENS)] for _ in range(SEQUENCES)],
+        }
+    ).encode()
+
+
+class Client:
+    """One connection that is kept."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> bytes:
+        sent = {**(JSON_BODY if body else {}), **{k.replace("_", "-"): v for k, v in headers.items()}}
+        self._connection.request(method, path, body, sent)
+        answer = self._connection.getresponse()
+        data = answer.read()
+        assert answer.status == 200, data[:300]
+        return data
+
+
+class Server:
+    """A server process and what it uses."""
+
+    def __init__(self, command: list[str], port: int) -> None:
+        self.port = port
+        started = time.monotonic()
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while True:
+            try:
+                Client(port).ask("GET", "/info")
+                break
+            except OSError:
+                if self._process.poll() is not None:
+                    raise SystemExit(f"{command[0]} ended with {self._process.returncode}") from None
+                time.sleep(0.01)
+        self.start_s = time.monotonic() - started
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * TICK_S
+
+    def rss_mb(self) -> float:
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def served(command: list[str], *, durable: bool) -> Iterator[Server]:
+    port = free_port()
+    state = Path(tempfile.mkdtemp(prefix="rollouts-bench-"))
+    more = ["--state-dir", str(state)] if durable else []
+    server = Server([*command, "--host", "127.0.0.1", "--port", str(port), *more], port)
+    try:
+        Client(port).ask("POST", "/register", json.dumps(RUN).encode())
+        Client(port).ask("GET", "/batch")
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(state)
+
+
+RUN = {
+    "wandb_group": "bench",
+    "wandb_project": "bench",
+    "batch_size": BATCH,
+    "max_token_len": 2048,
+    "checkpoint_dir": "/tmp",
+    "save_checkpoint_interval": 0,
+    "starting_step": 0,
+    "num_steps": 1,
+}
+
+
+def post_many(port: int, body: bytes, headers: dict[str, str], count: int, times: Any) -> None:
+    client = Client(port)
+    taken = []
+    for _ in range(count):
+        started = time.monotonic()
+        client.ask("POST", "/scored_data", body, **headers)
+        taken.append(time.monotonic() - started)
+    times.put(taken)
+
+
+def measure_posts(server: Server, body: bytes, encoding: str, clients: int, groups: int) -> dict[str, float]:
+    headers = {"Content_Encoding": "gzip"} if encoding == "gzip" else {}
+    times: Any = multiprocessing.Queue()
+    count = groups // clients
+    workers = [
+        multiprocessing.Process(target=post_many, args=(server.port, body, headers, count, times))
+        for _ in range(clients)
+    ]
+    cpu, started = server.cpu_s(), time.monotonic()
+    for worker in workers:
+        worker.start()
+    taken = sorted(second for _ in workers for second in times.get())
+    elapsed = time.monotonic() - started
+    for worker in workers:
+        worker.join()
+    return {
+        "groups_per_s": len(taken) / elapsed,
+        "cpu_ms_per_group": 1000 * (server.cpu_s() - cpu) / len(taken),
+        "p50_ms": 1000 * statistics.median(taken),
+        "p99_ms": 1000 * taken[int(0.99 * (len(taken) - 1))],
+    }
+
+
+class Prober(threading.Thread):
+    """Asks for /status all the time and remembers the longest it had to wait."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._client = Client(port)
+        self._stop = threading.Event()
+        self.waits: list[float] = []
+
+    def run(self) -> None:
+        while not self._stop.wait(0.002):
+            started = time.monotonic()
+            self._client.ask("GET", "/status")
+            self.waits.append(time.monotonic() - started)
+
+    def end(self) -> None:
+        self._stop.set()
+        self.join()
+
+
+def measure_batches(server: Server, encoding: str, repeats: int) -> dict[str, float]:
+    client = Client(server.port)
+    prober = Prober(server.port)
+    prober.start()
+    taken, cpu = [], server.cpu_s()
+    for _ in range(repeats):
+        started = time.monotonic()
+        data = client.ask("GET", "/batch", Accept_Encoding=encoding)
+        taken.append(time.monotonic() - started)
+        assert len(data) > 100_000
+    cpu = server.cpu_s() - cpu
+    prober.end()
+    return {
+        "first_ms": 1000 * taken[0],
+        "median_ms": 1000 * statistics.median(taken),
+        "status_worst_ms": 1000 * max(prober.waits),
+        "cpu_ms_per_batch": 1000 * cpu / repeats,
+    }
+
+
+def measure_polls(server: Server, count: int = 300) -> dict[str, float]:
+    client = Client(server.port)
+    env = {"max_token_length": 1, "desired_name": "bench", "weight": 1.0, "group_size": SEQUENCES}
+    client.ask("POST", "/register-env", json.dumps(env).encode())
+    taken = []
+    for _ in range(count):
+        started = time.monotonic()
+        client.ask("GET", "/status-env", b'{"env_id":0}')
+        taken.append(time.monotonic() - started)
+    return {"p50_ms": 1000 * statistics.median(taken)}
+
+
+def measure(command: list[str], *, durable: bool, queued: int) -> dict[str, Any]:
+    plain = make_group()
+    bodies = {"identity": plain, "gzip": gzip.compress(plain)}
+    result: dict[str, Any] = {"body_bytes": {name: len(body) for name, body in bodies.items()}}
+    with served(command, durable=durable) as server:
+        result["start_s"] = server.start_s
+        empty_mb = server.rss_mb()
+        share = queued // 4
+        for encoding, body in bodies.items():
+            for clients in (1, 16):
+                found = measure_posts(server, body, encoding, clients, share)
+                result[f"POST {encoding}, {clients} client{'s' * (clients > 1)}"] = found
+        waiting = json.loads(Client(server.port).ask("GET", "/status"))["queue_size"]
+        result["queued_groups"] = waiting
+        result["mb_per_queued_group"] = (server.rss_mb() - empty_mb) / waiting
+        result["GET /status-env"] = measure_polls(server)
+        for encoding in bodies:
+            result[f"GET /batch {encoding}"] = measure_batches(server, encoding, 5)
+        result["mb_after_batches"] = server.rss_mb()
+    return result
+
+
+def servers(original: str | None) -> dict[str, tuple[list[str], bool]]:
+    ours = [sys.executable, "-c", OURS]
+    found = {"ours, durable": (ours, True), "ours, in memory": (ours, False)}
+    if original:
+        found["original"] = ([original], False)
+    elif importlib.util.find_spec("atroposlib"):
+        found["original"] = ([sys.executable, "-m", "atroposlib.cli.run_api"], False)
+    return found
+
+
+def flat(result: dict[str, Any]) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    for name, value in result.items():
+        inner = {f"{name}: {key}": number for key, number in value.items()} if isinstance(value, dict) else {}
+        rows |= inner or {name: value}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--original", metavar="RUN_API", help="the original's run-api, in its own environment"
+    )
+    parser.add_argument("--queued", type=int, default=2000, help="groups posted before batches are asked for")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    results = {}
+    for name, (command, durable) in servers(options.original).items():
+        results[name] = measure(command, durable=durable, queued=options.queued)
+    if options.json:
+        print(json.dumps(results))
+        return
+    columns = {name: flat(result) for name, result in results.items()}
+    first = next(iter(columns))
+    print(
+        f"{'':44}"
+        + "".join(f"{name:>18}" for name in columns)
+        + ("  original / durable" * ("original" in columns))
+    )
+    for row in columns[first]:
+        line = f"{row:44}" + "".join(f"{column[row]:18.3f}" for column in columns.values())
+        if "original" in columns and columns[first][row]:
+            line += f"{columns['original'][row] / columns[first][row]:20.2f}"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
