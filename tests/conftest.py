@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from hermes.models.bundled import prepare, read_manifest
+from hermes.models.local_torch import import_torch
+
+CONVERT = "import sys; from pathlib import Path; from hermes.models.bundled import prepare; "
+CONVERT += "prepare(Path(sys.argv[1]), lambda line: print(line, flush=True))"
 
 
 @pytest.fixture
@@ -20,3 +31,48 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture(scope="session")
+def bundled_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with the bundled model in it; shared by the workers of one run.
+
+    The first conversion is killed half-way, and what it left is noted in interrupted.json: the model
+    that the other tests use is the one made by carrying on from there.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    home = root / "bundled-home"
+    home.mkdir(exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "interrupted.json").exists():
+            _convert_and_kill(home)
+    import_torch()
+    import torch
+
+    torch.set_num_threads(
+        1
+    )  # the workers of a run share the cores; threads of theirs would wait for each other
+    prepare(home)
+    return home
+
+
+def _convert_and_kill(home: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", CONVERT, str(home)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    lines = []
+    for line in child.stdout:
+        lines.append(line.strip())
+        if line.startswith("writing the tokenizer"):  # the weights are written, the rest is not
+            child.send_signal(signal.SIGKILL)
+    models = home / "models"
+    state = {
+        "exit": child.wait(),
+        "lines": lines,
+        "folder": (models / "hermes--smollm2").exists(),
+        "manifest": read_manifest(models / "hermes--smollm2"),
+        "parts": [path.name for path in models.glob(".*.part")],
+    }
+    (home / "interrupted.json").write_text(json.dumps(state))

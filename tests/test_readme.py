@@ -21,10 +21,10 @@ def commands() -> list[str]:
 
 
 @pytest.mark.timeout(420)
-def test_every_command_of_the_readme_works(tmp_path: Path, bundled_models: Path) -> None:
+def test_every_command_of_the_readme_works(tmp_path: Path, bundled_home: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    (home / "models").symlink_to(bundled_models)
+    (home / "models").symlink_to(bundled_home / "models")
     venv_bin = str(Path(sys.executable).parent)
     environ = {
         "HERMES_HOME": str(home),

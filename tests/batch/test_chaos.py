@@ -1,4 +1,4 @@
-"""A provider that fails in every way it can: nothing is lost, little is paid twice, and it is not pestered."""
+"""A provider that fails in every way it can: nothing is lost, little paid twice, and it is not pestered."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.batch.dataset import Dataset, read_dataset
+from hermes.batch.dataset import Dataset, Row, read_dataset
 from hermes.errors import UsageError
 
 
@@ -138,3 +138,39 @@ def test_a_dataset_that_cannot_be_used_is_an_error(
 def test_only_the_first_rows_when_asked(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", *({"prompt": str(n)} for n in range(10)))
     assert len(read_dataset(str(path), max_rows=3).rows) == 3
+
+
+@pytest.mark.parametrize(
+    "changed", [{"cwd": "src"}, {"image": "debian:13"}, {"reward": "f.py:g"}, {"level": 2}]
+)
+def test_whatever_changes_in_a_row_changes_the_dataset(tmp_path: Path, changed: dict[str, object]) -> None:
+    before = read_dataset(str(write(tmp_path / "a.jsonl", {"id": 1, "prompt": "x"})))
+    after = read_dataset(str(write(tmp_path / "b.jsonl", {"id": 1, "prompt": "x", **changed})))
+    same = read_dataset(str(write(tmp_path / "c.jsonl", {"prompt": "x", "id": 1})))
+    assert before.digest != after.digest
+    assert before.digest == same.digest
+
+
+def test_a_value_that_json_cannot_hold_makes_a_bad_row_even_with_an_id(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"id": "a", "prompt": "x", "blob": b"\0"}, {"id": "b", "prompt": "y", "blob": None}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
+    dataset = read_dataset(str(tmp_path / "d.parquet"))
+    assert [row.key for row in dataset.rows] == ["b"]
+    assert [(bad.line, "JSON" in bad.reason) for bad in dataset.bad] == [(1, True)]
+
+
+def test_a_row_survives_the_way_to_a_worker(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "d.jsonl",
+        {
+            "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u \ud800"}],
+            "cwd": "a",
+            "files": {"a/b": "c"},
+            "expected": [1, None],
+            "metadata": {"k": {"deep": True}},
+        },
+    )
+    (row,) = read_dataset(str(path)).rows
+    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -43,7 +42,9 @@ def shown(body: dict[str, Any]) -> list[tuple[str, str]]:
 def disk(place: Path, size: str) -> Iterator[Path]:
     """A file system of its own, which can be filled, grown and write-protected."""
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
     try:
@@ -77,7 +78,7 @@ ODD_TEXTS = {
     "controls": "a\0b\x01\x1b[31mred\x7f\r\n\t\ufeff\u2028\u2029\x85end",
     "lone surrogates": "high \ud800 low \udc00 swapped \udfff\ud83d",
     "private and unassigned": "\ue000 \U000e0001 \ufffe \uffff",
-    "tags of the format itself": "<tool_call>\n{\"name\": 1}\n</tool_call> <think> </think>",
+    "tags of the format itself": '<tool_call>\n{"name": 1}\n</tool_call> <think> </think>',
 }
 
 
@@ -131,15 +132,11 @@ def test_a_dataset_without_a_usable_row_is_refused_with_the_first_reason(
 ) -> None:
     (tmp_path / "tasks.jsonl").write_text(content)
     with FakeProvider(echo) as provider:
-        error, fix = failure(_quiet(hermes(tmp_path, *command(tmp_path, provider))), 2)
+        error, fix = last_lines(hermes(tmp_path, *command(tmp_path, provider)).stderr)
         assert provider.posts == []
     assert "tasks.jsonl" in error and said in error
     assert fix
     assert not (tmp_path / "data").exists()
-
-
-def _quiet(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
-    return done
 
 
 def test_several_prompts_are_one_conversation(tmp_path: Path) -> None:
@@ -159,7 +156,12 @@ def test_what_is_only_shown_to_the_model_stays_out_of_the_dataset(tmp_path: Path
     (tmp_path / "prefill.json").write_text(
         json.dumps([{"role": "user", "content": "before"}, {"role": "assistant", "content": "shown"}])
     )
-    flags = ("--ephemeral-system-prompt", "Whisper.", "--prefill-messages-file", str(tmp_path / "prefill.json"))
+    flags = (
+        "--ephemeral-system-prompt",
+        "Whisper.",
+        "--prefill-messages-file",
+        str(tmp_path / "prefill.json"),
+    )
     with FakeProvider(echo) as provider:
         done = hermes(tmp_path, *command(tmp_path, provider, *flags))
         seen = shown(provider.posts[0].json)
@@ -209,7 +211,9 @@ def test_a_row_s_files_lie_in_the_workspace_and_its_tools_work_in_its_directory(
         {"id": "inside", "prompt": "pwd; cat main.txt ../../top.txt", "files": files, "cwd": "src/app"},
         {"id": "made", "prompt": "pwd; ls; touch here; cat top.txt", "cwd": "new/place"},
     )
-    (tmp_path / "score.py").write_text("def score(ctx):\n    return float('here' in ctx.terminal('ls')['output'])\n")
+    (tmp_path / "score.py").write_text(
+        "def score(ctx):\n    return float('here' in ctx.terminal('ls')['output'])\n"
+    )
     flags = ("--toolsets", "terminal", "--sandbox", "bubblewrap", "--reward", f"{tmp_path}/score.py:score")
     with FakeProvider(look_around) as provider:
         done = hermes(tmp_path, *command(tmp_path, provider, *flags))
@@ -337,12 +341,28 @@ def test_the_money_runs_out_before_it_is_overspent_and_more_of_it_continues(tmp_
         error, fix = last_lines(cheap.stderr)
         assert "$0.1" in error and "--max-cost" in fix
         spent = len(provider.posts)
-        assert 0 < spent * CALL_USD <= 0.1 + CALL_USD
-        assert len(list(read_journal(tmp_path / "data/run/journal"))) * 2 <= spent
+        assert 0.1 - CALL_USD < spent * CALL_USD <= 0.1 + CALL_USD
         rich = hermes(tmp_path, *command(tmp_path, provider, *flags, "--max-cost", "10"), env=PRICED)
         assert rich.returncode == 0, rich.stderr
     assert len(rows(tmp_path)) == 10
     assert {round(row["cost_usd"], 6) for row in rows(tmp_path)} == {2 * CALL_USD}
+
+
+def test_what_a_dead_worker_had_left_goes_to_the_next_one(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 6)
+    (tmp_path / "poison.py").write_text(
+        "import os\n"
+        "def score(ctx):\n"
+        "    if 'Compute 3 ' in ctx.row.prompts[0]: os.kill(os.getpid(), 9)\n"
+        "    return 1.0\n"
+    )
+    flags = ("--reward", f"{tmp_path / 'poison.py'}:score", "--max-cost", "0.9")
+    with FakeProvider(solve) as provider:
+        done = hermes(tmp_path, *command(tmp_path, provider, *flags), env=PRICED)
+        assert len(provider.posts) * CALL_USD <= 0.9
+    assert "used up" not in done.stderr
+    assert len(rows(tmp_path)) == 5
+    assert "WorkerDied: 3 times" in rows(tmp_path, file="failed.jsonl")[0]["cause"]
 
 
 def test_a_budget_without_a_price_is_refused(tmp_path: Path) -> None:
@@ -350,9 +370,9 @@ def test_a_budget_without_a_price_is_refused(tmp_path: Path) -> None:
     with FakeProvider(solve) as provider:
         done = hermes(tmp_path, *command(tmp_path, provider, "--max-cost", "1"))
         assert provider.posts == []
-    error, fix = last_lines(done.stderr)
-    assert done.returncode != 0
-    assert "price" in error and "prices" in fix
+    error, fix = failure(done, 2)
+    assert "the price of custom/m is unknown" in error
+    assert "prices" in fix
 
 
 def test_sigterm_leaves_no_process_behind_and_a_run_that_continues(tmp_path: Path) -> None:

@@ -12,7 +12,11 @@ PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR")
 
 
 def hermes(
-    home: Path, *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None
+    home: Path,
+    *arguments: str,
+    stdin: str = "",
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 60,
 ) -> subprocess.CompletedProcess[str]:
     """Standard output and error are captured apart; no key of the caller's environment gets in."""
     environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
@@ -22,7 +26,7 @@ def hermes(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout_s,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done

@@ -17,7 +17,7 @@ from hermes.errors import HermesError, UsageError
 from hermes.models.bundled import locate_gguf, model_folder, prepare, read_manifest
 from hermes.models.bundled_convert import convert
 from hermes.models.local import LocalChat
-from tests.models.conftest import CONVERT
+from tests.conftest import CONVERT
 
 SOURCES = str(Path(hermes.__file__).parent.parent)
 

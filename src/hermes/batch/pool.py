@@ -1,4 +1,4 @@
-"""The parent of a run: hands owed samples to worker processes, replaces those that die, stops in order.
+"""The parent of a run: hands owed samples to workers, replaces those that die, stops in order.
 
 Promises: every owed sample ends finished or failed with a cause; a sample in flight in a worker that
 died is handed out again; one that keeps killing its worker is run alone before it is given up, so no
@@ -9,9 +9,6 @@ command continues.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import sys
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +17,13 @@ from typing import Protocol
 from hermes.batch.dataset import Dataset
 from hermes.batch.journal import Entry, Segment, State, cut_torn_tails, read_states
 from hermes.batch.plan import SampleKey, owed, read_progress
+from hermes.batch.process_workers import ProcessWorkers
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import RunSpec
+from hermes.batch.workers import Job, WorkerHandle, Workers
 from hermes.core import JSONObject, new_id
 from hermes.errors import HermesError
 
-_LINE_BYTES = 1 << 28
 _CRASHES_BEFORE_ALONE = 1
 
 
@@ -52,7 +50,7 @@ class RunOptions:
     max_tries: int = 3
     """Attempts at one sample after infrastructure failures or dead workers."""
     max_cost_usd: float | None = None
-    """Shared out evenly among the workers."""
+    """Shared out among the workers; what one that died had left goes to those that follow it."""
 
 
 @dataclass(slots=True)
@@ -74,10 +72,12 @@ class RunResult:
 @dataclass(slots=True)
 class _Worker:
     name: str
-    process: asyncio.subprocess.Process
+    handle: WorkerHandle
     outstanding: dict[SampleKey, None] = field(default_factory=dict)
     alone: bool = False
     """Runs one suspect sample and nothing else."""
+    money_usd: float | None = None
+    """What it may still spend, as far as it has told."""
     listener: asyncio.Task[None] | None = None
 
 
@@ -85,13 +85,22 @@ class Pool:
     """One start of a run. `drain` and `stop` may be called at any time, from the same event loop."""
 
     def __init__(
-        self, folder: Path, spec: RunSpec, dataset: Dataset, options: RunOptions, watcher: Watcher
+        self,
+        folder: Path,
+        spec: RunSpec,
+        dataset: Dataset,
+        options: RunOptions,
+        watcher: Watcher,
+        workers: Workers | None = None,
     ) -> None:
+        """Without `workers`, processes on this machine."""
         self._folder = folder
+        self._spec = spec
+        self._workers_from = workers or ProcessWorkers(folder)
         self._options = options
         self._watcher = watcher
         self._rows = {row.key: row for row in dataset.rows}
-        self._rewards = sorted({row.reward for row in dataset.rows if row.reward})
+        self._rewards = tuple(sorted({row.reward for row in dataset.rows if row.reward}))
         cut_torn_tails(folder / "journal")
         progress = read_progress(read_states(folder / "journal"))
         planned = owed(dataset.rows, spec.samples_per_prompt, progress)
@@ -108,6 +117,8 @@ class Pool:
         self._draining = False
         self._stopping = False
         self._started_workers = 0
+        self._money_usd = options.max_cost_usd
+        """Not yet given to a worker."""
 
     async def run(self) -> RunResult:
         self._watcher.started(self.result.total, self.result.finished)
@@ -158,19 +169,21 @@ class Pool:
     async def _start_worker(self, *, alone: bool) -> None:
         self._started_workers += 1
         name = f"{new_id()}-{self._started_workers}"
-        share = self._options.max_cost_usd
-        budget = "" if share is None else str(share / self._options.num_workers)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "hermes.batch.worker"),
-            *(str(self._folder), name, str(self._share()), budget, json.dumps(self._rewards)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_LINE_BYTES,
-            start_new_session=True,  # a Ctrl-C at the terminal is the parent's to handle
-        )
-        worker = _Worker(name, process, alone=alone)
+        money = self._allot_money()
+        handle = await self._workers_from.start(Job(name, self._spec, self._share(), money, self._rewards))
+        worker = _Worker(name, handle, alone=alone, money_usd=money)
         worker.listener = asyncio.create_task(self._listen(worker))
         self._workers[name] = worker
+
+    def _allot_money(self) -> float | None:
+        """One worker's part of what is left, so that all that may still start get the same."""
+        if self._money_usd is None:
+            return None
+        regular = sum(not worker.alone for worker in self._workers.values())
+        to_come = self._options.num_workers - regular + bool(self._suspects)
+        part = self._money_usd / max(1, to_come)
+        self._money_usd -= part
+        return part
 
     def _hand_out(self) -> None:
         for worker in self._workers.values():
@@ -186,21 +199,14 @@ class Pool:
         return max(1, self._options.concurrency // self._options.num_workers)
 
     def _give(self, worker: _Worker, key: SampleKey) -> None:
-        from hermes.batch.worker import row_to_json
-
-        order = {"do": "run", "row": row_to_json(self._rows[key.key]), "sample": key.sample}
+        order = {"do": "run", "row": self._rows[key.key].to_json(), "sample": key.sample}
         worker.outstanding[key] = None
-        assert worker.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: the listener says so
-            worker.process.stdin.write(json.dumps(order).encode() + b"\n")
+        worker.handle.send(order)
         self._watcher.dispatched()
 
     async def _listen(self, worker: _Worker) -> None:
-        assert worker.process.stdout is not None
-        while line := await worker.process.stdout.readline():
-            if line.endswith(b"\n"):
-                self._hear(worker, json.loads(line))
-        await worker.process.wait()
+        async for report in worker.handle.reports():
+            self._hear(worker, report)
         self._gone(worker)
 
     def _hear(self, worker: _Worker, report: JSONObject) -> None:
@@ -216,6 +222,8 @@ class Pool:
     def _finish(self, worker: _Worker, report: JSONObject) -> None:
         key = SampleKey(report["key"], report["sample"])
         worker.outstanding.pop(key, None)
+        if worker.money_usd is not None:
+            worker.money_usd -= report["cost_usd"] or 0.0
         state = State(report["state"])
         if state is State.FAILED:
             self._tries[key] += 1
@@ -231,21 +239,23 @@ class Pool:
     def _gone(self, worker: _Worker) -> None:
         """A worker ended. What it still owed goes back; a repeat offender goes on alone, then is given up."""
         self._workers.pop(worker.name, None)
+        if self._money_usd is not None and worker.money_usd is not None:
+            self._money_usd += max(0.0, worker.money_usd)
         if worker.outstanding and not self._stopping and self._fatal is None:
             self.result.worker_deaths += 1
             self._watcher.worker_died(worker.name, len(worker.outstanding))
             for key in worker.outstanding:
                 self._crashes[key] += 1
                 if worker.alone and self._crashes[key] >= self._options.max_tries:
-                    self._give_up(key, worker.process.returncode)
+                    self._give_up(key, worker.handle.ending)
                 elif self._crashes[key] > _CRASHES_BEFORE_ALONE:
                     self._suspects.append(key)
                 else:
                     self._queue.appendleft(key)
         self._changed.set()
 
-    def _give_up(self, key: SampleKey, code: int | None) -> None:
-        reason = f"WorkerDied: {self._crashes[key]} times while running it (exit code {code})"
+    def _give_up(self, key: SampleKey, ending: str) -> None:
+        reason = f"WorkerDied: {self._crashes[key]} times while running it ({ending})"
         if self._own_segment is None:
             # It holds keys and causes of our own making: nothing to redact.
             self._own_segment = Segment(self._folder / "journal" / f"{new_id()}-parent.jsonl", str)
@@ -257,11 +267,9 @@ class Pool:
         """Idle workers are told to leave; busy ones, left after a stop or a fatal error, are killed."""
         for worker in list(self._workers.values()):
             if worker.outstanding:
-                with contextlib.suppress(ProcessLookupError):
-                    worker.process.kill()
-            elif worker.process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    worker.process.stdin.write(b'{"do": "drain"}\n')
+                worker.handle.kill()
+            else:
+                worker.handle.send({"do": "drain"})
         listeners = [worker.listener for worker in self._workers.values() if worker.listener]
         await asyncio.gather(*listeners)
         if self._own_segment is not None:
@@ -269,7 +277,12 @@ class Pool:
 
 
 async def run_batch(
-    folder: Path, spec: RunSpec, dataset: Dataset, options: RunOptions, watcher: Watcher
+    folder: Path,
+    spec: RunSpec,
+    dataset: Dataset,
+    options: RunOptions,
+    watcher: Watcher,
+    workers: Workers | None = None,
 ) -> RunResult:
     """Runs what the journal says is owed, to the end."""
-    return await Pool(folder, spec, dataset, options, watcher).run()
+    return await Pool(folder, spec, dataset, options, watcher, workers).run()

@@ -14,12 +14,14 @@ import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.batch.dataset import Row
 from hermes.core import JSON, JSONObject, Trajectory
 from hermes.errors import HermesError, UsageError
-from hermes.sandbox.base import Sandbox
+
+if TYPE_CHECKING:  # the parent of a run loads reward functions too, and needs no sandbox for that
+    from hermes.sandbox.base import Sandbox
 
 Result = TypeVar("Result")
 RewardFunction = Callable[["RewardContext"], Any]

@@ -4,7 +4,7 @@ A row comes from the journal as the rollout described it. Here it gets its final
 not apply are null, `tool_stats` counts every tool that was offered (also those nobody called), and calls
 of tools that were not offered are kept apart in `unknown_tools`. Fields this module does not know are
 kept at the end. Text with lone surrogates, which no loader accepts, gets U+FFFD in their place; the store
-keeps what the model said.
+keeps what the model said. Characters that some readers take for the end of a line are escaped.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ FIELDS = (
     "latency_ms",
 )
 _NO_CALLS = {"count": 0, "success": 0, "failure": 0}
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Those that JSON leaves as they are."""
 _CALL_ID = re.compile(r'(<tool_response>\n\{"tool_call_id": )"(?:[^"\\]|\\.)*"')
 
 
@@ -59,6 +61,8 @@ def shaped(row: JSONObject) -> JSONObject:
 def encoded(row: JSONObject) -> tuple[JSONObject, str]:
     """The row, and the same as one line of JSON (without newline), both fit for any loader."""
     text = json.dumps(row, ensure_ascii=False)
+    if not text.isascii():
+        text = text.translate(_LINE_ENDS)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hermes.config.files import atomic_write, ensure_dir
 from hermes.core import JSONObject
-from hermes.errors import UsageError
+from hermes.errors import ConfigError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,6 @@ def differences(old: RunSpec, new: RunSpec) -> list[str]:
 def open_run(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec:
     """Starts the run, or continues it; returns the specification that now holds."""
     path = folder / "run.json"
-    ensure_dir(folder)
     if path.exists():
         old = load_spec(folder)
         changed = differences(old, spec)
@@ -92,7 +91,12 @@ def open_run(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec:
         spec = RunSpec(
             **{**{each.name: getattr(spec, each.name) for each in fields(spec)}, "accepted": accepted}
         )
-    atomic_write(path, json.dumps(spec.to_json(), indent=2, ensure_ascii=False) + "\n")
+    try:
+        ensure_dir(folder)
+        atomic_write(path, json.dumps(spec.to_json(), indent=2) + "\n")
+    except ConfigError as error:
+        hint = "choose another --output-dir, or free space and make that one writable"
+        raise UsageError(error.message, hint) from error
     return spec
 
 

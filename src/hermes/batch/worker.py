@@ -16,61 +16,60 @@ import asyncio
 import json
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from hermes.agent.build import open_writer
 from hermes.batch.dataset import Row
 from hermes.batch.journal import Entry, Segment, State
+from hermes.batch.patience import PatientChat
 from hermes.batch.reward import RewardFunction, load_reward
 from hermes.batch.rollout import Workshop, run_sample
 from hermes.batch.spec import RunSpec, load_spec
+from hermes.batch.workers import Job
 from hermes.config.load import Config, load
 from hermes.config.providers import resolve_model
-from hermes.core import JSONObject, Message, StopReason
-from hermes.errors import AuthError, HermesError, LimitError, StoreError
+from hermes.core import JSONObject, StopReason
+from hermes.errors import AuthError, HermesError, StoreError
 from hermes.models.budget import Budget
 from hermes.models.open import open_model
-from hermes.models.prices import price_of
 from hermes.safety.redact import Redactor
 
 _GAUGE_INTERVAL_S = 1.0
 _LINE_BYTES = 1 << 28
 
+
+class Journal(Protocol):
+    """Where finished samples go; see batch.journal.Segment."""
+
+    def append(self, entry: Entry) -> Future[None]: ...
+    def close(self) -> None: ...
+
+
 Say = Callable[[JSONObject], None]
-
-
-def row_to_json(row: Row) -> JSONObject:
-    return {**asdict(row), "history": [message.to_json() for message in row.history]}
-
-
-def row_from_json(data: JSONObject) -> Row:
-    history = tuple(Message.from_json(message) for message in data["history"])
-    return Row(**{**data, "prompts": tuple(data["prompts"]), "history": history})
+OpenJournal = Callable[[Callable[[str], str]], Journal]
+"""Given what redacts an entry's JSON text before it leaves the worker."""
 
 
 class Worker:
-    def __init__(self, shop: Workshop, segment: Segment, budget: Budget, say: Say) -> None:
+    def __init__(self, shop: Workshop, journal: Journal, say: Say) -> None:
         self._shop = shop
-        self._segment = segment
-        self._budget = budget
+        self._journal = journal
         self._say = say
         self._running: set[asyncio.Task[None]] = set()
 
-    async def serve(self, lines: asyncio.StreamReader) -> None:
+    async def serve(self, orders: AsyncIterator[JSONObject]) -> None:
         """Until told to drain and everything in flight is done, or until the parent is gone."""
         gauges = asyncio.create_task(self._report_gauges())
         try:
-            while True:
-                line = await lines.readline()
-                if not line:
-                    return  # the parent is gone
-                order = json.loads(line)
+            async for order in orders:
                 if order["do"] == "drain":
                     await asyncio.gather(*self._running)
                     return
-                task = asyncio.create_task(self._run(row_from_json(order["row"]), order["sample"]))
+                task = asyncio.create_task(self._run(Row.from_json(order["row"]), order["sample"]))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
         finally:
@@ -92,7 +91,7 @@ class Worker:
             self._say(stop)
             return
         try:
-            await asyncio.wrap_future(self._segment.append(entry))
+            await asyncio.wrap_future(self._journal.append(entry))
         except HermesError as error:
             self._say({"say": "fatal", "message": error.message, "hint": error.hint})
             return
@@ -107,15 +106,19 @@ class Worker:
                 "message": outcome["detail"],
                 "hint": "set a valid key, then run the same command",
             }
-        if outcome.get("stop_reason") in (StopReason.MAX_COST, StopReason.MAX_TOKENS, StopReason.MAX_CALLS):
-            try:
-                self._budget.check(
-                    self._shop.model.name, price_of(self._shop.config.settings, self._shop.model.name)
-                )
-            except LimitError as error:
-                hint = "run the same command with a higher --max-cost to go on"
-                return {"say": "fatal", "message": f"the run's limit: {error.message}", "hint": hint}
+        if outcome.get("stop_reason") == StopReason.MAX_COST and not self._spent_its_own(entry):
+            hint = "run the same command with a higher --max-cost to go on"
+            return {
+                "say": "fatal",
+                "message": f"the run's money is used up: {outcome['detail']}",
+                "hint": hint,
+            }
         return None
+
+    def _spent_its_own(self, entry: Entry) -> bool:
+        """The limit of a single trajectory ended it, not the run's."""
+        own_usd = self._shop.config.settings.limits.max_cost_usd
+        return own_usd is not None and (entry.row["cost_usd"] is None or entry.row["cost_usd"] >= own_usd)
 
     async def _report_gauges(self) -> None:
         while True:
@@ -150,22 +153,19 @@ def _rewards(spec: RunSpec, extra: tuple[str, ...]) -> dict[str, RewardFunction]
     return {reference: load_reward(reference) for reference in wanted}
 
 
-async def work(
-    folder: Path, name: str, concurrency: int, max_cost_usd: float | None, rewards: tuple[str, ...]
-) -> None:
-    spec = load_spec(folder)
-    config = _config(spec, concurrency)
-    budget = Budget(max_cost_usd=max_cost_usd)
-    model = open_model(config, spec.model, spec.base_url, budget)
-    segment = Segment(folder / "journal" / f"{name}.jsonl", Redactor(config.secrets).text)
-    say = _speaker()
+async def work(job: Job, open_journal: OpenJournal, say: Say, orders: AsyncIterator[JSONObject]) -> None:
+    """Follows the orders until they say drain, or end."""
+    config = _config(job.spec, job.concurrency)
+    budget = Budget(max_cost_usd=job.max_cost_usd)
+    model = PatientChat(open_model(config, job.spec.model, job.spec.base_url, budget), budget)
+    journal = open_journal(Redactor(config.secrets).text)
     try:
         with open_writer(config) as writer:
-            shop = Workshop(spec, config, model, writer, _rewards(spec, rewards))
+            shop = Workshop(job.spec, config, model, writer, _rewards(job.spec, job.rewards))
             say({"say": "ready"})
-            await Worker(shop, segment, budget, say).serve(await _standard_input())
+            await Worker(shop, journal, say).serve(orders)
     finally:
-        segment.close()
+        journal.close()
         await model.close()
 
 
@@ -190,21 +190,24 @@ def _speaker() -> Say:
     return say
 
 
-async def _standard_input() -> asyncio.StreamReader:
+async def _standard_input() -> AsyncIterator[JSONObject]:
     reader = asyncio.StreamReader(limit=_LINE_BYTES)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    return reader
+    while line := await reader.readline():
+        yield json.loads(line)
 
 
 def main() -> None:
     folder, name, concurrency, max_cost, rewards = sys.argv[1:6]
     limit = float(max_cost) if max_cost else None
+    say = _speaker()
     try:
-        asyncio.run(work(Path(folder), name, int(concurrency), limit, tuple(json.loads(rewards))))
+        job = Job(name, load_spec(Path(folder)), int(concurrency), limit, tuple(json.loads(rewards)))
+        path = Path(folder) / "journal" / f"{name}.jsonl"
+        asyncio.run(work(job, partial(Segment, path), say, _standard_input()))
     except HermesError as error:
-        sys.stdout = sys.__stdout__
-        _speaker()({"say": "fatal", "message": error.message, "hint": error.hint})
+        say({"say": "fatal", "message": error.message, "hint": error.hint})
         sys.exit(error.exit_code)
 
 

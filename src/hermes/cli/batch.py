@@ -43,6 +43,9 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option(
     "--concurrency", type=click.IntRange(min=1), default=256, show_default=True, help="Samples in flight."
 )
+@click.option("--executor", type=click.Choice(["process", "ray"]), default="process", show_default=True)
+@click.option("--ray-address", metavar="HOST:PORT", help="A running cluster; otherwise one on this machine.")
+@click.option("--ray-insecure", is_flag=True, help="Also use a cluster that asks for no token.")
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),

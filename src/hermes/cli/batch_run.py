@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from click.core import ParameterSource
 from hermes.batch.dataset import Dataset, read_dataset
 from hermes.batch.finalise import Summary, finalise
 from hermes.batch.pool import Pool, RunOptions, RunResult, Watcher
+from hermes.batch.process_workers import ProcessWorkers
 from hermes.batch.progress import open_view
 from hermes.batch.reward import load_reward
 from hermes.batch.spec import Filters, RunSpec, open_run
+from hermes.batch.workers import Workers
 from hermes.cli.batch import refuse_key, settings_of
 from hermes.config.load import load
 from hermes.config.providers import resolve_model
 from hermes.errors import UsageError
+from hermes.models.prices import price_of
 from hermes.safety.text import printable
 from hermes.tools import distributions
 from hermes.tools.registry import check_toolset
@@ -43,8 +47,11 @@ def run(flags: dict[str, Any]) -> int:
         load_reward(reference)  # a mistake in it is found before anything is paid for
     spec = open_run(folder, make_spec(flags, dataset), accept_changes=flags["accept_changes"])
     options = RunOptions(flags["num_workers"], flags["concurrency"], flags["max_tries"], flags["max_cost"])
-    with open_view(as_json=flags["as_json"], title=flags["run_name"]) as view:
-        result = asyncio.run(_with_signals(folder, spec, dataset, options, view))
+    with (
+        open_workers(flags, folder) as workers,  # before the signal handlers: Ray sets its own
+        open_view(as_json=flags["as_json"], title=flags["run_name"]) as view,
+    ):
+        result = asyncio.run(_with_signals(folder, spec, dataset, options, view, workers))
     summary = finalise(folder, spec, dataset)
     _report(folder, result, summary, as_json=flags["as_json"])
     return 0 if result.complete else 1
@@ -56,6 +63,22 @@ def run_folder(output_dir: Path, run_name: str) -> Path:
     return output_dir / run_name
 
 
+def open_workers(flags: dict[str, Any], folder: Path) -> AbstractContextManager[Workers]:
+    """As --executor and its companions say."""
+    if flags["executor"] == "ray":
+        from hermes.batch.ray_workers import open_ray_workers
+
+        return open_ray_workers(
+            folder,
+            address=flags["ray_address"],
+            insecure=flags["ray_insecure"],
+            num_workers=flags["num_workers"],
+        )
+    if flags["ray_address"] or flags["ray_insecure"]:
+        raise UsageError("--ray-address and --ray-insecure need --executor ray", "add --executor ray")
+    return nullcontext(ProcessWorkers(folder))
+
+
 def make_spec(flags: dict[str, Any], dataset: Dataset) -> RunSpec:
     settings = settings_of(flags)
     config = load(settings)
@@ -65,6 +88,12 @@ def make_spec(flags: dict[str, Any], dataset: Dataset) -> RunSpec:
     if routing:
         settings[f"providers.{target.provider}.base_url"] = target.base_url
         settings[f"providers.{target.provider}.extra_body"] = {"provider": routing}
+    if flags["max_cost"] is not None and price_of(config.settings, target.name) is None:
+        raise UsageError(
+            f"--max-cost cannot be kept: the price of {target.name} is unknown",
+            f'state it in config.yaml, in US dollars per million tokens: prices: {{"{target.name}": '
+            "{input: …, output: …}}",
+        )
     if flags["distribution"] and flags["toolsets"]:
         raise UsageError("--distribution and --toolsets exclude each other", "choose one")
     if flags["distribution"]:
@@ -115,10 +144,10 @@ def merge_config_file(ctx: click.Context, flags: dict[str, Any]) -> dict[str, An
 
 
 async def _with_signals(
-    folder: Path, spec: RunSpec, dataset: Dataset, options: RunOptions, view: Watcher
+    folder: Path, spec: RunSpec, dataset: Dataset, options: RunOptions, view: Watcher, workers: Workers
 ) -> RunResult:
     """Ctrl-C once drains, twice stops; SIGTERM stops."""
-    pool = Pool(folder, spec, dataset, options, view)
+    pool = Pool(folder, spec, dataset, options, view, workers)
     loop = asyncio.get_running_loop()
     interrupted = False
 

@@ -83,15 +83,15 @@ class _Bench:
         from hermes.batch.pool import RunOptions, run_batch
         from hermes.batch.progress import open_view
         from hermes.batch.spec import open_run
-        from hermes.cli.batch_run import make_spec, run_folder
+        from hermes.cli.batch_run import make_spec, open_workers, run_folder
 
         flags = self._batch_flags(model) | {"reward": self._reward}
         folder = run_folder(flags["output_dir"], flags["run_name"])
         spec = open_run(folder, make_spec(flags, self._dataset), accept_changes=flags["accept_changes"])
         names = ("num_workers", "concurrency", "max_tries", "max_cost")
         options = RunOptions(*(flags[name] for name in names))
-        with open_view(as_json=flags["as_json"], title=model) as view:
-            asyncio.run(run_batch(folder, spec, self._dataset, options, view))
+        with open_workers(flags, folder) as workers, open_view(as_json=flags["as_json"], title=model) as view:
+            asyncio.run(run_batch(folder, spec, self._dataset, options, view, workers))
         summary = finalise(folder, spec, self._dataset)
         return Contender(model, read_attempts(folder), summary.failed + summary.not_run)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,4 +81,9 @@ def make_plan(config: Config, model: str, options: Options) -> Plan:
 def open_chat_model(config: Config, options: Options) -> ChatModel:
     from hermes.models.open import open_model
 
-    return open_model(config, options.model, options.base_url)
+    return open_model(config, options.model, options.base_url, progress=tell_progress)
+
+
+def tell_progress(line: str) -> None:
+    """What a model in this process does before it can answer, on standard error."""
+    click.echo(f"({line})", err=True)

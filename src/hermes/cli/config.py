@@ -104,7 +104,7 @@ def path(as_json: bool) -> None:
         "env": paths.env_path(home),
         "database": paths.db_path(home),
         "skills": paths.skills_dir(home),
-        "cache": paths.cache_dir(home),
+        "models": paths.models_dir(home),
         "workspaces": paths.workspaces_dir(home),
         "logs": paths.logs_dir(home),
     }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hermes.errors import UsageError
-from hermes.store import Filter
+
+if TYPE_CHECKING:
+    from hermes.store import Filter
 
 _AGE = re.compile(r"(\d+)([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -42,6 +44,8 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def build_filter(*, since: str | None, until: str | None, **conditions: Any) -> Filter:
+    from hermes.store import Filter
+
     return Filter(
         since_ms=_moment_ms(since) if since else None,
         until_ms=_moment_ms(until) if until else None,

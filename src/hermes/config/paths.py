@@ -41,8 +41,9 @@ def skills_dir(home: Path) -> Path:
     return home / "skills"
 
 
-def cache_dir(home: Path) -> Path:
-    return home / "cache"
+def models_dir(home: Path) -> Path:
+    """Models made ready for use, one folder each."""
+    return home / "models"
 
 
 def workspaces_dir(home: Path) -> Path:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hermes.config.paths import models_dir
 from hermes.core import JSONObject
 from hermes.errors import HermesError, MissingDependencyError
 
@@ -52,7 +53,7 @@ def locate_gguf() -> Path:
 
 def model_folder(home: Path) -> Path:
     """Where the prepared model lies, or will."""
-    return home / "models" / f"hermes--{NAME}"
+    return models_dir(home) / f"hermes--{NAME}"
 
 
 def read_manifest(folder: Path) -> JSONObject | None:

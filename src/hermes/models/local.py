@@ -4,8 +4,8 @@ One worker thread answers one request after the other, so the event loop is neve
 cancelled or overdue request stops within a token. Every reply carries its exact prompt ids, sampled ids and
 log-probabilities (local_decode says which). It costs nothing, and says so.
 
-Precision: float32 on the CPU, where a model of the bundled one's size decodes as fast as in bfloat16 and a
-second pass reproduces the log-probabilities; the checkpoint's own on a GPU.
+Precision: float32 on the CPU, where a model of the bundled one's size decodes as fast as in bfloat16, and a
+forward pass gives the same log-probabilities (figures in docs/parsers.md); the checkpoint's own on a GPU.
 """
 
 from __future__ import annotations

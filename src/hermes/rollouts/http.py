@@ -22,6 +22,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 GZIP_FROM_BYTES = 1000
 _INLINE_DEFLATE_BYTES = 64 << 10
+_encode = json.JSONEncoder(allow_nan=False).encode
 
 
 class ClientGone(Exception):
@@ -130,7 +131,7 @@ def failed(status: int, detail: object, *headers: tuple[str, str]) -> Failure:
 
 
 def json_answer(value: JSONObject, status: int = 200, *headers: tuple[str, str]) -> Answer:
-    return Answer(json.dumps(value, allow_nan=False).encode(), status, headers=headers)
+    return Answer(_encode(value).encode(), status, headers=headers)
 
 
 async def send_answer(send: Send, answer: Answer, *, gzip: bool) -> None:

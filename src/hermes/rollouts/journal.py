@@ -94,9 +94,18 @@ class FileJournal:
     """The log in a state directory."""
 
     def __init__(self, directory: Path, now_s: float, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._lock = _locked(directory)
         self._segment_bytes = segment_bytes
-        recovered = recover(directory, now_s)
+        self._lock = _locked(directory)
+        try:
+            recovered = recover(directory, now_s)
+            self._log = Log(directory, recovered.last_index + 1)
+        except BaseException as error:
+            os.close(self._lock)
+            if isinstance(error, OSError):
+                raise StoreError(
+                    f"cannot use {directory}: {error}", "free the disk or mend the files"
+                ) from error
+            raise
         self.state = recovered.state
         self.last_group_id = recovered.last_group_id
         self._number = self._applied = recovered.last_number
@@ -106,7 +115,6 @@ class FileJournal:
         self._old = recovered.segments
         for group_id, place in self._places.items():
             place.segment.live[group_id] = place.end - place.body
-        self._log = Log(directory, recovered.last_index + 1)
         self._snapshot_under_way = False
         self._write_snapshot(rotate=False)
 

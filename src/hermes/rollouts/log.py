@@ -1,8 +1,9 @@
 """The thread that writes the log: everything queued goes to disk in one write and one flush.
 
-What `commit` is called with has reached the disk (fdatasync), or failed as a whole and left no trace. Calls
-come on the event loop, in the order of `put`. After a failed flush nothing is written any more, because
-nobody can say what the disk holds; after a failed write (a full disk) the next one is tried.
+An operation whose `done` gets places has reached the disk (fdatasync); one whose `done` gets an error has
+left no trace. These calls come on the event loop, in the order of `put`. After a failed flush nothing is
+written any more, because nobody can say what the disk holds; after a failed write (a full disk) the next one
+is tried.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Draft(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """Records that are written together, or the start of a new segment, or the end of the log."""
+    """Records that are written together, at the start of a new segment if `rotate`."""
 
     drafts: tuple[Draft, ...]
     done: Callable[[list[Place] | StoreError], None]
@@ -86,9 +87,8 @@ class Log:
         ending = False
         while not ending:
             items = [self._queue.get()]
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    items.append(self._queue.get_nowait())
+            while not self._queue.empty():
+                items.append(self._queue.get())
             ending = None in items
             self._commit([item for item in items if isinstance(item, Operation)])
             for item in items:
@@ -110,6 +110,7 @@ class Log:
         try:
             self.current = self._create()
         except OSError:  # no room for a file: go on with the one there is
+            segment_path(self._directory, self._index).unlink(missing_ok=True)
             self._index -= 1
 
     def _write(self, operations: list[Operation]) -> None:
@@ -117,17 +118,26 @@ class Log:
             return
         segment = self.current
         before = segment.size
+        written: list[Operation] = []
+        parts: list[bytes] = []
+        for operation in operations:
+            try:
+                parts += _laid_out(operation, segment)
+                written.append(operation)
+            except (OSError, StoreError) as error:  # what was to be copied cannot be read
+                self._tell([operation], StoreError(str(error)))
         outcome = self._failed
         try:
             if outcome is None:
-                parts = [part for operation in operations for part in _laid_out(operation, segment)]
                 _write_all(segment.fd, parts)
+                outcome = self._failed = self._flush(segment)
         except OSError as error:
             segment.size = before
             os.ftruncate(segment.fd, before)
             outcome = StoreError(f"cannot write to {segment.path}: {error.strerror}", "free some disk space")
-        if outcome is None:
-            outcome = self._failed = self._flush(segment)
+        self._tell(written, outcome)
+
+    def _tell(self, operations: list[Operation], outcome: StoreError | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits for the outcome
             self._loop.call_soon_threadsafe(_finish, operations, outcome)
 
@@ -147,11 +157,9 @@ class Log:
 def _laid_out(operation: Operation, segment: Segment) -> list[bytes]:
     """The bytes of an operation; notes where its groups will lie."""
     laid_out: list[bytes] = []
-    operation.places = []
     for draft in operation.drafts:
         parts = draft.parts
-        if draft.source:
-            source = draft.source
+        if source := draft.source:
             parts = (source.segment.read(source.start, source.body), source.read())
         head = header(draft.number, draft.kind, parts)
         start = segment.size + len(head)

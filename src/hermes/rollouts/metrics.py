@@ -37,20 +37,16 @@ class Metrics:
         self.groups = Rate()
         self.sequences = Rate()
         self.batches = Rate()
-        self._counters: Counter[tuple[str, str]] = Counter()
+        self._counters: Counter[tuple[str, tuple[tuple[str, object], ...]]] = Counter()
 
     def count(self, name: str, amount: int = 1, **labels: object) -> None:
         """Adds to a counter; its name ends in `_total`."""
-        rendered = ",".join(f'{key}="{_escaped(str(value))}"' for key, value in labels.items())
-        self._counters[name, rendered] += amount
-
-    def total(self, name: str) -> int:
-        return sum(amount for (counter, _), amount in self._counters.items() if counter == name)
+        self._counters[name, tuple(labels.items())] += amount
 
     def render(self, gauges: Mapping[str, float]) -> str:
         """The text a Prometheus server scrapes."""
         lines: list[str] = []
-        series = [(name, labels, float(amount)) for (name, labels), amount in self._counters.items()]
+        series = [(name, _rendered(labels), float(n)) for (name, labels), n in self._counters.items()]
         series += [(name, "", value) for name, value in gauges.items()]
         previous = ""
         for name, labels, value in sorted(series):
@@ -62,6 +58,10 @@ class Metrics:
                 f"{_PREFIX}{name}{{{labels}}} {value:.10g}" if labels else f"{_PREFIX}{name} {value:.10g}"
             )
         return "\n".join(lines) + "\n"
+
+
+def _rendered(labels: tuple[tuple[str, object], ...]) -> str:
+    return ",".join(f'{key}="{_escaped(str(value))}"' for key, value in labels)
 
 
 def _escaped(text: str) -> str:

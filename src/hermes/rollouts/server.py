@@ -21,7 +21,7 @@ from hermes.rollouts.security import policy_for
 if TYPE_CHECKING:
     from hermes.rollouts.service import Service
 
-_SILENCE_CHECK_S = 1.0
+_TICK_S = 1.0
 _BACKLOG = 1024
 
 
@@ -48,7 +48,8 @@ def serve(options: Options, announce: Callable[[str], None]) -> None:
     except ImportError as error:
         raise MissingDependencyError(error.name or "uvicorn", "web", "the trajectory API") from error
     policy_for(options.host, options.token)
-    _keep_freed_memory()
+    if options.state_dir:
+        _keep_freed_memory()
     with (
         _bound(options.host, options.port) as listener,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
@@ -66,7 +67,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _keep_freed_memory() -> None:
-    """Lets the next body reuse the last one's memory: mapping it anew costs an eighth of the CPU time."""
+    """Lets the next body reuse the last one's memory: mapping it anew costs an eighth of the CPU time.
+
+    Not where groups stay in memory: it would leave holes between them.
+    """
     mmap_threshold, trim_threshold = -3, -1
     with contextlib.suppress(AttributeError, OSError):  # not glibc
         libc = ctypes.CDLL(None)
@@ -121,18 +125,18 @@ async def _run(options: Options, listener: socket.socket, announce: Callable[[st
     server = Server(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
-    watch = asyncio.create_task(_watch_silence(service))
+    clock = asyncio.create_task(_keep_time(service))
     host = f"[{options.host}]" if ":" in options.host else options.host
     announce(f"http://{host}:{listener.getsockname()[1]}")
     try:
         await server.serve(sockets=[listener])
     finally:
-        watch.cancel()
+        clock.cancel()
         await parser.close()
         await journal.close()
 
 
-async def _watch_silence(service: Service) -> None:
+async def _keep_time(service: Service) -> None:
     while True:
-        await asyncio.sleep(_SILENCE_CHECK_S)
-        service.notice_silence()
+        await asyncio.sleep(_TICK_S)
+        service.notice_time()

@@ -96,8 +96,11 @@ class Service:
         self.state.hear(env_id, time.time())
         return self._shares.figures(env_id)
 
-    def notice_silence(self) -> None:
-        self.state.notice_silence(time.time() - self.limits.env_timeout_s)
+    def notice_time(self) -> None:
+        """To be called now and then: leases expire, environments fall silent."""
+        now_s = time.time()
+        self.state.expire(now_s)
+        self.state.notice_silence(now_s - self.limits.env_timeout_s)
 
     async def next_batch(self, lease_s: float | None) -> Batch | JSONObject:
         """The next batch, or the answer that there is none. Without a time, its lease is the connection's."""
@@ -132,7 +135,7 @@ class Service:
         A lease without a time ends when its batch arrives; nobody waits for the record of that, and without
         it the batch is served again. A break counts only if the batch was not served anew since.
         """
-        if arrived and lease.expires_s is None:
+        if arrived and lease.expires_s is None and lease.id in self.state.leases:
             self._finish(lease.id).add_done_callback(_log_failure)
         elif not arrived and self.state.leases.get(lease.id) == lease:
             self.state.lose(lease.id)

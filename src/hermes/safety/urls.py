@@ -33,6 +33,7 @@ _SPECIAL_V6 = tuple(
     ipaddress.IPv6Network(network)
     for network in (
         "2001::/23",  # protocol assignments, Teredo among them
+        "2002::/16",  # 6to4, retired: wherever it still leads, it leads through somebody's relay
         "3fff::/20",  # documentation
     )
 )

@@ -20,6 +20,9 @@ import pytest
 from hermes.core import ToolCall
 from hermes.models.parsers import get_parser
 
+if importlib.util.find_spec("renderers") is None:
+    pytest.skip("the package 'renderers' is not installed", allow_module_level=True)
+
 CALLS = (
     ToolCall("functions.search:0", "search", '{"query": "a } \\" b", "limit": 5, "deep": [1, {"x": null}]}'),
     ToolCall("functions.now:1", "now", "{}"),

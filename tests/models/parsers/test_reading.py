@@ -102,6 +102,40 @@ def test_a_stray_end_of_thinking_after_real_thinking_is_text() -> None:
     assert parsed.content == "and </think> is a tag"
 
 
+@pytest.mark.parametrize("name", parser_names())
+def test_a_malformed_call_in_thinking_does_not_hide_where_the_thinking_ends(name: str) -> None:
+    parser = get_parser(name)
+    quoted, real = parser.render([CALL]), parser.render([SAFE])
+    for end in range(quoted.index("rm"), quoted.index("/") + 1):
+        text = f"{quoted}\n{quoted[:end]} is how it would begin.</think>\n{real}"
+        assert meaning(parser.parse(text).tool_calls) == meaning((SAFE,)), text
+
+
+@pytest.mark.parametrize("name", [name for name in parser_names() if "llama" not in name])
+def test_a_malformed_call_does_not_reach_into_the_thinking_behind_it(name: str) -> None:
+    parser = get_parser(name)
+    quoted, real = parser.render([CALL]), parser.render([SAFE])
+    for end in range(quoted.index("rm"), quoted.index("/") + 1):
+        text = f"{quoted[:end]} no. <think>Perhaps {quoted}?</think> {real}"
+        assert _names(name, text) == ["ls"], text
+
+
+@pytest.mark.parametrize(
+    "name", ["hermes", "deepseek_v3", "deepseek_v3_1", "kimi_k2", "mistral", "mistral_v11"]
+)
+def test_think_tags_in_the_strings_of_a_malformed_call_are_not_thinking(name: str) -> None:
+    parser = get_parser(name)
+    call = ToolCall("call_00000000", "write", '{"text": "a <think> b", "more": "</think>", "x": 12321}')
+    text = parser.render([SAFE, call, SAFE]).replace("12321", "oops")
+    assert _names(name, text) == ["ls", "ls"]
+    assert get_parser(name).parse(text).reasoning is None
+
+
+def test_a_mistral_array_that_breaks_off_does_not_reach_into_the_next() -> None:
+    text = '[TOOL_CALLS] [{"name": "a", "arguments": {}}, oops [TOOL_CALLS]b{}[TOOL_CALLS] [{"name": "c"}]'
+    assert _names("mistral", text) == ["a", "b", "c"]
+
+
 def test_mistral_thinking_has_brackets_of_its_own() -> None:
     parsed = get_parser("mistral").parse('[THINK][TOOL_CALLS]rm{"path": "/"}[/THINK][TOOL_CALLS]ls{}')
     assert [call.name for call in parsed.tool_calls] == ["ls"]

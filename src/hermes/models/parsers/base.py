@@ -54,6 +54,7 @@ class MalformedCallError(ValueError):
         payload_at: int | None = None,
         bare: bool = False,
         stopped_at: int = 0,
+        doubtful_from: int = 0,
         ends_at: int | None = None,
     ) -> None:
         super().__init__(reason)
@@ -65,6 +66,9 @@ class MalformedCallError(ValueError):
         """True if that JSON is only the arguments, False if it is the whole call."""
         self.stopped_at = stopped_at
         """Where reading failed."""
+        self.doubtful_from = doubtful_from
+        """Where the last string begins if that is where it failed, else where it failed: marks before are
+        inside strings, marks behind may be real."""
         self.ends_at = ends_at
         """Where the call's JSON ends, if that much is certain."""
 

@@ -77,9 +77,7 @@ def decode_object_at(text: str, at: int, name: str) -> Value:
     try:
         found = decode_at(text, at)
     except MalformedCallError as error:
-        stopped_at = error.stopped_at
-        reason = f"{error} (character {stopped_at - at + 1})"
-        raise MalformedCallError(reason, name=name, payload_at=at, bare=True, stopped_at=stopped_at) from None
+        raise _located(error, text, at, name, bare=True) from None
     if not isinstance(found.value, dict):
         raise MalformedCallError(_not_an_object(found.value), name=name, ends_at=found.end)
     return found
@@ -92,7 +90,9 @@ def members_at(text: str, at: int) -> tuple[dict[str, Value], int]:
     """
     members: dict[str, Value] = {}
     if not text.startswith("{", at):
-        raise MalformedCallError("invalid JSON: expected an object", payload_at=at, stopped_at=at)
+        raise MalformedCallError(
+            "invalid JSON: expected an object", payload_at=at, stopped_at=at, doubtful_from=at
+        )
     here = skip_space(text, at + 1)
     if text.startswith("}", here):
         return members, here + 1
@@ -107,11 +107,30 @@ def members_at(text: str, at: int) -> tuple[dict[str, Value], int]:
                 raise MalformedCallError("invalid JSON: expected ',' or '}'", stopped_at=here)
             here = skip_space(text, here + 1)
     except MalformedCallError as error:
-        stopped_at = error.stopped_at
-        reason = f"{error} (character {stopped_at - at + 1})"
-        raise MalformedCallError(
-            reason, name=_name_in(members), payload_at=at, stopped_at=stopped_at
-        ) from None
+        raise _located(error, text, at, _name_in(members), bare=False) from None
+
+
+def _located(error: MalformedCallError, text: str, at: int, name: str, *, bare: bool) -> MalformedCallError:
+    """The error of the JSON that begins at `at`, told with its place."""
+    return MalformedCallError(
+        f"{error} (character {error.stopped_at - at + 1})",
+        name=name,
+        payload_at=at,
+        bare=bare,
+        stopped_at=error.stopped_at,
+        doubtful_from=_doubtful_from(str(error), text, at, error.stopped_at),
+    )
+
+
+def _doubtful_from(reason: str, text: str, at: int, stopped_at: int) -> int:
+    if "Unterminated string" in reason:
+        return stopped_at  # which is where the string begins
+    quote = text.rfind('"', at, stopped_at)
+    if "control character" in reason or "escape" in reason:
+        return max(at, quote)
+    if quote >= 0 and not text[quote + 1 : stopped_at].strip():
+        return max(at, text.rfind('"', at, quote))  # closed by a quote that was perhaps another's
+    return stopped_at
 
 
 def _key_at(text: str, at: int) -> tuple[str, int]:
@@ -151,10 +170,10 @@ def _not_an_object(value: JSON) -> str:
     return f"the arguments must be a JSON object, not {type(value).__name__}"
 
 
-def balanced_end(text: str, at: int) -> int | None:
-    """Where the bracket at `at` closes, strings skipped; None if it does not."""
+def balanced_end(text: str, at: int, limit: int) -> int | None:
+    """Where the bracket at `at` closes, strings skipped; None if it does not before `limit`."""
     expected: list[str] = []
-    for match in _BRACKET_OR_STRING.finditer(text, at):
+    for match in _BRACKET_OR_STRING.finditer(text, at, limit):
         token = match[0]
         if token in "{[":
             expected.append("}" if token == "{" else "]")

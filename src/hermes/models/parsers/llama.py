@@ -24,6 +24,7 @@ _ROW = Row(
     separator=re.compile(r"[;\n]\s*(?=\{)"),
     after=re.compile(r"\s*+(?![,}\]])"),
     joined=re.compile(r"\s*+(?:[;{]|\Z)"),
+    stop=re.compile(r"</?think>"),
 )
 _GAP = re.compile(r"[\s;]*(?=\{)")
 _KEYS = ("parameters", "arguments")

@@ -25,7 +25,12 @@ from hermes.models.parsers.scan import Grammar, scan
 
 _MARK = "[TOOL_CALLS]"
 _BEHIND = re.compile(r"\s*+(?:,\s*\{|\]\s*+(?![,}\]])|\Z)")
-_ROW = Row(separator=re.compile(r",\s*(?=\{)"), after=_BEHIND, joined=_BEHIND)
+_ROW = Row(
+    separator=re.compile(r",\s*(?=\{)"),
+    after=_BEHIND,
+    joined=_BEHIND,
+    stop=re.compile(r"\[TOOL_CALLS\]|</?think>|\[/?THINK\]"),
+)
 _HEAD = re.compile(rf"\s*(?P<name>{NAME})\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9]+)\s*)?(?:\[ARGS\])?\s*(?=\{{)")
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -59,7 +64,7 @@ class MistralParser:
         calls: list[ToolCall] = []
         while True:
             at = skip_space(text, at)
-            if at == len(text):
+            if at == len(text) or _ROW.stop.match(text, at):
                 return calls, at
             if text[at] == "]":
                 return calls, at + 1

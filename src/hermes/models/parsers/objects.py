@@ -21,6 +21,8 @@ class Row:
     """What can stand behind an object of the row, unlike behind one that is part of another's arguments."""
     joined: re.Pattern[str]
     """What stands behind an object when the row goes on or ends there, without prose."""
+    stop: re.Pattern[str]
+    """What is never part of a row, unless in a string: thinking, the mark of another row."""
 
 
 def broken_object(
@@ -38,26 +40,19 @@ def broken_object(
 def _extent(text: str, at: int, error: MalformedCallError, row: Row) -> int:
     if error.ends_at is not None:
         return error.ends_at
-    balanced = balanced_end(text, at) if text.startswith("{", at) else None
+    stop = row.stop.search(text, max(at, error.doubtful_from))
+    limit = stop.start() if stop else len(text)
+    balanced = balanced_end(text, at, limit) if text.startswith("{", at) else None
     if balanced is not None and row.joined.match(text, balanced):
         return balanced
     if "Unterminated string" in str(error) or error.stopped_at >= len(text.rstrip()):
-        return len(text)
-    for match in row.separator.finditer(text, _last_string(text, at, error.stopped_at)):
+        return limit
+    behind = len(text[: error.doubtful_from].rstrip(" \t\r\n,;"))
+    for match in row.separator.finditer(text, max(at, behind), limit):
         try:
             _, _, end = call_parts(text, match.end(), "arguments", "parameters")
         except MalformedCallError:
             continue
         if row.after.match(text, end):
             return max(match.start(), at + 1)
-    return balanced or len(text)
-
-
-def _last_string(text: str, at: int, stopped_at: int) -> int:
-    """The start of the last string before the failure.
-
-    Before it, an object that looks like a call is an argument of this one; from there on it may be
-    a neighbour that an unclosed string has run into.
-    """
-    closing = text.rfind('"', at, stopped_at)
-    return max(at, text.rfind('"', at, max(at, closing)))
+    return balanced or limit

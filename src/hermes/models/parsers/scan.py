@@ -22,6 +22,9 @@ from hermes.models.parsers.base import (
 from hermes.models.parsers.json_scan import skip_space
 from hermes.models.parsers.repair import mend
 
+NEVER = "(?!)"
+"""The pattern that matches nothing."""
+
 
 class Reader(Protocol):
     def __call__(self, text: str, at: int, tools: Sequence[JSONObject]) -> tuple[list[ToolCall], int]:
@@ -47,14 +50,17 @@ class Grammar:
 
     @cached_property
     def event(self) -> re.Pattern[str]:
-        opens = "|".join(re.escape(pair[0]) for pair in self.thinking)
-        closes = "|".join(re.escape(pair[1]) for pair in self.thinking)
-        framing = f"|(?P<framing>{self.framing})" if self.framing else ""
-        return re.compile(f"(?P<call>{self.opener})|(?P<think>{opens})|(?P<unthink>{closes}){framing}")
+        return re.compile(f"{self._marks}|(?P<framing>{self.framing or NEVER})")
 
     @cached_property
     def boundary(self) -> re.Pattern[str]:
-        return re.compile(f"(?P<closer>{self.closer or '(?!)'})|(?P<opener>{self.opener})")
+        """What can end a malformed call."""
+        return re.compile(f"(?P<closer>{self.closer or NEVER})|{self._marks}")
+
+    @property
+    def _marks(self) -> str:
+        opens, closes = ("|".join(map(re.escape, marks)) for marks in zip(*self.thinking, strict=True))
+        return f"(?P<call>{self.opener})|(?P<think>{opens})|(?P<unthink>{closes})"
 
 
 def scan(
@@ -121,7 +127,7 @@ class _Scan:
         return self._cut(match.start(), end)
 
     def _broken(self, match: re.Match[str], error: MalformedCallError) -> tuple[list[ToolCall], int]:
-        inner_end, end = self._extent(error.ends_at or match.end())
+        inner_end, end = self._extent(match, error)
         if self.repair and error.payload_at is not None:
             payload = self.text[error.payload_at : inner_end]
             # A call that was cut off is not mended: half an argument can be worse than none.
@@ -130,15 +136,25 @@ class _Scan:
                 return [call], end
         return [broken_call(self.text[match.start() : end], error)], end
 
-    def _extent(self, at: int) -> tuple[int, int]:
+    def _extent(self, match: re.Match[str], error: MalformedCallError) -> tuple[int, int]:
         """Where a malformed call's inside ends, and where it ends with its closer."""
-        found = self.grammar.boundary.search(self.text, at)
-        # Without escapes an opener may be quoted in an argument that breaks off: do not run what it begins.
-        while found and found.lastgroup == "opener" and not self.grammar.escapes and not self._resumes(found):
-            found = self.grammar.boundary.search(self.text, found.end())
-        if found is None:
-            return len(self.text), len(self.text)
-        return found.start(), found.start() if found.lastgroup == "opener" else found.end()
+        at = error.ends_at or match.end()
+        while found := self.grammar.boundary.search(self.text, at):
+            if found.lastgroup == "closer":
+                return found.start(), found.end()
+            if self._ends(found, error):
+                return found.start(), found.start()
+            at = found.end()
+        return len(self.text), len(self.text)
+
+    def _ends(self, mark: re.Match[str], error: MalformedCallError) -> bool:
+        """True if a mark inside a malformed call is rather the end of it."""
+        if mark.lastgroup == "call":
+            # Without escapes it may be quoted in an argument that breaks off: do not run what it begins.
+            return self.grammar.escapes or self._resumes(mark)
+        if mark.start() < error.doubtful_from:
+            return False  # inside a string
+        return mark.lastgroup == "think" or not self.thoughts
 
     def _resumes(self, opener: re.Match[str]) -> bool:
         """True if a well-formed call begins here, and after it comes another or nothing."""
@@ -148,7 +164,7 @@ class _Scan:
             return False
         end = skip_space(self.text, end)
         following = self.grammar.boundary.match(self.text, end)
-        return end == len(self.text) or (following is not None and following.lastgroup == "opener")
+        return end == len(self.text) or (following is not None and following.lastgroup == "call")
 
 
 def _joined(pieces: list[str]) -> str:

@@ -1,0 +1,112 @@
+"""Connecting to a Ray cluster, or starting one on this machine; with token authentication either way.
+
+Whoever may talk to a Ray cluster may run any program on it, with the keys of its nodes. So a cluster of
+our own listens on loopback only and takes a token that lives as long as this process; and a cluster that
+answers without a token is refused, unless the user insists. Token mode is a setting of the whole process,
+read by Ray when it is imported: the variables are set here and stay.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from hermes.errors import HermesError, MissingDependencyError, UsageError
+
+_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray's switch for systems where it serves one machine only; without it, 127.0.0.1 is replaced by a public
+address of the machine, and every port is open to the network."""
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_TOKEN_MODE = {"RAY_AUTH_MODE": "token"}
+_PROBE = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
+"""Succeeds if the cluster answers. `ray.init` would do, but tries for a minute to be let in."""
+_PROBE_S = 120.0
+
+
+@contextmanager
+def open_cluster(address: str | None, *, insecure: bool, num_workers: int) -> Iterator[Any]:
+    """Yields the `ray` module, connected; an own cluster ends with the block, or with this process."""
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError("ray", "ray", "--executor ray")
+    if address is not None:
+        _prepare_connection(address, insecure=insecure)
+        with _initialised(address=address) as ray:
+            yield ray
+        return
+    os.environ.update({**_LOOPBACK_ONLY, **_TOKEN_MODE, "RAY_AUTH_TOKEN": _own_token()})
+    with tempfile.TemporaryDirectory(prefix="hermes-ray-", ignore_cleanup_errors=True) as private:
+        options = {
+            "num_cpus": num_workers,  # only how many processes Ray keeps ready: the actors ask for none
+            "num_gpus": 0,
+            "include_dashboard": False,
+            "_temp_dir": f"{private}/ray",  # Ray opens this folder to all users; the one above stays closed
+        }
+        with _initialised(address="local", **options) as ray:
+            yield ray
+
+
+@contextmanager
+def _initialised(address: str, **options: Any) -> Iterator[Any]:
+    ray = importlib.import_module("ray")
+    place = "on this machine" if address == "local" else f"at {address}"
+    try:
+        ray.init(address, log_to_driver=False, logging_level="ERROR", **options)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        hint = "see docs/batch-ray.md for what must run where"
+        raise HermesError(f"cannot use a Ray cluster {place}: {error}", hint) from error
+    # When a node dies, Ray prints pages of its log, and again at the end. The run reports the death itself.
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _prepare_connection(address: str, *, insecure: bool) -> None:
+    host, _, port = address.rpartition(":")
+    if "/" in address or not host or not port.isdecimal():
+        raise UsageError(
+            f"--ray-address {address} is not HOST:PORT",
+            "give the address that the head node's 'ray start' printed, on a machine that is a node itself",
+        )
+    if host in _LOOPBACK_HOSTS:
+        os.environ.update(_LOOPBACK_ONLY)
+    if insecure:
+        return
+    if _answers(address, {"RAY_AUTH_MODE": "disabled"}):
+        raise UsageError(
+            f"the Ray cluster at {address} lets everyone in who can reach it",
+            "start its nodes with RAY_AUTH_MODE=token, or add --ray-insecure if its network is closed",
+        )
+    if not _answers(address, _TOKEN_MODE):
+        raise UsageError(
+            f"there is no Ray cluster at {address}, or it does not accept this machine's token",
+            "put its token, which 'ray get-auth-token' prints on its nodes, into ~/.ray/auth_token",
+        )
+    os.environ.update(_TOKEN_MODE)
+
+
+def _answers(address: str, mode: dict[str, str]) -> bool:
+    """Asked from a process of its own: the mode of this one cannot be changed back."""
+    command = [sys.executable, "-c", _PROBE, address]
+    try:
+        probe = subprocess.run(command, env={**os.environ, **mode}, capture_output=True, timeout=_PROBE_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return probe.returncode == 0
+
+
+@functools.cache
+def _own_token() -> str:
+    """One for the process: Ray reads it once."""
+    return secrets.token_hex(32)

@@ -1,0 +1,31 @@
+"""A Ray cluster of two nodes on loopback, for tests: run as a script, it lives until its standard input ends.
+
+Prints one JSON line: the cluster's address and the process id of the second node's raylet. Each node has a
+HERMES_HOME of its own, as nodes on two machines would have; the homes and Ray's folder are the arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+
+def main(ray_folder: str, *homes: str) -> None:
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # as on one machine: everything on loopback
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for home in homes:
+        node = cluster.add_node(
+            num_cpus=1, include_dashboard=False, temp_dir=ray_folder, env_vars={"HERMES_HOME": home}
+        )
+    raylet = node.all_processes["raylet"][0].process.pid
+    print(json.dumps({"address": cluster.address, "second_raylet": raylet}), flush=True)
+    sys.stdin.read()
+    for node in (*cluster.worker_nodes, cluster.head_node):
+        node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
