@@ -41,7 +41,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path, bundled_home: Path) -
         # The small model may fumble (exit 1 with a typed outcome), but nothing may break.
         assert "Traceback" not in done.stderr, (command, done.stderr)
         assert done.returncode == 0 or command.startswith("hermes -q"), (command, done.stdout, done.stderr)
-        assert done.stdout.strip(), command
+        assert done.stdout.strip() or command.startswith("printf"), command
     assert len((tmp_path / "data/first/trajectories.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "sharegpt.jsonl").read_text()
     assert len((tmp_path / "liked.jsonl").read_text().splitlines()) == 1

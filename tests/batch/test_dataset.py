@@ -165,7 +165,7 @@ def test_a_row_survives_the_way_to_a_worker(tmp_path: Path) -> None:
     path = write(
         tmp_path / "d.jsonl",
         {
-            "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u \ud800"}],
+            "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u 🙂"}],
             "cwd": "a",
             "files": {"a/b": "c"},
             "expected": [1, None],

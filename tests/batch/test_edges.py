@@ -83,7 +83,7 @@ ODD_TEXTS = {
 
 
 def test_text_of_every_kind_comes_through_as_it_was(tmp_path: Path) -> None:
-    write_rows(tmp_path, *({"prompt": odd, "kind": name} for name, odd in ODD_TEXTS.items()))
+    write_rows(tmp_path, *({"prompt": odd, "kind": name, "note": odd} for name, odd in ODD_TEXTS.items()))
     with FakeProvider(echo) as provider:
         done = hermes(tmp_path, *command(tmp_path, provider))
         sent = {post.json["messages"][-1]["content"] for post in provider.posts}
@@ -96,6 +96,17 @@ def test_text_of_every_kind_comes_through_as_it_was(tmp_path: Path) -> None:
         assert [turn["value"] for turn in written[name][-2:]] == [kept, f"You said: {kept}"], name
     with Reader(db_path(tmp_path)) as reader:
         assert reader.count(Filter(run_id="run", stop_reason="completed")) == len(ODD_TEXTS)
+
+
+def test_odd_ids_name_their_rows_and_one_that_is_no_text_is_a_bad_row(tmp_path: Path) -> None:
+    ids = [odd for name, odd in ODD_TEXTS.items() if name != "lone surrogates"]
+    write_rows(tmp_path, {"id": "half \ud800", "prompt": "x"}, *({"id": odd, "prompt": "x"} for odd in ids))
+    with FakeProvider(echo) as provider:
+        done = hermes(tmp_path, *command(tmp_path, provider, "--seed", "1"))
+    assert done.returncode == 0, done.stderr
+    assert [row["key"] for row in rows(tmp_path)] == ids
+    (bad,) = rows(tmp_path, file="bad_rows.jsonl")
+    assert bad["line"] == 1 and "surrogate" in bad["reason"]
 
 
 # Rows

@@ -119,8 +119,10 @@ def keep_token(home: Path, token: str) -> None:
     (home / ".ray/auth_token").write_text(token)
 
 
-def wait_for_posts(provider: FakeProvider, count: int) -> None:
-    while len(provider.posts) < count:
+def wait_for_segments(folder: Path, count: int) -> None:
+    """Until that many workers have finished a sample."""
+    journal = folder / "data/run/journal"
+    while sum(path.stat().st_size > 0 for path in journal.glob("*.jsonl")) < count:
         time.sleep(0.01)
 
 
@@ -140,7 +142,7 @@ def test_a_killed_node_loses_nothing_and_each_node_keeps_its_own_store(tmp_path:
     homes = (tmp_path / "first", tmp_path / "second")
     with FakeProvider(lambda body: delayed(0.3, solve(body))) as provider, cluster(*homes) as found:
         process = start(tmp_path, *command(tmp_path, provider, "--concurrency", "4", *on_ray(found)))
-        wait_for_posts(provider, 30)
+        wait_for_segments(tmp_path, 2)
         raylet = found["second_raylet"]
         for pid in (raylet, *(children_of(raylet) if whole else ())):
             os.kill(pid, signal.SIGKILL)
@@ -176,9 +178,7 @@ def test_a_killed_driver_continues_and_a_poison_sample_is_given_up_alone(tmp_pat
         cluster(tmp_path / "first", tmp_path / "second") as found,
     ):
         process = start(tmp_path, *command(tmp_path, provider, *flags, *on_ray(found)))
-        journal = tmp_path / "data/run/journal"
-        while not any(path.stat().st_size for path in journal.glob("*.jsonl")):
-            time.sleep(0.01)
+        wait_for_segments(tmp_path, 1)
         process.kill()
         process.communicate()
         process = start(tmp_path, *command(tmp_path, provider, *flags, *on_ray(found)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,7 @@ _ROLES = {
     "assistant": Role.ASSISTANT,
     "gpt": Role.ASSISTANT,
 }
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _FIELDS = ("image", "docker_image", "cwd", "files", "expected", "reward", "metadata")
 
 
@@ -225,14 +227,18 @@ def _check_places(row: Row) -> None:
 
 
 def _inside(path: str) -> bool:
-    return bool(path) and "\0" not in path and not path.startswith("/") and ".." not in path.split("/")
+    usable = bool(path) and "\0" not in path and not _SURROGATE.search(path)
+    return usable and not path.startswith("/") and ".." not in path.split("/")
 
 
 def _key(record: JSONObject, digest: str, seen: Counter[str]) -> str:
     if record.get("id") is not None:
         if not isinstance(record["id"], str | int) or isinstance(record["id"], bool):
             raise ValueError("'id' is text or a whole number")
-        return str(record["id"])
+        key = str(record["id"])
+        if _SURROGATE.search(key):
+            raise ValueError("'id' holds half of a surrogate pair")
+        return key
     seen[digest] += 1
     return f"{digest[:16]}.{seen[digest]}"
 

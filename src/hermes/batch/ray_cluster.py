@@ -2,8 +2,9 @@
 
 Whoever may talk to a Ray cluster may run any program on it, with the keys of its nodes. So a cluster of
 our own listens on loopback only and takes a token that lives as long as this process; and a cluster that
-answers without a token is refused, unless the user insists. Token mode is a setting of the whole process,
-read by Ray when it is imported: the variables are set here and stay.
+answers without a token is refused, unless the user insists. All this is set by variables of the process,
+which Ray reads when it is imported: `prepare` comes before anything that may import it, a user's reward
+function for one. Ray imported earlier does not know the token, and is turned away by its own cluster.
 """
 
 from __future__ import annotations
@@ -33,17 +34,23 @@ _PROBE = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
 _PROBE_S = 120.0
 
 
-@contextmanager
-def open_cluster(address: str | None, *, insecure: bool, num_workers: int) -> Iterator[Any]:
-    """Yields the `ray` module, connected; an own cluster ends with the block, or with this process."""
+def prepare(address: str | None, *, insecure: bool) -> None:
+    """Sets the process up for the cluster at an address, or for one of its own; refuses an open one."""
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError("ray", "ray", "--executor ray")
-    if address is not None:
+    if address is None:
+        os.environ.update({**_LOOPBACK_ONLY, **_TOKEN_MODE, "RAY_AUTH_TOKEN": _own_token()})
+    else:
         _prepare_connection(address, insecure=insecure)
-        with _initialised(address=address) as ray:
+
+
+@contextmanager
+def open_cluster(address: str | None, num_workers: int) -> Iterator[Any]:
+    """Yields the `ray` module, connected; an own cluster ends with the block, or with this process."""
+    if address is not None:
+        with _initialised(address) as ray:
             yield ray
         return
-    os.environ.update({**_LOOPBACK_ONLY, **_TOKEN_MODE, "RAY_AUTH_TOKEN": _own_token()})
     with tempfile.TemporaryDirectory(prefix="hermes-ray-", ignore_cleanup_errors=True) as private:
         options = {
             "num_cpus": num_workers,  # only how many processes Ray keeps ready: the actors ask for none
@@ -51,7 +58,7 @@ def open_cluster(address: str | None, *, insecure: bool, num_workers: int) -> It
             "include_dashboard": False,
             "_temp_dir": f"{private}/ray",  # Ray opens this folder to all users; the one above stays closed
         }
-        with _initialised(address="local", **options) as ray:
+        with _initialised("local", **options) as ray:
             yield ray
 
 

@@ -28,11 +28,9 @@ from hermes.safety.redact import Redactor
 
 
 @contextmanager
-def open_ray_workers(
-    folder: Path, *, address: str | None, insecure: bool, num_workers: int
-) -> Iterator[RayWorkers]:
-    """Workers for the run in `folder`, on the cluster at an address or on one of its own on this machine."""
-    with open_cluster(address, insecure=insecure, num_workers=num_workers) as ray:
+def open_ray_workers(folder: Path, address: str | None, num_workers: int) -> Iterator[RayWorkers]:
+    """Workers for the run in `folder`, on the cluster that `ray_cluster.prepare` was called for."""
+    with open_cluster(address, num_workers) as ray:
         yield RayWorkers(folder, ray)
 
 

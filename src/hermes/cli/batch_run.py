@@ -41,6 +41,7 @@ def run(flags: dict[str, Any]) -> int:
     folder = run_folder(flags["output_dir"], flags["run_name"])
     if flags["resume"] and not (folder / "run.json").exists():
         raise UsageError(f"there is no run in {folder} to resume", "leave out --resume to start it")
+    opening = open_workers(flags, folder)
     dataset = read_dataset(flags["dataset_file"], max_rows=flags["max_samples"])
     _report_bad_rows(dataset)
     for reference in {flags["reward"], *(row.reward for row in dataset.rows)} - {None}:
@@ -48,7 +49,7 @@ def run(flags: dict[str, Any]) -> int:
     spec = open_run(folder, make_spec(flags, dataset), accept_changes=flags["accept_changes"])
     options = RunOptions(flags["num_workers"], flags["concurrency"], flags["max_tries"], flags["max_cost"])
     with (
-        open_workers(flags, folder) as workers,  # before the signal handlers: Ray sets its own
+        opening as workers,  # before the signal handlers: Ray sets its own
         open_view(as_json=flags["as_json"], title=flags["run_name"]) as view,
     ):
         result = asyncio.run(_with_signals(folder, spec, dataset, options, view, workers))
@@ -64,16 +65,13 @@ def run_folder(output_dir: Path, run_name: str) -> Path:
 
 
 def open_workers(flags: dict[str, Any], folder: Path) -> AbstractContextManager[Workers]:
-    """As --executor and its companions say."""
+    """As --executor and its companions say; called before anything of the user's is loaded."""
     if flags["executor"] == "ray":
+        from hermes.batch.ray_cluster import prepare
         from hermes.batch.ray_workers import open_ray_workers
 
-        return open_ray_workers(
-            folder,
-            address=flags["ray_address"],
-            insecure=flags["ray_insecure"],
-            num_workers=flags["num_workers"],
-        )
+        prepare(flags["ray_address"], insecure=flags["ray_insecure"])
+        return open_ray_workers(folder, flags["ray_address"], flags["num_workers"])
     if flags["ray_address"] or flags["ray_insecure"]:
         raise UsageError("--ray-address and --ray-insecure need --executor ray", "add --executor ray")
     return nullcontext(ProcessWorkers(folder))

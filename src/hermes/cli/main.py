@@ -18,6 +18,10 @@ from hermes.errors import HermesError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module:attribute, one line for --help)
+    "api": (
+        "hermes.cli.api:api",
+        "The trajectory API: environments put groups in, a trainer takes batches out.",
+    ),
     "batch": (
         "hermes.cli.batch:batch",
         "Many prompts in parallel, resumable; nothing lost, nothing paid twice.",

@@ -141,7 +141,7 @@ def _carried(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """The IPv4 address that the kernel or a router may read out of an IPv6 address."""
     if address in _NAT64 or address.packed[8:12] in _ISATAP:
         return ipaddress.IPv4Address(address.packed[12:])
-    return address.ipv4_mapped or address.sixtofour
+    return address.ipv4_mapped
 
 
 def _ascii(host: str) -> str:
