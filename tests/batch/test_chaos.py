@@ -65,7 +65,7 @@ class Chaos:
         return None
 
 
-def survive(folder: Path, tasks: int, seed: int) -> Chaos:
+def survive(folder: Path, tasks: int, seed: int) -> None:
     """Runs `tasks` tasks of two model calls each through the chaos, and holds it to every promise."""
     write_tasks(folder, tasks)
     chaos = Chaos(seed)
@@ -85,11 +85,10 @@ def survive(folder: Path, tasks: int, seed: int) -> Chaos:
     assert answers == [f"The answer is {2 * number}." for number in range(tasks)]
     assert rows(folder, file="failed.jsonl") == []
     assert set(chaos.faults) == {fault for _, fault in FAULTS}, "the chaos was not complete"
-    assert requests <= 1.5 * tasks * 2
+    assert requests <= 1.5 * tasks * 2  # 42 % of the calls need a second attempt: 1.42 is the least
     assert chaos.too_early == []
     assert report["worker_deaths"] == 0
     check_record(folder, tasks)
-    return chaos
 
 
 def check_record(folder: Path, tasks: int) -> None:

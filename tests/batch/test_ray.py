@@ -38,7 +38,7 @@ def cluster(*homes: Path, token: str | None = TOKEN) -> Iterator[dict[str, Any]]
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # sockets: short
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.batch.ray_cluster", f"{folder}/ray", *map(str, homes)],
-            env={**environ, "HOME": folder},
+            env={**environ, "HOME": folder, "RAY_TMPDIR": folder},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

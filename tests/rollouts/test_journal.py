@@ -6,6 +6,7 @@ import asyncio
 import json
 import resource
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -40,6 +41,12 @@ async def opened(directory: Path, segment_bytes: int = SEGMENT_BYTES) -> tuple[F
 async def read(batch: Batch | dict[str, object]) -> list[int]:
     assert isinstance(batch, Batch)
     return [json.loads(reader())["mark"] for reader in batch.readers]
+
+
+def gone(path: Path) -> None:
+    """Waits until the file is deleted."""
+    while path.exists():
+        time.sleep(0.01)
 
 
 async def a_run(directory: Path, note: Callable[[Service], None] = lambda service: None) -> JSONObject:
@@ -154,8 +161,7 @@ async def test_a_batch_can_be_read_while_its_segment_is_emptied(tmp_path: Path) 
     journal, service = await opened(tmp_path)
     batch = await service.next_batch(None)
     assert isinstance(batch, Batch)
-    while (tmp_path / "00000001.log").exists():
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(gone, tmp_path / "00000001.log")
     assert await read(batch) == [8, 9, 10, 11]
     await journal.close()
     journal, service = await opened(tmp_path)

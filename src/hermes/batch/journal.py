@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from hermes.core import JSONObject
 from hermes.errors import HermesError
+from hermes.store.group_commit import GroupCommit
 
 
 class State(StrEnum):
@@ -65,35 +64,15 @@ class Segment:
         self._file = os.fdopen(
             os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0
         )
-        self._queue: queue.SimpleQueue[tuple[bytes, Future[None]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="hermes-journal", daemon=True)
-        self._thread.start()
+        self._group: GroupCommit[bytes] = GroupCommit("hermes-journal", self._flush)
 
     def append(self, entry: Entry) -> Future[None]:
-        future: Future[None] = Future()
-        future.set_running_or_notify_cancel()
         text = self._redact(json.dumps(entry.to_json(), ensure_ascii=False))
-        self._queue.put((text.encode("utf-8", "backslashreplace") + b"\n", future))
-        return future
+        return self._group.submit(text.encode("utf-8", "backslashreplace") + b"\n")
 
     def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
-        self._file.close()
-
-    def _work(self) -> None:
-        closing = False
-        while not closing:
-            batch: list[tuple[bytes, Future[None]]] = []
-            item = self._queue.get()
-            while item is not None:
-                batch.append(item)
-                if self._queue.empty():
-                    break
-                item = self._queue.get()
-            closing = item is None
-            if batch:
-                self._flush(batch)
+        if self._group.close():
+            self._file.close()
 
     def _flush(self, batch: list[tuple[bytes, Future[None]]]) -> None:
         start = self._file.seek(0, os.SEEK_END)

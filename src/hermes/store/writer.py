@@ -12,8 +12,6 @@ fails alone; a transaction that fails (a full disk) fails everything in it.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -23,9 +21,8 @@ from types import TracebackType
 from hermes.core import Header, JSONObject, Message, Outcome, Rating, Reward, Step
 from hermes.errors import StoreError
 from hermes.store import migrations, sqlite
+from hermes.store.group_commit import ClosedError, GroupCommit
 from hermes.store.rows import Rows
-
-_MOST_PER_COMMIT = 512
 
 Redact = Callable[[str], str]
 Operation = Callable[[Rows], None]
@@ -40,9 +37,6 @@ class Writer:
 
     def __init__(self, path: Path, redact: Redact = no_redaction) -> None:
         self._path = path
-        self._queue: queue.SimpleQueue[tuple[Operation, Future[None]] | None] = queue.SimpleQueue()
-        self._closing = threading.Lock()
-        self._closed = False
         try:
             sqlite.create_private(path)
             with sqlite.write_lock(path):
@@ -52,8 +46,7 @@ class Writer:
                 self._rows.mark_cut(_now_ms())
         except sqlite.errors() as error:
             raise _store_error(path, error) from error
-        self._thread = threading.Thread(target=self._work, name="hermes-store", daemon=True)
-        self._thread.start()
+        self._group: GroupCommit[Operation] = GroupCommit("hermes-store", self._commit)
 
     def begin(self, header: Header) -> Future[None]:
         """Opens a trajectory, owned by this process."""
@@ -82,14 +75,9 @@ class Writer:
 
     def close(self) -> None:
         """Commits what is queued, then closes. Idempotent."""
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-            self._queue.put(None)
-        self._thread.join()
-        with sqlite.write_lock(self._path):  # closing the last connection checkpoints
-            self._connection.close()
+        if self._group.close():
+            with sqlite.write_lock(self._path):  # closing the last connection checkpoints
+                self._connection.close()
 
     def __enter__(self) -> Writer:
         return self
@@ -100,27 +88,10 @@ class Writer:
         self.close()
 
     def _submit(self, operation: Operation) -> Future[None]:
-        future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # what was submitted is written, though the caller stop waiting
-        with self._closing:
-            if self._closed:
-                raise StoreError(f"the store {self._path} is closed")
-            self._queue.put((operation, future))
-        return future
-
-    def _work(self) -> None:
-        closing = False
-        while not closing:
-            batch: list[tuple[Operation, Future[None]]] = []
-            item = self._queue.get()
-            while item is not None:
-                batch.append(item)
-                if len(batch) >= _MOST_PER_COMMIT or self._queue.empty():
-                    break
-                item = self._queue.get()
-            closing = item is None
-            if batch:
-                self._commit(batch)
+        try:
+            return self._group.submit(operation)
+        except ClosedError:
+            raise StoreError(f"the store {self._path} is closed") from None
 
     def _commit(self, batch: list[tuple[Operation, Future[None]]]) -> None:
         """Runs the batch in one transaction; a failed operation is undone and reported by itself."""
