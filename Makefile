@@ -41,6 +41,7 @@ test: setup system-packages check
 	$(BIN)/pytest -n 2 -m "not slow"
 
 nightly: setup system-packages check
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/pytest -n 2
 
 clean:

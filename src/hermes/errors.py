@@ -35,7 +35,11 @@ class ConfigError(HermesError):
     exit_code = 2
 
 
-class StoreError(HermesError):
+class HostError(HermesError):
+    """This machine cannot go on: a full disk, a directory that cannot be written. Nobody's task is to blame."""
+
+
+class StoreError(HostError):
     """The database could not be opened, read or written."""
 
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from hermes.core import JSONObject
-from hermes.errors import HermesError
+from hermes.errors import HostError
 from hermes.store.group_commit import GroupCommit
 
 
@@ -83,7 +83,7 @@ class Segment:
             os.fsync(self._file.fileno())
         except OSError as error:
             os.ftruncate(self._file.fileno(), start)  # half a line would merge with the next one
-            failure = HermesError(
+            failure = HostError(
                 f"cannot write the journal {self._path}: {error.strerror}",
                 "free space on that disk, then run the same command again: it continues",
             )

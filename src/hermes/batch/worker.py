@@ -33,7 +33,7 @@ from hermes.batch.workers import Job
 from hermes.config.load import Config, load
 from hermes.config.providers import resolve_model
 from hermes.core import JSONObject, StopReason
-from hermes.errors import AuthError, HermesError, StoreError
+from hermes.errors import AuthError, HermesError, HostError
 from hermes.models.budget import Budget
 from hermes.models.open import open_model
 from hermes.safety.redact import Redactor
@@ -80,7 +80,7 @@ class Worker:
     async def _run(self, row: Row, sample: int) -> None:
         try:
             entry = await run_sample(self._shop, row, sample)
-        except StoreError as error:
+        except HostError as error:
             self._say({"say": "fatal", "message": error.message, "hint": error.hint})
             return
         except Exception as error:  # noqa: BLE001  a bug, or no sandbox: this sample's failure, with its trace

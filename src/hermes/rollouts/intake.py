@@ -20,6 +20,7 @@ from hermes.rollouts.recognise import Incoming
 from hermes.rollouts.state import Accepted
 
 _RETRY_AFTER_S = 5
+_MANY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Intake:
                 return _duplicate(self._state.answered[key], many)
         if not incoming:
             return {"status": "received", "groups_processed": 0}
+        if len(incoming) > _MANY:
+            await asyncio.sleep(0)  # parsing took its time: let others have their turn
         self._check(incoming)
         now_s = time.time()
         groups = [self._named(new, now_s) for new in incoming]

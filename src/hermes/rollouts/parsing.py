@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from hermes.core.json import JSONObject
-from hermes.rollouts.recognise import Incoming, recognise
+from hermes.rollouts.recognise import Incoming, recognise, recognise_list
 from hermes.rollouts.wire import ScoredData, error_details
+
+MAX_GROUPS = 10_000
+"""In one list."""
 
 
 class BodyError(Exception):
@@ -22,14 +26,20 @@ class BodyError(Exception):
 
 @functools.cache
 def _list_adapter() -> TypeAdapter[list[ScoredData]]:
-    return TypeAdapter(list[ScoredData])
+    return TypeAdapter(Annotated[list[ScoredData], Field(max_length=MAX_GROUPS)])
 
 
 def parse(body: bytes, *, many: bool) -> list[Incoming]:
     """The group in `body`, or the list of groups if `many`. BodyError names each wrong field by its path."""
-    if not many and (known := recognise(body)):
-        return [known]
-    return parse_slowly(body, many=many)
+    return recognised(body, many=many) or parse_slowly(body, many=many)
+
+
+def recognised(body: bytes, *, many: bool) -> list[Incoming] | None:
+    """As `parse`, or None if that takes more than a look. Lets other threads run."""
+    if many:
+        return recognise_list(body)
+    group = recognise(body)
+    return [group] if group else None
 
 
 def parse_slowly(body: bytes, *, many: bool) -> list[Incoming]:

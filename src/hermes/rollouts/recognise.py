@@ -31,8 +31,27 @@ class Incoming(NamedTuple):
 
 def recognise(body: bytes) -> Incoming | None:
     """The group in `body`, or None if it has to be parsed. Safe to call in a thread."""
-    if _pattern().fullmatch(body) is None:
-        return None
+    return _read(body) if _pattern(many=False).fullmatch(body) else None
+
+
+def recognise_list(body: bytes) -> list[Incoming] | None:
+    """The groups in the list `body`, or None if it has to be parsed."""
+    if not _pattern(many=True).fullmatch(body) or body.count(b"{") != body.count(b'"tokens"'):
+        return None  # no groups, or objects within them
+    groups: list[Incoming] = []
+    start = body.find(b"{")
+    while start >= 0:
+        end = body.index(b"}", start) + 1
+        group = _read(body[start:end])
+        if group is None:
+            return None
+        groups.append(group)
+        start = body.find(b"{", end)
+    return groups
+
+
+def _read(body: bytes) -> Incoming | None:
+    """A group that matches the pattern; None if a key comes twice or one that is needed not at all."""
     values = _values(body)
     if values is None or not {b"tokens", b"masks", b"scores"} <= values.keys():
         return None
@@ -66,14 +85,14 @@ def _absent(present: frozenset[bytes]) -> bytes:
 
 
 @functools.cache
-def _pattern() -> Any:
+def _pattern(*, many: bool) -> Any:
     import re2  # type: ignore[import-untyped]
 
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1
     options.never_capture = True
     options.max_mem = 32 << 20
-    return re2.compile(_object(), options)
+    return re2.compile(_SPACE + _list(_object()) + _SPACE if many else _SPACE + _object() + _SPACE, options)
 
 
 def _object() -> bytes:
@@ -89,7 +108,7 @@ def _object() -> bytes:
         _pair("overrides", _either(rb"null", _list(_EMPTY))),
         _pair("generation_params|group_overrides", _either(rb"null", _EMPTY)),
     )
-    return _SPACE + rb"\{" + _separated(field) + rb"\}" + _SPACE
+    return rb"\{" + _separated(field) + rb"\}"
 
 
 def _either(*alternatives: bytes) -> bytes:

@@ -17,8 +17,8 @@ import sys
 from typing import BinaryIO
 
 from hermes.core.json import JSONObject
-from hermes.rollouts.parsing import BodyError, parse, parse_slowly
-from hermes.rollouts.recognise import Incoming, recognise
+from hermes.rollouts.parsing import BodyError, parse, parse_slowly, recognised
+from hermes.rollouts.recognise import Incoming
 
 INLINE_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
@@ -39,8 +39,8 @@ class Parser:
         """As `parsing.parse`; WorkerLost if the child died."""
         if len(body) <= INLINE_BYTES:
             return parse(body, many=many)
-        if not many and (known := await asyncio.to_thread(recognise, body)):
-            return [known]
+        if known := await asyncio.to_thread(recognised, body, many=many):
+            return known
         async with self._turn:
             try:
                 return await self._ask_child(body, many)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes.errors import SandboxError, UsageError
+from hermes.errors import HostError, UsageError
 
 UNPRIVILEGED_ID = 59_999
 """Whom root gives a fresh workspace to, so that commands need not run as root: above the ids of people, below
@@ -38,7 +38,7 @@ class Workspace:
             path = tempfile.mkdtemp(prefix="hermes-", dir=parent)
         except OSError as error:
             where = parent or tempfile.gettempdir()
-            raise SandboxError(
+            raise HostError(
                 f"no workspace can be made in {where}: {error.strerror}.",
                 f"Make room in {where}, or set TMPDIR.",
             ) from error
