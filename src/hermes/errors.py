@@ -36,7 +36,7 @@ class ConfigError(HermesError):
 
 
 class HostError(HermesError):
-    """This machine cannot go on: a full disk, a directory that cannot be written. Nobody's task is to blame."""
+    """This machine cannot go on: a full disk, a directory that cannot be written. No task is to blame."""
 
 
 class StoreError(HostError):

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from hermes.rollouts.inflate import BadGzip, Deflater, TooLarge, inflate
 from hermes.rollouts.parsing import BodyError, parse
-from hermes.rollouts.recognise import recognise
-from hermes.rollouts.wire import ScoredData
+from hermes.rollouts.recognise import recognise, recognise_list
+from hermes.rollouts.wire import MAX_LIST, ScoredData
 from hermes.rollouts.worker import INLINE_BYTES, Parser, WorkerLost
 from tests.rollouts.conftest import KEYS, group
 
@@ -138,6 +138,24 @@ def test_a_damaged_body_is_never_recognised_as_something_else(
 )
 def test_what_needs_judgement_is_left_to_the_parser(raw: bytes) -> None:
     assert recognise(raw) is None
+
+
+@given(st.lists(USUAL | BODIES, max_size=4))
+def test_a_recognised_list_is_its_groups_recognised_one_by_one(bodies: list[Any]) -> None:
+    found = recognise_list(json.dumps(bodies).encode())
+    alone = [recognise(json.dumps(body).encode()) for body in bodies]
+    assert found == alone or (found is None and (None in alone or "{}" in json.dumps(bodies)))
+
+
+def test_a_list_of_plain_groups_is_recognised() -> None:
+    bodies = [group(mark=mark, env_id=mark) for mark in range(3)]
+    found = recognise_list(json.dumps(bodies, indent=1).encode())
+    assert found is not None
+    assert [(new.env_id, new.size) for new in found] == [(0, 2), (1, 2), (2, 2)]
+    assert recognise_list(b"[]") == []
+    assert recognise_list(json.dumps([group()] * (MAX_LIST + 1)).encode()) is None
+    with pytest.raises(BodyError):
+        parse(json.dumps([group()] * (MAX_LIST + 1)).encode(), many=True)
 
 
 async def test_large_bodies_are_parsed_elsewhere_with_the_same_result() -> None:

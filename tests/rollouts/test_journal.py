@@ -188,6 +188,31 @@ async def test_changes_made_at_once_share_a_flush_and_keep_their_order(tmp_path:
     await journal.close()
 
 
+async def test_changes_behind_a_long_list_wait_for_it_as_they_do_in_the_log(tmp_path: Path) -> None:
+    journal, service = await opened(tmp_path)
+    many = [incoming(mark) for mark in range(1000)]
+    first = asyncio.create_task(service.intake.post(many, many=True, key=None))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(service.intake.post(many[:3], many=True, key="last"))
+    await asyncio.sleep(0)
+    await asyncio.gather(first, service.reset(), second)
+    before = describe(service.state)
+    await journal.close()
+    journal, service = await opened(tmp_path)
+    assert describe(service.state) == before
+    await journal.close()
+
+
+async def test_whoever_gave_up_waiting_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    journal, service = await opened(tmp_path)
+    impatient = asyncio.create_task(service.intake.post([incoming(1)], many=False, key=None))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await service.intake.post([incoming(2)], many=False, key=None)
+    assert service.state.queue.groups == 2
+    await journal.close()
+
+
 async def test_two_posts_with_one_key_at_once_are_taken_once(tmp_path: Path) -> None:
     journal, service = await opened(tmp_path)
     posts = [service.intake.post([incoming(1)], many=False, key="same") for _ in range(5)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes.config.settings import SandboxSettings
-from hermes.errors import SandboxError, UsageError
+from hermes.errors import HostError, SandboxError, UsageError
 from hermes.sandbox import open_sandbox, sandbox_names, usable
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.local import without_secrets
@@ -86,7 +86,7 @@ async def test_a_workspace_that_is_no_directory_is_refused(tmp_path: Path) -> No
 
 async def test_a_place_where_no_workspace_can_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(SandboxError, match="file"):
+    with pytest.raises(HostError, match="file"):
         await open_sandbox(SandboxSettings(backend="local"), interactive=True, workspaces=tmp_path / "file")
 
 

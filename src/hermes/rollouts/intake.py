@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hermes.core.json import JSONObject
@@ -61,35 +62,36 @@ class Intake:
         self._last_group_id = journal.last_group_id
         self._under_way_groups = 0
         self._under_way_bytes = 0
-        self._posts: dict[str, asyncio.Future[JSONObject]] = {}
+        self._posts: dict[str, asyncio.Future[list[Accepted]]] = {}
         """Posts with an idempotency key that are not answered yet."""
 
     async def post(self, incoming: Sequence[Incoming], *, many: bool, key: str | None) -> JSONObject:
         """Takes all groups or none. With a key seen before nothing is taken: the post had been received."""
-        if key is not None:
-            if key in self._posts:
-                await asyncio.wait([self._posts[key]])
-            if key in self._state.answered:
-                return _duplicate(self._state.answered[key], many)
-        if not incoming:
-            return {"status": "received", "groups_processed": 0}
         if len(incoming) > _MANY:
             await asyncio.sleep(0)  # parsing took its time: let others have their turn
+        while key is not None and key in self._posts:
+            await asyncio.wait([self._posts[key]])
+        if key is not None and key in self._state.answered:
+            return _duplicate(self._state.answered[key], many)
+        if not incoming:
+            return {"status": "received", "groups_processed": 0}
         self._check(incoming)
         now_s = time.time()
         groups = [self._named(new, now_s) for new in incoming]
-        future = self._journal.append(
-            lambda: self._apply(groups, incoming, many=many, key=key),
-            events.answered(key, len(groups)) if key is not None else None,
+        future = self._journal.append_groups(
             [(group, new.payload) for group, new in zip(groups, incoming, strict=True)],
+            self._acceptance(incoming, key),
+            events.answered(key, len(groups)) if key is not None else None,
         )
-        await self._safe(future, groups, key)
+        accepted = await self._safe(future, groups, key)
         self._metrics.count("groups_received_total", len(groups))
         self._metrics.groups.add(len(groups), now_s)
         self._metrics.sequences.add(sum(group.size for group in groups), now_s)
-        return future.result()
+        return _answer(accepted, many)
 
-    async def _safe(self, future: asyncio.Future[JSONObject], groups: list[Group], key: str | None) -> None:
+    async def _safe(
+        self, future: asyncio.Future[list[Accepted]], groups: list[Group], key: str | None
+    ) -> list[Accepted]:
         """Waits for the journal, while the groups count as room taken and the key as under way."""
         size_bytes = sum(group.bytes for group in groups)
         self._under_way_groups += len(groups)
@@ -97,27 +99,31 @@ class Intake:
         if key is not None:
             self._posts[key] = future
         try:
-            await future
+            return await future
         finally:
             self._under_way_groups -= len(groups)
             self._under_way_bytes -= size_bytes
             if key is not None:
                 del self._posts[key]
 
+    def _acceptance(self, incoming: Sequence[Incoming], key: str | None) -> Callable[[Group], Accepted]:
+        """What is done about each group, in order, once it is safe; after the last, the key is remembered."""
+        waiting = deque(incoming)
+
+        def accept(group: Group) -> Accepted:
+            new = waiting.popleft()
+            accepted = self._state.accept(group)
+            if group.id in self._state.queue:
+                self.latest = new.payload
+            if key is not None and not waiting:
+                self._state.remember(key, len(incoming))
+            return accepted
+
+        return accept
+
     def _named(self, new: Incoming, now_s: float) -> Group:
         self._last_group_id += 1
         return Group(self._last_group_id, new.env_id, new.size, len(new.payload), now_s)
-
-    def _apply(
-        self, groups: list[Group], incoming: Sequence[Incoming], *, many: bool, key: str | None
-    ) -> JSONObject:
-        accepted = [self._state.accept(group) for group in groups]
-        if key is not None:
-            self._state.remember(key, len(groups))
-        queued = [new for group, new in zip(groups, incoming, strict=True) if group.id in self._state.queue]
-        if queued:
-            self.latest = queued[-1].payload
-        return _answer(accepted, many)
 
     def _check(self, incoming: Sequence[Incoming]) -> None:
         state, limits = self._state, self._limits

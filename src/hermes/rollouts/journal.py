@@ -15,13 +15,13 @@ import fcntl
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from hermes.core.json import JSONObject
 from hermes.errors import StoreError
-from hermes.rollouts.log import Draft, Log, Operation
+from hermes.rollouts.log import Draft, Log, Operation, Outcome
 from hermes.rollouts.queue import Group
 from hermes.rollouts.recover import recover
 from hermes.rollouts.segment import Kind, Place, framed_group
@@ -30,7 +30,10 @@ from hermes.rollouts.state import State
 
 SEGMENT_BYTES = 64 << 20
 
+_GROUPS_A_TURN = 200
+
 T = TypeVar("T")
+A = TypeVar("A")
 NewGroup = tuple[Group, bytes]
 
 
@@ -39,10 +42,14 @@ class Journal(Protocol):
     """The state it starts with; every change to it goes through `append`."""
     last_group_id: int
 
-    def append(
-        self, apply: Callable[[], T], event: JSONObject | None = None, groups: Sequence[NewGroup] = ()
-    ) -> asyncio.Future[T]:
-        """Records groups and an event as one, then calls `apply`. StoreError: nothing was recorded."""
+    def append(self, apply: Callable[[], T], event: JSONObject) -> asyncio.Future[T]:
+        """Records an event, then calls `apply`. StoreError: nothing was recorded."""
+        ...
+
+    def append_groups(
+        self, groups: Sequence[NewGroup], accept: Callable[[Group], A], event: JSONObject | None
+    ) -> asyncio.Future[list[A]]:
+        """Records groups, and an event after them, as one; then calls `accept` for each group in turn."""
         ...
 
     def reader(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
@@ -66,14 +73,15 @@ class MemoryJournal:
         self.last_group_id = 0
         self._bodies: dict[int, bytes] = {}
 
-    def append(
-        self, apply: Callable[[], T], event: JSONObject | None = None, groups: Sequence[NewGroup] = ()
-    ) -> asyncio.Future[T]:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    def append(self, apply: Callable[[], T], event: JSONObject) -> asyncio.Future[T]:
+        return _resolved(apply())
+
+    def append_groups(
+        self, groups: Sequence[NewGroup], accept: Callable[[Group], A], event: JSONObject | None
+    ) -> asyncio.Future[list[A]]:
         for group, body in groups:
             self._bodies[group.id] = body
-        future.set_result(apply())
-        return future
+        return _resolved([accept(group) for group, _ in groups])
 
     def reader(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
         bodies = [self._bodies[group_id] for group_id in group_ids]
@@ -98,7 +106,7 @@ class FileJournal:
         self._lock = _locked(directory)
         try:
             recovered = recover(directory, now_s)
-            self._log = Log(directory, recovered.last_index + 1)
+            self._log = Log(directory, recovered.last_index + 1, recovered.last_number)
         except BaseException as error:
             os.close(self._lock)
             if isinstance(error, OSError):
@@ -108,7 +116,7 @@ class FileJournal:
             raise
         self.state = recovered.state
         self.last_group_id = recovered.last_group_id
-        self._number = self._applied = recovered.last_number
+        self._applied = recovered.last_number
         self._covered = 0
         """The newest durable snapshot says everything up to this number."""
         self._places = recovered.places
@@ -118,29 +126,40 @@ class FileJournal:
         self._snapshot_under_way = False
         self._write_snapshot(rotate=False)
 
-    def append(
-        self, apply: Callable[[], T], event: JSONObject | None = None, groups: Sequence[NewGroup] = ()
-    ) -> asyncio.Future[T]:
+    def append(self, apply: Callable[[], T], event: JSONObject) -> asyncio.Future[T]:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        drafts = [
-            self._draft(Kind.GROUP, framed_group(describe_group(group), body), group.id)
-            for group, body in groups
-        ]
-        if event is not None:
-            drafts.append(self._draft(Kind.EVENT, (json.dumps(event).encode(),)))
 
-        def done(outcome: list[Place] | StoreError) -> None:
+        def done(outcome: Outcome) -> tuple[()]:
             if isinstance(outcome, StoreError):
-                future.set_exception(outcome)
-                return
-            for (group, _), place in zip(groups, outcome, strict=True):
-                self._settle(group.id, place)
-            self._applied = drafts[-1].number
-            future.set_result(apply())
-            if self._log.current.size > self._segment_bytes:
-                self._write_snapshot(rotate=True)
+                _tell(future, outcome)
+            else:
+                _tell(future, apply())
+                self._advance(outcome.number)
+            return ()
 
-        self._log.put(Operation(tuple(drafts), done))
+        self._log.put(Operation([_event_draft(event)], done))
+        return future
+
+    def append_groups(
+        self, groups: Sequence[NewGroup], accept: Callable[[Group], A], event: JSONObject | None
+    ) -> asyncio.Future[list[A]]:
+        future: asyncio.Future[list[A]] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: Outcome) -> Iterator[None]:
+            if isinstance(outcome, StoreError):
+                _tell(future, outcome)
+                return
+            accepted: list[A] = []
+            for (group, _), place in zip(groups, outcome.places, strict=True):
+                self._settle(group.id, place)
+                accepted.append(accept(group))
+                if len(accepted) % _GROUPS_A_TURN == 0:
+                    yield
+            _tell(future, accepted)
+            self._advance(outcome.number)
+
+        drafts = [Draft(Kind.GROUP, framed_group(describe_group(group), body)) for group, body in groups]
+        self._log.put(Operation([*drafts, _event_draft(event)] if event else drafts, done))
         return future
 
     def reader(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
@@ -167,19 +186,15 @@ class FileJournal:
         await self._log.close()
         os.close(self._lock)
 
-    def _draft(
-        self,
-        kind: Kind,
-        parts: tuple[bytes, ...] = (),
-        group_id: int | None = None,
-        source: Place | None = None,
-    ) -> Draft:
-        self._number += 1
-        return Draft(self._number, kind, parts, group_id, source)
-
     def _settle(self, group_id: int, place: Place) -> None:
         self._places[group_id] = place
         place.segment.live[group_id] = place.end - place.body
+
+    def _advance(self, number: int) -> None:
+        """Everything up to this record has been applied to the state."""
+        self._applied = number
+        if self._log.current.size > self._segment_bytes:
+            self._write_snapshot(rotate=True)
 
     def _write_snapshot(self, *, rotate: bool) -> None:
         """Says the whole state once more, in a new segment if so wanted; then old ones can go."""
@@ -189,19 +204,18 @@ class FileJournal:
         through = self._applied
         former = self._log.current
 
-        def done(outcome: list[Place] | StoreError) -> None:
+        def done(outcome: Outcome) -> tuple[()]:
             self._snapshot_under_way = False
-            if isinstance(outcome, StoreError):
-                return  # a later append tries again
-            self._applied = draft.number
-            self._covered = through
-            if self._log.current is not former:
-                self._old.append(former)
-            self._clean_up()
+            if not isinstance(outcome, StoreError):  # otherwise a later append tries again
+                self._applied = outcome.number
+                self._covered = through
+                if self._log.current is not former:
+                    self._old.append(former)
+                self._clean_up()
+            return ()
 
         text = json.dumps({**describe(self.state), "through": through}).encode()
-        draft = self._draft(Kind.SNAPSHOT, (text,))
-        self._log.put(Operation((draft,), done, rotate=rotate))
+        self._log.put(Operation([Draft(Kind.SNAPSHOT, (text,))], done, rotate))
 
     def _clean_up(self) -> None:
         """Deletes segments that nothing needs, and empties those that little needs."""
@@ -217,20 +231,38 @@ class FileJournal:
                     self._copy(group_id, self._places[group_id])
 
     def _copy(self, group_id: int, source: Place) -> None:
-        draft = self._draft(Kind.COPY, (), group_id, source)
-
-        def done(outcome: list[Place] | StoreError) -> None:
+        def done(outcome: Outcome) -> tuple[()]:
             if isinstance(outcome, StoreError):
                 source.segment.emptying = False
-                return
-            self._applied = draft.number
+                return ()
+            self._applied = outcome.number
             if self._places.get(group_id) is source:  # it was not served meanwhile
                 del source.segment.live[group_id]
-                self._settle(group_id, outcome[0])
+                self._settle(group_id, outcome.places[0])
                 if not source.segment.live:
                     self._clean_up()
+            return ()
 
-        self._log.put(Operation((draft,), done))
+        self._log.put(Operation([Draft(Kind.COPY, source=source)], done))
+
+
+def _event_draft(event: JSONObject) -> Draft:
+    return Draft(Kind.EVENT, (json.dumps(event).encode(),))
+
+
+def _tell(future: asyncio.Future[T], result: T | StoreError) -> None:
+    if future.done():
+        return  # whoever waited was cancelled
+    if isinstance(result, StoreError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def _resolved(result: T) -> asyncio.Future[T]:
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    future.set_result(result)
+    return future
 
 
 def _locked(directory: Path) -> int:

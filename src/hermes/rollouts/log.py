@@ -13,10 +13,11 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from hermes.errors import StoreError
 from hermes.rollouts.segment import MAGIC, Kind, Place, Segment, header, segment_path
@@ -25,37 +26,53 @@ _MOST_PARTS = 1024  # what one writev takes
 
 
 class Draft(NamedTuple):
-    """A record to write. `number` is given by the journal."""
+    """A record to write."""
 
-    number: int
     kind: Kind
-    parts: tuple[bytes, ...]
-    group_id: int | None = None
+    parts: tuple[bytes, ...] = ()
     source: Place | None = None
     """For a copy: where the payload is read from when it is written."""
+
+
+class Written(NamedTuple):
+    """What became of an operation."""
+
+    places: list[Place]
+    """Where its groups lie, in order."""
+    number: int
+    """Of its last record."""
+
+
+Outcome: TypeAlias = Written | StoreError
+Done: TypeAlias = Callable[[Outcome], Iterable[None]]
+"""Told where all is, or why nothing was written. What it returns is gone through step by step; between steps
+other requests have a turn, but no later operation is told before it is through."""
 
 
 @dataclass(slots=True, eq=False)
 class Operation:
     """Records that are written together, at the start of a new segment if `rotate`."""
 
-    drafts: tuple[Draft, ...]
-    done: Callable[[list[Place] | StoreError], None]
-    """Gets the places of the records that are groups, or why nothing was written."""
+    drafts: list[Draft]
+    done: Done
     rotate: bool = False
-    places: list[Place] = field(default_factory=list)
 
 
 class Log:
     """Owns the newest segment. `put` and `close` belong to the event loop's thread."""
 
-    def __init__(self, directory: Path, index: int) -> None:
+    def __init__(self, directory: Path, index: int, last_number: int) -> None:
         self._directory = directory
         self._index = index
+        self._number = last_number
         self._queue: queue.SimpleQueue[Operation | Segment | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._failed: StoreError | None = None
         self.current = self._create()
+        self._outcomes: deque[tuple[Done, Outcome]] = deque()
+        """Of operations that are yet to be told, in their order."""
+        self._steps: Iterator[None] | None = None
+        """Of the operation that is being told."""
         self.flushes = 0
         self.flush_s = 0.0
         self._thread = threading.Thread(target=self._work, name="rollouts-log", daemon=True)
@@ -118,28 +135,60 @@ class Log:
             return
         segment = self.current
         before = segment.size
-        written: list[Operation] = []
+        written: list[tuple[Done, Outcome]] = []
         parts: list[bytes] = []
         for operation in operations:
             try:
-                parts += _laid_out(operation, segment)
-                written.append(operation)
+                places = self._lay_out(operation.drafts, segment, parts)
+                written.append((operation.done, Written(places, self._number)))
             except (OSError, StoreError) as error:  # what was to be copied cannot be read
-                self._tell([operation], StoreError(str(error)))
-        outcome = self._failed
+                written.append((operation.done, StoreError(str(error))))
+        failure = self._failed
         try:
-            if outcome is None:
+            if failure is None:
                 _write_all(segment.fd, parts)
-                outcome = self._failed = self._flush(segment)
+                failure = self._failed = self._flush(segment)
         except OSError as error:
             segment.size = before
             os.ftruncate(segment.fd, before)
-            outcome = StoreError(f"cannot write to {segment.path}: {error.strerror}", "free some disk space")
-        self._tell(written, outcome)
-
-    def _tell(self, operations: list[Operation], outcome: StoreError | None) -> None:
+            failure = StoreError(f"cannot write to {segment.path}: {error.strerror}", "free some disk space")
+        if failure is not None:
+            written = [(done, failure) for done, _ in written]
         with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits for the outcome
-            self._loop.call_soon_threadsafe(_finish, operations, outcome)
+            self._loop.call_soon_threadsafe(self._finish, written)
+
+    def _lay_out(self, drafts: list[Draft], segment: Segment, parts: list[bytes]) -> list[Place]:
+        """Adds the bytes of the records to `parts`; returns where the groups among them will lie."""
+        places: list[Place] = []
+        for draft in drafts:
+            payload = draft.parts
+            if source := draft.source:
+                payload = (source.segment.read(source.start, source.body), source.read())
+            self._number += 1
+            head = header(self._number, draft.kind, payload)
+            start = segment.size + len(head)
+            segment.size = start + sum(map(len, payload))
+            segment.last_number = self._number
+            if draft.kind in (Kind.GROUP, Kind.COPY):
+                places.append(Place(segment, start, start + len(payload[0]), segment.size))
+            parts += head, *payload
+        return places
+
+    def _finish(self, outcomes: list[tuple[Done, Outcome]]) -> None:
+        self._outcomes.extend(outcomes)
+        if self._steps is None:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Tells operations their outcomes; gives the loop a turn between steps."""
+        while self._steps or self._outcomes:
+            if self._steps is None:
+                done, outcome = self._outcomes.popleft()
+                self._steps = iter(done(outcome))
+            for _ in self._steps:
+                self._loop.call_soon(self._go_on)
+                return
+            self._steps = None
 
     def _flush(self, segment: Segment) -> StoreError | None:
         started_s = self._loop.time()
@@ -154,23 +203,6 @@ class Log:
         return None
 
 
-def _laid_out(operation: Operation, segment: Segment) -> list[bytes]:
-    """The bytes of an operation; notes where its groups will lie."""
-    laid_out: list[bytes] = []
-    for draft in operation.drafts:
-        parts = draft.parts
-        if source := draft.source:
-            parts = (source.segment.read(source.start, source.body), source.read())
-        head = header(draft.number, draft.kind, parts)
-        start = segment.size + len(head)
-        segment.size = start + sum(map(len, parts))
-        segment.last_number = draft.number
-        if draft.group_id is not None:
-            operation.places.append(Place(segment, start, start + len(parts[0]), segment.size))
-        laid_out += head, *parts
-    return laid_out
-
-
 def _write_all(fd: int, parts: list[bytes]) -> None:
     for first in range(0, len(parts), _MOST_PARTS):
         chunk: list[bytes | memoryview] = list(parts[first : first + _MOST_PARTS])
@@ -180,8 +212,3 @@ def _write_all(fd: int, parts: list[bytes]) -> None:
                 written -= len(chunk.pop(0))
             if chunk:
                 chunk[0] = memoryview(chunk[0])[written:]
-
-
-def _finish(operations: list[Operation], outcome: StoreError | None) -> None:
-    for operation in operations:
-        operation.done(operation.places if outcome is None else outcome)

@@ -9,10 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from hermes.core.json import JSONObject
 from hermes.rollouts.recognise import Incoming, recognise, recognise_list
-from hermes.rollouts.wire import ScoredData, error_details
-
-MAX_GROUPS = 10_000
-"""In one list."""
+from hermes.rollouts.wire import MAX_LIST, ScoredData, error_details
 
 
 class BodyError(Exception):
@@ -26,7 +23,7 @@ class BodyError(Exception):
 
 @functools.cache
 def _list_adapter() -> TypeAdapter[list[ScoredData]]:
-    return TypeAdapter(Annotated[list[ScoredData], Field(max_length=MAX_GROUPS)])
+    return TypeAdapter(Annotated[list[ScoredData], Field(max_length=MAX_LIST)])
 
 
 def parse(body: bytes, *, many: bool) -> list[Incoming]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from hermes.rollouts.wire import ScoredData
+from hermes.rollouts.wire import MAX_LIST, ScoredData
 
 _SPACE = rb"[ \t\r\n]*"
 _WHOLE = rb"-?(?:0|[1-9][0-9]{0,17})"
@@ -36,8 +36,9 @@ def recognise(body: bytes) -> Incoming | None:
 
 def recognise_list(body: bytes) -> list[Incoming] | None:
     """The groups in the list `body`, or None if it has to be parsed."""
-    if not _pattern(many=True).fullmatch(body) or body.count(b"{") != body.count(b'"tokens"'):
-        return None  # no groups, or objects within them
+    count = body.count(b"{")
+    if count > MAX_LIST or count != body.count(b'"tokens"') or not _pattern(many=True).fullmatch(body):
+        return None  # more objects than groups: some are within groups
     groups: list[Incoming] = []
     start = body.find(b"{")
     while start >= 0:

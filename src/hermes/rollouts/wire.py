@@ -22,6 +22,8 @@ from pydantic_core import PydanticCustomError
 
 from hermes.core.json import JSON, JSONObject
 
+MAX_LIST = 2_000
+"""Groups in one post: as many as can be taken in without holding up others."""
 MIN_LEASE_S, MAX_LEASE_S = 0.001, 7 * 24 * 3600.0
 _MAX_ERRORS = 20
 _MAX_INPUT_CHARS = 200
