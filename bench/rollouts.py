@@ -32,7 +32,7 @@ from typing import Any
 
 SEQUENCES, TOKENS, BATCH = 8, 1000, 128
 JSON_BODY = {"Content-Type": "application/json"}
-OURS = "from hermes.cli.api import api; api()"
+OURS = [sys.executable, "-m", "hermes", "api"]
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -230,8 +230,7 @@ def measure(command: list[str], *, durable: bool, queued: int) -> dict[str, Any]
 
 
 def servers(original: str | None) -> dict[str, tuple[list[str], bool]]:
-    ours = [sys.executable, "-c", OURS]
-    found = {"ours, durable": (ours, True), "ours, in memory": (ours, False)}
+    found = {"ours, durable": (OURS, True), "ours, in memory": (OURS, False)}
     if original:
         found["original"] = ([original], False)
     elif importlib.util.find_spec("atroposlib"):

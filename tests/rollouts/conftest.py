@@ -16,12 +16,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-# The entry in the table of commands, and then the command line as a user would type it.
-LAUNCH = """
-from hermes.cli.main import COMMANDS, main
-COMMANDS.setdefault("api", ("hermes.cli.api:api", ""))
-main()
-"""
 RUN: dict[str, Any] = {
     "wandb_group": "group",
     "wandb_project": "project",
@@ -148,7 +142,7 @@ class Server(NamedTuple):
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", LAUNCH, "api", *arguments]
+    return [sys.executable, "-m", "hermes", "api", *arguments]
 
 
 def environment(**variables: str) -> dict[str, str]:

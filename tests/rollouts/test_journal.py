@@ -156,6 +156,21 @@ async def test_old_segments_go_when_their_groups_are_served_and_stragglers_are_c
     await journal.close()
 
 
+async def test_ids_of_groups_that_are_long_gone_are_not_given_again(tmp_path: Path) -> None:
+    for expected in (1, 5, 9):
+        journal, service = await opened(tmp_path)
+        if expected == 1:
+            await service.register(Registration(**RUN))
+        for mark in range(4):
+            await service.intake.post([incoming(mark)], many=False, key=None)
+        batch = await service.next_batch(None)
+        assert isinstance(batch, Batch)
+        assert [group.id for group in batch.lease.groups] == list(range(expected, expected + 4))
+        await service.acknowledge(batch.lease.id)
+        await journal.close()
+    assert len(list_segments(tmp_path)) == 1
+
+
 async def test_a_batch_can_be_read_while_its_segment_is_emptied(tmp_path: Path) -> None:
     await a_run(tmp_path)
     journal, service = await opened(tmp_path)

@@ -8,6 +8,7 @@ import http.client
 import json
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -152,6 +153,15 @@ def test_unknown_environments_can_be_let_in_as_the_original_does(launch: Launch)
     api.register(batch_size=2)
     api.post("/scored_data", group(mark=1, env_id=77))
     assert api.batch()[0]["env_id"] == 77
+
+
+def test_run_api_is_the_same_command_by_the_name_others_use() -> None:
+    script = "from hermes.cli.api import run_api; run_api()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--help"], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "--state-dir" in done.stdout
 
 
 def test_a_port_that_is_taken_is_said_to_be(tmp_path: Path) -> None:

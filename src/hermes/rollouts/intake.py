@@ -7,6 +7,7 @@ above that, posts are refused with 503 until there is room.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ class Intake:
         self._state = journal.state
         self._limits = limits
         self._metrics = metrics
-        self._last_group_id = journal.last_group_id
+        self._group_ids = itertools.count(journal.last_group_id + 1)
         self._under_way_groups = 0
         self._under_way_bytes = 0
         self._posts: dict[str, asyncio.Future[list[Accepted]]] = {}
@@ -122,8 +123,7 @@ class Intake:
         return accept
 
     def _named(self, new: Incoming, now_s: float) -> Group:
-        self._last_group_id += 1
-        return Group(self._last_group_id, new.env_id, new.size, len(new.payload), now_s)
+        return Group(next(self._group_ids), new.env_id, new.size, len(new.payload), now_s)
 
     def _check(self, incoming: Sequence[Incoming]) -> None:
         state, limits = self._state, self._limits

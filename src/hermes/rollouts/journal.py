@@ -41,6 +41,7 @@ class Journal(Protocol):
     state: State
     """The state it starts with; every change to it goes through `append`."""
     last_group_id: int
+    """The highest ever used, so that no id comes twice."""
 
     def append(self, apply: Callable[[], T], event: JSONObject) -> asyncio.Future[T]:
         """Records an event, then calls `apply`. StoreError: nothing was recorded."""
@@ -158,6 +159,7 @@ class FileJournal:
             _tell(future, accepted)
             self._advance(outcome.number)
 
+        self.last_group_id = max(self.last_group_id, *(group.id for group, _ in groups))
         drafts = [Draft(Kind.GROUP, framed_group(describe_group(group), body)) for group, body in groups]
         self._log.put(Operation([*drafts, _event_draft(event)] if event else drafts, done))
         return future
@@ -214,7 +216,8 @@ class FileJournal:
                 self._clean_up()
             return ()
 
-        text = json.dumps({**describe(self.state), "through": through}).encode()
+        said = {**describe(self.state), "through": through, "last_group_id": self.last_group_id}
+        text = json.dumps(said).encode()
         self._log.put(Operation([Draft(Kind.SNAPSHOT, (text,))], done, rotate))
 
     def _clean_up(self) -> None:

@@ -73,7 +73,8 @@ class Connection(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
 
     def shutdown(self) -> None:
-        self._cut = _undelivered_bytes(self.transport) > 0
+        if self.cycle is not None and self.cycle.response_complete:
+            self._cut = _undelivered_bytes(self.transport) > 0
         super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:

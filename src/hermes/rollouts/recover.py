@@ -72,7 +72,8 @@ def recover(directory: Path, now_s: float) -> Recovered:
         _read(segment, found, last=path == paths[-1])
         recovered.segments.append(segment)
         recovered.last_number = max(recovered.last_number, segment.last_number)
-    recovered.last_group_id = max(found.groups, default=0)
+    known = found.snapshot["last_group_id"] if found.snapshot else 0
+    recovered.last_group_id = max(known, *found.groups, 0)
     try:
         recovered.state = _rebuilt(found, now_s)
         for group in recovered.state.groups():

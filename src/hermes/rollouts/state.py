@@ -9,7 +9,6 @@ served again under the same id. A lease without a time limit is bound to the con
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -239,7 +238,7 @@ class State:
     def expire(self, now_s: float) -> None:
         """Leases past their time limit are lost."""
         for lease in list(self.leases.values()):
-            if not lease.waiting and (math.inf if lease.expires_s is None else lease.expires_s) <= now_s:
+            if not lease.waiting and lease.expires_s is not None and lease.expires_s <= now_s:
                 self.lose(lease.id)
 
     def finish(self, lease_id: int) -> Iterable[Group]:
