@@ -254,6 +254,8 @@ def main() -> None:
     parser.add_argument("--queued", type=int, default=2000, help="groups posted before batches are asked for")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
+    if options.queued < 256:
+        parser.error("--queued must be at least 256: ten batches of 16 groups are taken from them")
     results = {}
     for name, (command, durable) in servers(options.original).items():
         results[name] = measure(command, durable=durable, queued=options.queued)
