@@ -38,10 +38,11 @@ def test_the_command_line_of_the_room() -> None:
     assert " ".join(room()) == (
         "/usr/bin/bwrap --die-with-parent"
         " --unshare-user --uid 1000 --gid 1000 --unshare-ipc --unshare-uts --unshare-net"
-        " --perms 0755 --dir /etc --perms 0755 --dir /etc/ssl --perms 0755 --dir /opt"
+        " --perms 1777 --size 5 --tmpfs /tmp --perms 0755 --dir /etc"
+        " --perms 0755 --dir /etc/ssl --perms 0755 --dir /opt"
         " --perms 0755 --dir /opt/py --ro-bind /usr /usr --ro-bind /etc/ssl/certs /etc/ssl/certs"
         " --ro-bind /opt/py/3.11 /opt/py/3.11 --symlink usr/bin /bin --perms 0644 --file 7 /etc/passwd"
-        " --bind /w /workspace --perms 1777 --size 5 --tmpfs /tmp --dev /dev --bind /proc /proc --"
+        " --bind /w /workspace --dev /dev --bind /proc /proc --"
     )
 
 

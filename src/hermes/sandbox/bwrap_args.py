@@ -117,7 +117,8 @@ def room_argv(
 def _furniture(
     bwrap: Bwrap, layout: Layout, workspace: Path, tmp_bytes: int, files: Mapping[str, int]
 ) -> list[str]:
-    argv: list[str] = []
+    # First, since this Python may itself live somewhere under /tmp and must show through.
+    argv = ["--perms", "1777", *bwrap.if_known("--size", str(tmp_bytes)), "--tmpfs", "/tmp"]
     for parent in _parents((*layout.binds, *files)):
         argv += ["--perms", "0755", "--dir", parent]  # whoever enters must get through, not only the owner
     for path in layout.binds:
@@ -127,7 +128,6 @@ def _furniture(
     for path, descriptor in files.items():
         argv += ["--perms", "0644", "--file", str(descriptor), path]
     argv += ["--bind", str(workspace), WORKSPACE]
-    argv += ["--perms", "1777", *bwrap.if_known("--size", str(tmp_bytes)), "--tmpfs", "/tmp"]
     # The host's /proc is what allows a fresh one to be mounted for each command, in its place.
     return [*argv, "--dev", "/dev", "--bind", "/proc", "/proc"]
 
@@ -135,7 +135,7 @@ def _furniture(
 def _parents(paths: Sequence[str]) -> list[str]:
     """Every directory above the paths, outermost first."""
     found = {str(parent) for path in paths for parent in Path(path).parents}
-    return sorted(found - {"/"})
+    return sorted(found - {"/", "/tmp"})
 
 
 def command_argv(
@@ -151,7 +151,7 @@ def command_argv(
     for name, value in env.items():
         wrap += ["--setenv", name, value]
     for path in _tops(layout.binds):
-        wrap += ["--ro-bind", path, path]
+        wrap += ["--ro-bind", path, path] if path != "/tmp" else []  # it is bound below, writable
     for path, target in layout.links:
         wrap += ["--symlink", target, path]
     wrap += ["--bind", WORKSPACE, WORKSPACE, "--bind", "/tmp", "/tmp"]
