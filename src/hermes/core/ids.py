@@ -6,7 +6,6 @@ import os
 import time
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford base 32: no I, L, O, U
-ID_LENGTH = 26
 
 
 def new_id(now_ms: int | None = None) -> str:

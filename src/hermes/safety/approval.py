@@ -30,7 +30,6 @@ _UNATTENDED_HINT = (
     "Use an isolating sandbox (--sandbox bubblewrap), allow the command in approval.allow, "
     "or allow everything with --yes."
 )
-_DENIED_HINT = "The rule is one of approval.deny."
 _BETWEEN_WORDS = re.compile(r"[\s;&|()<>`$\"'{}\\]+")
 
 
