@@ -32,10 +32,13 @@ class Recorder:
         self, step: Step, *, context: Sequence[Message] | None = None, tools: Sequence[JSONObject] = ()
     ) -> None:
         """Returns once the step is durable."""
-        if not self._begun:
+        begin = None if self._begun else self._writer.begin(self.header)
+        # queued together, so that both are committed by one flush
+        recorded = self._writer.append(self.header.id, step, context=context, tools=tools)
+        if begin is not None:
+            await asyncio.wrap_future(begin)  # its failure is the cause; the step's would be "no trajectory"
             self._begun = True
-            self._writer.begin(self.header)  # committed before, or together with, the step that follows
-        await asyncio.wrap_future(self._writer.append(self.header.id, step, context=context, tools=tools))
+        await asyncio.wrap_future(recorded)
 
     async def finish(self, outcome: Outcome) -> None:
         if self._begun:
