@@ -18,7 +18,7 @@ SETTINGS = SandboxSettings(
 
 
 def test_the_container_is_started_with_every_restriction() -> None:
-    argv = run_argv("/usr/bin/docker", SETTINGS, Path("/w"), "hermes-1", (1000, 1000))
+    argv = run_argv("/usr/bin/docker", SETTINGS, Path("/w"), "hermes-1", (1000, 1000), rootless=True)
     assert " ".join(argv[: argv.index("--entrypoint")]) == (
         "/usr/bin/docker run --interactive --rm --init --name hermes-1 --label research.hermes.sandbox"
         " --network none --cap-drop ALL --security-opt no-new-privileges --read-only"
@@ -32,14 +32,18 @@ def test_the_container_is_started_with_every_restriction() -> None:
 
 def test_the_network_is_there_only_if_allowed() -> None:
     allowed = SETTINGS.model_copy(update={"network": True})
-    argv = run_argv("docker", allowed, Path("/w"), "n", (1, 1))
+    argv = run_argv("docker", allowed, Path("/w"), "n", (1, 1), rootless=True)
     assert argv[argv.index("--network") + 1] == "bridge"
 
 
-def test_podman_keeps_the_users_own_id() -> None:
-    assert "--userns" not in run_argv("/usr/bin/docker", SETTINGS, Path("/w"), "n", (7, 8))
-    argv = run_argv("/usr/bin/podman", SETTINGS, Path("/w"), "n", (7, 8))
-    assert argv[argv.index("--userns") + 1] == "keep-id:uid=7,gid=8"
+def test_podman_without_root_keeps_the_users_own_id() -> None:
+    def argv(engine: str, rootless: bool) -> list[str]:
+        return run_argv(f"/usr/bin/{engine}", SETTINGS, Path("/w"), "n", (7, 8), rootless=rootless)
+
+    assert "--userns" not in argv("docker", rootless=True)
+    assert "--userns" not in argv("podman", rootless=False)
+    kept = argv("podman", rootless=True)
+    assert kept[kept.index("--userns") + 1] == "keep-id:uid=7,gid=8"
 
 
 def test_a_command_is_executed_with_its_mark_and_variables() -> None:
@@ -87,5 +91,38 @@ async def test_a_real_container_runs_reads_writes_and_is_bounded() -> None:
         await process.wait(1)
         assert process.output() == "got hello\n"
         await process.kill()
+    finally:
+        await sandbox.close()
+
+
+WRITABLE = """
+import os
+kinds = {line.split()[1]: line.split()[2] for line in open('/proc/mounts')}
+found = set()
+for folder, folders, _ in os.walk('/'):
+    folders[:] = [name for name in folders if (folder, name) != ('/', 'proc')]
+    try:
+        place = os.path.join(folder, 'hermes-was-here')
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY))
+        os.unlink(place)
+    except OSError:
+        continue
+    mount = max((m for m in kinds if (folder + '/').startswith(m.rstrip('/') + '/')), key=len)
+    found.add('in memory' if kinds[mount] in ('tmpfs', 'mqueue') else mount)
+print(', '.join(sorted(found)))
+for name in ('sys/kernel/core_pattern', 'sysrq-trigger'):
+    assert not os.access('/proc/' + name, os.W_OK)
+"""
+
+
+async def test_in_a_real_container_only_the_workspace_and_places_of_its_own_can_be_written() -> None:
+    need("docker")
+    sandbox = await open_sandbox(SETTINGS, interactive=False)
+    try:
+        await sandbox.write_file("look.py", WRITABLE.encode())
+        looked = await sandbox.run("python3 look.py")
+        assert looked.exit_code == 0, looked.output
+        assert looked.output == "/workspace, in memory\n"  # /tmp, /dev/shm and the like end with it
+        assert (await sandbox.run("ls /sys/class/net")).output.split() == ["lo"]
     finally:
         await sandbox.close()

@@ -19,6 +19,7 @@ import pytest_asyncio
 from hermes.config.settings import SandboxSettings
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
+from hermes.sandbox.docker import find_engine
 from tests.sandbox.conftest import Marker, need
 from tests.sandbox.probes import CANARY, PROBES, Probe, World
 
@@ -33,6 +34,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     made.close()
 
 
+IMAGE = "python:3.11-slim"
+SHOWN_BY_ENGINES = {"the host's devices"}
+"""Both engines show a read-only /sys; podman's own system-call filter also allows user namespaces."""
 SMALL = {"memory_mb": 100, "max_processes": 60}
 
 
@@ -53,9 +57,9 @@ async def pair(world: World) -> AsyncIterator[tuple[Sandbox, Sandbox]]:
             await sandbox.close()
 
 
-async def reaches(sandbox: Sandbox, script: str) -> bool:
+async def reaches(sandbox: Sandbox, script: str, python: str = sys.executable) -> bool:
     await sandbox.write_file("probe.py", script.encode())
-    result = await sandbox.run(f"{sys.executable} -I -S probe.py", timeout_s=30)
+    result = await sandbox.run(f"{python} -I -S probe.py", timeout_s=30)
     assert not result.timed_out
     assert "SyntaxError" not in result.output
     return "REACHED" in result.output
@@ -82,6 +86,20 @@ async def test_nor_does_any_in_a_workspace_that_belongs_to_root(world: World, tm
     finally:
         await sandbox.close()
     assert reached == {"hundreds of processes"}  # the kernel does not count root's
+
+
+async def test_nor_does_any_in_a_container(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("docker")
+    monkeypatch.setenv("PROBE_CANARY", CANARY)
+    settings = SandboxSettings(backend="docker", image=IMAGE, **SMALL)
+    sandbox = await open_sandbox(settings, interactive=False)
+    try:
+        works = "print('REACHED')"
+        assert await reaches(sandbox, works, "python3"), "there is no Python in the image"
+        reached = {p.name for p in PROBES if await reaches(sandbox, world.fill(p.script), "python3")}
+    finally:
+        await sandbox.close()
+    assert reached <= {*SHOWN_BY_ENGINES, *({"a user namespace"} if "podman" in find_engine() else ())}
 
 
 async def test_a_link_planted_in_the_workspace_does_not_lead_our_own_reading_out(

@@ -57,7 +57,7 @@ class DockerSandbox:
 
     @classmethod
     async def open(cls, settings: SandboxSettings, workspace: Workspace) -> DockerSandbox:
-        engine = installed()
+        engine = await asyncio.to_thread(find_engine)
         workspace.give_up_root()
         supervisor = await Supervisor.open()
         sandbox = cls(settings, workspace, engine, f"hermes-{new_id().lower()}", supervisor)
@@ -69,7 +69,14 @@ class DockerSandbox:
         return sandbox
 
     async def _start_container(self) -> None:
-        argv = run_argv(self._engine, self._settings, self._workspace.path, self._name, self._owner)
+        argv = run_argv(
+            self._engine,
+            self._settings,
+            self._workspace.path,
+            self._name,
+            self._owner,
+            rootless=os.geteuid() != 0,
+        )
         container = await self._supervisor.start(_launch(argv, "container"), stdin=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(_START_TIMEOUT_S):
@@ -205,18 +212,33 @@ class _ContainerProcess:
         await self._client.kill()
 
 
-def installed() -> str:
-    for name in ("docker", "podman"):
-        if program := shutil.which(name):
+def find_engine() -> str:
+    """The first of docker and podman that answers; the other's client may be installed without an engine."""
+    programs = [program for name in ("docker", "podman") if (program := shutil.which(name))]
+    if not programs:
+        raise SandboxError("neither docker nor podman is installed.", FIX)
+    said = []
+    for program in programs:
+        trouble = _trouble_with(program)
+        if trouble is None:
             return program
-    raise SandboxError("neither docker nor podman is installed.", FIX)
+        said.append(trouble)
+    raise SandboxError(f"no container engine answers: {'; '.join(said)}", FIX)
 
 
 def why_unusable() -> str | None:
     """None if an engine answers, else what was said instead."""
     try:
+        find_engine()
+    except SandboxError as error:
+        return error.message
+    return None
+
+
+def _trouble_with(program: str) -> str | None:
+    try:
         asked = subprocess.run(
-            [installed(), "version"],
+            [program, "version"],
             env=_client_env(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -224,11 +246,9 @@ def why_unusable() -> str | None:
             timeout=_PROBE_TIMEOUT_S,
             check=False,
         )
-    except SandboxError as error:
-        return error.message
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the container engine cannot be asked: {error}"
-    return None if asked.returncode == 0 else f"no container engine answers: {asked.stderr.strip()}"
+        return f"{program} cannot be asked: {error}"
+    return None if asked.returncode == 0 else asked.stderr.strip()
 
 
 def _launch(argv: Sequence[str], command: str, max_output_bytes: int = DEFAULT_BYTES) -> Launch:

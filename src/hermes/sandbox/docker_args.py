@@ -30,9 +30,15 @@ done
 
 
 def run_argv(
-    engine: str, settings: SandboxSettings, workspace: Path, name: str, user: tuple[int, int]
+    engine: str,
+    settings: SandboxSettings,
+    workspace: Path,
+    name: str,
+    user: tuple[int, int],
+    *,
+    rootless: bool,
 ) -> list[str]:
-    """Starts the container and stays attached to it."""
+    """Starts the container and stays attached to it. `rootless`: Hermes itself does not run as root."""
     memory = f"{settings.memory_mb}m"
     argv = [engine, "run", "--interactive", "--rm", "--init", "--name", name, "--label", LABEL]
     argv += ["--network", "bridge" if settings.network else "none"]
@@ -42,7 +48,7 @@ def run_argv(
     argv += ["--cpus", str(_MAX_CPUS), "--ulimit", f"cpu={settings.cpu_s}", "--ulimit", "core=0"]
     argv += ["--user", f"{user[0]}:{user[1]}", "--mount", f"type=bind,source={workspace},target={WORKSPACE}"]
     argv += ["--workdir", WORKSPACE, "--env", f"HOME={WORKSPACE}", "--env", "LANG=C.UTF-8"]
-    if Path(engine).name == "podman" and user[0] != 0:
+    if Path(engine).name == "podman" and rootless:
         argv += ["--userns", f"keep-id:uid={user[0]},gid={user[1]}"]
     return [*argv, "--entrypoint", "/bin/sh", settings.image, "-c", _MAIN]
 
