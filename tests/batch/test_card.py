@@ -31,7 +31,8 @@ def cells(text: str) -> dict[str, str]:
 
 def test_the_front_matter_names_the_shards_and_the_size(tmp_path: Path) -> None:
     got = front_matter(card(tmp_path, done("a")))
-    assert got["configs"] == [{"config_name": "default", "data_files": "parquet/*.parquet"}]
+    files = [{"split": "train", "path": "parquet/*.parquet"}]
+    assert got["configs"] == [{"config_name": "default", "data_files": files}]
     assert got["size_categories"] == ["n<1K"]
     assert {"hermes", "agent", "sharegpt"} <= set(got["tags"])
     assert got["license"] == "unknown"

@@ -14,7 +14,8 @@ import pytest
 
 from hermes.batch import parquet
 from hermes.batch.parquet import COLUMNS, Shards, schema
-from hermes.batch.rows import encoded, shaped
+from hermes.batch.rows import shaped
+from hermes.data.lines import encoded
 from tests.batch.made import done, finish, lines, row
 
 CALLS = {"count": 2, "success": 1, "failure": 1}

@@ -7,7 +7,7 @@ keys not at all. The licence is for whoever publishes the data to set.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import PurePath
 
@@ -15,15 +15,9 @@ from hermes import __version__
 from hermes.batch.parquet import COLUMNS, FOLDER
 from hermes.batch.spec import RunSpec
 from hermes.core import JSON, JSONObject, canonical_json, content_hash
+from hermes.data.card import code, counts, front_matter, plain, table
 
 _TAGS = ("hermes", "agent", "tool-use", "trajectories", "sharegpt")
-_SIZES = (
-    (10**3, "n<1K"),
-    (10**4, "1K<n<10K"),
-    (10**5, "10K<n<100K"),
-    (10**6, "100K<n<1M"),
-    (10**7, "1M<n<10M"),
-)
 _FILE_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 _SHOWN_SETTINGS = ("limits.", "sampling.", "sandbox.")
 
@@ -31,19 +25,19 @@ _SHOWN_SETTINGS = ("limits.", "sampling.", "sandbox.")
 def render(spec: RunSpec, statistics: JSONObject, *, with_parquet: bool) -> str:
     """`statistics` as in statistics.json."""
     parts = [
-        _front_matter(spec, statistics["samples"]["done"], with_parquet),
-        f"# {_plain(spec.name)}",
+        front_matter(spec.name, statistics["samples"]["done"], _TAGS, _data_files(with_parquet)),
+        f"# {plain(spec.name)}",
         "Trajectories of an agent at work, one row each: every turn of the conversation, with tool calls and"
         " their results, and how it ended.",
         "## What made it",
-        _table(("", ""), [(name, _code(value)) for name, value in _origin(spec).items()]),
+        table(("", ""), [(name, code(value)) for name, value in _origin(spec).items()]),
         "## What is in it",
         *_contents(spec, statistics),
         "## Secrets and licence",
         _redaction(statistics),
         "Licence: unknown: set it before publishing.",
         "## Columns",
-        _table(("column", "kind", "meaning"), [(f"`{c.name}`", c.kind, c.meaning) for c in COLUMNS]),
+        table(("column", "kind", "meaning"), [(f"`{c.name}`", c.kind, c.meaning) for c in COLUMNS]),
         "`trajectories.jsonl` has the same rows as JSON, with `tool_stats` and `unknown_tools` as objects by"
         " tool and `metadata` as an object.",
         "## How to load it",
@@ -56,22 +50,8 @@ def spec_digest(spec: RunSpec) -> str:
     return content_hash(canonical_json(spec.to_json()))
 
 
-def _front_matter(spec: RunSpec, rows: int, with_parquet: bool) -> str:
-    size = next((name for limit, name in _SIZES if rows < limit), "n>10M")
-    lines = [
-        "---",
-        f"pretty_name: {json.dumps(spec.name)}",
-        "license: unknown",
-        "task_categories:",
-        "- text-generation",
-        "tags:",
-        *(f"- {tag}" for tag in _TAGS),
-        "size_categories:",
-        f"- {json.dumps(size)}",
-    ]
-    if with_parquet:
-        lines += ["configs:", "- config_name: default", f"  data_files: {FOLDER}/*.parquet"]
-    return "\n".join([*lines, "---"])
+def _data_files(with_parquet: bool) -> list[tuple[str, str]]:
+    return [("train", f"{FOLDER}/*.parquet")] if with_parquet else []
 
 
 def _origin(spec: RunSpec) -> dict[str, JSON]:
@@ -122,7 +102,7 @@ def _contents(spec: RunSpec, statistics: JSONObject) -> Iterable[str]:
     if statistics["reward"] and statistics["reward"]["mean"] is not None:
         reward = statistics["reward"]
         facts.append(("mean reward", f"{reward['mean']:.4g} over {reward['count']}"))
-    yield _table(("", ""), [(name, _code(value)) for name, value in facts])
+    yield table(("", ""), [(name, code(value)) for name, value in facts])
     yield "The counts below are over all finished samples, kept aside or not. More: `statistics.json`."
     yield _counts("how it ended", statistics["outcomes"])
     yield _filters(spec, statistics["filtered"])
@@ -161,21 +141,5 @@ def _dataset_name(source: str) -> str:
     return path.name if path.suffix.lower() in _FILE_KINDS else source
 
 
-def _counts(title: str, counts: Mapping[str, int]) -> str:
-    return _table((title, "samples"), [(_code(name), str(count)) for name, count in counts.items()])
-
-
-def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heading, ["---"] * len(heading), *(row for row in rows if row[-1])]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _code(value: JSON) -> str:
-    """As code, which Markdown does not interpret; empty for None."""
-    if value is None:
-        return ""
-    return f"`{_plain(str(value)).replace('`', chr(39)).replace('|', '/')}`"
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split())
+def _counts(title: str, found: Mapping[str, int]) -> str:
+    return counts(title, found, "samples")

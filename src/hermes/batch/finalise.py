@@ -26,11 +26,13 @@ from hermes.batch.index import JournalIndex
 from hermes.batch.journal import State
 from hermes.batch.plan import SampleKey
 from hermes.batch.progress import cause_of
-from hermes.batch.rows import content_digest, encoded, shaped
+from hermes.batch.rows import content_digest, shaped
 from hermes.batch.spec import RunSpec
 from hermes.batch.statistics import DUPLICATE, Tally
 from hermes.config.files import replacing
 from hermes.core import JSONObject
+from hermes.data.lines import encoded
+from hermes.data.table import is_available
 
 _MARKER = "[REDACTED:"
 _UNPLANNED = "no longer in the dataset"
@@ -63,7 +65,7 @@ def finalise(folder: Path, spec: RunSpec, dataset: Dataset) -> Summary:
     """Writes all files of the run in `folder`, from its journal."""
     _sweep(folder)
     tally = Tally(spec, len(dataset.rows), len(dataset.bad))
-    with_parquet = parquet.is_available()
+    with_parquet = is_available()
     with JournalIndex(folder / "journal", dataset.rows, spec.samples_per_prompt) as index:
         tally.failed_tries = index.failed_tries
         with ExitStack() as stack:

@@ -15,28 +15,20 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from hermes.config.files import sync_directory
 from hermes.core import JSONObject
+from hermes.data.formats.base import Column
+from hermes.data.table import GROUP_BYTES, TableWriter, arrow_schema
 from hermes.errors import HermesError
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
-    from pyarrow.parquet import ParquetWriter  # type: ignore[import-untyped]
 
 FOLDER = "parquet"
 SHARD_BYTES = 256 << 20
 """Size on disk at which a shard is closed."""
-GROUP_BYTES = 16 << 20
-"""JSON text of the rows that become one row group; what is held in memory."""
-
-
-class Column(NamedTuple):
-    name: str
-    kind: str
-    """A key of `_kinds`."""
-    meaning: str
 
 
 COLUMNS = (
@@ -65,34 +57,10 @@ COLUMNS = (
     Column("latency_ms", "doubles", "of each model call"),
     Column("extra", "string", "fields without a column, as JSON; usually null"),
 )
-_USAGE = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")
 
 
 def schema() -> pa.Schema:
-    import pyarrow as pa
-
-    kinds = _kinds()
-    return pa.schema([pa.field(column.name, kinds[column.kind]) for column in COLUMNS])
-
-
-def _kinds() -> dict[str, pa.DataType]:
-    import pyarrow as pa
-
-    text, whole = pa.string(), pa.int64()
-    tool = pa.struct([("tool", text), ("count", whole), ("success", whole), ("failure", whole)])
-    outcome = ("stop_reason", "boundary", "error_type", "detail")
-    return {
-        "string": text,
-        "int64": whole,
-        "double": pa.float64(),
-        "bool": pa.bool_(),
-        "strings": pa.list_(text),
-        "doubles": pa.list_(pa.float64()),
-        "turns": pa.list_(pa.struct([("from", text), ("value", text)])),
-        "tools": pa.list_(tool),
-        "outcome": pa.struct([(name, text) for name in outcome]),
-        "usage": pa.struct([(name, whole) for name in _USAGE]),
-    }
+    return arrow_schema(COLUMNS)
 
 
 def to_record(row: JSONObject) -> JSONObject:
@@ -108,18 +76,10 @@ def to_record(row: JSONObject) -> JSONObject:
     }
 
 
-def is_available() -> bool:
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 @dataclass(slots=True)
 class _Shard:
     file: BinaryIO
-    writer: ParquetWriter
+    table: TableWriter
 
 
 class Shards:
@@ -131,9 +91,6 @@ class Shards:
         self._folder = folder
         self._shard_bytes = shard_bytes
         self._group_bytes = group_bytes
-        self._schema = schema()
-        self._group: list[JSONObject] = []
-        self._waiting_bytes = 0
         self._shard: _Shard | None = None
         self.count = 0
         """Shards begun so far."""
@@ -147,22 +104,21 @@ class Shards:
 
     def add(self, row: JSONObject, n_bytes: int) -> None:
         """`n_bytes`: the length of the row's JSON text."""
-        self._group.append(to_record(row))
-        self._waiting_bytes += n_bytes
-        if self._waiting_bytes >= self._group_bytes:
-            try:
-                self._flush()
-            except OSError as error:
-                raise self._failed(error) from error
+        record = to_record(row)
+        try:
+            shard = self._shard or self._open_shard()
+            shard.table.add(record, n_bytes)
+            if shard.file.tell() >= self._shard_bytes:
+                self._close_shard()
+        except OSError as error:
+            raise self._failed(error) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             if kind is None:
-                if self._group:
-                    self._flush()
-                elif self.count == 0:
+                if self.count == 0:
                     self._open_shard()  # an empty run still has a schema
                 self._close_shard()
                 self._publish()
@@ -171,30 +127,17 @@ class Shards:
         finally:
             self._abandon()
 
-    def _flush(self) -> None:
-        """Writes the waiting rows as one row group."""
-        import pyarrow as pa
-
-        shard = self._shard or self._open_shard()
-        shard.writer.write_table(pa.Table.from_pylist(self._group, schema=self._schema))
-        self._group.clear()
-        self._waiting_bytes = 0
-        if shard.file.tell() >= self._shard_bytes:
-            self._close_shard()
-
     def _open_shard(self) -> _Shard:
-        import pyarrow.parquet
-
         path = self._temporary / str(self.count)
         file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-        self._shard = _Shard(file, pyarrow.parquet.ParquetWriter(file, self._schema, compression="zstd"))
+        self._shard = _Shard(file, TableWriter(file, COLUMNS, arrow=False, group_bytes=self._group_bytes))
         self.count += 1
         return self._shard
 
     def _close_shard(self) -> None:
         if self._shard is None:
             return
-        self._shard.writer.close()
+        self._shard.table.close()
         self._shard.file.flush()
         os.fsync(self._shard.file.fileno())
         self._shard.file.close()
@@ -203,7 +146,7 @@ class Shards:
     def _abandon(self) -> None:
         """Takes away what did not become a shard; nothing if all did."""
         if self._shard is not None:
-            self._shard.writer.is_open = False  # else it would write its footer when it is collected
+            self._shard.table.abandon()
             with contextlib.suppress(OSError):
                 self._shard.file.close()
         shutil.rmtree(self._temporary, ignore_errors=True)

@@ -3,13 +3,11 @@
 A row comes from the journal as the rollout described it. Here it gets its final shape: fields that do
 not apply are null, `tool_stats` counts every tool that was offered (also those nobody called), and calls
 of tools that were not offered are kept apart in `unknown_tools`. Fields this module does not know are
-kept at the end. Text with lone surrogates, which no loader accepts, gets U+FFFD in their place; the store
-keeps what the model said. Characters that some readers take for the end of a line are escaped.
+kept at the end. `data.lines` writes them so that any loader accepts them.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
@@ -41,8 +39,6 @@ FIELDS = (
     "latency_ms",
 )
 _NO_CALLS = {"count": 0, "success": 0, "failure": 0}
-_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
-"""Those that JSON leaves as they are."""
 _CALL_ID = re.compile(r'(<tool_response>\n\{"tool_call_id": )"(?:[^"\\]|\\.)*"')
 
 
@@ -56,19 +52,6 @@ def shaped(row: JSONObject) -> JSONObject:
     }
     fixed = {name: known[name] if name in known else row.get(name) for name in FIELDS}
     return fixed | {name: value for name, value in row.items() if name not in fixed}
-
-
-def encoded(row: JSONObject) -> tuple[JSONObject, str]:
-    """The row, and the same as one line of JSON (without newline), both fit for any loader."""
-    text = json.dumps(row, ensure_ascii=False)
-    if not text.isascii():
-        text = text.translate(_LINE_ENDS)
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        row = json.loads(text)
-    return row, text
 
 
 def content_digest(conversations: Sequence[JSONObject]) -> str:

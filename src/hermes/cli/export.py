@@ -3,56 +3,105 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes.cli.options import build_filter, filter_options, json_option
+from hermes.cli.export_options import FILTER_NAMES, build_plan, choose_format, export_options
+from hermes.cli.export_text import list_formats, show_preview, tell
+from hermes.cli.options import json_option
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.data.export import Plan, Report
+    from hermes.data.recipes.base import Recipe
 
 
 @click.command()
-@click.option("--format", "form", type=click.Choice(["sharegpt"]), default="sharegpt", show_default=True)
-@click.option(
-    "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL file to write."
-)
-@click.option(
-    "--roles",
-    type=click.Choice(["human-gpt", "user-assistant"]),
-    default="human-gpt",
-    show_default=True,
-    help="Role names your trainer expects.",
-)
-@click.option(
-    "--all", "everything", is_flag=True, help="Also those that did not complete; each row says how it ended."
-)
-@filter_options
+@export_options
 @json_option
-def export(form: str, output: Path, roles: str, everything: bool, as_json: bool, **filters: Any) -> None:
+def export(listing: bool, as_json: bool, **given: Any) -> None:
     """Write trajectories as training data.
 
-    Only completed ones, unless --all; what is left out is counted with its reason.
+    Only completed ones, unless --all. What is left out is counted with its reason and listed beside the
+    data, with a manifest: counts, filters, what was redacted, hashes.
     """
     import json
 
     from hermes.config.load import load
-    from hermes.config.paths import db_path
-    from hermes.data.export import export_sharegpt
-    from hermes.data.formats.sharegpt import Roles
-    from hermes.store import Reader
+    from hermes.data.recipes.registry import get_recipe
 
-    with Reader(db_path(load().home)) as reader:
-        report = export_sharegpt(
-            reader, build_filter(**filters), output, roles=Roles(roles), only_completed=not everything
-        )
+    if listing:
+        list_formats(as_json)
+        return
+    given["filters"] = {name: given.pop(name) for name in FILTER_NAMES}
+    recipe = get_recipe(given["recipe"]) if given["recipe"] else None
+    form = choose_format(given["form"], given["roles"], recipe)
+    plan = build_plan(form, given)
+    config = load()
+    if given["preview"]:
+        show_preview(config, plan, as_json)
+        return
+    report = _export(config, plan)
+    configs = _write_recipe(recipe, plan, report, given) if recipe else []
+    url = _push(config, plan, report, configs, given) if given["repo"] else None
     if as_json:
         facts = {
-            "output": str(output),
-            "format": form,
+            "output": str(plan.output),
+            "format": form.name,
             "rows": report.rows,
             "left_out": dict(report.left_out),
+            "files": [str(path) for path in (*report.files, *configs)],
+            "manifest": report.facts,
         }
-        click.echo(json.dumps(facts))
+        click.echo(json.dumps(facts | ({"url": url} if url else {})))
         return
-    click.echo(f"{report.rows} rows written to {output}")
-    for reason, count in sorted(report.left_out.items()):
-        click.echo(f"  left out: {count} ({reason})")
+    tell(plan, report)
+    if recipe and configs:
+        click.echo(f"recipe: {recipe.command(str(configs[0]))}")
+    if url:
+        click.echo(f"pushed to {url}")
+
+
+def _export(config: Config, plan: Plan) -> Report:
+    from hermes.config.paths import db_path
+    from hermes.data.export import export as run
+    from hermes.safety.redact import Redactor
+    from hermes.store import Reader
+
+    with Reader(db_path(config.home)) as reader:
+        return run(reader, plan, Redactor(config.secrets))
+
+
+def _write_recipe(recipe: Recipe, plan: Plan, report: Report, given: dict[str, Any]) -> list[Path]:
+    from hermes.data.recipes.base import BASE_MODEL, Ask
+    from hermes.data.recipes.registry import write_recipe
+
+    files = [str(plan.output.with_name(file["name"])) for file in report.facts["files"]]
+    ask = Ask(
+        files[0],
+        files[1] if len(files) > 1 else None,
+        plan.form.name,
+        given["base_model"] or BASE_MODEL,
+        quantised=not given["lora"],
+    )
+    return write_recipe(recipe, ask, plan.output)
+
+
+def _push(config: Config, plan: Plan, report: Report, configs: list[Path], given: dict[str, Any]) -> str:
+    from hermes.data.manifest import removed_path_for
+    from hermes.data.push import push
+    from hermes.safety.redact import Redactor
+
+    listed = removed_path_for(plan.output)  # names what stayed out: nobody else's business
+    files = [path for path in (*report.files, *configs) if path != listed]
+    return push(
+        given["repo"],
+        files,
+        report.facts,
+        plan.form,
+        known=Redactor(config.secrets),
+        private=not given["public"],
+        token=config.environ.get("HF_TOKEN"),
+        endpoint=config.environ.get("HF_ENDPOINT"),
+    )

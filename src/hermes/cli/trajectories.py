@@ -65,9 +65,16 @@ def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None
 @trajectories.command()
 @click.argument("trajectory", default="last")
 @click.option("--raw", is_flag=True, help="Also what each model call saw: every message and tool schema.")
+@click.option("--compressed", is_flag=True, help="Beside its compressed version, with the folds marked.")
 @json_option
-def show(trajectory: str, raw: bool, as_json: bool) -> None:
+def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
     """Show one trajectory step by step."""
+    if compressed:
+        from hermes.cli.compress_show import show_compressed
+
+        with _reader() as reader:
+            show_compressed(reader, reader.resolve(trajectory), as_json=as_json)
+        return
     from hermes.cli.render import render_trajectory
     from hermes.data.record import to_record
 
@@ -128,3 +135,22 @@ def diff(left: str, right: str, as_json: bool) -> None:
     click.echo(
         json.dumps(difference.to_json(), ensure_ascii=False) if as_json else diff_text(a, b, difference)
     )
+
+
+@trajectories.command()
+@click.option("--check", is_flag=True, help="Only count, and exit with 1 if anything is found.")
+@filter_options
+@json_option
+def redact(check: bool, as_json: bool, **filters: Any) -> None:
+    """What an export would redact: known secrets, and what is named or shaped like one.
+
+    The record itself is never changed. Each finding is shown with its surroundings, not the secret.
+    """
+    from hermes.cli.redact_text import report_findings
+    from hermes.config.load import load
+    from hermes.data.redact_check import scan
+    from hermes.safety.redact import Redactor
+
+    with _reader() as reader:
+        findings = list(scan(reader, build_filter(**filters), Redactor(load().secrets)))
+    report_findings(findings, check=check, as_json=as_json)

@@ -12,11 +12,14 @@ exported is what the parser reads back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import groupby
 
 from hermes.core import JSONObject, Message, Role, StepKind, StopReason, Trajectory
+from hermes.data.example import Example
+from hermes.data.formats.base import Calls, Column, Format
+from hermes.data.formats.sharegpt_read import read
 from hermes.models.parsers import get_parser
 from hermes.models.prompting import tool_response_text, tool_system_text
 
@@ -120,3 +123,60 @@ def _value(message: Message) -> str:
 
 def _tool_value(message: Message) -> str:
     return tool_response_text(message.tool_call_id or "", message.name or "", message.content)
+
+
+def _writer(roles: Roles) -> Callable[[Example, Calls], Iterator[JSONObject]]:
+    def write(example: Example, calls: Calls) -> Iterator[JSONObject]:
+        trajectory = example.trajectory
+        yield to_row(trajectory, example.tools, roles=roles, reward=example.reward, rating=example.rating)
+
+    return write
+
+
+def _format(name: str, roles: Roles, summary: str) -> Format:
+    return Format(
+        name=name,
+        version=1,
+        summary=summary,
+        columns=_COLUMNS,
+        write=_writer(roles),
+        read=read,
+        keeps=(
+            "role, content, thinking, order",
+            "calls: name, argument text (where it is a JSON object), id (where a result came)",
+            "results: call id, tool name, content (as a JSON value where it is one)",
+            "tool schemas; id, model, source, outcome, run_id, task_id, reward, rating, metadata",
+        ),
+        loses=(
+            "ids of calls without a result, text that contains the dialect's own tags, images",
+            "spacing of results that are JSON, why a call is malformed",
+            "sampling, token ids, logprobs, timing, raw replies",
+        ),
+    )
+
+
+_COLUMNS = (
+    Column("id", "string", "the trajectory's id in the store"),
+    Column("conversations", "turns", "the turns: from and value"),
+    Column("model", "string", "provider/model that answered"),
+    Column("source", "string", "chat, query, batch, env, delegate or import"),
+    Column("completed", "bool", "the model ended its turn by itself"),
+    Column("outcome", "outcome", "how it ended; all but stop_reason is null if it completed"),
+    Column("turns", "int64", "model calls"),
+    Column("tool_names", "strings", "tools that were offered"),
+    Column("tool_stats", "json", "calls of each tool: count, success, failure"),
+    Column("usage", "usage", "tokens, in five disjoint counters"),
+    Column("cost_usd", "double", "null if a price is unknown"),
+    Column("created_at_ms", "int64", "Unix time of the start"),
+    Column("run_id", "string", "the run it belongs to"),
+    Column("task_id", "string", "the task"),
+    Column("parent_id", "string", "the trajectory it derives from"),
+    Column("relation", "string", "what it is to its parent"),
+    Column("reward", "double", "the latest"),
+    Column("rating", "double", "the latest, on the 1 to 5 scale"),
+    Column("metadata", "json", "carried through from the task"),
+)
+FORMAT = _format("sharegpt", Roles.HUMAN_GPT, "ShareGPT, Hermes dialect: system, human, gpt, tool")
+USER_ASSISTANT = _format(
+    "sharegpt-user-assistant", Roles.USER_ASSISTANT, "the same with system, user, assistant, tool"
+)

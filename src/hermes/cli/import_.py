@@ -1,0 +1,51 @@
+"""`hermes import`: conversations from elsewhere into the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hermes.cli.options import json_option
+
+_SHOWN_PROBLEMS = 20
+
+
+@click.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--format", "form", metavar="NAME", help="Told by each row if not given; see export --formats.")
+@click.option("--run", "run_id", metavar="NAME", help="Name under which the rows can be found again.")
+@json_option
+def import_(files: tuple[Path, ...], form: str | None, run_id: str | None, as_json: bool) -> None:
+    """Store conversations from FILES: JSONL, JSON, Parquet, or folders of them.
+
+    ShareGPT, OpenAI messages, ATIF, session traces, and batch runs of hermes-agent. Rows that cannot be
+    read are reported with their line, the others stored, and the exit code is 1. A row that is in the
+    store already is not stored again.
+    """
+    import json
+    import sys
+
+    from hermes.agent.build import open_writer
+    from hermes.config.load import load
+    from hermes.config.paths import db_path
+    from hermes.data.importing import import_files
+    from hermes.safety.text import printable
+    from hermes.store import Reader
+
+    config = load()
+    with open_writer(config) as writer, Reader(db_path(config.home)) as reader:
+        done = import_files(list(files), reader, writer, form=form, run_id=run_id)
+    if as_json:
+        problems = [problem._asdict() for problem in done.problems]
+        click.echo(json.dumps({"rows": done.rows, "known": done.known, "problems": problems}))
+    else:
+        click.echo(f"{done.rows} trajectories imported")
+        if done.known:
+            click.echo(f"  in the store already: {done.known}")
+        for problem in done.problems[:_SHOWN_PROBLEMS]:
+            click.echo(f"  not imported: {printable(str(problem))}", err=True)
+        if len(done.problems) > _SHOWN_PROBLEMS:
+            click.echo(f"  … and {len(done.problems) - _SHOWN_PROBLEMS} more (--json lists all)", err=True)
+    if done.problems:
+        sys.exit(1)

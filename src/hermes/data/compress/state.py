@@ -1,0 +1,231 @@
+"""Folded states: what stands in the place of a tool output, or of several exchanges, that had to go.
+
+A state is a JSON object whose first key is `folded`, so that it can be told from what a tool said, by
+people and by a later compression. It holds only what was there: fields of a JSON result, lines, words. It
+never explains, guesses or addresses anybody. The same output and facts always give the same state.
+
+    {"folded": {"chars": 18234, "lines": 312}, "values": {"exit_code": 1}, "errors": ["E  assert 3 == 4"],
+     "lines": ["def total(rows):", …], "facts": ["src/totals.py", "391"]}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+from hermes.core import JSON, JSONObject, ToolCall
+
+_ERROR = re.compile(
+    r"[Ee]rror\b|ERROR|Exception|Traceback|[Ff]ailed|FAILED|[Ff]atal|denied|not found|No such|panic"
+)
+_LINE_CHARS = 120
+_VALUE_CHARS = 80
+_MAX_VALUES = 8
+_MAX_ERRORS = 3
+_MAX_CALLS = 12
+_MAX_SCANNED_ERRORS = 40
+
+
+class Level(IntEnum):
+    """How much of an output is left."""
+
+    STATE = 1
+    """Its fields, its errors, and the lines that state what later turns use."""
+    FACTS = 2
+    """One error and the bare words that later turns use."""
+    BARE = 3
+    """That it was there, and how long it was."""
+
+
+def is_state(content: str) -> bool:
+    return parsed_state(content) is not None
+
+
+def parsed_state(content: str) -> JSONObject | None:
+    """The state, if the content is one."""
+    if not content.startswith('{"folded": {"chars": '):
+        return None
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("folded"), dict) else None
+
+
+def fold_output(content: str, facts: Sequence[str], level: Level, max_chars: int) -> str:
+    """The state of one output. An output that is a state already only ever loses parts."""
+    earlier = parsed_state(content)
+    if earlier is not None:
+        return _text(_reduced(earlier, facts, level))
+    state: JSONObject = {"folded": {"chars": len(content), "lines": content.count("\n") + 1}}
+    if level is Level.BARE:
+        return _text(state)
+    values, text = _fields(content)
+    room = max_chars
+    if level is Level.STATE:
+        state["values"] = _within(values.items(), room)
+        room -= _chars(state["values"])
+    errors = _error_lines(text)[: _MAX_ERRORS if level is Level.STATE else 1]
+    state["errors"] = [line for line in errors if _chars(line) <= room]
+    room -= _chars(state["errors"])
+    if level is Level.STATE:
+        state["lines"], room = _fact_lines(text, facts, state["errors"], room)
+    shown = "\n".join(state["errors"] + state.get("lines", []))
+    state["facts"] = fitting([_whole(text, fact) for fact in facts if fact not in shown], room)
+    return _text(state)
+
+
+def fold_exchanges(
+    outputs: Sequence[str], calls: Sequence[ToolCall], facts: Sequence[str], exchanges: int, max_chars: int
+) -> str:
+    """The state of several exchanges, which stands in the first result of the first of them.
+
+    `calls` are those of the exchanges that are left out; the first exchange keeps its own.
+    """
+    earlier = [parsed_state(output) for output in outputs]
+    sizes = [state["folded"] if state else None for state in earlier]
+    chars = sum(size["chars"] if size else len(text) for size, text in zip(sizes, outputs, strict=True))
+    merged = sum(size.get("exchanges", 1) - 1 for size in sizes if size)
+    told = [line for state in earlier if state for line in state.get("calls", ())]
+    told += [_call_line(call) for call in calls]
+    errors = [line for text in outputs for line in _error_lines(text)[-1:]][-_MAX_ERRORS:]
+    state: JSONObject = {"folded": {"chars": chars, "exchanges": exchanges + merged}}
+    room = max_chars
+    state["calls"] = fitting(told[:_MAX_CALLS], room)
+    room -= _chars(state["calls"])
+    state["errors"] = fitting(errors, room)
+    state["facts"] = fitting(list(facts), room - _chars(state["errors"]))
+    return _text(state)
+
+
+def with_summary(content: str, summary: str, exchanges: int = 0) -> str:
+    """The state of an output, or of exchanges, in a model's words."""
+    folded: JSONObject = {"chars": len(content)}
+    if exchanges:
+        folded["exchanges"] = exchanges
+    return _text({"folded": folded, "summary": summary})
+
+
+def _reduced(state: JSONObject, facts: Sequence[str], level: Level) -> JSONObject:
+    if level is Level.STATE:
+        return state
+    kept = ("folded", "calls") if level is Level.BARE else ("folded", "calls", "summary")
+    reduced = {key: state[key] for key in kept if key in state}
+    if level is Level.FACTS:
+        reduced["errors"] = state.get("errors", [])[:1]
+        shown = json.dumps(reduced, ensure_ascii=False)
+        reduced["facts"] = [fact for fact in facts if fact not in shown]
+    return reduced
+
+
+def _text(state: JSONObject) -> str:
+    text = json.dumps({key: value for key, value in state.items() if value}, ensure_ascii=False)
+    # JSON inside a result can spell lone surrogates, which neither tokenizers nor loaders take.
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _fields(content: str) -> tuple[JSONObject, str]:
+    """Short scalar fields of a JSON result, and the text to look for lines in."""
+    if not content.startswith("{"):
+        return {}, content
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}, content
+    if not isinstance(data, dict):
+        return {}, content
+    short = {key: value for key, value in data.items() if _is_short(value)}
+    texts = [value for value in data.values() if isinstance(value, str) and not _is_short(value)]
+    return dict(list(short.items())[:_MAX_VALUES]), "\n".join(texts) or content
+
+
+def _is_short(value: JSON) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _VALUE_CHARS and "\n" not in value
+    return isinstance(value, int | float | bool)
+
+
+def _error_lines(text: str) -> list[str]:
+    """The first and the last ones: where trouble began, and what it came to."""
+    lines: dict[str, None] = {}
+    at = 0
+    for _ in range(_MAX_SCANNED_ERRORS):
+        match = _ERROR.search(text, at)
+        if match is None:
+            break
+        line, at = _line_around(text, match.start(), match.end())
+        lines[line] = None
+    found = list(lines)
+    return found if len(found) <= _MAX_ERRORS else [found[0], *found[-(_MAX_ERRORS - 1) :]]
+
+
+def _fact_lines(text: str, facts: Iterable[str], shown: Sequence[str], room: int) -> tuple[list[str], int]:
+    """Lines that state the facts, in the text's order, and the room that is left."""
+    found: dict[str, int] = {}
+    seen = "\n".join(shown)
+    for fact in facts:
+        at = -1 if fact in seen else text.find(fact)
+        if at < 0:
+            continue
+        line, _ = _line_around(text, at, at + len(fact))
+        if line in found or _chars(line) > room:
+            continue
+        found[line] = at
+        room -= _chars(line)
+        seen += "\n" + line
+    return sorted(found, key=found.__getitem__), room
+
+
+def _line_around(text: str, start: int, end: int) -> tuple[str, int]:
+    """The line that has text[start:end], clipped around it, and where the next one begins."""
+    first = text.rfind("\n", 0, start) + 1
+    last = text.find("\n", end)
+    last = len(text) if last < 0 else last
+    if last - first > _LINE_CHARS:
+        spare = max(0, _LINE_CHARS - (end - start)) // 2
+        line = text[max(first, start - spare) : min(last, end + spare)]
+        return line.strip(), max(end, min(last, end + spare))
+    return text[first:last].strip(), last
+
+
+def _whole(text: str, fact: str) -> str:
+    """The fact with the marks before it that belong to a path: `usr/bin` may be `/usr/bin`."""
+    end = text.find(fact)
+    start = end
+    while start > 0 and text[start - 1] in "/~.":
+        start -= 1
+    return text[start:end] + fact if end > 0 else fact
+
+
+def _call_line(call: ToolCall) -> str:
+    text = f"{call.name} {call.arguments}"
+    return text if len(text) <= _LINE_CHARS else text[: _LINE_CHARS - 1] + "…"
+
+
+def fitting(entries: Iterable[str], room: int) -> list[str]:
+    """As many entries as there is room for, in characters."""
+    kept: list[str] = []
+    for entry in entries:
+        if _chars(entry) <= room:
+            kept.append(entry)
+            room -= _chars(entry)
+    return kept
+
+
+def _within(items: Iterable[tuple[str, JSON]], room: int) -> JSONObject:
+    kept: JSONObject = {}
+    for key, value in items:
+        size = len(key) + len(str(value)) + 8
+        if size <= room:
+            kept[key] = value
+            room -= size
+    return kept
+
+
+def _chars(value: JSON) -> int:
+    """Room that a value takes in the state's text."""
+    if isinstance(value, str):
+        return len(value) + 4
+    return len(json.dumps(value, ensure_ascii=False)) if value else 0

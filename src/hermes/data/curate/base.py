@@ -1,0 +1,66 @@
+"""Curation: rules that keep an example out of a dataset, each with the reason for each one it removes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from hermes.core import JSONObject, Role
+from hermes.data.example import Example
+
+
+class Rule(Protocol):
+    """Asked about every example once, oldest first; may remember those before."""
+
+    @property
+    def name(self) -> str: ...
+
+    def settings(self) -> JSONObject:
+        """What it was told, for the manifest."""
+        ...
+
+    def remove(self, example: Example) -> str | None:
+        """Why it is to go; None if it may stay."""
+        ...
+
+
+class Removal(NamedTuple):
+    id: str
+    rule: str
+    why: str
+
+    def to_json(self) -> JSONObject:
+        return self._asdict()
+
+
+@dataclass
+class Curation:
+    """Rules in order: the first that objects decides, and later ones never see the example."""
+
+    rules: Sequence[Rule]
+    removed: list[Removal] = field(default_factory=list)
+
+    def keeps(self, example: Example) -> bool:
+        for rule in self.rules:
+            why = rule.remove(example)
+            if why is not None:
+                self.removed.append(Removal(example.id, rule.name, why))
+                return False
+        return True
+
+
+def spoken(example: Example) -> str:
+    """What user and assistant said and called: not the system prompt, not what tools returned."""
+    parts = []
+    for message in example.messages:
+        if message.role in (Role.USER, Role.ASSISTANT):
+            parts.append(message.content)
+            parts += [f"{call.name} {call.arguments}" for call in message.tool_calls]
+    return "\n".join(part for part in parts if part)
+
+
+def prose(example: Example) -> str:
+    """What user and assistant wrote for each other to read."""
+    wrote = (message.content for message in example.messages if message.role in (Role.USER, Role.ASSISTANT))
+    return "\n".join(wrote)

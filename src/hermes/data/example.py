@@ -1,0 +1,131 @@
+"""What formats write and read: a trajectory, the tools its model was offered, and what was said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hermes.core import (
+    Boundary,
+    Header,
+    JSONObject,
+    Message,
+    ModelCall,
+    Outcome,
+    Rating,
+    Role,
+    Sampling,
+    Step,
+    StepKind,
+    StopReason,
+    ToolResult,
+    Trajectory,
+    Usage,
+)
+from hermes.errors import UsageError
+from hermes.store import Filter, Reader
+from hermes.store.query import ALL
+
+IMPORTED = "imported"
+"""The endpoint of a model call that somebody else made: nothing more is known about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One unit of training data before it takes a format's shape."""
+
+    trajectory: Trajectory
+    tools: tuple[JSONObject, ...] = ()
+    """Schemas of the tools offered at the first model call: name, description, parameters."""
+    reward: float | None = None
+    """The latest one."""
+    rating: float | None = None
+    """The latest one, on the 1…5 scale."""
+    ratings: tuple[Rating, ...] = ()
+    """All that stand."""
+
+    @property
+    def id(self) -> str:
+        return self.trajectory.header.id
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self.trajectory.messages
+
+    @property
+    def task(self) -> str:
+        """What makes two trajectories tries at the same thing: the task's id, else how the user opened."""
+        header = self.trajectory.header
+        if header.task_id is not None:
+            return f"task:{header.run_id or ''}:{header.task_id}"
+        asked = next((message.content for message in self.messages if message.role is Role.USER), "")
+        return f"text:{asked}"
+
+
+class UnfitError(ValueError):
+    """An example that a format cannot hold; the message is the reason, counted in the report."""
+
+
+def load(reader: Reader, trajectory: Trajectory) -> Example:
+    """The trajectory with its tools and verdicts."""
+    trajectory_id = trajectory.header.id
+    summary = reader.summaries(Filter(ids=(trajectory_id,)))[0]
+    ratings = tuple(reader.ratings(trajectory_id))
+    return Example(trajectory, _tools(reader, trajectory), summary.reward, summary.rating, ratings)
+
+
+def load_each(reader: Reader, which: Filter = ALL) -> Iterator[Example]:
+    """Every matching one, oldest first, one in memory at a time."""
+    for trajectory in reader.each(which):
+        yield load(reader, trajectory)
+
+
+def build(
+    header: Header,
+    messages: tuple[Message, ...],
+    *,
+    tools: tuple[JSONObject, ...] = (),
+    outcome: Outcome | None = None,
+    reward: float | None = None,
+    rating: float | None = None,
+    calls: dict[int, ModelCall] | None = None,
+) -> Example:
+    """An example from messages alone: what a reader of a foreign format knows.
+
+    Assistant messages become model calls about which nothing is known but the model's name, unless
+    `calls` knows more by the message's index.
+    """
+    known = calls or {}
+    steps = tuple(_step(index, message, header, known.get(index)) for index, message in enumerate(messages))
+    return Example(Trajectory(header, steps, outcome or ending(messages)), tools, reward, rating)
+
+
+def ending(messages: tuple[Message, ...]) -> Outcome:
+    """How a conversation ended of which only the messages are known."""
+    if messages and messages[-1].role is Role.ASSISTANT and not messages[-1].tool_calls:
+        return Outcome(StopReason.COMPLETED)
+    return Outcome(StopReason.CUT, Boundary.HOST, detail="imported; it ends without an answer")
+
+
+def _step(index: int, message: Message, header: Header, call: ModelCall | None) -> Step:
+    at_ms = header.created_at_ms
+    if message.role is Role.ASSISTANT:
+        made = call or ModelCall(header.model, IMPORTED, Sampling(), "unknown", Usage(), 0.0)
+        return Step(index, StepKind.MODEL, message, at_ms, call=made)
+    if message.role is Role.TOOL:
+        result = ToolResult(
+            message.tool_call_id or "", message.name or "", True, 0.0, result_chars=len(message.content)
+        )
+        return Step(index, StepKind.TOOL, message, at_ms, result=result)
+    return Step(index, StepKind.INPUT, message, at_ms)
+
+
+def _tools(reader: Reader, trajectory: Trajectory) -> tuple[JSONObject, ...]:
+    """Those of the first call whose input was recorded; derived trajectories may have none."""
+    for step in trajectory.steps:
+        if step.kind is StepKind.MODEL:
+            try:
+                return tuple(reader.model_input(trajectory.header.id, step)[1])
+            except UsageError:
+                continue
+    return ()

@@ -1,0 +1,75 @@
+"""What every format says about itself, so that export, import, Parquet and the documentation ask one place.
+
+A format is plain data and pure functions: `write` turns one unit (a trajectory with its verdicts, or a
+preference pair) into rows, `read` turns a row back. What survives the way there and back is stated in
+`keeps` and tested; the rest is in `loses` and stays in the store, where the row's id points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from hermes.core import JSONObject
+from hermes.data.example import Example
+
+
+class Column(NamedTuple):
+    """One field of a row, and its type in Parquet and Arrow."""
+
+    name: str
+    kind: str
+    """A key of hermes.data.table.kinds()."""
+    meaning: str
+
+
+class Unit(StrEnum):
+    """What one call of `write` is given."""
+
+    TRAJECTORY = "trajectory"
+    PAIR = "pair"
+
+
+class Calls(StrEnum):
+    """How tool calls, results and thinking are written where the format leaves it open."""
+
+    STRUCTURED = "structured"
+    """As fields, for models whose chat template knows tools."""
+    TEXT = "text"
+    """As text in the Hermes dialect, for models whose template knows none (the bundled one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    name: str
+    version: int
+    """Raised when a row of the same name would no longer be read the same way."""
+    summary: str
+    columns: tuple[Column, ...]
+    write: Callable[[Any, Calls], Iterable[JSONObject]]
+    """Rows of one unit; `UnfitError` if it has no place in this format."""
+    keeps: tuple[str, ...]
+    """What a row keeps exactly; all of it survives writing and reading."""
+    loses: tuple[str, ...]
+    """What a row does not hold, or not exactly."""
+    read: Callable[[JSONObject], Example] | None = None
+    """None: rows of this format cannot be turned back into a trajectory."""
+    unit: Unit = Unit.TRAJECTORY
+    lines: Callable[[JSONObject], list[JSONObject]] | None = None
+    """For formats that want one file a conversation: the lines of that file."""
+
+
+class BadRowError(ValueError):
+    """A row that is not of the format; the message says which field and why."""
+
+
+def field(row: JSONObject, name: str, kind: type | tuple[type, ...]) -> Any:
+    """A field that must be there and of this type."""
+    if name not in row:
+        raise BadRowError(f"'{name}' is missing")
+    value = row[name]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise BadRowError(f"'{name}' is {type(value).__name__}")
+    return value

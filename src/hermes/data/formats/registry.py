@@ -1,0 +1,32 @@
+"""Every format by its name: one line each."""
+
+from __future__ import annotations
+
+from hermes.data.formats import atif, axolotl, messages, openai_preference, sharegpt, sts, tokens, trl
+from hermes.data.formats.base import Format
+from hermes.errors import UsageError
+
+FORMATS: dict[str, Format] = {
+    each.name: each
+    for each in (
+        sharegpt.FORMAT,
+        sharegpt.USER_ASSISTANT,
+        messages.FORMAT,
+        messages.FINETUNE,
+        openai_preference.FORMAT,
+        trl.SFT,
+        trl.PREFERENCE,
+        trl.UNPAIRED,
+        trl.STEPWISE,
+        axolotl.FORMAT,
+        atif.FORMAT,
+        sts.FORMAT,
+        tokens.FORMAT,
+    )
+}
+
+
+def get_format(name: str) -> Format:
+    if name not in FORMATS:
+        raise UsageError(f"no format '{name}'", f"one of: {', '.join(FORMATS)}")
+    return FORMATS[name]

@@ -1,0 +1,198 @@
+"""The dataset types of TRL: language modelling, preference, unpaired preference and stepwise supervision.
+
+Rows hold what a trainer reads and the ids that lead back, no more. Arguments of calls are objects, as chat
+templates want them; with text calls (`--calls text`) everything is in `content`, for templates that know no
+tools. A completion is the rest of one turn: the assistant's messages and the results they got, up to what
+the user says next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hermes.core import JSONObject, Message, Rating, RatingKind, Role, StepKind
+from hermes.data.example import Example, UnfitError
+from hermes.data.formats.base import Calls, Column, Format, Unit
+from hermes.data.formats.messages import TOOLS, read
+from hermes.data.formats.turns import as_text, for_template, template_messages, to_tools
+from hermes.data.pairs import Pair, rest_of_turn
+from hermes.models.parsers import get_parser
+from hermes.models.prompting import assistant_text, tool_response_text
+
+_ID = Column("id", "string", "the trajectory's id in the store")
+_PROMPT = Column("prompt", "template_messages", "the conversation up to where the completion starts")
+_LOSES = ("spacing and order of argument text", "sampling, usage, token ids, timing, raw replies, outcome")
+
+
+def write_sft(example: Example, calls: Calls) -> Iterator[JSONObject]:
+    if not any(message.role is Role.ASSISTANT for message in example.messages):
+        raise UnfitError("the model never answered")
+    messages, tools = for_template(example, calls)
+    yield {"id": example.id, "messages": messages, "tools": tools}
+
+
+def write_preference(pair: Pair, calls: Calls) -> Iterator[JSONObject]:
+    prompt, (chosen, rejected), tools = _sides(pair.prompt, (pair.chosen, pair.rejected), pair.tools, calls)
+    yield {
+        "prompt": prompt,
+        "chosen": chosen,
+        "rejected": rejected,
+        "tools": tools,
+        "chosen_id": pair.chosen_id,
+        "rejected_id": pair.rejected_id,
+        "divergence_step": pair.divergence_step,
+        "origin": pair.origin.value,
+        "margin": pair.margin,
+    }
+
+
+def write_unpaired(example: Example, calls: Calls) -> Iterator[JSONObject]:
+    """A thumb on one answer labels that answer; a verdict on the whole labels its last turn."""
+    labels: dict[int, bool] = {}
+    for rating in example.ratings:  # oldest first: a newer verdict on the same answer takes its place
+        start, label = _rated_message(example, rating), _label(rating)
+        if start is not None and label is not None:
+            labels[start] = label
+    if not labels:
+        raise UnfitError("no rating says good or bad" if example.ratings else "not rated")
+    for start, label in labels.items():
+        yield _unpaired(example, start, label, calls)
+
+
+def write_stepwise(example: Example, calls: Calls) -> Iterator[JSONObject]:
+    """Up to the first step that nobody judged: later ones are unknown, not bad."""
+    verdicts = {
+        rating.step_index: rating.value > 0
+        for rating in example.ratings
+        if rating.kind is RatingKind.STEP and rating.value != 0
+    }
+    steps = [step for step in example.trajectory.steps if not step.ephemeral]
+    first = next((i for i, step in enumerate(steps) if step.kind is StepKind.MODEL), len(steps))
+    completions: list[str] = []
+    labels: list[bool] = []
+    for step in steps[first:]:
+        if step.message.role is Role.TOOL and completions:
+            completions[-1] += "\n" + _plain(step.message)
+        elif step.kind is not StepKind.MODEL or step.index not in verdicts:
+            break
+        else:
+            completions.append(_plain(step.message))
+            labels.append(verdicts[step.index])
+    if not labels:
+        raise UnfitError("its first step is not rated")
+    opening = as_text([step.message for step in steps[:first]], example.tools)
+    prompt = "\n\n".join(message.content for message in opening)
+    yield {"id": example.id, "prompt": prompt, "completions": completions, "labels": labels}
+
+
+def _unpaired(example: Example, start: int, label: bool, calls: Calls) -> JSONObject:
+    completion = rest_of_turn(example.messages[start:])
+    prompt, (shaped,), tools = _sides(example.messages[:start], (completion,), example.tools, calls)
+    return {"id": example.id, "prompt": prompt, "completion": shaped, "label": label, "tools": tools}
+
+
+def _sides(
+    prompt: Sequence[Message],
+    completions: Sequence[Sequence[Message]],
+    tools: Sequence[JSONObject],
+    calls: Calls,
+) -> tuple[list[JSONObject], list[list[JSONObject]], list[JSONObject] | None]:
+    """The prompt once and each completion after it, in the wanted form."""
+    if calls is Calls.STRUCTURED:
+        shaped = [template_messages(completion) for completion in completions]
+        return template_messages(prompt), shaped, to_tools(tools) or None
+    start = as_text(prompt, tools)
+    return template_messages(start), [template_messages(as_text(c, ())) for c in completions], None
+
+
+def _rated_message(example: Example, rating: Rating) -> int | None:
+    """Where the rated completion starts among the messages; None if there is no such thing."""
+    steps = [step for step in example.trajectory.steps if not step.ephemeral]
+    last_user = max((i for i, s in enumerate(steps) if s.message.role is Role.USER), default=-1)
+    if rating.step_index is None:
+        start = last_user + 1
+        return start if 0 < start < len(steps) else None
+    for position, step in enumerate(steps):
+        if step.index == rating.step_index and step.kind is StepKind.MODEL and position > 0:
+            return _turn_start([step.message for step in steps], position)
+    return None
+
+
+def _turn_start(messages: Sequence[Message], position: int) -> int:
+    """The first message after what the user said: a verdict on an answer is one on how it came about."""
+    while position > 1 and messages[position - 1].role is not Role.USER:
+        position -= 1
+    return position
+
+
+def _label(rating: Rating) -> bool | None:
+    if rating.kind is RatingKind.THUMB:
+        return rating.value > 0
+    return rating.value > 3 if rating.kind is RatingKind.SCORE and rating.value != 3 else None
+
+
+def _plain(message: Message) -> str:
+    if message.role is Role.TOOL:
+        return tool_response_text(message.tool_call_id or "", message.name or "", message.content)
+    return assistant_text(message, get_parser("hermes"))
+
+
+SFT = Format(
+    name="trl-sft",
+    version=1,
+    summary="TRL SFTTrainer (also Unsloth and LLaMA-Factory): messages and tools",
+    columns=(_ID, Column("messages", "template_messages", "the turns; call arguments are objects"), TOOLS),
+    write=write_sft,
+    read=read,
+    keeps=("role, content, thinking, order", "calls: id, name, the value of their arguments", "tool schemas"),
+    loses=_LOSES,
+)
+PREFERENCE = Format(
+    name="trl-preference",
+    version=1,
+    summary="TRL DPOTrainer and RewardTrainer: prompt, chosen, rejected",
+    columns=(
+        _PROMPT,
+        Column("chosen", "template_messages", "the better turn"),
+        Column("rejected", "template_messages", "the worse turn"),
+        TOOLS,
+        Column("chosen_id", "string", "trajectory of the better turn"),
+        Column("rejected_id", "string", "trajectory of the worse turn"),
+        Column("divergence_step", "int64", "index of the first message that differs"),
+        Column("origin", "string", "what made the pair: rating, reward, choice or retry"),
+        Column("margin", "double", "how much better, in the origin's own unit"),
+    ),
+    write=write_preference,
+    unit=Unit.PAIR,
+    keeps=("both turns and their exact shared prefix", "ids of both trajectories, where they part"),
+    loses=("what either trajectory says after that turn", *_LOSES),
+)
+UNPAIRED = Format(
+    name="trl-unpaired",
+    version=1,
+    summary="TRL KTOTrainer: prompt, completion, label",
+    columns=(
+        _ID,
+        _PROMPT,
+        Column("completion", "template_messages", "the turn that was judged"),
+        Column("label", "bool", "true for good (thumb up, 4 or 5), false for bad (thumb down, 1 or 2)"),
+        TOOLS,
+    ),
+    write=write_unpaired,
+    keeps=("the judged turn and all before it", "the verdict's sign"),
+    loses=("turns after the judged one", "verdicts of 3", *_LOSES),
+)
+STEPWISE = Format(
+    name="trl-stepwise",
+    version=1,
+    summary="stepwise supervision (process reward models): prompt, completions, labels",
+    columns=(
+        _ID,
+        Column("prompt", "string", "system and user text before the first step"),
+        Column("completions", "strings", "one text a step: thinking, content, calls, results"),
+        Column("labels", "bools", "one verdict a step"),
+    ),
+    write=write_stepwise,
+    keeps=("the text of every judged step up to the first that is not", "the verdicts' signs"),
+    loses=("structure of calls and results (they are text)", "neutral verdicts, and all after one", *_LOSES),
+)

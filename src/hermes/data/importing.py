@@ -1,0 +1,256 @@
+"""Foreign conversations into the store: ShareGPT, messages, ATIF, session traces, predecessor batch runs.
+
+A file may be JSONL, a JSON document (or a list of them), Parquet, or a folder of such files. Every row that
+can be read is stored; every one that cannot is reported with its file and line. A row has the same id every
+time it is read, so importing a file again adds nothing. What the store keeps of an imported model call is
+what the row says of it, which is mostly the model's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from hermes.core import JSONObject, Reward, Source, StepKind, StopReason
+from hermes.data.example import Example
+from hermes.data.formats import sts
+from hermes.data.formats.base import BadRowError, Format
+from hermes.data.formats.facts import content_id
+from hermes.data.formats.registry import FORMATS, get_format
+from hermes.data.lines import Line, read_lines
+from hermes.errors import UsageError
+from hermes.store import Filter, Reader, Writer
+
+_READABLE = (".jsonl", ".ndjson", ".json", ".parquet")
+_MERGED = "trajectories.jsonl"
+_JSON_COLUMNS = ("metadata", "agent", "steps", "final_metrics", "extra")
+_NOT_DATA = ("statistics.json", "checkpoint.json", "run.json", "dataset_info.json", "removed.jsonl")
+
+
+class Problem(NamedTuple):
+    file: str
+    line: int
+    """From 1; of a JSON document, the position in its list."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.why}"
+
+
+class Numbered(NamedTuple):
+    file: str
+    line: Line
+
+
+@dataclass
+class Imported:
+    rows: int = 0
+    """Stored now."""
+    known: int = 0
+    """In the store before."""
+    problems: list[Problem] = field(default_factory=list)
+
+
+def import_files(
+    paths: list[Path], reader: Reader, writer: Writer, *, form: str | None = None, run_id: str | None = None
+) -> Imported:
+    """Stores every readable row of the files; `form` None: told by each row."""
+    chosen = get_format(form) if form else None
+    if chosen is not None and chosen.read is None:
+        readable = ", ".join(name for name, each in FORMATS.items() if each.read)
+        raise UsageError(f"rows of '{form}' cannot be turned back into trajectories", f"one of: {readable}")
+    done = Imported()
+    seen: set[str] = set()
+    occurrences: Counter[tuple[str, str]] = Counter()
+    for file, line in rows_of(paths):
+        try:
+            example = read_row(line, chosen, run_id)
+        except BadRowError as error:
+            done.problems.append(Problem(file, line.number, str(error)))
+            continue
+        before = occurrences[file, example.id]
+        occurrences[file, example.id] += 1
+        if before and example.id not in _own_ids(line):
+            example = _renamed(example, [example.id, before])  # two samples that came out the same
+        example = _past_cut_ones(reader, example)
+        if example.id in seen or reader.count(Filter(ids=(example.id,))):
+            done.known += 1
+            continue
+        seen.add(example.id)
+        store(writer, example)
+        done.rows += 1
+    return done
+
+
+def _past_cut_ones(reader: Reader, example: Example) -> Example:
+    """A killed import left its last row cut short: that row gets another id, and is stored whole."""
+    while reader.count(Filter(ids=(example.id,), stop_reason=StopReason.CUT.value)):
+        if example.trajectory.outcome and example.trajectory.outcome.stop_reason is StopReason.CUT:
+            break
+        example = _renamed(example, [example.id, "again"])
+    return example
+
+
+def _renamed(example: Example, content: list[str | int]) -> Example:
+    header = replace(example.trajectory.header, id=content_id(None, 0, content))
+    return replace(example, trajectory=replace(example.trajectory, header=header))
+
+
+def _own_ids(line: Line) -> tuple[str, ...]:
+    row = line.row or {}
+    return str(row.get("id")), str(row.get("trajectory_id"))
+
+
+def read_row(line: Line, form: Format | None, run_id: str | None) -> Example:
+    """The example of one row, marked as imported."""
+    if line.row is None:
+        raise BadRowError(line.problem or "not a row")
+    chosen = form or detect(line.row)
+    assert chosen.read is not None
+    try:
+        example = chosen.read(line.row)
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
+        raise BadRowError(f"not a row of {chosen.name}: {type(error).__name__} {error}") from error
+    except BadRowError:
+        raise
+    except ValueError as error:
+        raise BadRowError(f"not a row of {chosen.name}: {error}") from error
+    header = example.trajectory.header
+    predecessor = "prompt_index" in line.row
+    task_id = header.task_id or (str(line.row["prompt_index"]) if predecessor else None)
+    header = replace(header, source=Source.IMPORT, run_id=run_id or header.run_id, task_id=task_id)
+    if predecessor:
+        facts = line.row.get("metadata") or {}
+        header = replace(header, model=str(facts.get("model") or header.model))
+    return replace(example, trajectory=replace(example.trajectory, header=header))
+
+
+def detect(row: JSONObject) -> Format:
+    """Which format a row is of, by the field that carries the conversation."""
+    if isinstance(row.get("conversations"), list):
+        return FORMATS["sharegpt"]
+    if str(row.get("schema_version", "")).startswith("ATIF-"):
+        return FORMATS["atif"]
+    if row.get("type") == "session":
+        return FORMATS["sts"]
+    if isinstance(row.get("messages"), list):
+        return FORMATS["messages"]
+    raise BadRowError("it has neither 'conversations' nor 'messages' nor ATIF's 'schema_version'")
+
+
+def rows_of(paths: list[Path]) -> Iterator[Numbered]:
+    """Every row of every file, broken ones included."""
+    for path in paths:
+        for file in _files(path):
+            yield from (Numbered(str(file), line) for line in _lines(file))
+
+
+def store(writer: Writer, example: Example) -> None:
+    """Writes an example as a trajectory, and returns when it is on disk."""
+    trajectory = example.trajectory
+    writer.begin(trajectory.header)
+    said = [step.message for step in trajectory.steps]
+    for step in trajectory.steps:
+        context = said[: step.index] if step.kind is StepKind.MODEL else None
+        tools = example.tools if context is not None else ()
+        writer.append(trajectory.header.id, step, context=context, tools=tools)
+    assert trajectory.outcome is not None
+    done = writer.finish(trajectory.header.id, trajectory.outcome)
+    if example.reward is not None:
+        done = writer.add_reward(Reward(trajectory.header.id, example.reward, "imported"))
+    done.result()
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise UsageError(f"no such file: {path}", "name JSONL, JSON or Parquet files, or folders of them")
+    if path.is_file():
+        return [path]
+    if (path / _MERGED).is_file():
+        return [path / _MERGED]  # a batch run: its shards hold the same rows once more
+    found = sorted(file for file in path.iterdir() if file.suffix in _READABLE and _is_data(file.name))
+    if not found:
+        raise UsageError(f"{path} holds no data files", f"files that end in {', '.join(_READABLE)}")
+    return found
+
+
+def _is_data(name: str) -> bool:
+    return not name.startswith(".") and not name.endswith((*_NOT_DATA, ".manifest.json"))
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+    elif path.suffix == ".json":
+        yield from _document(path)
+    else:
+        yield from _jsonl(path)
+
+
+def _jsonl(path: Path) -> Iterator[Line]:
+    """Rows, or the lines of one session trace joined to a row."""
+    lines = read_lines(path)
+    first = next(lines, None)
+    if first is None:
+        return
+    if first.row is None or first.row.get("type") != "session" or "messages" in first.row:
+        yield first
+        yield from lines
+        return
+    whole = [first, *lines]
+    broken = next((line for line in whole if line.row is None), None)
+    if broken is not None:
+        yield broken
+        return
+    try:
+        yield Line(1, sts.joined([line.row for line in whole if line.row is not None]), None)
+    except BadRowError as error:
+        yield Line(1, None, str(error))
+
+
+def _document(path: Path) -> Iterator[Line]:
+    """One JSON value: a row or a list of rows. JSON lines under the wrong name are read as such."""
+    try:
+        value = json.loads(path.read_text("utf-8-sig"))
+    except (ValueError, RecursionError):
+        yield from _jsonl(path)
+        return
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", "name a file that you can read") from error
+    for number, row in enumerate(value if isinstance(value, list) else [value], 1):
+        ok = isinstance(row, dict)
+        yield Line(number, row if ok else None, None if ok else f"a JSON {type(row).__name__}, not an object")
+
+
+def _parquet(path: Path) -> Iterator[Line]:
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}", "is it a Parquet file?") from error
+    number = 0
+    for batch in file.iter_batches(batch_size=64):
+        for row in batch.to_pylist():
+            number += 1
+            yield Line(number, _without_nulls(row), None)
+
+
+def _without_nulls(value: JSONObject) -> JSONObject:
+    """A table's row as it was before it was one: no nulls, and JSON texts parsed."""
+    kept = {name: _clean(item) for name, item in value.items() if item is not None}
+    for name in _JSON_COLUMNS:
+        text = kept.get(name)
+        if isinstance(text, str):
+            kept[name] = json.loads(text)
+    return kept
+
+
+def _clean(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _clean(item) for name, item in value.items() if item is not None}
+    return [_clean(item) for item in value] if isinstance(value, list) else value

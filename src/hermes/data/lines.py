@@ -1,0 +1,65 @@
+"""Rows as lines of JSON that any loader accepts, and reading such lines back with their numbers.
+
+Text with lone surrogates, which no loader accepts, gets U+FFFD in their place; the store keeps what the
+model said. Characters that some readers take for the end of a line are escaped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hermes.core import JSONObject
+from hermes.errors import UsageError
+
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Those that JSON leaves as they are."""
+
+
+class Line(NamedTuple):
+    number: int
+    """From 1."""
+    row: JSONObject | None
+    """None if the line is not a JSON object."""
+    problem: str | None
+    """Why it is not."""
+
+
+def encoded(row: JSONObject) -> tuple[JSONObject, str]:
+    """The row, and the same as one line of JSON (without newline), both fit for any loader."""
+    text = json.dumps(row, ensure_ascii=False)
+    if not text.isascii():
+        text = text.translate(_LINE_ENDS)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        row = json.loads(text)
+    return row, text
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Every line of a JSONL file that is not blank; broken ones with what is wrong with them."""
+    try:
+        with path.open("rb") as file:
+            for number, data in enumerate(file, 1):
+                if data.strip():
+                    yield _line(number, data)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", "name a file that you can read") from error
+
+
+def _line(number: int, data: bytes) -> Line:
+    try:
+        value = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return Line(number, None, "not UTF-8 text")
+    except ValueError as error:
+        return Line(number, None, f"not JSON: {error}")
+    except RecursionError:
+        return Line(number, None, "nested too deeply")
+    if not isinstance(value, dict):
+        return Line(number, None, f"a JSON {type(value).__name__}, not an object")
+    return Line(number, value, None)

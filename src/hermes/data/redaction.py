@@ -1,0 +1,149 @@
+"""Redaction on the way out: known values, then names, then shapes, with a report of what was found.
+
+The store has redacted known values when it wrote. An export does it again (a key may have become known
+since) and adds the layers that can be wrong, so they never touch the record itself. Token ids of a
+trajectory with a hit are withheld: they would spell what the text no longer says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from hermes.core import JSON, Message, Step, ToolCall
+from hermes.data.example import Example
+from hermes.safety.patterns import Hit, Layer, find
+from hermes.safety.redact import Redactor
+
+
+class Level(StrEnum):
+    """Each includes those before it."""
+
+    NONE = "none"
+    KNOWN = "known"
+    NAMES = "names"
+    SHAPES = "shapes"
+
+
+_LAYERS = {Level.NAMES: (Layer.NAMES,), Level.SHAPES: (Layer.NAMES, Layer.SHAPES)}
+
+
+@dataclass
+class Report:
+    """What was redacted, by layer and rule; never the values."""
+
+    examples: int = 0
+    """Trajectories with at least one hit."""
+    hits: Counter[str] = field(default_factory=Counter)
+    """'known:OPENAI_API_KEY', 'names:flag', 'shapes:github-token' … → how often."""
+
+
+class Scrubber:
+    """Redacts at one level. Applying it again changes nothing more."""
+
+    def __init__(self, known: Redactor, level: Level) -> None:
+        self._known = known
+        self._level = level
+        self.report = Report()
+        self._counted: set[str] = set()
+
+    def example(self, example: Example) -> Example:
+        """The example without secrets, counted in `report`."""
+        if self._level is Level.NONE:
+            return example
+        before = self.report.hits.copy()
+        trajectory = example.trajectory
+        steps = tuple(self._step(step) for step in trajectory.steps)
+        tools = tuple(self.json(tool) for tool in example.tools)
+        header = replace(
+            trajectory.header,
+            metadata=self.json(trajectory.header.metadata),
+            task_id=self.json(trajectory.header.task_id),
+        )
+        outcome = trajectory.outcome
+        if outcome is not None and outcome.detail is not None:
+            outcome = replace(outcome, detail=self.text(outcome.detail))
+        if self.report.hits == before:
+            return example
+        if example.id in self._counted:
+            self.report.hits = before
+        else:
+            self._counted.add(example.id)
+            self.report.examples += 1
+        steps = tuple(_without_tokens(step) for step in steps)
+        return replace(
+            example, trajectory=replace(trajectory, header=header, steps=steps, outcome=outcome), tools=tools
+        )
+
+    def text(self, text: str) -> str:
+        """The text without secrets, counted in `report`."""
+        if self._level is Level.NONE or not text:
+            return text
+        for name, count in self._known.counts(text).items():
+            self.report.hits[f"known:{name}"] += count
+        redacted = self._known.text(text)
+        for layer in _LAYERS.get(self._level, ()):
+            hits = list(find(redacted, layer))
+            self.report.hits.update(f"{layer.value}:{hit.rule}" for hit in hits)
+            redacted = _replace(redacted, hits)
+        return redacted
+
+    def json(self, value: JSON) -> JSON:
+        """Every text inside a JSON value; keys stay, and give their values' names away."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list | tuple):
+            return [self.json(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._named(key, item) for key, item in value.items()}
+        return value
+
+    def _named(self, key: str, value: JSON) -> JSON:
+        """A text as the value of its key, so that the key's name counts."""
+        if not isinstance(value, str):
+            return self.json(value)
+        both = f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+        redacted = self.text(both)
+        if redacted == both:
+            return value
+        try:
+            return json.loads("{" + redacted + "}")[key]
+        except (ValueError, KeyError):
+            return self.text(value)
+
+    def _step(self, step: Step) -> Step:
+        return replace(step, message=self._message(step.message))
+
+    def _message(self, message: Message) -> Message:
+        return replace(
+            message,
+            content=self.text(message.content),
+            reasoning=None if message.reasoning is None else self.text(message.reasoning),
+            tool_calls=tuple(self._call(call) for call in message.tool_calls),
+            images=tuple(self.text(image) for image in message.images),
+        )
+
+    def _call(self, call: ToolCall) -> ToolCall:
+        error = None if call.error is None else self.text(call.error)
+        return replace(call, arguments=self.text(call.arguments), error=error)
+
+
+def _replace(text: str, hits: Sequence[Hit]) -> str:
+    if not hits:
+        return text
+    data = text.encode("utf-8", "surrogatepass")
+    pieces: list[bytes] = []
+    end = 0
+    for hit in hits:
+        pieces += (data[end : hit.start], f"[REDACTED:{hit.rule}]".encode())
+        end = hit.end
+    return b"".join((*pieces, data[end:])).decode("utf-8", "surrogatepass")
+
+
+def _without_tokens(step: Step) -> Step:
+    if step.call is None or step.call.tokens is None:
+        return step
+    return replace(step, call=replace(step.call, tokens=None, tokens_withheld="redacted"))

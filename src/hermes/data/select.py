@@ -1,0 +1,93 @@
+"""Which trajectories an export takes, and in which version: selection, curation, and why others stay out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from hermes.core import Relation, Role, StopReason
+from hermes.data.curate.base import Curation, Removal, Rule
+from hermes.data.example import Example, load
+from hermes.data.where import Condition
+from hermes.store import Filter, Reader
+from hermes.store.query import ALL
+
+_PAGE = 500
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a person asked for; all of it must hold."""
+
+    which: Filter = ALL
+    where: Sequence[Condition] = ()
+    rules: Sequence[Rule] = ()
+    only_completed: bool = True
+    compressed: bool = False
+    """Take a trajectory's newest compressed version where it has one."""
+
+
+EVERYTHING = Selection()
+
+
+@dataclass
+class LeftOut:
+    """What matched the filter and was not taken."""
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    removals: list[Removal] = field(default_factory=list)
+
+    def add(self, trajectory_id: str, rule: str, why: str, reason: str | None = None) -> None:
+        self.reasons[reason or why] += 1
+        self.removals.append(Removal(trajectory_id, rule, why))
+
+
+def select(reader: Reader, selection: Selection, left_out: LeftOut) -> Iterator[Example]:
+    """Oldest first, one in memory at a time."""
+    versions = compressed_versions(reader) if selection.compressed else {}
+    curation = Curation(selection.rules)
+    for trajectory in reader.each(selection.which):
+        if trajectory.header.relation is Relation.COMPRESSED:
+            if not selection.compressed:
+                left_out.add(trajectory.header.id, "version", "a compressed version; --compressed takes it")
+            continue
+        example = load(reader, trajectory)
+        version = versions.get(example.id)
+        if version is not None:
+            example = replace(example, trajectory=reader.get(version))
+        why = unfit(example, only_completed=selection.only_completed)
+        failed = next((each.text for each in selection.where if not each.holds(example)), None)
+        if why is not None:
+            left_out.add(example.id, "fit", why)
+        elif failed is not None:
+            left_out.add(example.id, "where", f"not {failed}")
+        elif curation.keeps(example):
+            yield example
+        else:
+            last = curation.removed[-1]
+            left_out.add(last.id, last.rule, last.why, reason=last.rule)
+
+
+def unfit(example: Example, *, only_completed: bool) -> str | None:
+    """Why a trajectory is no training data, if so."""
+    outcome = example.trajectory.outcome
+    if outcome is None:
+        return "still running"
+    if not any(message.role is Role.ASSISTANT for message in example.messages):
+        return "the model never answered"
+    if only_completed and outcome.stop_reason is not StopReason.COMPLETED:
+        return outcome.stop_reason.value
+    return None
+
+
+def compressed_versions(reader: Reader) -> dict[str, str]:
+    """Id of an original → id of its newest compressed version."""
+    newest: dict[str, str] = {}
+    before: str | None = None
+    while page := reader.summaries(limit=_PAGE, before=before):
+        for summary in page:
+            if summary.relation == Relation.COMPRESSED.value and summary.parent_id is not None:
+                newest.setdefault(summary.parent_id, summary.id)
+        before = page[-1].id
+    return newest
