@@ -1,0 +1,42 @@
+"""What the endpoints share: the engine, what is on disk, and who is talking to us."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hermes.engine.checkpoints import CheckpointStore
+from hermes.engine.engine import Engine
+from hermes.engine.http.calls import Calls
+from hermes.engine.http.external import Signer
+from hermes.engine.http.policies import Policies, PolicyNames
+from hermes.engine.http.sessions import Sessions
+from hermes.engine.types import EngineUserError
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    engine: Engine
+    store: CheckpointStore
+    calls: Calls
+    policies: Policies
+    names: PolicyNames
+    sessions: Sessions
+    signer: Signer
+    tokenizer_id: str
+    """Where a client on this machine can load the tokenizer from."""
+
+    def check_base(self, base_model: str) -> None:
+        if base_model not in self.names.base_names:
+            known = ", ".join(f"'{name}'" for name in self.names.base_names)
+            raise EngineUserError(f"this engine does not serve '{base_model}'", f"it serves {known}")
+
+
+def open_state(
+    engine: Engine, store: CheckpointStore, base_names: tuple[str, ...], client_timeout_s: float
+) -> State:
+    """Belongs to the event loop that calls it."""
+    calls = Calls()
+    policies = Policies(engine, store, store.root / ".ephemeral")
+    names = PolicyNames(policies, base_names)
+    sessions = Sessions(engine, calls, names, client_timeout_s)
+    return State(engine, store, calls, policies, names, sessions, Signer(), engine.tokenizer_dir)

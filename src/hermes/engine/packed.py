@@ -1,0 +1,138 @@
+"""Small-batch products on a CPU: weights laid out beforehand the way its bf16 instructions want them.
+
+A plain bf16 product re-orders the weights at every call, which at decode sizes costs as much as the product;
+laid out once, decoding is 1.5 to 1.8 times as fast, at the price of a second copy of the weights. Results are
+those of the plain product up to the order of summation. Only for sampling: a packed weight has no gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hermes.engine.backbone import Attend, Backbone
+from hermes.engine.compact import CompactBackbone, Layer, rms_norm, rotate
+from hermes.engine.lora import LoraView
+from hermes.engine.memory import free_bytes
+from hermes.engine.spec import Site
+
+_ROWS = 16
+"""The number of rows the layout is made for; others do as well."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLayer:
+    """A layer's matrices, laid out anew."""
+
+    qkv: Tensor
+    o: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PackedBackbone(CompactBackbone):
+    packed: tuple[PackedLayer, ...]
+    packed_head: Tensor
+
+    def layer(
+        self, index: int, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, lora: LoraView | None
+    ) -> Tensor:
+        weights, packed, eps = self.layers[index], self.packed[index], self.spec.eps
+        read = rms_norm(x, weights.input_norm, eps)
+        q, k, v = self._heads(index, read, turn, lora)
+        seen = attend(index, q, k, v).reshape(x.shape[0], -1)
+        x = _add(x, seen, packed.o, weights.o_bias, lora, (index, "o"))
+        read = rms_norm(x, weights.post_norm, eps)
+        if lora is None:
+            active = product(read, packed.up, times=product(read, packed.gate, after="swish"))
+        else:
+            outs = (product(read, packed.gate), product(read, packed.up))
+            gate, up = lora.apply((index, "gate_up"), read, outs)
+            active = functional.silu(gate).mul_(up)
+        return _add(x, active, packed.down, None, lora, (index, "down"))
+
+    def _heads(
+        self, index: int, x: Tensor, turn: tuple[Tensor, Tensor], lora: LoraView | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As the plain form's, but queries and keys are turned together where they lie together."""
+        weights, spec = self.layers[index], self.spec
+        out = product(x, self.packed[index].qkv, weights.qkv_bias)
+        if lora is None and weights.q_norm is None:
+            heads = out.view(len(x), -1, spec.head_dim)
+            turned = rotate(heads[:, : -spec.kv_heads], turn)
+            return turned[:, : spec.heads], turned[:, spec.heads :], heads[:, -spec.kv_heads :]
+        kv = spec.kv_heads * spec.head_dim
+        outs = torch.split(out, [spec.heads * spec.head_dim, kv, kv], dim=-1)
+        if lora is not None:
+            outs = lora.apply((index, "qkv"), x, outs)
+        q, k, v = (one.reshape(len(x), -1, spec.head_dim) for one in outs)
+        if weights.q_norm is not None and weights.k_norm is not None:
+            q, k = rms_norm(q, weights.q_norm, spec.eps), rms_norm(k, weights.k_norm, spec.eps)
+        return rotate(q, turn), rotate(k, turn), v
+
+
+def pack(backbone: Backbone) -> Backbone:
+    """The packed form where there is one, it pays and its second copy fits; else the backbone as it is."""
+    if not (
+        isinstance(backbone, CompactBackbone)
+        and not isinstance(backbone, PackedBackbone)
+        and backbone.device.type == "cpu"
+        and backbone.dtype == torch.bfloat16
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        and 2 * _size_bytes(backbone) < free_bytes(backbone.device)
+    ):
+        return backbone
+    same = {field.name: getattr(backbone, field.name) for field in fields(CompactBackbone)}
+    return PackedBackbone(
+        **same,
+        packed=tuple(_pack_layer(layer) for layer in backbone.layers),
+        packed_head=_pack(backbone.head_weight),
+    )
+
+
+def head_product(backbone: Backbone, hidden: Tensor) -> Tensor:
+    """Logits [rows, vocab] in the backbone's dtype."""
+    if isinstance(backbone, PackedBackbone):
+        return product(hidden, backbone.packed_head)
+    return functional.linear(hidden, backbone.head_weight)
+
+
+def product(
+    x: Tensor, packed: Tensor, bias: Tensor | None = None, *, after: str = "none", times: Tensor | None = None
+) -> Tensor:
+    """x times the packed matrix, then an activation, or multiplied by another tensor, in one go."""
+    if times is not None:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, times, packed, bias, "mul")
+    else:
+        out = torch.ops.mkldnn._linear_pointwise(x, packed, bias, after, [], "")
+    return out
+
+
+def _add(
+    x: Tensor, read: Tensor, packed: Tensor, bias: Tensor | None, lora: LoraView | None, group: Site
+) -> Tensor:
+    """x plus the product, with an adapter's share if there is one."""
+    if lora is None:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(read, x, packed, bias, "add")
+        return out
+    return x + lora.apply(group, read, (product(read, packed, bias),))[0]
+
+
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+    return packed
+
+
+def _pack_layer(layer: Layer) -> PackedLayer:
+    gate, up = layer.gate_up.chunk(2)
+    return PackedLayer(*(_pack(one) for one in (layer.qkv, layer.o, gate, up, layer.down)))
+
+
+def _size_bytes(backbone: CompactBackbone) -> int:
+    linears = sum(one.inputs * one.outputs for one in backbone.spec.linears.values())
+    return linears * backbone.dtype.itemsize

@@ -1,0 +1,118 @@
+"""One rectangle of attention: queries [n, S, heads, D] over keys and values [n, L, kv_heads, D].
+
+`causal` is for S = L and lets query i see keys up to i; `window` limits how far back. The forward pass also
+gives the log-sum-exp of the scores, by which several rectangles are joined, and the backward pass takes the
+joint one. Query heads that share a key head are laid under one another, so that keys are never repeated, and
+long pieces are worked off in strips of queries, so that memory stays bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+_STRIP_SCORES = 4_000_000
+"""Scores held at once."""
+
+
+def piece_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) -> tuple[Tensor, Tensor]:
+    """Output [n, S, heads, D] and log-sum-exp [n, S, heads]."""
+    if q.device.type == "cpu" and window is None:
+        views = (one.transpose(1, 2) for one in (q, k, v))
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*views, 0.0, causal)
+        return out.transpose(1, 2), lse.view(*q.shape[:1], q.shape[2], q.shape[1]).transpose(1, 2)
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    for rows, keys in _strips(q, k, causal):
+        scores = _fold(_scaled(q[:, rows]), k) @ _by_head(k[:, keys]).float().transpose(1, 2)
+        if causal:
+            hidden = torch.ones(rows.stop - rows.start, keys.stop, dtype=torch.bool, device=q.device)
+            seen = _visible(hidden, rows.start, window)
+            scores = _per_head(scores, q[:, rows]).masked_fill_(~seen, -torch.inf).view_as(scores)
+        strip_lse = scores.logsumexp(-1, keepdim=True)
+        probs = (scores - strip_lse).exp().to(v.dtype)
+        out[:, rows] = _unfold(probs @ _by_head(v[:, keys]), q[:, rows])
+        lse[:, rows] = _unfold(strip_lse, q[:, rows])[..., 0]
+    return out, lse
+
+
+def piece_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    drift: Tensor,
+    causal: bool,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, given the joint log-sum-exp and the sum of grad · output, [n, S, heads]."""
+    dtype = q.dtype
+    dq = torch.empty_like(q)
+    dk, dv = torch.zeros_like(_by_head(k)), torch.zeros_like(_by_head(v))
+    for rows, keys in _strips(q, k, causal):
+        scaled, upstream = _fold(_scaled(q[:, rows]), k), _fold(grad[:, rows], k)
+        some_k, some_v = _by_head(k[:, keys]), _by_head(v[:, keys])
+        below, against = _fold(lse[:, rows, :, None], k), _fold(drift[:, rows, :, None], k).to(dtype)
+        probs = torch.baddbmm(-below, scaled, some_k.float().transpose(1, 2)).exp_()
+        if causal:
+            _visible(_per_head(probs, q[:, rows]), rows.start, window)
+        probs = probs.to(dtype)
+        dv[:, keys] += probs.transpose(1, 2) @ upstream
+        pull = torch.baddbmm(-against, upstream, some_v.transpose(1, 2)).mul_(probs)
+        dq[:, rows] = _unfold(pull @ some_k, q[:, rows]) * q.shape[-1] ** -0.5
+        dk[:, keys] += pull.transpose(1, 2) @ scaled.to(dtype)
+    return dq, _by_position(dk, k), _by_position(dv, v)
+
+
+def _strips(q: Tensor, k: Tensor, causal: bool) -> Iterator[tuple[slice, slice]]:
+    """Runs of queries, and the keys any of them may see."""
+    queries, keys = q.shape[1], k.shape[1]
+    step = max(16, _STRIP_SCORES // (q.shape[0] * q.shape[2] * keys))
+    for start in range(0, queries, step):
+        stop = min(start + step, queries)
+        yield slice(start, stop), slice(0, stop if causal else keys)
+
+
+def _visible(x: Tensor, offset: int, window: int | None) -> Tensor:
+    """Zero, in place, where a query may not see a key. Queries begin at `offset`."""
+    x.tril_(offset)
+    if window is not None:
+        x.triu_(offset - window + 1)
+    return x
+
+
+def _scaled(q: Tensor) -> Tensor:
+    """fp32: the log-sum-exp is, and probabilities are differences from it."""
+    wide: Tensor = q.float() * q.shape[-1] ** -0.5
+    return wide
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """[n, L, kv_heads, D] to [n · kv_heads, L, D]."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _by_position(x: Tensor, like: Tensor) -> Tensor:
+    """The reverse of `_by_head`."""
+    n, length, heads, width = like.shape
+    return x.view(n, heads, length, width).transpose(1, 2)
+
+
+def _fold(x: Tensor, k: Tensor) -> Tensor:
+    """[n, S, heads, …] to [n · kv_heads, heads / kv_heads · S, …]."""
+    n, length, heads, width = x.shape
+    shared = x.reshape(n, length, k.shape[2], heads // k.shape[2], width)
+    return shared.permute(0, 2, 3, 1, 4).reshape(n * k.shape[2], -1, width)
+
+
+def _per_head(x: Tensor, like: Tensor) -> Tensor:
+    """Folded scores seen as [n · heads, S, L]."""
+    return x.view(like.shape[0] * like.shape[2], like.shape[1], x.shape[-1])
+
+
+def _unfold(x: Tensor, like: Tensor) -> Tensor:
+    """The reverse of `_fold`, for a tensor with as many queries and heads as `like`."""
+    n, length, heads, _ = like.shape
+    return x.view(n, heads, length, x.shape[-1]).transpose(1, 2)

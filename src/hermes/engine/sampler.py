@@ -1,0 +1,299 @@
+"""Continuous batching: samples join and leave a running batch, a step at a time.
+
+A step admits what has room, computes a bounded amount of prompts, and draws one token for every running
+sequence. What is admitted always runs to its end. The samples of a request that start together share one
+computation of the prompt. All of this runs in the compute thread. Errors end the job they belong to; `step`
+raises only for bugs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hermes.engine.admission import Admission, Prompt
+from hermes.engine.lanes import Lane, Lanes, Tenants
+from hermes.engine.ledger import Ledger
+from hermes.engine.memory import capacity_error, is_out_of_memory
+from hermes.engine.prefix import Entry
+from hermes.engine.requests import SampleJob
+from hermes.engine.runner import Drawn, Piece, Policy, Runner
+from hermes.engine.types import Ints, SampledSequence, SampleResult, StopReason
+
+MERGE_PAYS_TOKENS = 4096
+"""A policy that has the sampler to itself and so many tokens to go is worth merging."""
+
+
+@dataclass(slots=True)
+class SamplerCounts:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+
+
+class Sampler:
+    def __init__(self, runner: Runner, cells: int, max_batch: int, prefill_tokens: int) -> None:
+        self._runner = runner
+        self._admission = Admission(runner, cells)
+        self._lanes = Lanes(max_batch)
+        self._prefill_tokens = prefill_tokens
+        self._prompts: list[Prompt] = []
+        self._rows: Ints = np.zeros(0, np.int64)
+        self._stale = False
+        self._under_way: deque[tuple[Tenants, Drawn]] = deque()
+        self._ledger = Ledger()
+        self._merging = True
+        self.counts = SamplerCounts()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._admission.jobs or self._prompts or len(self._rows) or self._stale)
+
+    @property
+    def waiting(self) -> int:
+        return sum(job.request.num_samples - job.started for job in list(self._admission.jobs))
+
+    @property
+    def running(self) -> int:
+        return len(self._rows) + sum(len(prompt.samples) for prompt in self._prompts)
+
+    @property
+    def cells_used(self) -> int:
+        return self._admission.cells_used
+
+    def submit(self, job: SampleJob) -> None:
+        self.counts.prompt_tokens += len(job.prompt)
+        self._ledger.add(job)
+        self._admission.jobs.append(job)
+
+    def forget_policy(self, policy: Policy) -> None:
+        """Nothing new will be asked of it: its part of the cache is given back."""
+        self._admission.forget_policy(policy.id)
+        if self._ledger.drop(policy):
+            self._runner.unmerge(policy)
+
+    def end(self, job: SampleJob, error: BaseException | None) -> None:
+        """Takes a job out, wherever it is; without an error if its future was cancelled."""
+        if job in self._admission.jobs:
+            self._admission.jobs.remove(job)
+        for prompt in [one for one in self._prompts if one.job is job]:
+            self._prompts.remove(prompt)
+            self._admission.give_back(prompt.slots, prompt.entry)
+        for index in self._lanes.of_job(job):
+            lane = self._lanes.close(index)
+            self._free(lane)
+        if self._settle(job) and job.future.set_running_or_notify_cancel():
+            job.future.set_exception(error or CancelledError())
+
+    def end_cancelled(self, future: Future[SampleResult]) -> None:
+        """Takes out the job of a cancelled future, if it is still here."""
+        for job in self._jobs():
+            if job.future is future:
+                self.end(job, None)
+
+    def end_all(self, error: BaseException) -> None:
+        self._under_way.clear()
+        for job in self._jobs():
+            self.end(job, error)
+
+    def _jobs(self) -> list[SampleJob]:
+        lanes = (self._lanes[int(index)].job for index in self._lanes.order())
+        return list(dict.fromkeys([*self._admission.jobs, *(prompt.job for prompt in self._prompts), *lanes]))
+
+    def step(self) -> None:
+        """One turn: some prompts, and one token for everybody."""
+        if self._admission.jobs:
+            self._admit()
+        if self._prompts:
+            self._prefill()
+        if self._stale:
+            self._reload()
+        if len(self._rows):
+            self._decode()
+
+    def _admit(self) -> None:
+        taken = sum(len(prompt.samples) for prompt in self._prompts)
+        for prompt in self._admission.admit(self._lanes.free - taken):
+            if prompt.samples[0] == 0:
+                prompt.job.cached_tokens = prompt.done
+                self.counts.cached_tokens += prompt.done
+            self._prompts.append(prompt)
+
+    def _prefill(self) -> None:
+        """The next tokens of the prompts that came first; what is then complete starts to run."""
+        chosen: list[tuple[Prompt, Piece]] = []
+        budget = self._prefill_tokens
+        for prompt in self._prompts:
+            if budget <= 0:
+                break
+            size = min(budget, len(prompt.job.prompt) - prompt.done)
+            budget -= size
+            chosen.append((prompt, prompt.piece(size)))
+        chosen.sort(key=lambda one: self._ledger.order(one[0].job.policy))
+        ready: list[tuple[Prompt, Tensor]] = []
+        for (prompt, piece), hidden in zip(chosen, self._compute(chosen), strict=True):
+            if hidden is None or prompt not in self._prompts or not self._score(prompt, piece, hidden):
+                continue
+            prompt.entry.ready += len(piece.tokens)
+            if prompt.done == len(prompt.job.prompt):
+                ready.append((prompt, hidden[-1:]))
+        if ready:
+            self._run(ready)
+
+    def _compute(self, chosen: list[tuple[Prompt, Piece]]) -> list[Tensor | None]:
+        """Hidden states of each piece. If they do not fit together they go alone; who does not is out."""
+        try:
+            return list(self._runner.prefill([piece for _, piece in chosen]))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(chosen) == 1:
+                self.end(chosen[0][0].job, capacity_error(error, "the prompt"))
+                return [None]
+        return [hidden for one in chosen for hidden in self._compute([one])]
+
+    def _score(self, prompt: Prompt, piece: Piece, hidden: Tensor) -> bool:
+        """Gathers what was asked about the prompt itself; False if there was no memory for it."""
+        job = prompt.job
+        if job.scores is None or prompt.samples[0] != 0 or not piece.wanted:
+            return True
+        at = piece.offset + len(piece.tokens) - piece.wanted
+        try:
+            job.scores.add(at, hidden, lambda rows: self._runner.logits(job.policy, rows))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.end(job, capacity_error(error, "the prompt's logprobs"))
+            return False
+        return True
+
+    def _run(self, ready: list[tuple[Prompt, Tensor]]) -> None:
+        """The prompts are in the cache: their samples draw a first token and join the running batch."""
+        rows: list[int] = []
+        states: list[Tensor] = []
+        for prompt, hidden in ready:
+            self._prompts.remove(prompt)
+            job = prompt.job
+            if not job.limit:
+                self._finish_without_sampling(prompt)
+                continue
+            cells = [slot.start for slot in prompt.slots]
+            self._runner.copy(cells[0], cells[1:], len(job.prompt))
+            for number, (sample, slot) in enumerate(zip(prompt.samples, prompt.slots, strict=True)):
+                lane = Lane(job, sample, slot, None if number else prompt.entry)
+                rows.append(self._lanes.open(lane, self._ledger.order(job.policy)))
+            states.append(hidden.expand(len(cells), -1))
+        if rows:
+            self._draw_first(np.array(rows, np.int64), torch.cat(states))
+
+    def _draw_first(self, lanes: Ints, hidden: Tensor) -> None:
+        self._stale = True
+        try:
+            drawn = self._runner.draw(hidden, self._lanes.choice(lanes))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            for job in dict.fromkeys(self._lanes[int(index)].job for index in lanes):
+                self.end(job, capacity_error(error, "the first tokens"))
+        else:
+            self._accept(self._lanes.tenants(lanes), drawn)
+
+    def _finish_without_sampling(self, prompt: Prompt) -> None:
+        job = prompt.job
+        nothing = SampledSequence(np.zeros(0, np.int64), np.zeros(0, np.float32), "length")
+        job.sequences = dict.fromkeys(range(job.request.num_samples), nothing)
+        self._admission.keep(prompt.entry, job.prompt)
+        self._resolve(job)
+
+    def _reload(self) -> None:
+        """The batch has changed: whatever is under way is fetched first."""
+        while self._under_way:
+            self._accept(*self._under_way.popleft())
+        self._stale = False
+        self._rows = self._lanes.order()
+        if len(self._rows):
+            self._merge_if_it_pays()
+            self._runner.load(self._lanes.batch(self._rows))
+
+    def _merge_if_it_pays(self) -> None:
+        """Where a merged copy does not fit, adapters are applied as they are from then on."""
+        policy = self._ledger.alone(MERGE_PAYS_TOKENS)
+        if policy is None or policy.weights is None or not self._merging:
+            return
+        try:
+            self._runner.merge(policy)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._merging = False
+
+    def _decode(self) -> None:
+        try:
+            self._under_way.append((self._lanes.tenants(self._rows), self._runner.step()))
+            if len(self._under_way) > self._runner.depth:
+                self._accept(*self._under_way.popleft())
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            youngest = self._lanes[self._lanes.youngest(self._rows)].job
+            self.end(youngest, capacity_error(error, "the running batch"))
+
+    def _accept(self, tenants: Tenants, drawn: Drawn) -> None:
+        """Appends what was drawn, but for lanes that have ended since; ends what has ended."""
+        fetched = drawn.fetch()
+        rows, fetched = self._lanes.still(tenants, fetched)
+        if not len(rows):
+            return
+        self.counts.sampled_tokens += len(rows)
+        ended = self._lanes.accept(rows, fetched)
+        for index in self._lanes.listeners(rows):
+            self._tell(index)
+        for index, reason in ended:
+            if self._lanes.is_open(index):
+                self._finish(index, reason)
+
+    def _tell(self, index: int) -> None:
+        """A listener that fails has spoiled its own request, not the others'."""
+        if not self._lanes.is_open(index):
+            return
+        lane = self._lanes[index]
+        assert lane.job.request.on_token is not None
+        try:
+            lane.job.request.on_token(lane.sample, *self._lanes.last_token(index))
+        except Exception as error:  # noqa: BLE001 - handed on: it becomes the request's result
+            self.end(lane.job, error)
+
+    def _finish(self, index: int, reason: StopReason) -> None:
+        self._stale = True
+        sequence, cached = self._lanes.sequence(index, reason), self._lanes.cached(index)
+        lane = self._lanes.close(index)
+        job = lane.job
+        job.sequences[lane.sample] = sequence
+        if self._ledger.is_dropped(job.policy):
+            self._free(lane)
+        else:
+            self._admission.keep(lane.entry or Entry(job.policy.id, lane.slot, cached), cached)
+        if job.complete:
+            self._resolve(job)
+
+    def _resolve(self, job: SampleJob) -> None:
+        if self._settle(job) and job.future.set_running_or_notify_cancel():
+            job.future.set_result(job.result())
+
+    def _free(self, lane: Lane) -> None:
+        self._stale = True
+        self._admission.give_back([lane.slot], lane.entry)
+
+    def _settle(self, job: SampleJob) -> bool:
+        """The job owes nothing any more; False if that was so before."""
+        if job.settled:
+            return False
+        job.settled = True
+        if self._ledger.settle(job):
+            self._runner.unmerge(job.policy)
+        return True

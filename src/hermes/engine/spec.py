@@ -1,0 +1,116 @@
+"""What the engine must know about a base model's shape, read once from its transformers configuration.
+
+A `ModelSpec` is plain data: the trainer plans with it, the sampler sizes its memory with it, and adapter
+files are checked against it. It says nothing about weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Site = tuple[int, str]
+"""A place an adapter can act on: the layer and the projection's name. The output projection is HEAD."""
+
+HEAD: Site = (-1, "lm_head")
+
+Part = Literal["attn", "mlp", "unembed"]
+
+DEFAULT_MAX_LENGTH = 2048
+"""For configurations that do not say how long a sequence may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One linear layer of the base model."""
+
+    path: str
+    """Its module path in the transformers model, which is also its name in PEFT files."""
+    inputs: int
+    outputs: int
+    part: Part
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSpec:
+    name: str
+    """Folder or hub name it was loaded from."""
+    family: str
+    """The configuration's model_type."""
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_length: int
+    rope: str
+    eps: float
+    tied: bool
+    """The output projection is the embedding matrix."""
+    qkv_bias: bool
+    qk_norm: bool
+    eos_ids: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    """Per layer, how many positions back (itself included) a token sees; None is all of them."""
+    linears: Mapping[Site, Linear]
+    groups: Mapping[Site, tuple[Site, ...]]
+    """Linears that read the same input and are applied as one, by the group's own name, in model order."""
+
+
+def read_spec(
+    config: PretrainedConfig,
+    name: str,
+    linears: Mapping[Site, Linear],
+    groups: Mapping[Site, tuple[Site, ...]],
+) -> ModelSpec:
+    """The spec of a text model's configuration, given the linear layers its implementation applies."""
+    heads = int(config.num_attention_heads)
+    return ModelSpec(
+        name=name,
+        family=str(config.model_type),
+        layers=int(config.num_hidden_layers),
+        hidden=int(config.hidden_size),
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        intermediate=int(config.intermediate_size),
+        vocab=int(config.vocab_size),
+        max_length=int(getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH),
+        rope=str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")),
+        eps=float(getattr(config, "rms_norm_eps", 1e-6)),
+        tied=bool(config.tie_word_embeddings),
+        qkv_bias=bool(getattr(config, "attention_bias", config.model_type == "qwen2")),
+        qk_norm=config.model_type in ("qwen3", "gemma3_text"),
+        eos_ids=_ids(config.eos_token_id),
+        windows=_windows(config),
+        linears=linears,
+        groups=groups,
+    )
+
+
+def member_sites(spec: ModelSpec) -> Iterator[tuple[Site, Site]]:
+    """(group, linear) for every linear, groups in model order."""
+    for group, members in spec.groups.items():
+        for site in members:
+            yield group, site
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(int(one) for one in value) if isinstance(value, list | tuple) else (int(value),)
+
+
+def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
+    count = int(config.num_hidden_layers)
+    window = getattr(config, "sliding_window", None)
+    if not window or not getattr(config, "use_sliding_window", True):
+        return (None,) * count
+    kinds = getattr(config, "layer_types", None) or ("sliding_attention",) * count
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)

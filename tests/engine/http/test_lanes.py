@@ -1,0 +1,161 @@
+"""Calls of one model begin by their number, whatever order they arrive in, and once each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes.engine.http.answers import Refused
+from hermes.engine.http.calls import Calls, Failed, Payload
+from hermes.engine.http.lanes import Lane
+from hermes.engine.types import EngineCapacityError, EngineUserError
+
+
+class Work:
+    """Records what began and what ended; each piece ends when it is let go, or at once."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+        self.gates: dict[int, asyncio.Event] = {}
+
+    def piece(self, number: int, gated: bool = False) -> Callable[[], Awaitable[Payload]]:
+        if gated:
+            self.gates[number] = asyncio.Event()
+
+        def start() -> Awaitable[Payload]:
+            self.begun.append(number)
+            return self._run(number)
+
+        return start
+
+    async def _run(self, number: int) -> Payload:
+        if number in self.gates:
+            await self.gates[number].wait()
+        self.ended.append(number)
+        return Payload(str(number).encode())
+
+
+async def turn() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def lane_of(calls: Calls, work: Work) -> Lane:
+    lane = Lane(calls, "m")
+    lane.submit(0, "create", b"", work.piece(0), alone=True)
+    return lane
+
+
+@given(st.permutations(range(1, 9)), st.lists(st.integers(0, 7), max_size=8), st.sets(st.integers(1, 8)))
+def test_any_arrival_order_with_repeats_runs_each_call_once_in_its_place(
+    order: list[int], repeats: list[int], alone: set[int]
+) -> None:
+    async def play() -> None:
+        calls, work = Calls(), Work()
+        lane = lane_of(calls, work)
+        for position, number in enumerate(order):
+            first = lane.submit(number, "fb", b"%d" % number, work.piece(number), alone=number in alone)
+            for repeat in repeats:
+                if repeat <= position:
+                    known = order[repeat]
+                    again = lane.submit(known, "fb", b"%d" % known, work.piece(known))
+                    assert again.id == lane.call_id(known)
+            assert first is calls.get(first.id)
+            await turn()
+        await lane.ended()
+        assert work.begun == list(range(9))
+
+    asyncio.run(play())
+
+
+async def test_the_next_call_begins_while_this_one_runs() -> None:
+    calls, work = Calls(), Work()
+    lane = lane_of(calls, work)
+    lane.submit(1, "fb", b"", work.piece(1, gated=True))
+    lane.submit(2, "fb", b"", work.piece(2))
+    await turn()
+    assert (work.begun, work.ended) == ([0, 1, 2], [0, 2])
+
+
+async def test_one_that_must_be_alone_waits_for_those_before_and_holds_those_after() -> None:
+    calls, work = Calls(), Work()
+    lane = lane_of(calls, work)
+    lane.submit(1, "fb", b"", work.piece(1, gated=True))
+    lane.submit(2, "save", b"", work.piece(2, gated=True), alone=True)
+    lane.submit(3, "fb", b"", work.piece(3))
+    await turn()
+    assert work.begun == [0, 1]
+    work.gates[1].set()
+    await turn()
+    assert work.begun == [0, 1, 2]
+    work.gates[2].set()
+    await turn()
+    assert work.begun == [0, 1, 2, 3]
+
+
+async def test_other_content_under_a_used_number_is_refused_and_changes_nothing() -> None:
+    calls, work = Calls(), Work()
+    lane = lane_of(calls, work)
+    lane.submit(1, "fb", b"mine", work.piece(1))
+    await turn()
+    for kind, digest in (("fb", b"theirs"), ("optim", b"mine")):
+        with pytest.raises(Refused, match="two clients") as refused:
+            lane.submit(1, kind, digest, work.piece(1))
+        assert refused.value.status == 422
+    assert work.begun == [0, 1]
+
+
+async def test_a_call_that_waits_for_a_missing_one_says_so() -> None:
+    calls, work = Calls(), Work()
+    lane = lane_of(calls, work)
+    await turn()
+    waiting = lane.submit(2, "fb", b"", work.piece(2))
+    assert waiting.waits_for == "call 1 of m has not arrived"
+    lane.submit(1, "fb", b"", work.piece(1))
+    await turn()
+    assert waiting.waits_for == ""
+    assert waiting.outcome == Payload(b"2")
+
+
+async def test_a_failure_is_its_calls_result_and_the_next_call_still_runs() -> None:
+    calls, work = Calls(), Work()
+    lane = lane_of(calls, work)
+
+    def refuse() -> Awaitable[Payload]:
+        raise EngineUserError("no such loss", "use another")
+
+    async def too_big() -> Payload:
+        raise EngineCapacityError("does not fit")
+
+    async def bug() -> Payload:
+        raise ZeroDivisionError("oh")
+
+    failed = [
+        lane.submit(1, "fb", b"", refuse),
+        lane.submit(2, "fb", b"", too_big),
+        lane.submit(3, "fb", b"", bug),
+    ]
+    last = lane.submit(4, "fb", b"", work.piece(4))
+    await lane.ended()
+    assert [call.outcome for call in failed] == [
+        Failed("no such loss (use another)", "user"),
+        Failed("does not fit", "server"),
+        Failed("internal error: ZeroDivisionError: oh", "server"),
+    ]
+    assert last.outcome == Payload(b"4")
+
+
+async def test_a_closed_lane_fails_what_waits_and_refuses_what_comes() -> None:
+    calls, work = Calls(), Work()
+    lane = lane_of(calls, work)
+    await turn()
+    waiting = lane.submit(5, "fb", b"", work.piece(5))
+    lane.close("the session is over")
+    assert waiting.outcome == Failed("the session is over", "user")
+    with pytest.raises(Refused, match="the session is over"):
+        lane.submit(1, "fb", b"", work.piece(1))

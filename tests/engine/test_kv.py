@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hermes.engine.kv import Cells, Slot, slot_size
+from hermes.engine.prefix import BLOCK, Entry, PrefixIndex
+from hermes.engine.types import Ints
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=80))
+def test_slots_never_overlap_and_everything_comes_back(steps: list[tuple[bool, int]]) -> None:
+    cells, taken = Cells(200), list[Slot]()
+    for take, number in steps:
+        if take:
+            slot = cells.take(number)
+            if slot is not None:
+                taken.append(slot)
+        elif taken:
+            cells.give_back(taken.pop(number % len(taken)))
+        covered = sorted((slot.start, slot.start + slot.size) for slot in taken)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(covered))
+        assert all(start >= 0 and end <= 200 for start, end in covered)
+        assert cells.used == sum(slot.size for slot in taken)
+    for slot in taken:
+        cells.give_back(slot)
+    assert cells.take(200) == Slot(0, 200)
+
+
+def test_slots_of_one_size_lie_side_by_side_and_holes_are_filled_first() -> None:
+    cells = Cells(1000)
+    slots = [cells.take(96) for _ in range(5)]
+    assert [slot.start for slot in slots if slot] == [0, 96, 192, 288, 384]
+    assert slots[1] is not None
+    cells.give_back(slots[1])
+    assert cells.take(96) == Slot(96, 96)
+    assert cells.take(1000) is None
+
+
+@given(st.integers(1, 200_000))
+def test_a_slot_holds_what_it_must_and_wastes_at_most_a_half(tokens: int) -> None:
+    size = slot_size(tokens)
+    assert size >= tokens and (size == 64 or size < 1.5 * tokens + 1)
+
+
+def entry(tokens: Ints, policy: str | None = None, ready: int | None = None) -> Entry:
+    return Entry(policy, Slot(0, 64), tokens, ready=len(tokens) if ready is None else ready)
+
+
+def numbers(size: int, seed: int = 0) -> Ints:
+    return np.random.default_rng(seed).integers(0, 1000, size)
+
+
+def test_the_longest_common_beginning_is_found_to_the_token() -> None:
+    index, prompt = PrefixIndex(), numbers(200)
+    for size in (20, 75, 50):
+        index.add(entry(np.concatenate([prompt[:size], numbers(30, seed=size)])))
+    match = index.find(None, prompt, 199)
+    assert match is not None and match.tokens == 75
+    shorter = index.find(None, prompt, 60)
+    assert shorter is not None and shorter.tokens == 60
+
+
+def test_a_policy_never_finds_what_another_has_computed() -> None:
+    index, prompt = PrefixIndex(), numbers(100)
+    index.add(entry(prompt, policy="old"))
+    assert index.find("new", prompt, 99) is None
+    assert index.find(None, prompt, 99) is None
+    assert index.find("old", prompt, 99) is not None
+
+
+def test_beginnings_shorter_than_a_block_do_not_count() -> None:
+    index, prompt = PrefixIndex(), numbers(100)
+    index.add(entry(np.concatenate([prompt[: BLOCK - 1], numbers(50, seed=9)])))
+    assert index.find(None, prompt, 99) is None
+
+
+def test_the_longest_unused_is_evicted_first_and_never_the_spared_one() -> None:
+    index = PrefixIndex()
+    entries = [entry(numbers(40, seed)) for seed in range(3)]
+    for one in entries:
+        index.add(one)
+        index.keep(one, one.tokens)
+    index.touch(entries[0])
+    assert index.evict(spare=entries[1]) is entries[2]
+    assert index.evict(spare=entries[1]) is entries[0]
+    assert index.evict(spare=entries[1]) is None
+    assert index.find(None, entries[0].tokens, 40) is None
+    assert index.find(None, entries[1].tokens, 40) is not None
+
+
+def test_a_removed_entry_leaves_nothing_behind() -> None:
+    index = PrefixIndex()
+    one = entry(numbers(100))
+    index.add(one)
+    index.keep(one, numbers(120, seed=3))
+    assert index.find(None, numbers(100), 100) is None, "it holds other tokens now"
+    index.remove(one)
+    assert not index._blocks and not len(index)
