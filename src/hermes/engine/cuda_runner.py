@@ -19,11 +19,11 @@ from torch.nn.functional import linear
 
 from hermes.engine.backbone import Attend, Backbone
 from hermes.engine.compact import CompactBackbone, merge_head, merge_layer
-from hermes.engine.decode import decode_hidden, fits
+from hermes.engine.decode import fits, fused_hidden, gather_rows
 from hermes.engine.kernels import attend_rows, copy_cells, draw_rows
 from hermes.engine.kv import KvPool
-from hermes.engine.prompts_varlen import prompts_attend
-from hermes.engine.runner import Batch, Choice, Drawn, DrawnNow, Fetched, Piece, Policy, TorchRunner
+from hermes.engine.prompts_varlen import Prompts
+from hermes.engine.runner import Batch, Choice, Drawn, DrawnNow, Fetched, Piece, Policy, TorchRunner, join
 
 _SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 """Numbers of rows a step is captured for; larger batches go up in steps of 256."""
@@ -92,6 +92,20 @@ class CudaRunner(TorchRunner):
         _merge_into(self._buffers, self._base, policy)
         self._merged = (policy, self._buffers)
 
+    def _prompts_hidden(self, pieces: Sequence[Piece]) -> Tensor:
+        policies = join((piece.policy, len(piece.tokens)) for piece in pieces)
+        if len(policies) == 1:
+            self.merge(policies[0][0])
+        backbone, lora = self._weights(policies)
+        if lora is not None or not fits(backbone) or self._pool.keys.dtype == torch.float32:
+            return super()._prompts_hidden(pieces)
+        tokens = np.concatenate([piece.tokens for piece in pieces])
+        positions = np.concatenate([np.arange(len(one.tokens)) + one.offset for one in pieces])
+        cells = np.repeat([piece.cell for piece in pieces], [len(piece.tokens) for piece in pieces])
+        prompts = Prompts(backbone.spec, self._pool, pieces)
+        tokens_t, cells_t, positions_t = (self._tensor(one) for one in (tokens, cells, positions))
+        return fused_hidden(backbone, self._pool, tokens_t, cells_t, positions_t, prompts.gather)
+
     @torch.inference_mode()
     def load(self, batch: Batch) -> None:
         self._batch = batch
@@ -148,7 +162,8 @@ class CudaRunner(TorchRunner):
         """One step of the first `size` rows, on the device's own state."""
         state = self._state
         tokens, cells, lengths = state.ints[:3, :size]
-        hidden = decode_hidden(backbone, self._pool, tokens, cells, lengths)
+        gather = gather_rows(backbone.spec, self._pool, cells, lengths)
+        hidden = fused_hidden(backbone, self._pool, tokens, cells, lengths, gather)
         logits = linear(hidden, backbone.head_weight)
         draw_rows(
             logits, state.temperature[:size], state.ints[:, :size], state.tokens[:size], state.logprobs[:size]
@@ -195,7 +210,7 @@ class CudaRunner(TorchRunner):
     def _prompts_attend(self, cells: Tensor, pieces: Sequence[Piece]) -> Attend:
         if self._pool.keys.dtype == torch.float32:  # torch's variable-length kernel takes half precision only
             return super()._prompts_attend(cells, pieces)
-        return prompts_attend(self._base.spec, self._pool, cells, pieces)
+        return Prompts(self._base.spec, self._pool, pieces).attend(cells)
 
 
 def _size(rows: int) -> int:

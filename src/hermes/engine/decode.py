@@ -1,4 +1,4 @@
-"""The compact backbone's decode step in few kernels: one token for each of many sequences.
+"""The compact backbone in few kernels, over the pool of keys and values: what sampling on a GPU runs.
 
 Computes what `CompactBackbone.hidden` computes with an `Attend` over the pool, without adapters: those are
 merged into the weights beforehand. Nothing here waits for the device, so a step can be captured in a graph.
@@ -6,6 +6,7 @@ merged into the weights beforehand. Nothing here waits for the device, so a step
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeGuard
 
 from torch import Tensor
@@ -14,12 +15,16 @@ from torch.nn.functional import embedding, linear
 from hermes.engine import kernels
 from hermes.engine.compact import CompactBackbone
 from hermes.engine.kv import KvPool
+from hermes.engine.spec import ModelSpec
+
+Gather = Callable[[int, Tensor], Tensor]
+"""(layer, rotated queries [T, heads, D]) to what they attend to in the pool, [T, heads, D]."""
 
 
-def decode_hidden(
-    backbone: CompactBackbone, pool: KvPool, tokens: Tensor, cells: Tensor, lengths: Tensor
+def fused_hidden(
+    backbone: CompactBackbone, pool: KvPool, tokens: Tensor, cells: Tensor, positions: Tensor, gather: Gather
 ) -> Tensor:
-    """[rows, hidden] after `tokens` [rows], which stand at position `lengths` of the slots at `cells`."""
+    """[T, hidden] of `tokens` [T] at `positions` of the slots at `cells`, where their keys and values go."""
     spec = backbone.spec
     x = embedding(tokens, backbone.embed)
     delta: Tensor | None = None
@@ -29,13 +34,23 @@ def decode_hidden(
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
         keys, values = pool.keys[index], pool.values[index]
         q = kernels.place(
-            qkv, keys, values, cells, lengths, backbone.inv_freq, backbone.rope_scale, norms, spec.eps
+            qkv, keys, values, cells, positions, backbone.inv_freq, backbone.rope_scale, norms, spec.eps
         )
-        seen = kernels.attend_rows(q, keys, values, cells, lengths, spec.windows[index])
-        delta = linear(seen.view(len(tokens), -1), layer.o, layer.o_bias)
+        delta = linear(gather(index, q).view(len(tokens), -1), layer.o, layer.o_bias)
         read = kernels.add_norm(x, delta, layer.post_norm, spec.eps)
         delta = linear(kernels.gate(linear(read, layer.gate_up)), layer.down)
     return kernels.add_norm(x, delta, backbone.norm, spec.eps)
+
+
+def gather_rows(spec: ModelSpec, pool: KvPool, cells: Tensor, lengths: Tensor) -> Gather:
+    """One token a row, at the end of its slot: decoding."""
+
+    def gather(layer: int, q: Tensor) -> Tensor:
+        return kernels.attend_rows(
+            q, pool.keys[layer], pool.values[layer], cells, lengths, spec.windows[layer]
+        )
+
+    return gather
 
 
 def fits(backbone: object) -> TypeGuard[CompactBackbone]:

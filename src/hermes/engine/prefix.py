@@ -9,7 +9,7 @@ needed, the longest unused first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -54,9 +54,10 @@ class PrefixIndex:
         return len(self._kept)
 
     def add(self, entry: Entry) -> None:
-        """Makes an entry findable, from its first token to its last."""
-        entry.hashes = list(_hashes(entry.policy_id, entry.tokens))
-        for key in entry.hashes:
+        """Makes an entry findable, from its first token to its last; what it had before stays as it is."""
+        known = entry.hashes
+        for key in _hashes(entry.policy_id, entry.tokens, known):
+            known.append(key)
             self._blocks.setdefault(key, {})[id(entry)] = entry
 
     def remove(self, entry: Entry) -> None:
@@ -67,10 +68,13 @@ class PrefixIndex:
                 found.pop(id(entry), None)
                 if not found:
                     del self._blocks[key]
+        entry.hashes.clear()
 
     def keep(self, entry: Entry, tokens: Ints) -> None:
-        """The entry's sequence is finished and its slot holds `tokens`; it may be evicted from now on."""
-        self.remove(entry)
+        """The entry's sequence is finished and its slot holds `tokens`, which begin with those it had.
+
+        It may be evicted from now on.
+        """
         entry.tokens, entry.ready = tokens, len(tokens)
         self.add(entry)
         self._kept[id(entry)] = entry
@@ -110,9 +114,10 @@ class PrefixIndex:
         return [entry for entry in self._kept.values() if entry.policy_id == policy_id]
 
 
-def _hashes(policy_id: str | None, tokens: Ints) -> Iterator[int]:
-    key = hash((policy_id, BLOCK))
-    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+def _hashes(policy_id: str | None, tokens: Ints, known: Sequence[int] = ()) -> Iterator[int]:
+    """One for every whole block, chained; from where `known`, the first of them, end."""
+    key = known[-1] if known else hash((policy_id, BLOCK))
+    for start in range(len(known) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
         key = hash((key, tokens[start : start + BLOCK].tobytes()))
         yield key
 

@@ -15,28 +15,34 @@ from hermes.engine.spec import ModelSpec
 from hermes.engine.varlen import offsets, varlen
 
 
-def prompts_attend(spec: ModelSpec, pool: KvPool, cells: Tensor, pieces: Sequence[Piece]) -> Attend:
-    """Each piece attends, causally, to what its slot holds and to itself.
+class Prompts:
+    """Pieces of prompts, packed. Each attends, causally, to what its slot holds and to itself."""
 
-    Where some of them continue, the keys and values of all are read back from the pool.
-    """
-    own = np.array([len(piece.tokens) for piece in pieces])
-    seen = own + np.array([piece.offset for piece in pieces])
-    device = pool.keys.device
-    cu_q, cu_k = offsets(own, device), offsets(seen, device)
-    longest = int(own.max()), int(seen.max())
-    continued = bool((seen > own).any())
-    where = torch.as_tensor(
-        np.concatenate([np.arange(count) + piece.cell for count, piece in zip(seen, pieces, strict=True)])
-        if continued
-        else np.zeros(0, np.int64),
-        device=device,
-    )
+    def __init__(self, spec: ModelSpec, pool: KvPool, pieces: Sequence[Piece]) -> None:
+        self._spec, self._pool = spec, pool
+        own = np.array([len(piece.tokens) for piece in pieces])
+        seen = own + np.array([piece.offset for piece in pieces])
+        device = pool.keys.device
+        self._ends = offsets(own, device), offsets(seen, device)
+        self._longest = int(own.max()), int(seen.max())
+        self._continued = bool((seen > own).any())
+        """Some have a part of their prompt in the pool already."""
+        cells = [np.arange(count) + piece.cell for count, piece in zip(seen, pieces, strict=True)]
+        self._seen = torch.as_tensor(np.concatenate(cells), device=device)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pool.write(layer, cells, k, v)
-        if continued:
-            k, v = pool.keys[layer].index_select(0, where), pool.values[layer].index_select(0, where)
-        return varlen(q, k, v, cu_q, cu_k, longest, spec.windows[layer])
+    def attend(self, cells: Tensor) -> Attend:
+        """For a backbone's own forward pass; new keys and values go to `cells`."""
 
-    return attend
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._pool.write(layer, cells, k, v)
+            return self.gather(layer, q) if self._continued else self._varlen(layer, q, k, v)
+
+        return attend
+
+    def gather(self, layer: int, q: Tensor) -> Tensor:
+        """What queries attend to, all of it in the pool."""
+        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        return self._varlen(layer, q, keys.index_select(0, self._seen), values.index_select(0, self._seen))
+
+    def _varlen(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return varlen(q, k, v, *self._ends, self._longest, self._spec.windows[layer])

@@ -181,17 +181,20 @@ class TorchRunner:
 
     @torch.inference_mode()
     def prefill(self, pieces: Sequence[Piece]) -> list[Tensor]:
+        hidden = self._prompts_hidden(pieces)
+        ends = np.cumsum([len(piece.tokens) for piece in pieces]).tolist()
+        rows = [np.arange(end - piece.wanted, end) for piece, end in zip(pieces, ends, strict=True)]
+        wanted = hidden.index_select(0, self._tensor(np.concatenate(rows)))
+        return list(torch.split(wanted, [piece.wanted for piece in pieces]))
+
+    def _prompts_hidden(self, pieces: Sequence[Piece]) -> Tensor:
+        """Final hidden states of all the pieces' tokens, whose keys and values are then in their slots."""
         tokens = np.concatenate([piece.tokens for piece in pieces])
         positions = np.concatenate([np.arange(len(p.tokens)) + p.offset for p in pieces])
         cells = np.concatenate([np.arange(len(p.tokens)) + p.cell + p.offset for p in pieces])
-        sizes = [len(piece.tokens) for piece in pieces]
         attend = self._prompts_attend(self._tensor(cells), pieces)
         backbone, lora = self._weights(join((p.policy, len(p.tokens)) for p in pieces))
-        hidden = backbone.hidden(self._tensor(tokens), self._tensor(positions), attend, lora)
-        ends = np.cumsum(sizes)
-        return [
-            hidden[end - piece.wanted : end].clone() for piece, end in zip(pieces, ends.tolist(), strict=True)
-        ]
+        return backbone.hidden(self._tensor(tokens), self._tensor(positions), attend, lora)
 
     def _prompts_attend(self, cells: Tensor, pieces: Sequence[Piece]) -> Attend:
         places = [(piece.cell, piece.offset, len(piece.tokens)) for piece in pieces]

@@ -43,6 +43,8 @@ class ServerOptions:
     token: str | None = field(default=None, repr=False)
     client_timeout_s: float = 300.0
     """Silence after which a client counts as gone and its adapters are freed."""
+    parser: str = "hermes"
+    """Form in which the model calls tools, in chat; one of hermes.models.parsers."""
 
 
 def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
@@ -108,6 +110,7 @@ async def _run(
     import uvicorn
 
     from hermes.engine.http.app import build_app, routes
+    from hermes.engine.http.openai_routes import openai_routes
     from hermes.engine.http.state import open_state
 
     class Server(uvicorn.Server):
@@ -117,7 +120,9 @@ async def _run(
 
     state = open_state(engine, store, options.names, options.client_timeout_s)
     config = uvicorn.Config(
-        build_app(routes(state), policy_for(options.host, options.token)),
+        build_app(
+            [*routes(state), *openai_routes(state, options.parser)], policy_for(options.host, options.token)
+        ),
         http="httptools",
         ws="none",
         lifespan="off",
