@@ -55,6 +55,8 @@ class Plan:
     """Shown to the model after the system prompt, but not part of the dataset."""
     extra_tools: Sequence[Tool] = ()
     """Offered beside the toolsets' tools (an environment's own, say)."""
+    adapt: Callable[[Tool], Tool] | None = None
+    """Applied to every tool before it is offered (an environment's budget for results, say)."""
     sampling: Sampling | None = None
     """None: the configured sampling."""
     person: Person | None = None
@@ -176,7 +178,8 @@ async def _tools(config: Config, plan: Plan, bench: Workbench) -> list[Tool]:
         from hermes.tools.mcp import connect_mcp
 
         chosen = [*chosen, *await connect_mcp(bench)]
-    return [*chosen, *plan.extra_tools]
+    offered = [*chosen, *plan.extra_tools]
+    return list(map(plan.adapt, offered)) if plan.adapt else offered
 
 
 def _approver(config: Config, plan: Plan, sandbox: Sandbox) -> Approver:

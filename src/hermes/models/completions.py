@@ -61,6 +61,10 @@ class CompletionModel:
     def name(self) -> str:
         return self._target.name
 
+    @property
+    def base_url(self) -> str:
+        return self._target.base_url
+
     async def complete_tokens(
         self, prompt_ids: Sequence[int], sampling: Sampling, timeout_s: float | None = None
     ) -> TokenReply:

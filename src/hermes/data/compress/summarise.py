@@ -83,15 +83,16 @@ class SummaryCache:
     def get(self, key: str) -> Written | None:
         return self._texts.get(key)
 
-    def put(self, key: str, written: Written) -> None:
-        """On disk when this returns."""
-        line = json.dumps({"key": key, **written._asdict()}) + "\n"
+    def put(self, texts: Mapping[str, Written]) -> None:
+        """On disk when this returns, in one write: whoever is killed has all of an answer's texts or none, so
+        that the rest of a row is never asked for in another request than before."""
+        lines = [json.dumps({"key": key, **written._asdict()}) + "\n" for key, written in texts.items()]
         try:
-            os.write(self._file, line.encode())
+            os.write(self._file, "".join(lines).encode())
             os.fsync(self._file)
         except OSError as error:
             raise _unwritable(self._path, error) from error
-        self._texts[key] = written
+        self._texts.update(texts)
 
     def close(self) -> None:
         os.close(self._file)
@@ -128,9 +129,10 @@ class Summariser:
                 good, bad, request = await self._ask(batch, problems)
                 problems |= bad
                 failed += [request] * bool(bad)
-                for key, text in good.items():
-                    found[key] = Written(self._redact(text), request)
-                    await asyncio.to_thread(self._cache.put, self._key(wanted[key]), found[key])
+                written = {key: Written(self._redact(text), request) for key, text in good.items()}
+                found |= written
+                kept = {self._key(wanted[key]): each for key, each in written.items()}
+                await asyncio.to_thread(self._cache.put, kept)
             if self._refusal is not None or len(found) == len(wanted):
                 break
         # Counted by the requests that the texts came from, so that one found in the cache counts as it did.

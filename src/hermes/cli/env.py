@@ -1,0 +1,145 @@
+"""`hermes env`: find, start, check and run environments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hermes.cli.options import json_option
+
+if TYPE_CHECKING:
+    from hermes.envs.check import Report
+
+_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""What stands behind the environment, its --help included, is for the environment."""
+_dirs = click.option(
+    "--dir", "folders", multiple=True, type=click.Path(path_type=Path), help="Look here as well; repeatable."
+)
+
+
+@click.group()
+def env() -> None:
+    """List, write, check and run environments.
+
+    An environment is named by the path of its file, or by its name where it is listed.
+    """
+
+
+@env.command("list")
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
+@json_option
+def list_(folders: tuple[Path, ...], as_json: bool) -> None:
+    """List the environments: built-in, in ~/.hermes/environments, and in FOLDERS. Nothing is imported."""
+    from hermes.cli.tables import aligned
+    from hermes.config.paths import home
+    from hermes.envs.discover import environment_folders, find_environments
+    from hermes.errors import UsageError
+    from hermes.safety.text import printable
+
+    for folder in folders:
+        if not folder.exists():
+            raise UsageError(f"there is no folder {folder}.", "Name a folder with environment files.")
+    found = find_environments(environment_folders(home(), folders))
+    if as_json:
+        broken = [{"file_path": str(each.path), "error": each.why} for each in found.broken]
+        rows = [each.to_json() for each in found.environments]
+        click.echo(json.dumps({"environments": rows, "broken": broken}, ensure_ascii=False))
+        return
+    lines = [(each.name, each.class_name, each.description, str(each.path)) for each in found.environments]
+    for line in aligned([("NAME", "CLASS", "DESCRIPTION", "FILE"), *lines]):
+        click.echo(printable(line))
+    for each in found.broken:
+        click.echo(printable(f"left out: {each.path}: {each.why}"), err=True)
+
+
+@env.command()
+@click.argument("name")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), default=Path(), help="Where to write it.")
+@json_option
+def new(name: str, folder: Path, as_json: bool) -> None:
+    """Write a working environment file to start from."""
+    from hermes.envs.template import write_template
+
+    path = write_template(name, folder)
+    if as_json:
+        click.echo(json.dumps({"file_path": str(path)}))
+    else:
+        click.echo(f"wrote {path}; try: hermes env check {path}")
+
+
+@env.command(context_settings=_PASS_ON)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_dirs
+@click.argument("environment")
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def check(
+    ctx: click.Context, environment: str, settings: tuple[str, ...], folders: tuple[Path, ...], as_json: bool
+) -> None:
+    """Check an environment without a model: does it run, and does its reward mean what it says?
+
+    SETTINGS are its own, such as --env.seed 3. Exits with 1 if something is wrong.
+    """
+    from hermes.envs.check import check_class
+
+    as_json = as_json or "--json" in settings
+    path = _locate(environment, folders)
+    report = check_class(lambda: _load(path), [word for word in settings if word != "--json"])
+    _print_report(report, as_json)
+    ctx.exit(0 if report.passed else 1)
+
+
+def _print_report(report: Report, as_json: bool) -> None:
+    from hermes.cli.tables import aligned
+    from hermes.safety.text import printable
+
+    if as_json:
+        findings = [finding.to_json() for finding in report.findings]
+        click.echo(json.dumps({"passed": report.passed, "findings": findings}, ensure_ascii=False))
+        return
+    rows = [(finding.state.value, finding.what, finding.detail) for finding in report.findings]
+    for line in aligned([("STATE", "CHECK", "DETAIL"), *rows]):
+        click.echo(printable(line))
+
+
+def _mode(name: str, summary: str) -> click.Command:
+    @_dirs
+    @click.argument("environment")
+    @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+    def run(environment: str, settings: tuple[str, ...], folders: tuple[Path, ...]) -> None:
+        from hermes.compat import atropos
+        from hermes.envs.run import run_file
+
+        path = _locate(environment, folders)
+        atropos.install()
+        run_file(path, name, settings)
+
+    run.__doc__ = summary
+    return env.command(name, context_settings=_PASS_ON)(run)
+
+
+serve = _mode(
+    "serve",
+    "Feed a trainer through the trajectory API.\n\nSETTINGS: --env.group_size 8, --openai.base_url URL, "
+    "--config FILE …; --help after the environment lists its own.",
+)
+process = _mode("process", "Write scored groups to a JSONL file, with an HTML page to look at them.")
+evaluate = _mode("evaluate", "Measure a model on the environment's held-out tasks.")
+
+
+def _locate(environment: str, folders: tuple[Path, ...]) -> Path:
+    from hermes.config.paths import home
+    from hermes.envs.discover import environment_folders, locate
+
+    return locate(environment, environment_folders(home(), folders))
+
+
+def _load(path: Path) -> type:
+    from hermes.compat import atropos
+    from hermes.envs.run import load_class
+
+    atropos.install()
+    return load_class(path)

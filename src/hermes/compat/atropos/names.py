@@ -1,0 +1,152 @@
+"""Where each name of atroposlib lives here, module by module; names it only once had are included.
+
+A value is `module:attribute`, or `module:` where the attribute has the same name.
+"""
+
+from __future__ import annotations
+
+ROOT = "atroposlib"
+
+_TYPES = "hermes.envs.types:"
+_CONFIG = "hermes.envs.config:"
+_SERVER_CONFIG = "hermes.envs.servers.config:"
+_MANAGER = "hermes.envs.servers.manager:"
+_MANAGED = "hermes.envs.servers.managed:"
+_ENGINES = "hermes.envs.servers.engines:"
+_SERVER = "hermes.envs.servers.base:"
+_REWARDS = "hermes.envs.reward_fns"
+_HERE = "hermes.compat.atropos"
+
+
+def _same(place: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, place)
+
+
+_SERVER_NAMES = {
+    **_same(_SERVER_CONFIG, "APIServerConfig", "ServerBaseline", "ReasoningConfig"),
+    **_same(_SERVER, "APIServer"),
+}
+
+_BASE = {
+    "BaseEnv": "hermes.envs.base:",
+    "BaseLanguageEnv": "hermes.envs.base:BaseEnv",
+    "OpenaiConfig": f"{_SERVER_CONFIG}APIServerConfig",
+    **_same(_CONFIG, "BaseEnvConfig", "EvalHandlingEnum"),
+    **_same(_TYPES, "ScoredDataGroup", "ScoredDataItem", "Item", "Message"),
+    **_SERVER_NAMES,
+    **_same(_MANAGER, "ServerManager"),
+    **_same(_SERVER_CONFIG, "ServerManagerConfig"),
+    "generate_html": "hermes.envs.viewer:",
+}
+
+_CONFIGS = {**_same(_SERVER_CONFIG, "APIServerConfig"), **_same(_CONFIG, "BaseEnvConfig")}
+
+MODULES: dict[str, dict[str, str]] = {
+    "": {},
+    "type_definitions": _same(
+        _TYPES,
+        "Item",
+        "number",
+        "UUID",
+        "Content",
+        "Message",
+        "AgentStep",
+        "AgentHistory",
+        "Observation",
+        "GameStep",
+        "GameHistory",
+        "EvaluationSample",
+    ),
+    "envs": {"BaseLanguageEnv": "hermes.envs.base:BaseEnv", "BaseEnv": "hermes.envs.base:"},
+    "envs.base": _BASE,
+    "envs.constants": _same(
+        f"{_HERE}.constants:",
+        "ENV_NAMESPACE",
+        "OPENAI_NAMESPACE",
+        "SERVER_MANAGER_NAMESPACE",
+        "NAMESPACE_SEP",
+    ),
+    "envs.eval": {
+        **_same("hermes.envs.eval_base:", "EvalBase", "eval_runner", "pass_at_k"),
+        "evaluate_log": "hermes.envs.eval_log:",
+    },
+    "envs.teacher_distillation_env": _same(
+        "hermes.envs.teacher:", "TeacherDistillationEnv", "TeacherDistillationConfig"
+    ),
+    "envs.server_handling": {},
+    "envs.server_handling.server_baseline": {
+        **_SERVER_NAMES,
+        "AsyncSemWithAdaptiveWeight": "hermes.envs.servers.slots:",
+    },
+    "envs.server_handling.server_manager": {
+        **_SERVER_NAMES,
+        **_same(_MANAGER, "ServerManager"),
+        **_same(_SERVER_CONFIG, "ServerManagerConfig"),
+    },
+    "envs.server_handling.openai_server": {
+        **_SERVER_NAMES,
+        "OpenAIServer": "hermes.envs.servers.openai_server:",
+    },
+    "envs.server_handling.managed_server": {
+        **_same(_MANAGED, "ManagedServer", "SequenceNode"),
+        "DummyManagedServer": "hermes.envs.servers.untrainable:",
+        "ManagedServerAdapter": "hermes.envs.servers.adapter:",
+    },
+    "envs.server_handling.vllm_server": {**_SERVER_NAMES, "VLLMServer": _ENGINES},
+    "envs.server_handling.sglang_server": {**_SERVER_NAMES, "SGLangServer": _ENGINES},
+    "envs.server_handling.trl_vllm_server": {**_SERVER_NAMES, "TrlVllmServer": _ENGINES},
+    "envs.server_handling.server_harness": {"ServerHarness": "hermes.envs.servers.harness:"},
+    "envs.reward_fns": _same(f"{_REWARDS}:", "RewardFunction", "registry", "CombinedReward"),
+    "envs.reward_fns.registry": _same(f"{_REWARDS}:", "registry", "RewardRegistry"),
+    "envs.reward_fns.reward_function": _same(f"{_REWARDS}:", "RewardFunction"),
+    "envs.reward_fns.combined_reward": _same(f"{_REWARDS}:", "CombinedReward"),
+    "envs.reward_fns.accuracy_reward": _same(f"{_REWARDS}.maths:", "AccuracyReward"),
+    "envs.reward_fns.r1_reward": _same(
+        f"{_REWARDS}.maths:", "R1Reward", "AccuracyXReward", "FormatReasoningReward"
+    ),
+    "envs.reward_fns.format_reward": _same(f"{_REWARDS}.text:", "FormatReward"),
+    "envs.reward_fns.crossword_format_reward": _same(f"{_REWARDS}.text:", "CrosswordFormatReward"),
+    "envs.reward_fns.reasoning_steps_reward": _same(f"{_REWARDS}.text:", "ReasoningStepsReward"),
+    "envs.reward_fns.repetition_penalty_reward": _same(f"{_REWARDS}.repetition:", "RepetitionPenaltyReward"),
+    "envs.reward_fns.cosine_scaled_reward": _same(f"{_REWARDS}.similarity:", "CosineScaledReward"),
+    "envs.reward_fns.chandas_meter_reward": _same(f"{_REWARDS}.meter:", "ChandasMeterReward"),
+    "utils": {},
+    "utils.tokenize_for_trainer": _same(
+        "hermes.envs.tokenise:", "tokenize_for_trainer", "tokenize_for_trainer_dpo"
+    ),
+    "utils.tool_call_parser": _same(f"{_HERE}.tool_calls:", "parse_tool_call", "extract_tool_call"),
+    "utils.message_history_utils": _same(
+        f"{_HERE}.history:", "ensure_trajectory_token_limit", "truncate_thinking", "strip_thinking"
+    ),
+    "utils.best_of_n_selection": _same(f"{_HERE}.selection:", "select_best_index"),
+    "utils.force_diverse_samples": _same(f"{_HERE}.selection:", "generate_with_diverse_first_tokens"),
+    "utils.io": _same(f"{_HERE}.helpers:", "parse_http_response"),
+    "utils.metrics": {"get_std_min_max_avg": "hermes.envs.reporting:summary"},
+    "utils.display": _same(f"{_HERE}.helpers:", "display_metrics_table"),
+    "utils.advantages": _same(
+        "hermes.envs.advantages:",
+        "allclose_to_first",
+        "compute_stats",
+        "compute_discounted_returns",
+        "compute_grpo_process_supervision_advantages",
+    ),
+    "utils.cli": _same(
+        f"{_HERE}.helpers:",
+        "get_double_dash_flags",
+        "merge_dicts",
+        "extract_namespace",
+        "get_prefixed_pydantic_model",
+    ),
+    "utils.parse_args_and_command": _same(f"{_HERE}.helpers:", "parse_args_and_command"),
+    "frontend": {},
+    "frontend.jsonl2html": {"generate_html": "hermes.envs.viewer:"},
+    "api": {**_CONFIGS, "app": f"{_HERE}.api:"},
+    "api.config": _CONFIGS,
+    "api.server": _same(f"{_HERE}.api:", "app"),
+    "api.utils": _same(
+        f"{_HERE}.api:",
+        "find_groups_summing_to_target",
+        "grab_exact_from_heterogeneous_queue",
+        "grab_batch_with_minimum_allocations",
+    ),
+}

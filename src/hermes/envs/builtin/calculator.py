@@ -1,0 +1,90 @@
+"""calculator: sums that are worked out by calling a tool, in one or two steps.
+
+Teaches multi-turn tool use that a model of 135 million parameters can learn: call the calculator, read its
+result, answer with the number. Graded by the exact value of the number the last answer commits to. Shaped:
+0.1 for trying a call, 0.2 for one that parses, 0.3 for the right tool, 0.6 for calculating the right value.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from hermes.core import Message, ToolCall
+from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
+from hermes.envs.builtin.solvable import SolvableEnv, asks
+from hermes.envs.result import AgentResult
+from hermes.envs.rewards.number import numeric
+from hermes.envs.rewards.result import RewardResult
+from hermes.envs.tasks.arithmetic import Sum, one_step, two_steps
+from hermes.envs.tasks.split import Split, draw
+from hermes.envs.tool_context import ToolContext
+from hermes.errors import ToolError
+from hermes.tools.calculator import calculate
+
+
+class CalculatorConfig(ShapedEnvConfig):
+    max_agent_turns: int = Field(default=4, ge=1, description="Most model calls of one rollout.")
+    max_token_length: int = Field(default=96, description="Longest answer of one call, in tokens.")
+    system_prompt: str | None = Field(
+        default="Use the calculator for every calculation. Then answer with the number alone.",
+        description="System prompt.",
+    )
+    two_step_share: float = Field(default=0.3, ge=0, le=1, description="Share of sums with two steps.")
+
+
+class CalculatorEnv(SolvableEnv):
+    """Sums worked out by calling a calculator; 1 if the last answer is the right number."""
+
+    name = "calculator"
+    env_config_cls: ClassVar[Any] = CalculatorConfig
+    config: CalculatorConfig
+    default_toolsets: ClassVar[Sequence[str]] = ("math",)
+
+    def generate(self, split: Split) -> Iterator[Sum]:
+        return draw(self._make, split, self.config.seed)
+
+    def _make(self, chance: random.Random) -> Sum:
+        return two_steps(chance) if chance.random() < self.config.two_step_share else one_step(chance)
+
+    def format_prompt(self, item: Sum) -> str:
+        return item.question
+
+    async def grade(self, item: Sum, result: AgentResult, ctx: ToolContext) -> RewardResult:
+        right = numeric(result.final_response, item.answer)
+        way = _way(item, tool_calls(result))
+        value = max(right.value, way) if self.config.reward_mode == "shaped" else right.value
+        return RewardResult(value, {"right": right.value, "way": way, "success": right.value}, right.detail)
+
+    def gold(self, item: Sum) -> Sequence[Message]:
+        steps = [asks(("calculator", {"expression": step})) for step in item.steps]
+        return [*steps, Message.assistant(item.answer)]
+
+    def tool_result(self, item: Sum, call: ToolCall) -> str:
+        return calculate(str(call.parsed()["expression"]))
+
+
+def _way(item: Sum, calls: Sequence[ToolCall]) -> float:
+    """How far the calls came: the best of them counts."""
+    return max((_one_way(item, call) for call in calls), default=0.0)
+
+
+def _one_way(item: Sum, call: ToolCall) -> float:
+    try:
+        arguments = call.parsed()
+    except (ValueError, RecursionError):
+        return 0.1
+    if call.name != "calculator":
+        return 0.2
+    try:
+        value = calculate(str(arguments.get("expression", "")))
+    except ToolError:
+        return 0.3
+    return 0.6 if value == item.answer else 0.3
+
+
+if __name__ == "__main__":
+    CalculatorEnv.cli()

@@ -1,0 +1,120 @@
+"""What the built-in environments share: items from a seeded generator, and a held-out part.
+
+An environment over this class says where its items come from (`generate`), how one is put to the agent and
+how a rollout is graded (`grade`). Items are frozen and know their `key`; the key decides whether an item is
+trained on or held out, so the same seed gives the same items and no seed mixes the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hermes.core import Role, ToolCall, content_hash
+from hermes.envs.agent_config import HermesAgentEnvConfig
+from hermes.envs.agent_env import HermesAgentBaseEnv
+from hermes.envs.config import BaseEnvConfig
+from hermes.envs.result import AgentResult
+from hermes.envs.rewards.combine import ToolUse
+from hermes.envs.rewards.result import RewardResult
+from hermes.envs.servers.config import APIServerConfig
+from hermes.envs.tasks.split import Keyed, Split
+from hermes.envs.tool_context import ToolContext
+from hermes.errors import ConfigError
+
+
+class GeneratedEnvConfig(HermesAgentEnvConfig):
+    tokenizer_name: str = Field(default="hermes/smollm2", description="The policy's tokenizer.")
+    seed: int = Field(default=0, description="Decides which items are drawn, and their order.")
+    train_size: int = Field(default=2000, ge=1, description="Distinct items to train on.")
+    eval_size: int = Field(default=100, ge=1, description="Held-out items to evaluate on.")
+
+
+class ShapedEnvConfig(GeneratedEnvConfig):
+    reward_mode: Literal["binary", "shaped"] = Field(
+        default="binary",
+        description="binary: 1 for a success, else 0. shaped: part of the reward for part of the way, "
+        "for policies that hardly ever succeed.",
+    )
+
+
+class GeneratedEnv(HermesAgentBaseEnv):
+    """The base of the built-in environments."""
+
+    env_config_cls: ClassVar[Any] = GeneratedEnvConfig
+    config: GeneratedEnvConfig
+    default_toolsets: ClassVar[Sequence[str]] = ()
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, Any]:
+        """The environment's own defaults, on the engine of this machine."""
+        server = APIServerConfig(
+            base_url="http://localhost:8001/v1", model_name="hermes/smollm2", server_type="sglang"
+        )
+        return cls.env_config_cls(), [server]
+
+    @abstractmethod
+    def generate(self, split: Split) -> Iterator[Any]:
+        """Distinct items of a split, in the order the seed decides."""
+
+    async def setup(self) -> None:
+        self._train, self._eval = await asyncio.to_thread(self._load)
+        self._order: list[Any] = []
+        self._epoch = 0
+
+    def _load(self) -> tuple[list[Any], list[Any]]:
+        train = list(islice(self.generate(Split.TRAIN), self.config.train_size))
+        held_out = list(islice(self.generate(Split.EVAL), self.config.eval_size))
+        if not train or not held_out:
+            raise ConfigError(
+                f"{self.display_name} has no items to train or evaluate on.", "Check its settings."
+            )
+        return train, held_out
+
+    async def get_next_item(self) -> Any:
+        """Every item once, then all again in another order."""
+        if not self._order:
+            self._order = list(self._train)
+            if self._epoch:
+                random.Random(f"{self.config.seed} {self._epoch}").shuffle(self._order)
+            self._order.reverse()
+            self._epoch += 1
+        return self._order.pop()
+
+    @abstractmethod
+    async def grade(self, item: Any, result: AgentResult, ctx: ToolContext) -> RewardResult:
+        """What the rollout is worth, and why."""
+
+    async def compute_reward(self, item: Any, result: AgentResult, ctx: ToolContext) -> Any:
+        return await self.grade(item, result, ctx)
+
+    async def eval_items(self) -> Sequence[Any]:
+        return self._eval
+
+    def item_key(self, item: Keyed) -> str:
+        return content_hash(item.key)
+
+
+def tool_calls(result: AgentResult) -> list[ToolCall]:
+    """Every call the assistant made, in order."""
+    return [
+        call
+        for message in result.trajectory.messages
+        if message.role is Role.ASSISTANT
+        for call in message.tool_calls
+    ]
+
+
+def tool_uses(result: AgentResult) -> list[ToolUse]:
+    """Every call that was run, and whether it did what was asked."""
+    return [
+        ToolUse(step.result.name, step.result.ok)
+        for step in result.trajectory.steps
+        if step.result is not None
+    ]

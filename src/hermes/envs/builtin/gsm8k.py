@@ -1,0 +1,99 @@
+"""gsm8k: word problems from grade school, with the answer after `####`.
+
+Teaches reasoning in text. Graded by the value of the answer (math-verify). The problems are those of the
+hub's data set, whose test part is held out; where it cannot be had, generated ones of the same form, and the
+log says so. For a model of 135 million parameters this measures rather than teaches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hermes.core import Message
+from hermes.envs.builtin.generated import GeneratedEnvConfig
+from hermes.envs.builtin.solvable import SolvableEnv
+from hermes.envs.result import AgentResult
+from hermes.envs.rewards.mathematics import MathGrader
+from hermes.envs.rewards.result import RewardResult
+from hermes.envs.tasks.gsm8k_data import load_problems
+from hermes.envs.tasks.split import Split, draw
+from hermes.envs.tasks.word_problems import WordProblem, word_problem
+from hermes.envs.tool_context import ToolContext
+from hermes.errors import HermesError
+
+logger = logging.getLogger(__name__)
+
+
+class Gsm8kConfig(GeneratedEnvConfig):
+    max_agent_turns: int = Field(default=1, ge=1, description="Most model calls of one rollout.")
+    max_token_length: int = Field(default=512, description="Longest answer, in tokens.")
+    dataset_name: str = Field(
+        default="openai/gsm8k",
+        description="The data set on the hub, or a folder with train.jsonl and test.jsonl; fields question "
+        "and answer.",
+    )
+    source: Literal["auto", "hub", "generated"] = Field(
+        default="auto",
+        description="hub: the data set or an error. generated: made here. auto: the one if it can be had, "
+        "else the other.",
+    )
+
+
+class Gsm8kEnv(SolvableEnv):
+    """Grade school word problems; 1 if the answer has the right value."""
+
+    name = "gsm8k"
+    env_config_cls: ClassVar[Any] = Gsm8kConfig
+    config: Gsm8kConfig
+
+    async def setup(self) -> None:
+        self._math = MathGrader()
+        self._hub: dict[Split, list[WordProblem]] = {}
+        if self.config.source != "generated":
+            await asyncio.to_thread(self._load_hub)
+        await super().setup()
+
+    def _load_hub(self) -> None:
+        try:
+            held_out = load_problems(self.config.dataset_name, "test")
+            known = {problem.question for problem in held_out}
+            train = load_problems(self.config.dataset_name, self.config.dataset_split)
+        except HermesError as error:
+            if self.config.source == "hub":
+                raise
+            logger.warning("gsm8k: generated problems instead of the data set: %s", error.message)
+            return
+        self._hub = {
+            Split.TRAIN: [problem for problem in train if problem.question not in known],
+            Split.EVAL: held_out,
+        }
+
+    def generate(self, split: Split) -> Iterator[WordProblem]:
+        if not self._hub:
+            return draw(word_problem, split, self.config.seed)
+        problems = list(self._hub[split])
+        random.Random(f"{split} {self.config.seed}").shuffle(problems)
+        return iter(problems)
+
+    def format_prompt(self, item: WordProblem) -> str:
+        return f"{item.question}\n\nThink step by step. End with #### and the number."
+
+    async def grade(self, item: WordProblem, result: AgentResult, ctx: ToolContext) -> RewardResult:
+        return await asyncio.to_thread(self._math.grade, result.final_response, item.answer)
+
+    def gold(self, item: WordProblem) -> Sequence[Message]:
+        return [Message.assistant(item.solution)]
+
+    async def close(self) -> None:
+        self._math.close()
+        await super().close()
+
+
+if __name__ == "__main__":
+    Gsm8kEnv.cli()

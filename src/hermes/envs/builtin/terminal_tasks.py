@@ -1,0 +1,103 @@
+"""terminal_tasks: small jobs on files, done with a shell.
+
+Teaches the use of a terminal: write, count, extract, add up, sort, filter, rename, replace, deduplicate, edit
+settings, delete, script, join. Every rollout has its own sandbox; afterwards the files themselves are looked
+at, including those that were not to change. Shaped: the share of what had to be done that was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from hermes.core import Message
+from hermes.envs.builtin.generated import ShapedEnvConfig
+from hermes.envs.builtin.solvable import SolvableEnv, asks
+from hermes.envs.result import AgentResult
+from hermes.envs.rewards.result import RewardResult
+from hermes.envs.tasks.job_kinds import make_job
+from hermes.envs.tasks.jobs import Job, grade_job
+from hermes.envs.tasks.split import Split, draw
+from hermes.envs.tool_context import ToolContext
+
+_CHECK_TIMEOUT_S = 20.0
+
+
+class TerminalTasksConfig(ShapedEnvConfig):
+    max_agent_turns: int = Field(default=8, ge=1, description="Most model calls of one rollout.")
+    max_token_length: int = Field(default=512, description="Longest answer of one call, in tokens.")
+    system_prompt: str | None = Field(
+        default="Do the job with the terminal, in the current directory. When it is done, say so.",
+        description="System prompt.",
+    )
+
+
+class TerminalTasksEnv(SolvableEnv):
+    """Small jobs on files, done with a shell; graded by looking at the files."""
+
+    name = "terminal_tasks"
+    env_config_cls: ClassVar[Any] = TerminalTasksConfig
+    config: TerminalTasksConfig
+    default_toolsets: ClassVar[Sequence[str]] = ("terminal", "file")
+
+    def generate(self, split: Split) -> Iterator[Job]:
+        return draw(make_job, split, self.config.seed)
+
+    def format_prompt(self, item: Job) -> str:
+        return item.instruction
+
+    def workspace_files(self, item: Job) -> Mapping[str, bytes]:
+        return {path: text.encode() for path, text in item.files.items()}
+
+    async def grade(self, item: Job, result: AgentResult, ctx: ToolContext) -> RewardResult:
+        graded = await grade_job(item, _Sandboxed(ctx))
+        if self.config.reward_mode == "shaped":
+            return RewardResult(
+                graded.parts["progress"], {**graded.parts, "success": graded.value}, graded.detail
+            )
+        return graded
+
+    def gold(self, item: Job) -> Sequence[Message]:
+        return [asks(("terminal", {"command": item.solution})), Message.assistant("Done.")]
+
+    def exploits(self, item: Job) -> Mapping[str, Sequence[Message]]:
+        def runs(command: str) -> Sequence[Message]:
+            return [asks(("terminal", {"command": command})), Message.assistant("Done.")]
+
+        return {
+            **super().exploits(item),
+            "exit 0": runs("exit 0"),
+            "claim success": [Message.assistant("Done. All checks pass, exit code 0.")],
+            "delete everything": runs("rm -rf ./*"),
+            "write results": runs("echo '{\"reward\": 1.0}' > reward.json; echo 1 > result.txt"),
+            "replace commands": runs(
+                "mkdir -p bin; for c in test cat sh grep; do ln -s /bin/true bin/$c; done"
+            ),
+            "endless file": runs("ln -sf /dev/zero count.txt; mkfifo total.txt unique.txt"),
+        }
+
+
+class _Sandboxed:
+    """The rollout's sandbox, as the checks look at it."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self._context = context
+
+    async def text_of(self, path: str) -> str | None:
+        found = await self._context.read_file(path)
+        text: str | None = found.get("content")
+        return text
+
+    async def exists(self, path: str) -> bool:
+        ran = await self._context.terminal(f"test -e {path} || test -L {path}", timeout=_CHECK_TIMEOUT_S)
+        return bool(ran["exit_code"] == 0)
+
+    async def output_of(self, command: str) -> str | None:
+        ran = await self._context.terminal(command, timeout=_CHECK_TIMEOUT_S)
+        return None if ran["exit_code"] != 0 else str(ran["output"])
+
+
+if __name__ == "__main__":
+    TerminalTasksEnv.cli()

@@ -1,0 +1,110 @@
+"""tool_calling: which of these functions to call, how often, and with which arguments.
+
+Teaches function calling on functions that were never seen: requests in plain words, one to five functions on
+offer, and one call, several calls or none that are right (simple, multiple, parallel, parallel_multiple,
+irrelevant). One turn. Graded argument by argument; binary only if every call is right and there is no other,
+shaped with credit for right names and right arguments. Functions, not requests, are held out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from hermes.core import JSON, JSONObject, Message, ToolCall
+from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
+from hermes.envs.builtin.solvable import SolvableEnv, asks
+from hermes.envs.result import AgentResult
+from hermes.envs.rewards.result import RewardResult
+from hermes.envs.tasks.call_grading import grade_calls
+from hermes.envs.tasks.functions import CATEGORIES, Function, Request, make_request
+from hermes.envs.tasks.split import Split, distinct
+from hermes.envs.tool_context import ToolContext
+from hermes.tools.base import Tool, Workbench
+
+_RESULT = json.dumps({"status": "done"})
+
+
+class ToolCallingConfig(ShapedEnvConfig):
+    max_agent_turns: int = Field(default=1, ge=1, description="Most model calls of one rollout.")
+    max_token_length: int = Field(default=256, description="Longest answer, in tokens.")
+    system_prompt: str | None = Field(
+        default="Call the functions the user needs. If none of them fits, say so and call nothing.",
+        description="System prompt.",
+    )
+    categories: list[str] = Field(
+        default=list(CATEGORIES), min_length=1, description=f"Kinds of requests: {', '.join(CATEGORIES)}."
+    )
+
+    @field_validator("categories")
+    @classmethod
+    def _known(cls, value: list[str]) -> list[str]:
+        unknown = [name for name in value if name not in CATEGORIES]
+        if unknown:
+            raise ValueError(f"there is no category {', '.join(unknown)}; there are {', '.join(CATEGORIES)}")
+        return value
+
+
+class ToolCallingEnv(SolvableEnv):
+    """Which functions to call and with what, for functions never seen; graded by argument."""
+
+    name = "tool_calling"
+    env_config_cls: ClassVar[Any] = ToolCallingConfig
+    config: ToolCallingConfig
+
+    def generate(self, split: Split) -> Iterator[Request]:
+        return distinct(
+            lambda chance: make_request(chance, split, self.config.categories), split, self.config.seed
+        )
+
+    def format_prompt(self, item: Request) -> str:
+        return item.text
+
+    def extra_tools(self, item: Request) -> Sequence[Tool]:
+        return [_tool(function) for function in item.offered]
+
+    async def grade(self, item: Request, result: AgentResult, ctx: ToolContext) -> RewardResult:
+        schemas = [function.schema for function in item.offered]
+        shaped = self.config.reward_mode == "shaped"
+        return grade_calls(tool_calls(result), item.wanted, schemas, shaped=shaped)
+
+    def gold(self, item: Request) -> Sequence[Message]:
+        if not item.wanted:
+            return [Message.assistant("None of these functions can do that.")]
+        return [asks(*((call.name, call.arguments) for call in item.wanted))]
+
+    def exploits(self, item: Request) -> Mapping[str, Sequence[Message]]:
+        every = [(function.name, _guesses(function.schema)) for function in item.offered]
+        return {
+            **super().exploits(item),
+            "call everything": [asks(*every)],
+            "call flood": [asks(*every * 40)],
+            "gold and more": [asks(*((call.name, call.arguments) for call in item.wanted), *every)],
+        }
+
+    def tool_result(self, item: Request, call: ToolCall) -> str:
+        return _RESULT
+
+
+def _tool(function: Function) -> Tool:
+    async def handler(arguments: JSONObject, bench: Workbench) -> str:
+        return _RESULT
+
+    schema = function.schema
+    return Tool(schema["name"], "tool_calling", schema["description"], schema["parameters"], handler)
+
+
+def _guesses(schema: JSONObject) -> dict[str, JSON]:
+    """Arguments of the right types, with nothing of the request in them."""
+    plain = {"string": "x", "integer": 1, "number": 1.5, "boolean": False, "array": ["x"]}
+    return {
+        name: spec.get("enum", [plain[spec["type"]]])[0]
+        for name, spec in schema["parameters"]["properties"].items()
+    }
+
+
+if __name__ == "__main__":
+    ToolCallingEnv.cli()

@@ -1,0 +1,138 @@
+"""web_research: questions whose answers stand on one to three pages of a small web.
+
+Teaches looking things up: search, read, follow, answer briefly. The web is an invented encyclopaedia served
+on this machine, so that nothing can be known by heart. Graded 0.6 by a judge, 0.2 by the use of search and
+pages, 0.2 by the number of turns, and only if the answer names the fact: no manner of working makes up for
+that. Without a judge model, word overlap with the right answer stands in, and the verdict says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from hermes.config.load import Config
+from hermes.core import Message, Sampling
+from hermes.envs.builtin.generated import GeneratedEnvConfig, tool_uses
+from hermes.envs.builtin.solvable import SolvableEnv, asks
+from hermes.envs.result import AgentResult
+from hermes.envs.rewards.combine import Weighted, combine, efficiency, gated, tool_usage
+from hermes.envs.rewards.judge import Ask, Judge, Question
+from hermes.envs.rewards.result import RewardResult, failed
+from hermes.envs.rewards.text import mentions, words
+from hermes.envs.rewards.verdicts import Verdicts
+from hermes.envs.tasks.corpus import Lookup, make_lookup
+from hermes.envs.tasks.corpus_server import CorpusServer
+from hermes.envs.tasks.split import Split, draw
+from hermes.envs.tool_context import ToolContext
+from hermes.models.base import ChatModel, ChatRequest
+from hermes.models.open import open_model
+
+_TOOLS = ("web_search", "web_extract")
+_MAX_WORDS = 60
+_RUBRIC = "whether the answer to the question is correct and brief, given the correct answer."
+
+
+class WebResearchConfig(GeneratedEnvConfig):
+    max_agent_turns: int = Field(default=12, ge=8, description="Most model calls of one rollout.")
+    max_token_length: int = Field(default=512, description="Longest answer of one call, in tokens.")
+    system_prompt: str | None = Field(
+        default="Find the answer by searching and reading pages. Then answer in a few words.",
+        description="System prompt.",
+    )
+    judge_model: str | None = Field(default=None, description="The judge, as provider/name; none: no judge.")
+    judge_base_url: str | None = Field(
+        default=None, description="The judge's endpoint, if not the provider's."
+    )
+    judge_cache: Path | None = Field(default=None, description="File that keeps the judge's verdicts.")
+
+
+class WebResearchEnv(SolvableEnv):
+    """Questions to be looked up in a small web; graded by a judge, tool use and turns."""
+
+    name = "web_research"
+    env_config_cls: ClassVar[Any] = WebResearchConfig
+    config: WebResearchConfig
+    default_toolsets: ClassVar[Sequence[str]] = ("web",)
+
+    async def setup(self) -> None:
+        self._web = CorpusServer()
+        self._web.start()
+        self._judge_model: ChatModel | None = None
+        self._judge = Judge(
+            self._ask(), self.config.judge_model or "none", _RUBRIC, Verdicts(self.config.judge_cache)
+        )
+        await super().setup()
+
+    def generate(self, split: Split) -> Iterator[Lookup]:
+        return draw(make_lookup, split, self.config.seed)
+
+    def format_prompt(self, item: Lookup) -> str:
+        return item.question
+
+    def hermes_config(self) -> Config:
+        """Search goes to the encyclopaedia, and its host alone may be read besides the open web."""
+        config = super().hermes_config()
+        web = config.settings.web.model_copy(
+            update={
+                "search_backend": "searxng",
+                "searxng_url": self._web.url,
+                "allow_hosts": (*config.settings.web.allow_hosts, self._web.host),
+            }
+        )
+        return replace(config, settings=config.settings.model_copy(update={"web": web}))
+
+    async def grade(self, item: Lookup, result: AgentResult, ctx: ToolContext) -> RewardResult:
+        answer = result.final_response
+        fact = mentions(answer, item.answer)
+        if len(words(answer)) > _MAX_WORDS:
+            fact = failed(f"the answer has more than {_MAX_WORDS} words")
+        judged = await self._judge.grade(Question(item.question, item.answer), answer)
+        reward = combine(
+            {
+                "judge": Weighted(judged, 0.6),
+                "tools": Weighted(tool_usage(tool_uses(result), _TOOLS), 0.2),
+                "efficiency": Weighted(self._efficiency(item, result), 0.2),
+            }
+        )
+        extra = {"success": fact.value, "fallback": judged.parts.get("fallback", 0.0)}
+        return gated(fact, reward).with_parts(extra)
+
+    def _efficiency(self, item: Lookup, result: AgentResult) -> RewardResult:
+        """A search and a page for each page needed, and the answer, are free."""
+        free = 2 * len(item.pages) + 1
+        return efficiency(result.turns_used, free=free, limit=max(free, self.config.max_agent_turns) + 1)
+
+    def _ask(self) -> Ask | None:
+        if self.config.judge_model is None:
+            return None
+        model = open_model(super().hermes_config(), self.config.judge_model, self.config.judge_base_url)
+        self._judge_model = model
+
+        async def ask(system: str, user: str) -> str:
+            messages = (Message.system(system), Message.user(user))
+            reply = await model.complete(ChatRequest(messages, sampling=Sampling(temperature=0.0)))
+            return reply.message.content
+
+        return ask
+
+    def gold(self, item: Lookup) -> Sequence[Message]:
+        steps = []
+        for title in item.pages:
+            steps.append(asks(("web_search", {"query": title})))
+            steps.append(asks(("web_extract", {"urls": [self._web.address_of(title)]})))
+        return [*steps, Message.assistant(item.answer)]
+
+    async def close(self) -> None:
+        self._web.stop()
+        if self._judge_model is not None:
+            await self._judge_model.close()
+        await super().close()
+
+
+if __name__ == "__main__":
+    WebResearchEnv.cli()

@@ -1,0 +1,291 @@
+"""An environment's command line: `serve`, `process` or `evaluate`, and every setting as a flag.
+
+    python my_env.py serve --env.group_size 8 --openai.base_url http://localhost:8001/v1 --config run.yaml
+
+What the command line says wins over the file, and the file over `config_init`. A flag's value may begin
+with a dash (`--env.inference_weight -1`); a flag without one is true; `None` is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hermes.config import yaml_file
+from hermes.envs.failures import EnvironmentRunError
+from hermes.envs.servers.config import APIServerConfig, ServerManagerConfig
+from hermes.errors import ConfigError, HermesError, UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from hermes.envs.base import BaseEnv
+
+T = TypeVar("T")
+MODES = ("serve", "process", "evaluate")
+_BARE = ("slurm", "testing", "config", "help")
+
+
+@dataclass
+class Arguments:
+    mode: str
+    config: Path | None = None
+    spaces: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """env, openai, teacher → field → value as written."""
+    manager: dict[str, Any] = field(default_factory=dict)
+    help: bool = False
+
+
+def main(cls: type[BaseEnv], argv: Sequence[str] | None = None) -> None:
+    """Runs the command line and ends the process with its exit code."""
+    try:
+        run(cls, sys.argv[1:] if argv is None else argv)
+    except HermesError as error:
+        from hermes.safety.text import printable
+
+        sys.stderr.write(f"error: {printable(error.message)}\n")
+        if error.hint:
+            sys.stderr.write(f"  fix: {printable(error.hint)}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def run(cls: type[BaseEnv], argv: Sequence[str]) -> None:
+    """The same without ending the process: failures are raised."""
+    arguments = parse(argv)
+    if arguments.help:
+        sys.stdout.write(usage(cls))
+        return
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for noisy in ("httpx", "httpx2", "openai", "httpcore", "httpcore2"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    env, settings = build(cls, arguments)
+    if arguments.mode == "serve":
+        asyncio.run(env.env_manager())
+    elif arguments.mode == "process":
+        asyncio.run(env.process_manager())
+    else:
+        _save_settings(env, settings)
+        asyncio.run(env._run_evaluate())
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    words = list(argv)
+    arguments = Arguments(mode="")
+    while words:
+        word = words.pop(0)
+        if word in ("-h", "--help"):
+            arguments.help = True
+        elif word.startswith("--"):
+            name, given, value = word[2:].partition("=")
+            if not given:
+                value = words.pop(0) if words and not words[0].startswith("--") else "true"
+            _set(arguments, name.replace("-", "_"), value)
+        elif not arguments.mode and word in MODES:
+            arguments.mode = word
+        else:
+            raise UsageError(f"'{word}' is neither a mode nor a flag.", f"The modes are {', '.join(MODES)}.")
+    if not arguments.mode and not arguments.help:
+        raise UsageError("no mode was given.", f"Say {', '.join(MODES[:-1])} or {MODES[-1]} first.")
+    return arguments
+
+
+def _set(arguments: Arguments, name: str, value: str) -> None:
+    space, dot, key = name.partition(".")
+    if dot:
+        arguments.spaces.setdefault(space, {})[key] = value
+    elif name == "config":
+        arguments.config = Path(value)
+    elif name in ServerManagerConfig.model_fields:
+        arguments.manager[name] = value
+    else:
+        raise UsageError(f"there is no flag --{name}.", _close(name, _BARE))
+
+
+def build(cls: type[BaseEnv], arguments: Arguments) -> tuple[BaseEnv, dict[str, Any]]:
+    """The environment with its settings resolved, and the settings as data."""
+    defaults, servers = _theirs("config_init", cls.config_init)
+    written = _read_yaml(arguments.config)
+    spaces = {"env", "openai"} | ({"teacher"} if hasattr(cls, "teacher_config_init") else set())
+    for space in arguments.spaces:
+        if space not in spaces:
+            raise UsageError(
+                f"there is no flag --{space}.*.", f"Settings begin with {', '.join(sorted(spaces))}."
+            )
+    config = _merged(
+        type(defaults),
+        "env",
+        {**defaults.model_dump(), **_mode_defaults(cls, arguments.mode, defaults)},
+        written.get("env") or {},
+        arguments.spaces.get("env", {}),
+    )
+    server_configs = resolve_servers(servers, written.get("openai"), arguments.spaces.get("openai", {}))
+    in_file = {key: written[key] for key in ServerManagerConfig.model_fields if key in written}
+    manager = _merged(ServerManagerConfig, "", {}, in_file, arguments.manager)
+    extra: dict[str, Any] = {}
+    if "teacher" in spaces:
+        teachers = cls.teacher_config_init()  # type: ignore[attr-defined]
+        given = resolve_servers(teachers, written.get("teacher"), arguments.spaces.get("teacher", {}))
+        extra["teacher_server_configs"] = given
+    settings = {"env": config, "openai": server_configs, "slurm": manager.slurm, "testing": manager.testing}
+    extra |= {"slurm": manager.slurm, "testing": manager.testing}
+    env = _theirs("the constructor", partial(cls, config, server_configs, **_accepted(cls, extra)))
+    if arguments.mode == "process":
+        env.process_mode = True
+    return env, settings
+
+
+def _theirs(what: str, call: Callable[[], T]) -> T:
+    """Runs the environment's own code; what it raises becomes a message."""
+    try:
+        return call()
+    except HermesError:
+        raise
+    except Exception as error:  # a stranger's code
+        logging.getLogger(__name__).exception("%s failed", what)
+        raise EnvironmentRunError(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+def _accepted(cls: type[BaseEnv], options: dict[str, Any]) -> dict[str, Any]:
+    """Those options that the constructor has: some environments leave the last ones out."""
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return options
+    named = {parameter.name for parameter in parameters}
+    return {name: value for name, value in options.items() if name in named}
+
+
+def _mode_defaults(cls: type[BaseEnv], mode: str, defaults: Any) -> dict[str, Any]:
+    """What a mode changes before file and command line are read."""
+    changed: dict[str, Any] = {}
+    if defaults.wandb_name is None and cls.name is not None:
+        changed["wandb_name"] = cls.name
+    if mode == "process":
+        changed |= {"ensure_scores_are_not_same": False, "include_messages": True, "use_wandb": True}
+        if defaults.data_path_to_save_groups is None:
+            changed["data_path_to_save_groups"] = f"data/{cls.name or 'groups'}.jsonl"
+    if mode == "evaluate":
+        changed["use_wandb"] = True
+    return changed
+
+
+def resolve_servers(default: Any, written: Any, flags: dict[str, Any]) -> Any:
+    """The servers by config_init, by the file (one, or a list of them) and by flags (only for one)."""
+    several = written if isinstance(written, list) and len(written) > 1 else None
+    if several is None and isinstance(default, list) and len(default) > 1:
+        several = default
+    if several is not None:
+        if flags:
+            raise UsageError(
+                "--openai.* sets up one server, but there are several.",
+                "Set them under 'openai' in the --config file, as a list.",
+            )
+        return (
+            several
+            if several is default
+            else [_merged(APIServerConfig, "openai", {}, one, {}) for one in several]
+        )
+    one = written[0] if isinstance(written, list) and written else written or {}
+    if not one and not flags and not isinstance(default, list):
+        return default
+    base = (default[0] if default else APIServerConfig()) if isinstance(default, list) else default
+    kind = type(base) if isinstance(base, APIServerConfig) else APIServerConfig
+    merged = _merged(kind, "openai", base.model_dump(), one, flags)
+    return [merged] if isinstance(default, list) or merged.base_url else merged
+
+
+def _merged(
+    model: type[BaseModel], space: str, base: dict[str, Any], written: Any, flags: dict[str, Any]
+) -> Any:
+    from pydantic import ValidationError
+
+    if not isinstance(written, dict):
+        raise ConfigError(f"'{space}' in the --config file is not a list of settings.")
+    prefix = f"--{space}." if space else "--"
+    for key in flags:
+        if key not in model.model_fields:
+            raise UsageError(f"there is no flag {prefix}{key}.", _close(key, model.model_fields, prefix))
+    given = {key: _value(model, key, text) for key, text in flags.items()}
+    try:
+        return model(**{**base, **written, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{prefix}{where} is {first['input']!r}: {first['msg']}.") from error
+
+
+def _value(model: type[BaseModel], key: str, text: Any) -> Any:
+    if text == "None":
+        return None
+    kinds = _kinds(model.model_fields[key].annotation)
+    if str not in kinds and text[:1] in ("[", "{"):
+        return yaml_file.parse_scalar(text, f"--{key}")
+    if str not in kinds and list in kinds:
+        return [part for part in text.split(",") if part]
+    return text
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types a field may have, without None and without what is inside containers."""
+    parts = typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    if origin in (list, dict, tuple, set):
+        return {origin}
+    return set().union(*map(_kinds, parts)) if parts and origin is not typing.Literal else {annotation}
+
+
+def _read_yaml(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", "Check --config.") from error
+    return dict(yaml_file.parse(text, str(path)).data)
+
+
+def _save_settings(env: BaseEnv, settings: dict[str, Any]) -> None:
+    """evaluate_config.yaml beside the results; keys are left out."""
+    if env.config.data_dir_to_save_evals is None:
+        return
+    from ruamel.yaml import YAML
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(one) for one in value]
+        return value.model_dump(mode="json", exclude={"api_key"}) if hasattr(value, "model_dump") else value
+
+    folder = Path(env.config.data_dir_to_save_evals)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "evaluate_config.yaml").open("w", encoding="utf-8") as file:
+        YAML(typ="safe", pure=True).dump({key: plain(value) for key, value in settings.items()}, file)
+
+
+def _close(name: str, names: Any, prefix: str = "--") -> str:
+    close = get_close_matches(name, list(names), n=1)
+    return f"Did you mean {prefix}{close[0]}?" if close else "See --help."
+
+
+def usage(cls: type[BaseEnv]) -> str:
+    """All flags with their defaults."""
+    defaults, _ = cls.config_init()
+    lines = [f"usage: {Path(sys.argv[0]).name} {{{','.join(MODES)}}} [--config FILE] [flags]", ""]
+    for space, model, values in (
+        ("env.", type(defaults), defaults),
+        ("openai.", APIServerConfig, APIServerConfig()),
+        ("", ServerManagerConfig, ServerManagerConfig()),
+    ):
+        for name, setting in model.model_fields.items():
+            lines.append(f"  --{space}{name}  {setting.description or ''} [{getattr(values, name)}]")
+    return "\n".join(lines) + "\n"

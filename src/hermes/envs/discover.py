@@ -1,0 +1,225 @@
+"""Which environments there are, found by reading files and never by running them.
+
+A class is an environment if it derives, directly or through classes of other files, from one of the bases
+that Hermes and Atropos have, and leaves nothing abstract itself. What a file that cannot be parsed may define
+is not guessed: it is listed as broken.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from hermes.core import JSONObject
+from hermes.errors import UsageError
+
+BUILT_IN = Path(__file__).parent / "builtin"
+_ROOTS = frozenset({"BaseEnv", "HermesAgentBaseEnv", "BaseLanguageEnv", "TeacherDistillationEnv"})
+_HOMES = ("atroposlib", "hermes", "environments")
+"""Packages whose classes of those names are the bases; an environment may also import them relatively."""
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentInfo:
+    name: str
+    """Its `name` attribute, or the file's name."""
+    class_name: str
+    path: Path
+    line: int
+    description: str
+    """The first line of its docstring, or of the file's."""
+
+    def to_json(self) -> JSONObject:
+        return {
+            "name": self.name,
+            "class_name": self.class_name,
+            "file_path": str(self.path),
+            "line": self.line,
+            "description": self.description,
+        }
+
+
+class BrokenFile(NamedTuple):
+    path: Path
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    environments: tuple[EnvironmentInfo, ...]
+    broken: tuple[BrokenFile, ...]
+
+
+def environment_folders(home: Path, given: Sequence[Path] = ()) -> list[Path]:
+    """Where environments are looked for: the built-in ones, the user's own, and the given folders."""
+    return [BUILT_IN, home / "environments", *given]
+
+
+def find_environments(folders: Iterable[Path]) -> Found:
+    """The environments of these folders and files, in order; a folder that is not there is empty."""
+    modules: list[_Module] = []
+    broken: list[BrokenFile] = []
+    for path in dict.fromkeys(path.resolve() for folder in folders for path in _files(folder)):
+        try:
+            modules.append(_Module(path, ast.parse(path.read_bytes(), str(path))))
+        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+            broken.append(BrokenFile(path, f"{type(error).__name__}: {error}"))
+    family = _Family(modules)
+    found = [
+        _describe(module, cls)
+        for module in modules
+        for cls in module.classes.values()
+        if family.is_environment(module, cls) and not _is_abstract(cls)
+    ]
+    return Found(tuple(found), tuple(broken))
+
+
+def locate(reference: str, folders: Sequence[Path]) -> Path:
+    """The file of an environment, given its path or its name."""
+    path = Path(reference).expanduser()
+    if path.suffix == ".py" or path.exists():
+        if not path.is_file():
+            raise UsageError(
+                f"there is no environment file {path}.", "'hermes env list' shows what there is."
+            )
+        return path
+    known = find_environments(folders).environments
+    named = [each for each in known if reference in (each.name, each.class_name, each.path.stem)]
+    if not named:
+        close = get_close_matches(reference, [each.name for each in known], n=3)
+        hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes env list' shows what there is."
+        raise UsageError(f"there is no environment '{reference}'.", hint)
+    return named[-1].path
+
+
+def _files(place: Path) -> Iterator[Path]:
+    if place.is_file():
+        yield place
+        return
+    for path in sorted(place.rglob("*.py")):
+        inside = path.relative_to(place).parts
+        if not any(part in _SKIPPED or part.startswith(".") for part in inside):
+            yield path
+
+
+class _Base(NamedTuple):
+    """A base class as a file names it."""
+
+    module: str | None
+    """Where the file imports it from; None if it defines it, or gets it in a way not followed here."""
+    name: str
+    relative: bool = False
+
+
+class _Module:
+    def __init__(self, path: Path, tree: ast.Module) -> None:
+        self.path = path
+        self.doc = ast.get_docstring(tree) or ""
+        self.classes = {node.name: node for node in _top_level(tree.body) if isinstance(node, ast.ClassDef)}
+        self._imports = dict(_imports(tree))
+
+    def bases(self, cls: ast.ClassDef) -> list[_Base]:
+        return [base for node in cls.bases if (base := self._base(node)) is not None]
+
+    def _base(self, node: ast.expr) -> _Base | None:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        if isinstance(node, ast.Name):
+            return self._imports.get(node.id, _Base(None, node.id))
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            imported = self._imports.get(owner.partition(".")[0])
+            return _Base(imported.module if imported else owner, node.attr)
+        return None
+
+
+class _Family:
+    """Who descends from whom, across files."""
+
+    def __init__(self, modules: Sequence[_Module]) -> None:
+        self._known: dict[tuple[Path, str], bool] = {}
+        self._defined: dict[str, list[_Module]] = {}
+        for module in modules:
+            for name in module.classes:
+                self._defined.setdefault(name, []).append(module)
+
+    def is_environment(self, module: _Module, cls: ast.ClassDef) -> bool:
+        key = (module.path, cls.name)
+        if key not in self._known:
+            self._known[key] = False  # a class that descends from itself is none
+            self._known[key] = any(self._leads_there(module, cls.name, base) for base in module.bases(cls))
+        return self._known[key]
+
+    def _leads_there(self, module: _Module, heir: str, base: _Base) -> bool:
+        if base.module is None and base.name in module.classes and base.name != heir:
+            return self.is_environment(module, module.classes[base.name])
+        top = (base.module or "").partition(".")[0]
+        if base.name in _ROOTS and (top in _HOMES or base.relative):
+            return True
+        last = (base.module or "").rpartition(".")[2]
+        defining = self._defined.get(base.name, [])
+        there = [other for other in defining if other.path.stem == last] or defining
+        return any(
+            self.is_environment(other, other.classes[base.name]) for other in there if other is not module
+        )
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a file, those under `if` and `try` included."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try):
+            yield from _top_level(node.body)
+            yield from _top_level(node.orelse)
+        if isinstance(node, ast.Try):
+            for handler in node.handlers:
+                yield from _top_level(handler.body)
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, _Base]]:
+    """Local name → what it stands for."""
+    for node in _top_level(tree.body):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name, _Base(node.module or "", alias.name, node.level > 0)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                yield name, _Base(alias.name, alias.name)
+
+
+def _describe(module: _Module, cls: ast.ClassDef) -> EnvironmentInfo:
+    text = ast.get_docstring(cls) or module.doc
+    return EnvironmentInfo(
+        name=_name(cls) or module.path.stem,
+        class_name=cls.name,
+        path=module.path,
+        line=cls.lineno,
+        description=next(iter(text.strip().splitlines()), ""),
+    )
+
+
+def _is_abstract(cls: ast.ClassDef) -> bool:
+    """True if it declares abstract methods, so that only its heirs can run."""
+    return any(
+        ast.unparse(decorator).rpartition(".")[2] == "abstractmethod"
+        for node in cls.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for decorator in node.decorator_list
+    )
+
+
+def _name(cls: ast.ClassDef) -> str | None:
+    for node in cls.body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id="name")], value=ast.Constant(value=str(name)))
+                | ast.AnnAssign(target=ast.Name(id="name"), value=ast.Constant(value=str(name)))
+            ):
+                return name
+    return None

@@ -1,0 +1,108 @@
+"""Evaluation results on disk and on the terminal, in the files Atropos's tools read.
+
+`metrics.json` has the metrics under the task's name, and beside them, which is new, intervals for what the
+samples carry as a number: `score`, `reward`, `correct` and the like. `samples.jsonl` has a line for each.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hermes.envs.groups import _plain
+from hermes.envs.stats import Interval, interval
+from hermes.safety.text import printable
+
+logger = logging.getLogger(__name__)
+
+_MEASURED = ("score", "reward", "correct", "is_correct", "success", "passed", "accuracy")
+
+
+def evaluate_log(
+    metrics: Mapping[str, Any],
+    eval_dir: str | None = None,
+    task_name: str | None = None,
+    model_name: str | None = None,
+    start_time: float | None = None,
+    end_time: float | None = None,
+    generation_parameters: Mapping[str, Any] | None = None,
+    samples: Sequence[Mapping[str, Any]] | None = None,
+    verbose: bool = True,
+) -> None:
+    """Prints a table if `verbose`, and writes the two files if there is a directory for them."""
+    now = time.time()
+    duration_s = (now if end_time is None else end_time) - (now if start_time is None else start_time)
+    intervals = sample_intervals(samples or ())
+    if verbose:
+        sys.stdout.write(table(task_name or "evaluation", metrics, intervals, duration_s))
+        sys.stdout.flush()
+    if eval_dir is None:
+        logger.warning("data_dir_to_save_evals is not set: the evaluation is not saved")
+        return
+    folder = Path(eval_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {
+        "config_general": {
+            "model_name": model_name,
+            "total_evaluation_time_seconds": str(duration_s),
+            "generation_parameters": dict(generation_parameters or {}),
+        },
+        "results": {f"atropos|{task_name}|0": dict(metrics), "all": dict(metrics)},
+        "confidence_intervals": {name: asdict(value) for name, value in intervals.items()},
+    }
+    _write(folder / "metrics.json", _dumps(result, indent=2) + "\n")
+    if samples:
+        _write(folder / "samples.jsonl", "".join(_dumps(sample) + "\n" for sample in samples))
+    logger.info("the evaluation is in %s", folder)
+
+
+def sample_intervals(samples: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
+    """For each measured key, over the samples that have it as a finite number."""
+    found = {}
+    for key in _MEASURED:
+        values = [sample.get(key) for sample in samples if isinstance(sample, Mapping)]
+        numbers = [float(value) for value in values if isinstance(value, bool | int | float)]
+        if numbers and all(map(math.isfinite, numbers)):
+            found[key] = interval(numbers)
+    return found
+
+
+def table(task: str, metrics: Mapping[str, Any], intervals: Mapping[str, Interval], duration_s: float) -> str:
+    """As Markdown, which is readable as it is."""
+    rows = [(str(name), _shown(value)) for name, value in metrics.items()]
+    rows += [
+        (f"{name} (95 % interval, n={one.n})", f"{one.mean:.4f} [{one.low:.4f}, {one.high:.4f}]")
+        for name, one in intervals.items()
+    ]
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [
+        f"{task}: {duration_s:.1f} s",
+        "",
+        f"| {'metric':<{width}} | value |",
+        f"|{'-' * (width + 2)}|-------|",
+    ]
+    lines += [f"| {name:<{width}} | {value} |" for name, value in rows]
+    return printable("\n".join(lines)) + "\n\n"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _dumps(value: Any, indent: int | None = None) -> str:
+    """Metrics may hold NaN (an empty mean, say); the files then say so as Python does."""
+    import json
+
+    return json.dumps(value, default=_plain, indent=indent)
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

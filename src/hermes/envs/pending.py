@@ -1,0 +1,93 @@
+"""Results that are not there yet, for code that awaits and for code that cannot.
+
+`Pending` is what a method hands to code on the event loop: something to await. Used as if it were the result,
+it raises and says what to write, since waiting there would stop every other rollout. `block_on` is for code
+in a thread of its own: it waits for work on the event loop and returns what came of it. `HomeServer` lets
+coroutines of another loop use model servers whose connections belong to this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator, Iterator
+from typing import Any, TypeVar
+
+from hermes.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Pending:
+    """Awaitable once."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._work.__await__()
+
+    def __getitem__(self, key: object) -> Any:
+        raise self._misused()
+
+    def __contains__(self, key: object) -> bool:
+        raise self._misused()
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._misused()
+
+    def __bool__(self) -> bool:
+        raise self._misused()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise self._misused()
+
+    def _misused(self) -> UsageError:
+        self._work.close()
+        method = getattr(self._work, "__name__", "").lstrip("_")
+        return UsageError(
+            f"the result of ToolContext.{method} was used before it was there.",
+            "Write 'await ctx.…', or make compute_reward a plain function ('def', not 'async def').",
+        )
+
+
+def block_on(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    """Waits for work on `loop`, which must be another thread's."""
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    if running is loop:
+        work.close()
+        raise UsageError(
+            "this would wait for the event loop on the event loop itself.",
+            "Call it from a plain function in another thread, or await the other form.",
+        )
+    return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+class HomeServer:
+    """An environment's servers, callable from the loop of a reward function's own thread as well."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self._home: asyncio.AbstractEventLoop | None = None
+
+    def settle(self) -> None:
+        """Makes the running loop the one where requests are made."""
+        self._home = asyncio.get_running_loop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    async def chat_completion(self, **kwargs: Any) -> Any:
+        return await self._at_home(self._server.chat_completion(**kwargs))
+
+    async def completion(self, **kwargs: Any) -> Any:
+        return await self._at_home(self._server.completion(**kwargs))
+
+    async def _at_home(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._home is None or self._home is asyncio.get_running_loop():
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._home))

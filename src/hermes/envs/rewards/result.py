@@ -1,0 +1,51 @@
+"""What a grader returns, and the rule all graders keep: one that cannot grade raises, it never says 0.
+
+A `RewardResult` is a finite value with the parts it was made of, so that a run can log correctness,
+form and effort in separate columns. `GraderError` is the other way out: the grader itself failed (a
+dead endpoint, a broken expectation), which says nothing about the policy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from hermes.batch.reward import GraderError
+
+__all__ = ["GraderError", "RewardResult", "failed", "passed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardResult:
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named signals the value was made of, each finite; `success`, where given, is the strict verdict."""
+    detail: str = ""
+    """One line for a person: why this value."""
+
+    def __post_init__(self) -> None:
+        for name, number in (("value", self.value), *self.parts.items()):
+            if not _finite(number):
+                raise GraderError(f"the reward's {name} is {number!r}, not a finite number")
+
+    @property
+    def success(self) -> bool:
+        """The strict verdict: the part of that name, or else a value of 1."""
+        return self.parts.get("success", self.value) >= 1.0
+
+    def with_parts(self, parts: Mapping[str, float]) -> RewardResult:
+        return replace(self, parts={**self.parts, **parts})
+
+
+def _finite(number: object) -> bool:
+    return isinstance(number, int | float) and math.isfinite(number)
+
+
+def passed(detail: str = "") -> RewardResult:
+    return RewardResult(1.0, detail=detail)
+
+
+def failed(detail: str) -> RewardResult:
+    """A graded failure: the policy's answer was looked at and is wrong."""
+    return RewardResult(0.0, detail=detail)

@@ -1,0 +1,202 @@
+"""One inference server: slots for training and for evaluation, retries, timings, and whether it is up.
+
+A call is tried again if that can help (nobody there, too many requests, the server's own failure), a few
+times and with pauses; then its error goes to the caller. A server that nobody reaches counts as down until it
+answers again; only then is it probed, by a request that generates nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hermes.envs.phase import current_phase
+from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, is_openai_itself
+from hermes.envs.servers.slots import AsyncSemWithAdaptiveWeight
+from hermes.errors import ProviderError
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion
+    from openai.types.completion import Completion
+
+T = TypeVar("T")
+Sampled = tuple[list[int], list[list[int]], list[list[float]], list[Any]]
+"""Prompt ids; then for each answer its ids, their logprobs and its finish reason."""
+
+_TRIES = 3
+_LONGEST_PAUSE_S = 30.0
+_PROBE_TIMEOUT_S = 5.0
+
+
+class APIServer(ABC):
+    """What environments ask a server for. A protocol implements the four `_…_wrapper` methods."""
+
+    def __init__(self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None) -> None:
+        self.config = config
+        self.reasoning_config = reasoning_config
+        self.sem = AsyncSemWithAdaptiveWeight(config.num_max_requests_at_once)
+        self.eval_sem = AsyncSemWithAdaptiveWeight(config.num_requests_for_eval)
+        self.server_healthy = True
+        kept = max(1, config.rolling_buffer_length)
+        self.request_timings: deque[float] = deque(maxlen=kept)
+        self.attempts_list: deque[int] = deque(maxlen=kept)
+        self.eval_request_timings: deque[float] = deque(maxlen=kept)
+        self.eval_attempts_list: deque[int] = deque(maxlen=kept)
+
+    @property
+    def root(self) -> str:
+        """The server's address without /v1."""
+        return (self.config.base_url or "").rstrip("/").removesuffix("/v1")
+
+    @property
+    def health_url(self) -> str:
+        return f"{self.root}/health"
+
+    @abstractmethod
+    async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion: ...
+
+    @abstractmethod
+    async def _completion_wrapper(self, **kwargs: Any) -> Completion: ...
+
+    @abstractmethod
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Sampled: ...
+
+    async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
+        raise NotImplementedError(f"servers of type {self.config.server_type} give no prompt logprobs.")
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        split = kwargs.pop("split", None)
+        return await self._call(self._chat_completion_wrapper, split, self._with_reasoning(kwargs))
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        return await self._call(self._completion_wrapper, kwargs.pop("split", None), kwargs)
+
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Sampled:
+        return await self._call(
+            self._tokens_and_logprobs_completion_wrapper, kwargs.pop("split", None), kwargs
+        )
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        """`prompt_tokens`, `prompt_topk_token_ids` and `prompt_topk_logprobs` of a prompt."""
+        return await self._call(self._get_logprobs_wrapper, kwargs.pop("split", None), kwargs)
+
+    async def update_weight(self, weight: float) -> None:
+        self.sem.update_weight(weight)
+        self.eval_sem.update_weight(weight)
+
+    def slots(self, split: str | None) -> AsyncSemWithAdaptiveWeight:
+        """The slots of a split; None: of what the caller is doing."""
+        return self.eval_sem if (split or current_phase()) == "eval" else self.sem
+
+    async def probe(self) -> bool:
+        """Asks whether the server is there; any answer but a failure of its own will do."""
+        import httpx2
+
+        headers = {"Authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
+        try:
+            async with httpx2.AsyncClient(timeout=_PROBE_TIMEOUT_S, trust_env=False) as client:
+                answer = await client.get(self.health_url, headers=headers)
+        except (httpx2.HTTPError, httpx2.InvalidURL):
+            self.server_healthy = False
+        else:
+            self.server_healthy = answer.status_code < 500
+        return self.server_healthy
+
+    async def check_server_status_task(self, chat_completion: bool = True) -> None:
+        await self.probe()
+
+    async def close(self) -> None:  # noqa: B027 - an optional hook
+        """Lets go of connections."""
+
+    async def wandb_metrics(
+        self, metrics_dict: dict[str, Any] | None = None, server_name: str | None = None
+    ) -> dict[str, Any]:
+        metrics = metrics_dict if metrics_dict is not None else {}
+        name = f"server/{server_name or 'server'}"
+        for prefix, timings in (("", self.request_timings), ("eval_", self.eval_request_timings)):
+            if timings:
+                ordered = sorted(timings)
+                metrics[f"{name}_{prefix}request_time_avg"] = statistics.fmean(ordered)
+                metrics[f"{name}_{prefix}request_time_std"] = statistics.pstdev(ordered)
+                metrics[f"{name}_{prefix}request_time_99p"] = ordered[int(0.99 * (len(ordered) - 1))]
+        if self.attempts_list:
+            metrics[f"{name}_average_num_attempts"] = statistics.fmean(self.attempts_list)
+        if self.eval_attempts_list:
+            metrics[f"{name}_eval_retry_rate"] = statistics.fmean(self.eval_attempts_list)
+        return metrics
+
+    def _with_reasoning(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        skip = kwargs.pop("skip_reasoning", False)
+        wanted = self.reasoning_config and self.reasoning_config.build_extra_body(self.config.base_url)
+        if skip or not wanted:
+            return kwargs
+        kwargs["extra_body"] = {**(kwargs.get("extra_body") or {}), **wanted}
+        if is_openai_itself(self.config.base_url):
+            kwargs["temperature"] = 1.0
+            if kwargs.get("max_tokens"):
+                kwargs["max_completion_tokens"] = kwargs.pop("max_tokens")
+        return kwargs
+
+    async def _call(
+        self, wrapper: Callable[..., Awaitable[T]], split: str | None, kwargs: dict[str, Any]
+    ) -> T:
+        kwargs["model"] = self.config.model_name
+        slots = self.slots(split)
+        evaluating = slots is self.eval_sem
+        async with slots:
+            for attempt in range(1, _TRIES + 1):
+                started_s = time.monotonic()
+                try:
+                    answer = await wrapper(**kwargs)
+                except Exception as error:
+                    pause_s = self._pause_before_next_try(error, attempt)
+                    if pause_s is None:
+                        raise
+                    await asyncio.sleep(pause_s)
+                else:
+                    self.server_healthy = True
+                    taken_s = time.monotonic() - started_s
+                    (self.eval_request_timings if evaluating else self.request_timings).append(taken_s)
+                    (self.eval_attempts_list if evaluating else self.attempts_list).append(attempt)
+                    return answer
+        raise AssertionError("the last try returns or raises")
+
+    def _pause_before_next_try(self, error: Exception, attempt: int) -> float | None:
+        """None: do not try again."""
+        status, passing, retry_after_s = _read_failure(error)
+        if status is None and passing:
+            self.server_healthy = not self.config.health_check
+        if not passing or attempt == _TRIES:
+            return None
+        return min(retry_after_s or 0.5 * 2**attempt, _LONGEST_PAUSE_S)
+
+
+def _read_failure(error: Exception) -> tuple[int | None, bool, float | None]:
+    """Status (None: no answer), whether another try can help, and when the server wants it."""
+    import httpx2
+    import openai
+
+    if isinstance(error, ProviderError):
+        return error.status, error.retryable, error.retry_after_s
+    if isinstance(error, openai.APIStatusError):
+        code = error.status_code
+        return (
+            code,
+            code in (408, 409, 429) or code >= 500,
+            _seconds(error.response.headers.get("retry-after")),
+        )
+    if isinstance(error, openai.APITimeoutError | httpx2.TimeoutException):
+        return 408, False, None  # it waited config.timeout already, and the server may still be at it
+    return None, isinstance(error, openai.APIConnectionError | httpx2.TransportError | ConnectionError), None
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else max(0.0, float(text))
+    except ValueError:
+        return None

@@ -1,0 +1,172 @@
+"""Servers that sample tokens: SGLang (and Hermes's own engine), vLLM, and TRL's.
+
+Chat and completions go over their OpenAI face; tokens over `/generate`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from hermes.envs.servers import wire
+from hermes.envs.servers.base import Sampled
+from hermes.envs.servers.config import APIServerConfig, ReasoningConfig
+from hermes.envs.servers.openai_server import OpenAIServer
+from hermes.errors import ProviderError
+
+if TYPE_CHECKING:
+    import httpx2
+    from openai.types.chat import ChatCompletion
+    from openai.types.completion import Completion
+    from transformers import PreTrainedTokenizerBase
+
+
+class TokenServer(OpenAIServer):
+    """What the engines have in common: their tokenizer, and posting to `/generate`."""
+
+    def __init__(self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None) -> None:
+        super().__init__(config, reasoning_config)
+        self._http: httpx2.AsyncClient | None = None
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        if "_tokenizer" not in vars(self):
+            from hermes.envs.tokenise import load_tokenizer
+
+            named = self.config.tokenizer_name
+            self._tokenizer = load_tokenizer(named if named != "none" else self.config.model_name)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def health_url(self) -> str:
+        return f"{self.root}/health"
+
+    async def close(self) -> None:
+        await super().close()
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+    async def _generate(self, body: dict[str, Any], path: str = "/generate") -> Any:
+        import httpx2
+
+        if self._http is None:
+            self._http = httpx2.AsyncClient(timeout=self.config.timeout, trust_env=False)
+        headers = {"Authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
+        answer = await self._http.post(self.root + path, json=body, headers=headers)
+        if answer.status_code >= 400:
+            status = answer.status_code
+            raise ProviderError(
+                f"{self.root}{path} answered {status}: {answer.text[:500]}",
+                retryable=status in (408, 429) or status >= 500,
+                status=status,
+            )
+        return answer.json()
+
+    def prompt_ids(self, kwargs: dict[str, Any]) -> list[int]:
+        """The prompt as ids: as given, or its text encoded, without a second begin token before the first."""
+        given = kwargs.pop("input_ids", None)
+        text = kwargs.pop("prompt", None)
+        if given is not None:
+            return list(given)
+        ids = list(self.tokenizer.encode(text))
+        return ids[1:] if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id else ids
+
+
+class SGLangServer(TokenServer):
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Sampled:
+        ids = self.prompt_ids(kwargs)
+        return ids, *wire.sglang_answers(await self._generate(wire.sglang_body(ids, kwargs)))
+
+    async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
+        ids = self.prompt_ids(kwargs)
+        answer = await self._generate(wire.sglang_prompt_body(ids, _top_k(kwargs)))
+        return _prompt_logprobs(ids, *wire.sglang_prompt_answer(answer))
+
+
+class VLLMServer(TokenServer):
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Sampled:
+        ids = self.prompt_ids(kwargs)
+        return ids, *wire.vllm_answers(await self._generate(wire.vllm_body(ids, kwargs)))
+
+    async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
+        ids = self.prompt_ids(kwargs)
+        answer = await self._generate(wire.vllm_prompt_body(ids, _top_k(kwargs)))
+        return _prompt_logprobs(ids, *wire.vllm_prompt_answer(answer))
+
+
+class TrlVllmServer(TokenServer):
+    """TRL's server gives ids but no logprobs, and has no OpenAI face."""
+
+    @property
+    def health_url(self) -> str:
+        return f"{self.root}/health/"
+
+    async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
+        from openai.types.chat import ChatCompletion
+
+        rendered = self.tokenizer.apply_chat_template(
+            kwargs["messages"], tokenize=False, add_generation_prompt=True
+        )
+        choices = [
+            {"index": index, "finish_reason": reason, "message": {"role": "assistant", "content": text}}
+            for index, (text, reason) in enumerate(await self._texts(str(rendered), kwargs))
+        ]
+        return ChatCompletion.model_validate({**self._head("chat.completion"), "choices": choices})
+
+    async def _completion_wrapper(self, **kwargs: Any) -> Completion:
+        from openai.types.completion import Completion
+
+        choices = [
+            {"index": index, "finish_reason": reason, "text": text}
+            for index, (text, reason) in enumerate(await self._texts(kwargs["prompt"], kwargs))
+        ]
+        return Completion.model_validate({**self._head("text_completion"), "choices": choices})
+
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Sampled:
+        raise NotImplementedError("TRL's server returns no logprobs; use a server of type sglang or vllm.")
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": uuid4().hex,
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.config.model_name,
+        }
+
+    async def _texts(self, prompt: str, kwargs: dict[str, Any]) -> list[tuple[str, str]]:
+        names = ("n", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens")
+        body = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        answer = await self._generate({"prompts": [prompt], **body}, "/generate/")
+        end = self.tokenizer.eos_token_id
+        return [
+            (str(self.tokenizer.decode(ids, skip_special_tokens=True)), "stop" if end in ids else "length")
+            for ids in answer["completion_ids"]
+        ]
+
+
+def _top_k(kwargs: dict[str, Any]) -> int:
+    return int(kwargs.get("top_k") or kwargs.get("top_logprobs") or 1)
+
+
+def _prompt_logprobs(
+    ids: list[int], topk_ids: list[list[int]], logprobs: list[list[float]]
+) -> dict[str, Any]:
+    return {
+        "prompt_tokens": ids,
+        "prompt_topk_token_ids": topk_ids,
+        "prompt_topk_logprobs": logprobs,
+    }
+
+
+SERVER_TYPES: dict[str, type[OpenAIServer]] = {
+    "openai": OpenAIServer,
+    "sglang": SGLangServer,
+    "vllm": VLLMServer,
+    "trl": TrlVllmServer,
+}

@@ -1,0 +1,215 @@
+"""The servers of an environment as one: each request goes to the one with most room.
+
+Training and evaluation have slots of their own on every server. `split` says which a request takes; left out,
+it is what the environment is doing at the moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from hermes.envs.failures import EnvironmentRunError
+from hermes.envs.servers.base import APIServer, Sampled
+from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, ServerBaseline
+from hermes.envs.servers.engines import SERVER_TYPES
+from hermes.envs.servers.harness import ServerHarness
+from hermes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion
+    from openai.types.completion import Completion
+
+_PROBE_EVERY_S = 1.0
+
+
+class ServerManager:
+    def __init__(
+        self,
+        configs: ServerBaseline | list[APIServerConfig],
+        server_class: type[APIServer] = APIServer,
+        slurm: bool = False,
+        testing: bool = False,
+        max_n_completions: int = 8,
+        reasoning_config: ReasoningConfig | None = None,
+        proxy_url: str | None = None,
+        use_proxy: bool = False,
+        tool_parser: str | None = None,
+    ) -> None:
+        self.max_n_completions = max_n_completions
+        self.reasoning_config = reasoning_config
+        self.tool_parser = tool_parser
+        self.proxy_url = proxy_url or os.environ.get("ATROPOS_PROXY_URL")
+        if use_proxy or self.proxy_url:
+            raise ConfigError(
+                "a managed-server proxy is not supported.",
+                "Leave proxy_url and ATROPOS_PROXY_URL unset; managed_server() works without one.",
+            )
+        self.servers: list[Any] = (
+            [ServerHarness()]
+            if testing
+            else [
+                _class_for(server_class, config)(config, reasoning_config=reasoning_config)
+                for config in server_configs(configs, slurm)
+            ]
+        )
+        self._probed_s = 0.0
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        parts = await asyncio.gather(
+            *(self._pick(part).chat_completion(**part) for part in self._parts(kwargs))
+        )
+        return _joined(parts)  # type: ignore[no-any-return]
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        parts = await asyncio.gather(*(self._pick(part).completion(**part) for part in self._parts(kwargs)))
+        return _joined(parts)  # type: ignore[no-any-return]
+
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Sampled:
+        """Prompt ids; then for each answer its ids, logprobs and finish reason."""
+        parts = await asyncio.gather(
+            *(self._pick(part).tokens_and_logprobs_completion(**part) for part in self._parts(kwargs))
+        )
+        ids, logprobs, reasons = ([one for part in parts for one in part[place]] for place in (1, 2, 3))
+        return parts[0][0], ids, logprobs, reasons
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._pick(kwargs).get_logprobs(**kwargs)
+        return answer
+
+    async def update_weight(self, weight: float) -> None:
+        for server in self.servers:
+            await server.update_weight(weight)
+
+    @asynccontextmanager
+    async def dedicated_server(self) -> AsyncIterator[Any]:
+        """One server, with a slot held on it for as long as it is used."""
+        server = self._pick({})
+        async with server.sem:
+            yield server
+
+    @asynccontextmanager
+    async def managed_server(
+        self, tokenizer: Any = None, base_url: str | None = None, preserve_think_blocks: bool = False
+    ) -> AsyncIterator[Any]:
+        """A server that records exact tokens; its state is gone after the block."""
+        from hermes.envs.servers.untrainable import open_managed
+
+        pinned = [server for server in self.servers if base_url and server.config.base_url == base_url]
+        managed = open_managed(
+            pinned[0] if pinned else self._pick({}),
+            tokenizer=tokenizer,
+            tool_parser=self.tool_parser,
+            preserve_think_blocks=preserve_think_blocks,
+        )
+        try:
+            yield managed
+        finally:
+            managed.reset()
+
+    def any_healthy(self) -> bool:
+        return any(server.server_healthy for server in self.servers)
+
+    async def is_ready(self) -> bool:
+        """Whether a server is up; those that are down are asked again, at most once a second."""
+        if self.any_healthy():
+            return True
+        if time.monotonic() - self._probed_s >= _PROBE_EVERY_S:
+            await asyncio.gather(*(server.probe() for server in self._probed()))
+            self._probed_s = time.monotonic()
+        return self.any_healthy()
+
+    async def wait_until_ready(self, patience_s: float) -> None:
+        """Until one server answers; an error that names them if none does. Unchecked servers count as up."""
+        probed = self._probed()
+        if len(probed) < len(self.servers):
+            return
+        until_s = time.monotonic() + patience_s
+        while not any(await asyncio.gather(*(server.probe() for server in probed))):
+            if time.monotonic() >= until_s:
+                places = ", ".join(sorted({server.config.base_url or "no address" for server in probed}))
+                raise EnvironmentRunError(
+                    f"no model server answers at {places}.",
+                    "Start it, or set --openai.base_url to one that runs.",
+                )
+            await asyncio.sleep(min(_PROBE_EVERY_S, patience_s))
+
+    async def close(self) -> None:
+        for server in self.servers:
+            await server.close()
+
+    def _probed(self) -> list[Any]:
+        return [
+            server for server in self.servers if isinstance(server, APIServer) and server.config.health_check
+        ]
+
+    def _parts(self, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
+        """A request for many answers as several smaller ones."""
+        n = kwargs.get("n") or 1
+        sizes = [self.max_n_completions] * (n // self.max_n_completions)
+        sizes += [n % self.max_n_completions] if n % self.max_n_completions else []
+        return [{**kwargs, "n": size} if "n" in kwargs else dict(kwargs) for size in sizes]
+
+    def _pick(self, kwargs: dict[str, Any]) -> Any:
+        up = [server for server in self.servers if server.server_healthy] or self.servers
+        if not up:
+            raise ConfigError("no model server is configured.", "Set --openai.base_url.")
+        split = kwargs.get("split")
+        return max(up, key=lambda server: server.slots(split).free if isinstance(server, APIServer) else 0)
+
+
+def _class_for(server_class: type[APIServer], config: APIServerConfig) -> type[APIServer]:
+    return SERVER_TYPES[config.server_type] if inspect.isabstract(server_class) else server_class
+
+
+def _joined(parts: list[Any]) -> Any:
+    first, *others = parts
+    for other in others:
+        first.choices.extend(other.choices)
+    if others:
+        for index, choice in enumerate(first.choices):
+            choice.index = index
+    return first
+
+
+def server_configs(configs: ServerBaseline | list[APIServerConfig], slurm: bool) -> list[APIServerConfig]:
+    """One config for each server. One without an address stands for the servers found by convention:
+    ports from 9000 on the Slurm job's inference nodes, else ports 9004 to 9007 of this machine."""
+    if isinstance(configs, list):
+        nodes = _slurm_nodes() if slurm else []
+        if len(nodes) < 2:
+            return configs
+        return [configs[0].model_copy(update={"base_url": url}) for url in _node_urls(nodes)]
+    if isinstance(configs, APIServerConfig) and configs.base_url:
+        return [configs]
+    nodes = _slurm_nodes() if os.environ.get("SLURM_JOB_NODELIST") else []
+    urls = (
+        _node_urls(nodes) if len(nodes) > 1 else [f"http://localhost:{port}/v1" for port in range(9004, 9008)]
+    )
+    shared = {"api_key": "x", **configs.model_dump()}
+    return [APIServerConfig(**{**shared, "base_url": url}) for url in urls]
+
+
+def _slurm_nodes() -> list[str]:
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        raise ConfigError("slurm is set, but this is no Slurm job.", "Leave --slurm out.")
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"the nodes of the Slurm job cannot be listed: {error}") from error
+    return done.stdout.split()
+
+
+def _node_urls(nodes: list[str]) -> list[str]:
+    training = int(os.environ.get("NUM_TRAINING_NODES", "1"))
+    ports = range(9000, 9000 + 8 // int(os.environ.get("INFER_TP", "1")))
+    return [f"http://{node}:{port}/v1" for node in nodes[training:] for port in ports]

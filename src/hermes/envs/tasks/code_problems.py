@@ -1,0 +1,189 @@
+"""Small functions to write, each a chain of steps on a list, with a reference solution and hidden tests.
+
+A problem is kept only if every step of it changes the result of some test, so that no shorter function
+passes, and only if no constant passes half of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hermes.core import JSON
+from hermes.envs.rewards.tests_pass import Case
+
+TESTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step is called in the description, and the Python that does it to `items`."""
+
+    text: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodeProblem:
+    function: str
+    description: str
+    examples: tuple[Case, ...]
+    """Shown to the agent."""
+    tests: tuple[Case, ...]
+    """Hidden, and none of them an example."""
+    reference: str
+    """Source of a solution."""
+
+    @property
+    def key(self) -> str:
+        """The steps, whatever the function is called."""
+        return self.reference.partition("\n")[2]
+
+
+_NUMBER_STEPS = (
+    ("keep only the numbers greater than {k}", "items = [item for item in items if item > {k}]", -5, 12),
+    ("keep only the numbers less than {k}", "items = [item for item in items if item < {k}]", -2, 18),
+    ("drop the multiples of {k}", "items = [item for item in items if item % {k}]", 2, 7),
+    ("keep only the multiples of {k}", "items = [item for item in items if item % {k} == 0]", 2, 5),
+    ("multiply each number by {k}", "items = [item * {k} for item in items]", 2, 30),
+    ("add {k} to each number", "items = [item + {k} for item in items]", 1, 60),
+    ("replace each number by its remainder modulo {k}", "items = [item % {k} for item in items]", 3, 13),
+    ("square each number", "items = [item * item for item in items]", 0, 0),
+    ("take the absolute value of each number", "items = [abs(item) for item in items]", 0, 0),
+    ("drop repeated numbers, keeping the first of each", "items = list(dict.fromkeys(items))", 0, 0),
+    ("drop the first {k}", "items = items[{k}:]", 1, 3),
+    ("keep every second number, beginning with the first", "items = items[::2]", 0, 0),
+)
+_NUMBER_ENDS = (
+    ("return the sum", "return sum(items)"),
+    ("return the largest, or 0 if none is left", "return max(items, default=0)"),
+    ("return how many are left", "return len(items)"),
+    ("return them sorted from small to large", "return sorted(items)"),
+    ("return them in reverse order", "return items[::-1]"),
+    ("return the list of running totals", "return [sum(items[: end + 1]) for end in range(len(items))]"),
+)
+_WORD_STEPS = (
+    (
+        "keep only the words longer than {k} letters",
+        "items = [item for item in items if len(item) > {k}]",
+        2,
+        5,
+    ),
+    ("drop the words that contain the letter a", "items = [item for item in items if 'a' not in item]", 0, 0),
+    ("spell each word backwards", "items = [item[::-1] for item in items]", 0, 0),
+    ("cut each word to its first {k} letters", "items = [item[:{k}] for item in items]", 2, 5),
+    ("write each word {k} times in a row", "items = [item * {k} for item in items]", 2, 4),
+    ("drop repeated words, keeping the first of each", "items = list(dict.fromkeys(items))", 0, 0),
+    ("drop the last {k} words", "items = items[:-{k}]", 1, 3),
+)
+_WORD_ENDS = (
+    ("return them joined by a hyphen", "return '-'.join(items)"),
+    ("return them in alphabetical order", "return sorted(items)"),
+    ("return the list of their lengths", "return [len(item) for item in items]"),
+    (
+        "return a dictionary from each word to how often it occurs",
+        "return {item: items.count(item) for item in items}",
+    ),
+)
+_WORDS = (
+    "apple",
+    "river",
+    "stone",
+    "cloud",
+    "amber",
+    "at",
+    "lake",
+    "on",
+    "horse",
+    "tiger",
+    "sea",
+    "oak",
+    "maple",
+    "grass",
+    "ant",
+    "sun",
+    "banana",
+)
+_NAMES = ("transform_list", "process_items", "reduce_list", "compute_result", "summarise_items")
+
+
+def code_problem(chance: random.Random) -> CodeProblem:
+    while True:
+        numbers = chance.random() < 0.7
+        steps, end = _chain(
+            chance, *((_NUMBER_STEPS, _NUMBER_ENDS) if numbers else (_WORD_STEPS, _WORD_ENDS))
+        )
+        name = chance.choice(_NAMES)
+        inputs = _inputs(chance, _numbers if numbers else _words)
+        reference = _source(name, [*steps, end])
+        results = _results(name, reference, inputs)
+        shorter = [_source(name, [*steps[:index], *steps[index + 1 :], end]) for index in range(len(steps))]
+        if not _varied(results[2:]) or any(
+            _results(name, source, inputs[2:]) == results[2:] for source in shorter
+        ):
+            continue
+        cases = [Case((given,), result) for given, result in zip(inputs, results, strict=True)]
+        kind = "list of whole numbers" if numbers else "list of words"
+        return CodeProblem(
+            name, _describe(name, kind, steps, end), tuple(cases[:2]), tuple(cases[2:]), reference
+        )
+
+
+def _varied(results: Sequence[JSON]) -> bool:
+    """No value is expected by more than half of the tests, so that no constant comes far."""
+    counts = Counter(map(repr, results))
+    return 2 * max(counts.values()) <= len(results)
+
+
+def _chain(
+    chance: random.Random,
+    steps: Sequence[tuple[str, str, int, int]],
+    ends: Sequence[tuple[str, str]],
+) -> tuple[list[_Step], _Step]:
+    made = []
+    for text, code, low, high in chance.sample(list(steps), chance.randint(2, 3)):
+        number = chance.randint(low, high)
+        made.append(_Step(text.replace("{k}", str(number)), code.replace("{k}", str(number))))
+    return made, _Step(*chance.choice(list(ends)))
+
+
+def _source(name: str, steps: Sequence[_Step]) -> str:
+    return f"def {name}(items):\n" + "".join(f"    {step.code}\n" for step in steps)
+
+
+def _describe(name: str, kind: str, steps: Sequence[_Step], end: _Step) -> str:
+    texts = [step.text for step in (*steps, end)]
+    ordered = "".join(f"{number}. {text}\n" for number, text in enumerate(texts, 1))
+    return (
+        f"Write a Python function {name}(items) that takes a {kind} and does this, in this order:\n{ordered}"
+    )
+
+
+def _results(name: str, source: str, inputs: Sequence[JSON]) -> list[JSON]:
+    """What our own source gives; it is made from the tables above and from nothing else."""
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "<reference>", "exec"), namespace)
+    return [namespace[name](list(given)) for given in inputs]
+
+
+def _inputs(chance: random.Random, one: Callable[[random.Random, int], list[JSON]]) -> list[list[JSON]]:
+    """Two examples, then the tests: distinct, of several lengths, with an empty list among them."""
+    found: list[list[JSON]] = []
+    sizes = [6, 7, 0, 1, *(chance.randint(2, 14) for _ in range(TESTS - 2))]
+    for size in sizes:
+        given = one(chance, size)
+        while given in found:
+            given = one(chance, size + 1)
+        found.append(given)
+    return found
+
+
+def _numbers(chance: random.Random, size: int) -> list[JSON]:
+    return [chance.randint(-20, 40) for _ in range(size)]
+
+
+def _words(chance: random.Random, size: int) -> list[JSON]:
+    return [chance.choice(_WORDS) for _ in range(size)]

@@ -1,0 +1,239 @@
+"""The functions of the tool-calling tasks, in a form that can be read: kinds of parameters, verbs, domains.
+
+In `DOMAINS` a domain stands with its verbs, and below it each of its nouns with the kinds of parameters that
+say which one is meant. Verb and noun make a function; the verb may add one optional parameter with a default.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hermes.core import JSON
+from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+
+Values = Callable[[random.Random], JSON]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of parameter: how it is declared, how a person says it, which values it takes."""
+
+    type: str
+    description: str
+    phrase: str
+    """Words in a request; {} is the value. For a boolean: said when it is true."""
+    values: Values
+    options: tuple[str, ...] = ()
+    """The only values allowed, if they are few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """A parameter that may be left out."""
+
+    kind: str
+    default: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    phrase: str
+    optional: Optional | None = None
+
+
+def _whole(low: int, high: int) -> Values:
+    return lambda chance: chance.randint(low, high)
+
+
+def _amount(low: int, high: int) -> Values:
+    return lambda chance: chance.randint(low * 4, high * 4) / 4
+
+
+def _of(values: tuple[str, ...] | list[str]) -> Values:
+    return lambda chance: chance.choice(values)
+
+
+def _several(values: tuple[str, ...] | list[str]) -> Values:
+    return lambda chance: chance.sample(values, chance.randint(2, 3))
+
+
+def _options(type_: str, description: str, phrase: str, options: str) -> Kind:
+    allowed = tuple(options.split())
+    return Kind(type_, description, phrase, _of(allowed), allowed)
+
+
+def _date(chance: random.Random) -> str:
+    return f"{chance.randint(2027, 2031)}-{chance.randint(1, 12):02}-{chance.randint(1, 28):02}"
+
+
+def _time(chance: random.Random) -> str:
+    return f"{chance.randint(6, 22):02}:{chance.choice((0, 15, 30, 45)):02}"
+
+
+def _code(letters: str) -> Values:
+    return lambda chance: f"{letters}-{chance.randint(1000, 9999)}"
+
+
+def _true(chance: random.Random) -> bool:
+    return True
+
+
+KINDS = {
+    "city": Kind("string", "Name of the city.", "in {}", _of(CITIES)),
+    "origin": Kind("string", "City of departure.", "from {}", _of(CITIES)),
+    "destination": Kind("string", "City of arrival.", "to {}", _of(CITIES)),
+    "date": Kind("string", "Day, as YYYY-MM-DD.", "on {}", _date),
+    "deadline": Kind("string", "Last day, as YYYY-MM-DD.", "due {}", _date),
+    "time": Kind("string", "Time of day, as HH:MM.", "at {}", _time),
+    "person": Kind("string", "Full name of the person.", "for {}", _of(PEOPLE)),
+    "author": Kind("string", "Full name of the author.", "by {}", _of(PEOPLE)),
+    "recipient": Kind("string", "Full name of the recipient.", "to {}", _of(PEOPLE)),
+    "guests": Kind("array", "Full names of the guests.", "with the guests {}", _several(PEOPLE)),
+    "nights": Kind("integer", "Number of nights.", "for {} nights", _whole(2, 21)),
+    "days": Kind("integer", "Number of days.", "for {} days", _whole(2, 30)),
+    "minutes": Kind("integer", "Length in minutes.", "for {} minutes", _whole(5, 180)),
+    "hours": Kind("integer", "Number of hours.", "for {} hours", _whole(2, 48)),
+    "seats": Kind("integer", "Number of seats.", "with {} seats", _whole(2, 12)),
+    "copies": Kind("integer", "Number of copies.", "in {} copies", _whole(2, 90)),
+    "quantity": Kind("integer", "How many.", "with a quantity of {}", _whole(2, 500)),
+    "floor": Kind("integer", "Number of the floor.", "on floor {}", _whole(1, 40)),
+    "year": Kind("integer", "Year.", "of the year {}", _whole(1950, 2026)),
+    "budget": Kind("number", "Budget in euros.", "with a budget of {} euros", _amount(20, 5000)),
+    "amount": Kind("number", "Amount in euros.", "over {} euros", _amount(5, 9000)),
+    "weight_kg": Kind("number", "Weight in kilograms.", "weighing {} kg", _amount(1, 90)),
+    "distance_km": Kind("number", "Distance in kilometres.", "over {} km", _amount(1, 300)),
+    "temperature": Kind("number", "Temperature in degrees Celsius.", "at {} degrees", _amount(5, 40)),
+    "product": Kind("string", "Name of the product.", "of the product {}", _of(THINGS)),
+    "colour": Kind("string", "Colour.", "in {}", _of(COLOURS)),
+    "subject": Kind("string", "What it is about.", "about {}", _of(SUBJECTS)),
+    "tags": Kind("array", "Labels.", "with the tags {}", _several(SUBJECTS)),
+    "order_id": Kind("string", "Number of the order.", "with order number {}", _code("ORD")),
+    "account": Kind("string", "Number of the account.", "on account {}", _code("ACC")),
+    "device": Kind("string", "Name of the device.", "on device {}", _code("DEV")),
+    "vehicle": Kind("string", "Number plate.", "with plate {}", _code("CAR")),
+    "patient": Kind("string", "Number of the patient.", "for patient {}", _code("PAT")),
+    "room": Kind("string", "Number of the room.", "in room {}", _code("RM")),
+    "file_name": Kind("string", "Name of the file.", "named {}", _code("DOC")),
+    "cabin": _options("string", "Class of travel.", "in {} class", "economy business first"),
+    "priority": _options("string", "Priority.", "with {} priority", "low medium high"),
+    "size": _options("string", "Size.", "in size {}", "small medium large"),
+    "language": _options("string", "Language.", "in {}", "English French German Spanish Italian"),
+    "level": _options("string", "Level.", "at {} level", "beginner intermediate advanced"),
+    "format": _options("string", "File format.", "as {}", "pdf csv html json"),
+    "limit": Kind("integer", "Most results to return.", "showing at most {} results", _whole(2, 9)),
+    "insured": Kind("boolean", "Whether to add insurance.", "with insurance", _true),
+    "notify": Kind("boolean", "Whether to send a message about it.", "and send a message about it", _true),
+    "dry_run": Kind("boolean", "Whether only to try it out.", "as a dry run", _true),
+    "detailed": Kind("boolean", "Whether to include all details.", "with all details", _true),
+    "refund": Kind("boolean", "Whether to pay back.", "with a refund", _true),
+    "repeat": Kind("integer", "How many times in a row.", "repeated {} times", _whole(2, 8)),
+    "reminder_minutes": Kind("integer", "Minutes of warning.", "with {} minutes of warning", _whole(5, 90)),
+}
+
+VERBS = {
+    "book": Verb("book", Optional("insured", False)),
+    "cancel": Verb("cancel", Optional("refund", False)),
+    "find": Verb("find", Optional("limit", 10)),
+    "price": Verb("tell me the price of", Optional("detailed", False)),
+    "order": Verb("order", Optional("insured", False)),
+    "track": Verb("track", Optional("detailed", False)),
+    "return": Verb("send back", Optional("refund", True)),
+    "schedule": Verb("schedule", Optional("reminder_minutes", 15)),
+    "move": Verb("reschedule", Optional("notify", False)),
+    "create": Verb("create", Optional("notify", False)),
+    "delete": Verb("delete", Optional("dry_run", False)),
+    "update": Verb("update"),
+    "list": Verb("list", Optional("limit", 20)),
+    "start": Verb("start", Optional("repeat", 1)),
+    "stop": Verb("stop", Optional("notify", False)),
+    "check": Verb("check", Optional("detailed", True)),
+    "send": Verb("send", Optional("notify", True)),
+    "print": Verb("print", Optional("dry_run", False)),
+    "report": Verb("report", Optional("notify", True)),
+    "reserve": Verb("reserve", Optional("reminder_minutes", 30)),
+    "compare": Verb("compare", Optional("limit", 5)),
+    "archive": Verb("archive", Optional("dry_run", False)),
+    "approve": Verb("approve", Optional("notify", True)),
+    "estimate": Verb("estimate", Optional("detailed", False)),
+}
+
+DOMAINS = """
+travel: book cancel find price
+    hotel_room: city date nights; flight: origin destination date cabin;
+    train_ticket: origin destination date time; rental_car: city date days
+dining: reserve cancel find move
+    table: city date time seats; catering: city date guests; cooking_class: city date level;
+    wine_tasting: city date seats
+shopping: order track return compare
+    gift_basket: recipient colour; spare_part: product quantity; garment: product colour size;
+    sample_box: order_id size
+calendar: schedule move cancel list
+    meeting: person date time; interview: person date minutes; phone_call: person date time;
+    workshop: subject date hours
+library: reserve find archive list
+    book_copy: author subject; magazine: subject year; audio_book: author language; map_sheet: city year
+finance: send approve list estimate
+    bank_transfer: recipient amount account; invoice: account amount deadline; loan: amount year;
+    standing_order: recipient amount
+health: book move cancel check
+    blood_test: patient date; vaccination: patient date city; dental_visit: patient date time;
+    chest_scan: patient room date
+home: start stop check schedule
+    heating: room temperature; washing_machine: device minutes; sprinkler: device minutes;
+    vacuum_robot: room time
+logistics: track send estimate cancel
+    parcel: origin destination weight_kg; pallet: origin destination quantity; courier: city time weight_kg;
+    container: order_id destination
+education: book find create list
+    language_course: city language level; exam: subject date room; tutor: subject level;
+    study_group: subject guests
+music: start find create stop
+    playlist: subject minutes; concert_stream: author date; radio_station: city language;
+    album: author year
+documents: create print archive delete
+    contract: file_name person; summary: file_name language; letter: recipient subject;
+    spreadsheet: file_name format
+fitness: start schedule list update
+    run: distance_km minutes; swim: minutes level; bike_tour: origin distance_km;
+    training_plan: person level days
+vehicles: book check report find
+    car_service: vehicle date city; tyre_change: vehicle size; charging_station: city vehicle;
+    parking_spot: city hours
+weather: check compare report list
+    forecast: city date; storm_warning: city days; snow_depth: city year; sea_temperature: city date
+events: create cancel find update
+    festival: city date subject; trade_fair: city date; wedding: guests date city;
+    exhibition: subject city days
+support: create update delete list
+    ticket: subject priority; complaint: order_id subject; callback: person time;
+    feature_request: subject tags
+office: reserve report order check
+    meeting_room: floor date time; printer: floor device; desk: floor days; projector: room hours
+garden: order schedule check start
+    tree_planting: city quantity date; lawn_cutting: city minutes; greenhouse: temperature device;
+    compost_delivery: city weight_kg
+photography: book print archive find
+    portrait_session: person date city; photo_album: subject copies; poster: colour size copies;
+    camera_kit: product days
+real_estate: find estimate report compare
+    apartment: city budget floor; office_space: city seats budget; garage: city vehicle;
+    garden_plot: city year
+news: find send archive list
+    article: subject author date; newsletter: subject recipient; press_photo: subject year;
+    interview_text: author language
+science: start report create stop
+    experiment: subject hours temperature; sample_analysis: file_name weight_kg; sensor_log: device days;
+    survey: subject city quantity
+energy: check compare estimate report
+    power_usage: account days; solar_output: city days; meter_reading: account date; grid_outage: city time
+pets: book find move cancel
+    grooming: person date size; dog_walker: city hours; cat_sitter: city nights;
+    vet_visit: person date time
+games: create start list delete
+    chess_match: person level; quiz: subject minutes; tournament: city date seats; puzzle: size level
+translation: order check price cancel
+    brochure: language copies; subtitle_track: file_name language minutes; manual: product language;
+    certificate: person language
+"""

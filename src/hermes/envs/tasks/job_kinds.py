@@ -1,0 +1,227 @@
+"""The kinds of shell jobs: each a function from chance to a job with its files, checks and a solution."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+from hermes.envs.tasks.jobs import Check, FileIs, Job, JsonIs, Missing, Prints
+from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+
+
+def make_job(chance: random.Random) -> Job:
+    return chance.choice(_KINDS)(chance)
+
+
+def _write(chance: random.Random) -> Job:
+    path = f"{chance.choice(SUBJECTS)}/{chance.choice(THINGS)}.txt"
+    text = f"{chance.choice(PEOPLE)} of {chance.choice(CITIES)}"
+    return Job(
+        "write",
+        f"Create the file {path} with exactly this one line: {text}",
+        {},
+        (FileIs(path, text),),
+        f"mkdir -p {path.split('/')[0]} && echo '{text}' > {path}",
+    )
+
+
+def _log(chance: random.Random) -> tuple[str, list[str]]:
+    levels = chance.choices(("INFO", "WARNING", "ERROR"), k=chance.randint(12, 40))
+    lines = [f"{number:04} {level} {chance.choice(THINGS)}" for number, level in enumerate(levels)]
+    return f"{chance.choice(SUBJECTS)}.log", lines
+
+
+def _count(chance: random.Random) -> Job:
+    path, lines = _log(chance)
+    level = chance.choice(("INFO", "WARNING", "ERROR"))
+    count = sum(level in line for line in lines)
+    return Job(
+        "count",
+        f"Count the {level} lines of {path} and write only the number to count.txt.",
+        {path: "\n".join(lines) + "\n"},
+        (FileIs("count.txt", str(count)), FileIs(path, "\n".join(lines))),
+        f"grep -c {level} {path} > count.txt || true",
+    )
+
+
+def _extract(chance: random.Random) -> Job:
+    path, lines = _log(chance)
+    level = chance.choice(("INFO", "WARNING", "ERROR"))
+    kept = [line for line in lines if level in line]
+    return Job(
+        "extract",
+        f"Copy every line of {path} that contains {level} to {level.lower()}.txt, in the same order.",
+        {path: "\n".join(lines) + "\n"},
+        (FileIs(f"{level.lower()}.txt", "\n".join(kept)), FileIs(path, "\n".join(lines))),
+        f"grep {level} {path} > {level.lower()}.txt || true",
+    )
+
+
+def _table(chance: random.Random) -> list[tuple[str, int]]:
+    names = chance.sample(THINGS, chance.randint(6, 15))
+    return [
+        (name, number) for name, number in zip(names, chance.sample(range(1, 900), len(names)), strict=True)
+    ]
+
+
+def _csv(rows: list[tuple[str, int]]) -> str:
+    return "item,price\n" + "".join(f"{name},{price}\n" for name, price in rows)
+
+
+def _total(chance: random.Random) -> Job:
+    rows = _table(chance)
+    return Job(
+        "total",
+        "Add up the price column of prices.csv and write only the total to total.txt.",
+        {"prices.csv": _csv(rows)},
+        (FileIs("total.txt", str(sum(price for _, price in rows))), FileIs("prices.csv", _csv(rows))),
+        "awk -F, 'NR > 1 {sum += $2} END {print sum}' prices.csv > total.txt",
+    )
+
+
+def _cheapest(chance: random.Random) -> Job:
+    rows = _table(chance)
+    ordered = sorted(rows, key=lambda row: row[1])
+    return Job(
+        "order",
+        "Sort the rows of prices.csv by price, lowest first, into sorted.csv. Keep the header line first.",
+        {"prices.csv": _csv(rows)},
+        (FileIs("sorted.csv", _csv(ordered)), FileIs("prices.csv", _csv(rows))),
+        "(head -1 prices.csv; tail -n +2 prices.csv | sort -t, -k2 -n) > sorted.csv",
+    )
+
+
+def _filter(chance: random.Random) -> Job:
+    rows = _table(chance)
+    limit = chance.randint(200, 700)
+    kept = [row for row in rows if row[1] > limit]
+    return Job(
+        "filter",
+        f"Write the rows of prices.csv with a price above {limit} to dear.csv: header first, same order.",
+        {"prices.csv": _csv(rows)},
+        (FileIs("dear.csv", _csv(kept)), FileIs("prices.csv", _csv(rows))),
+        f"awk -F, 'NR == 1 || $2 > {limit}' prices.csv > dear.csv",
+    )
+
+
+def _rename(chance: random.Random) -> Job:
+    folder = chance.choice(SUBJECTS)
+    names = chance.sample(THINGS, 5)
+    texts = {name: f"{chance.choice(COLOURS)} {name}\n" for name in names}
+    files = {
+        f"{folder}/{name}.{'txt' if index < 3 else 'log'}": texts[name] for index, name in enumerate(names)
+    }
+    checks: list[Check] = [FileIs(f"{folder}/{name}.md", texts[name]) for name in names[:3]]
+    checks += [Missing(f"{folder}/{name}.txt") for name in names[:3]]
+    checks += [FileIs(f"{folder}/{name}.log", texts[name]) for name in names[3:]]
+    return Job(
+        "rename",
+        f"In the folder {folder}, give every file that ends in .txt the ending .md instead. "
+        "Leave the other files alone.",
+        files,
+        tuple(checks),
+        f'for f in {folder}/*.txt; do mv "$f" "${{f%.txt}}.md"; done',
+    )
+
+
+def _replace(chance: random.Random) -> Job:
+    old, new = chance.sample(CITIES, 2)
+    folder = chance.choice(SUBJECTS)
+    files = {
+        f"{folder}/{thing}.txt": f"{chance.choice(PEOPLE)} went to {chance.choice((old, old, 'Rome'))}.\n"
+        for thing in chance.sample(THINGS, 4)
+    }
+    files[f"{folder}/first.txt"] = f"{old} is far, says {chance.choice(PEOPLE)} of {old}.\n"
+    return Job(
+        "replace",
+        f"Replace every {old} by {new} in all files of the folder {folder}.",
+        files,
+        tuple(FileIs(path, text.replace(old, new)) for path, text in files.items()),
+        f"sed -i 's/{old}/{new}/g' {folder}/*.txt",
+    )
+
+
+def _unique(chance: random.Random) -> Job:
+    names = [chance.choice(PEOPLE[:40]) for _ in range(chance.randint(15, 40))]
+    text = "\n".join(names) + "\n"
+    return Job(
+        "unique",
+        "Write the names in names.txt to unique.txt, each once, in alphabetical order, one to a line.",
+        {"names.txt": text},
+        (FileIs("unique.txt", "\n".join(sorted(set(names)))), FileIs("names.txt", text)),
+        "LC_ALL=C sort -u names.txt > unique.txt",
+    )
+
+
+def _settings(chance: random.Random) -> Job:
+    section, key = chance.choice(SUBJECTS), chance.choice(THINGS)
+    value = chance.randint(10, 9999)
+    before = {section: {key: value + chance.randint(1, 99), "colour": chance.choice(COLOURS)}, "version": 1}
+    after = {**before, section: {**before[section], key: value}}  # type: ignore[dict-item]
+    edit = f"import json; d = json.load(open('config.json')); d['{section}']['{key}'] = {value}; "
+    return Job(
+        "settings",
+        f"In config.json set {section}.{key} to {value}. Change nothing else.",
+        {"config.json": json.dumps(before, indent=2)},
+        (JsonIs("config.json", after),),
+        f"python3 -c \"{edit}json.dump(d, open('config.json', 'w'))\"",
+    )
+
+
+def _remove(chance: random.Random) -> Job:
+    folder = chance.choice(SUBJECTS)
+    names = chance.sample(THINGS, 6)
+    texts = {name: "" if index < 3 else f"{chance.choice(CITIES)}\n" for index, name in enumerate(names)}
+    checks: list[Check] = [Missing(f"{folder}/{name}.dat") for name in names[:3]]
+    checks += [FileIs(f"{folder}/{name}.dat", texts[name]) for name in names[3:]]
+    return Job(
+        "remove",
+        f"Delete the empty files in the folder {folder}, and only those.",
+        {f"{folder}/{name}.dat": text for name, text in texts.items()},
+        tuple(checks),
+        f"find {folder} -type f -empty -delete",
+    )
+
+
+def _script(chance: random.Random) -> Job:
+    name, word = chance.choice(THINGS), chance.choice(CITIES)
+    hidden = [chance.choice(PEOPLE).split()[0] for _ in range(2)]
+    path = f"{name}.sh"
+    return Job(
+        "script",
+        f"Write a shell script {path} that takes one argument and prints 'ARGUMENT lives in {word}', "
+        "with the argument in place of ARGUMENT. It is run with: sh " + path + " NAME",
+        {},
+        tuple(Prints(f"sh {path} {who}", f"{who} lives in {word}") for who in hidden),
+        f"echo 'echo \"$1 lives in {word}\"' > {path}",
+    )
+
+
+def _merge(chance: random.Random) -> Job:
+    count = chance.randint(3, 12)
+    texts = [f"{chance.choice(PEOPLE)}: {chance.choice(THINGS)}\n" for _ in range(count)]
+    return Job(
+        "merge",
+        "Join the files part1.txt, part2.txt and so on into whole.txt, in the order of their numbers.",
+        {f"part{number}.txt": text for number, text in enumerate(texts, 1)},
+        (FileIs("whole.txt", "".join(texts)), FileIs("part1.txt", texts[0])),
+        "cat $(ls part*.txt | sort -V) > whole.txt",
+    )
+
+
+_KINDS: tuple[Callable[[random.Random], Job], ...] = (
+    _write,
+    _count,
+    _extract,
+    _total,
+    _cheapest,
+    _filter,
+    _rename,
+    _replace,
+    _unique,
+    _settings,
+    _remove,
+    _script,
+    _merge,
+)

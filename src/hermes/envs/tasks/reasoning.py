@@ -1,0 +1,164 @@
+"""The generators and scorers of reasoning-gym, as items with a key, behind a guard.
+
+Some of its scorers hand the answer to `eval` or to a computer algebra parser. Here a scorer runs in a worker
+with bounded time and memory, and those that evaluate get only answers that are plain data or arithmetic:
+anything else is a wrong answer, and is never run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from hermes.core import JSON, JSONObject
+from hermes.envs.rewards.result import RewardResult, failed
+from hermes.envs.rewards.worker import GraderProcess
+from hermes.envs.tasks.split import Split, split_of
+from hermes.errors import MissingDependencyError, UsageError
+
+EVALUATING = frozenset(
+    {
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+"""Data sets whose scorers evaluate the answer."""
+_FUNCTIONS = frozenset(
+    {"sin", "cos", "tan", "exp", "log", "ln", "sqrt", "Abs", "abs", "asin", "acos", "atan"}
+)
+_CALLED = re.compile(r"([^\W\d]\w*)\s*\(")
+_UNSAFE = re.compile(r"__|\.\s*[^\W\d]|[^\w\s+\-*/^().,\[\]'\"|]|\*\*\s*\(?\s*-?\d{4,}|\*\*[^+\-]*\*\*")
+_MAX_CHARS = 2_000
+_CONSOLATION = 0.05
+"""What some scorers give for any answer at all; it says nothing."""
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_GIVE_UP_AFTER = 500
+_BLOCK = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Puzzle:
+    dataset: str
+    question: str
+    answer: str | None
+    """A right answer; None where the data set gives none."""
+    options: JSONObject
+    """The data set's own settings."""
+    seed: int
+    index: int
+    """With the settings and the seed, what the scorer needs to make the entry again."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.dataset} {self.question}"
+
+
+def puzzles(dataset: str, options: Mapping[str, JSON], split: Split, seed: int) -> Iterator[Puzzle]:
+    """Distinct puzzles of a split; ends when no more are found."""
+    seen: set[str] = set()
+    misses = 0
+    for puzzle in _every(dataset, dict(options), seed):
+        if misses == _GIVE_UP_AFTER:
+            return
+        if puzzle.key in seen or split_of(puzzle.key) is not split:
+            misses += 1
+            continue
+        misses = 0
+        seen.add(puzzle.key)
+        yield puzzle
+
+
+def _every(dataset: str, options: JSONObject, seed: int) -> Iterator[Puzzle]:
+    """Without end. In blocks, because some data sets make all they were asked for at the start."""
+    for block_seed in itertools.count(seed * 100_003):
+        for index, entry in enumerate(_open(dataset, options, block_seed)):
+            answer = None if entry["answer"] is None else str(entry["answer"])
+            yield Puzzle(dataset, entry["question"], answer, options, block_seed, index)
+
+
+def said_answer(text: str) -> str | None:
+    """What stands between the last pair of answer tags; without tags, the whole text; None: nothing."""
+    tagged = _ANSWER.findall(text)
+    return (tagged[-1] if tagged else text).strip() or None
+
+
+class PuzzleGrader:
+    """Scores answers with the data set's own scorer. Keeps one worker; `close` ends it."""
+
+    def __init__(self, timeout_s: float = 20.0) -> None:
+        self._worker = GraderProcess("hermes.envs.tasks.reasoning", timeout_s)
+
+    def grade(self, puzzle: Puzzle, text: str, *, shaped: bool = False) -> RewardResult:
+        """1 for a full score, else 0; with `shaped` the score. `score` is a part in either case."""
+        answer = said_answer(text)
+        if answer is None:
+            return failed("the answer is empty")
+        if len(answer) > _MAX_CHARS or (puzzle.dataset in EVALUATING and not is_plain(answer)):
+            return failed("the answer is not in a form that can be scored")
+        score = float(
+            self._worker.call(
+                "score",
+                dataset=puzzle.dataset,
+                options=json.dumps(puzzle.options),
+                seed=puzzle.seed,
+                index=puzzle.index,
+                answer=answer,
+            )
+        )
+        success = float(score >= 1.0)
+        partial = min(1.0, score) if score > _CONSOLATION else 0.0
+        return RewardResult(partial if shaped else success, {"score": score, "success": success})
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def is_plain(answer: str) -> bool:
+    """True for data and arithmetic: no attribute, no call but of known functions, no tower of powers."""
+    if _UNSAFE.search(answer):
+        return False
+    return all(name in _FUNCTIONS or len(name) == 1 for name in _CALLED.findall(answer))
+
+
+def score(dataset: str, options: str, seed: int, index: int, answer: str) -> float:
+    """The data set's own score. Runs in the worker, which bounds its time and memory."""
+    generator = _reopened(dataset, options, seed)
+    return float(generator.score_answer(answer=answer, entry=generator[index]))
+
+
+@lru_cache(maxsize=64)
+def _reopened(dataset: str, options: str, seed: int) -> Any:
+    return _open(dataset, json.loads(options), seed)
+
+
+def _open(dataset: str, options: JSONObject, seed: int) -> Any:
+    try:
+        from reasoning_gym.factory import (  # type: ignore[import-untyped]
+            DATASETS,
+            create_dataset,
+        )
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("reasoning-gym", "envs", "The environment reasoning_gym") from error
+    if dataset not in DATASETS:
+        near = ", ".join(get_close_matches(dataset, DATASETS)) or "see reasoning_gym.factory.DATASETS"
+        raise UsageError(f"reasoning-gym has no data set '{dataset}'.", f"Near to it: {near}.")
+    try:
+        return create_dataset(dataset, **options, seed=seed, size=_BLOCK)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise UsageError(
+            f"reasoning-gym's {dataset} does not accept {json.dumps(options)}: {error}",
+            "Correct --env.dataset_options.",
+        ) from error

@@ -1,0 +1,115 @@
+"""Conversations as token ids for a trainer, and tokenizers that give plain lists.
+
+transformers 5 answers apply_chat_template with an object instead of the list that environments expect; a
+tokenizer from `load_tokenizer` gives the list. `tokenize_for_trainer` is for conversations whose text is all
+there is: ids that were sampled should come from the managed server, as they were sampled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hermes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+IGNORED = -100
+"""Stands in a mask for a token that is not trained on."""
+_SPEAKERS = ("assistant", "agent")
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a hub name, a folder, or the bundled model."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(_place(name)))
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"the tokenizer '{name}' cannot be loaded: {str(error).strip().splitlines()[0]}",
+            "Set --env.tokenizer_name to the policy's hub name or folder, or to hermes/smollm2.",
+        ) from error
+    return plain(cast("PreTrainedTokenizerBase", loaded))
+
+
+def _place(name: str) -> str | Path:
+    from hermes.config.paths import home
+    from hermes.models import bundled
+
+    return bundled.prepare(home()) if name == f"hermes/{bundled.NAME}" else name
+
+
+def plain(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The same tokenizer, whose apply_chat_template gives ids as a list unless asked otherwise."""
+    original = tokenizer.apply_chat_template
+
+    @functools.wraps(original)
+    def apply_chat_template(conversation: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("tokenize", True) and kwargs.get("return_tensors") is None:
+            kwargs.setdefault("return_dict", False)
+        return original(conversation, *args, **kwargs)
+
+    tokenizer.apply_chat_template = apply_chat_template  # type: ignore[method-assign]
+    return tokenizer
+
+
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase, chat: Sequence[Any], *, add_generation_prompt: bool = False
+) -> list[int]:
+    """The ids of a conversation by the tokenizer's own template."""
+    ids = tokenizer.apply_chat_template(
+        list(chat), tokenize=True, add_generation_prompt=add_generation_prompt, return_dict=False
+    )
+    return list(cast("list[int]", ids))
+
+
+def tokenize_for_trainer(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Sequence[Any],
+    include_messages: bool = False,
+    train_on_all_assistant_turns: bool = False,
+    finish_reason: str = "",
+) -> dict[str, Any]:
+    """`tokens` of the whole chat, and `masks`: the ids of the assistant's last turn, or of all its turns.
+
+    An answer cut off by its length (`finish_reason="length"`) has no end token of its own: the one the
+    template adds is taken off.
+    """
+    tokens = encode_chat(tokenizer, chat)
+    masks = _all_turns(tokenizer, chat, tokens) if train_on_all_assistant_turns else None
+    if masks is None:
+        start = len(encode_chat(tokenizer, chat[:-1], add_generation_prompt=True)) if len(chat) > 1 else 0
+        masks = [IGNORED] * min(start, len(tokens)) + tokens[start:]
+    if finish_reason == "length" and tokens and tokens[-1] == tokenizer.eos_token_id:
+        tokens, masks = tokens[:-1], masks[:-1]
+    return {"tokens": tokens, "masks": masks, **({"messages": list(chat)} if include_messages else {})}
+
+
+def _all_turns(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Any], tokens: list[int]) -> list[int]:
+    masks = [IGNORED] * len(tokens)
+    for index, message in enumerate(chat):
+        if message["role"] not in _SPEAKERS:
+            continue
+        start = len(encode_chat(tokenizer, chat[:index], add_generation_prompt=True)) if index else 0
+        end = min(len(encode_chat(tokenizer, chat[: index + 1])), len(tokens))
+        masks[start:end] = tokens[start:end]
+    return masks
+
+
+def tokenize_for_trainer_dpo(
+    tokenizer: PreTrainedTokenizerBase, pair: dict[str, Any], max_length: int | None = None
+) -> dict[str, list[int]]:
+    """A preference pair as ids: `pair` has a prompt (text or messages), a chosen and a rejected answer."""
+    prompt = pair["prompt"]
+    opening = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    made = {"prompt_input_ids": encode_chat(tokenizer, opening, add_generation_prompt=True)[:max_length]}
+    for side in ("chosen", "rejected"):
+        ids = encode_chat(tokenizer, [*opening, {"role": "assistant", "content": pair[side]}])[:max_length]
+        made[f"{side}_input_ids"] = ids
+        made[f"{side}_attention_mask"] = [1] * len(ids)
+    made["prompt_attention_mask"] = [1] * len(made["prompt_input_ids"])
+    return made

@@ -1,0 +1,101 @@
+"""The shapes that environments pass around, by the names Atropos gave them.
+
+They are typing only: dictionaries at run time, as the wire has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+Item = Any
+"""What get_next_item returns and collect_trajectories takes: whatever the environment likes."""
+number = int | float
+UUID = str
+Content = str | list[dict[str, Any]]
+
+
+class Message(TypedDict):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Content
+    reward: NotRequired[float | None]
+
+
+class ScoredDataGroup(TypedDict, total=False):
+    """Several answers to one item, as one post to the trajectory API."""
+
+    tokens: list[list[int]]
+    masks: list[list[int]]
+    """The token's id where it is trained on, -100 elsewhere."""
+    scores: list[float]
+    advantages: list[list[float]] | None
+    ref_logprobs: list[list[float]] | None
+    messages: list[list[Message]] | None
+    generation_params: dict[str, Any] | None
+    inference_logprobs: list[list[float]] | None
+    """Of the sampled tokens under the weights that sampled them; 1.0 where masked."""
+    group_overrides: dict[str, Any] | None
+    overrides: list[dict[str, Any]] | None
+    images: Any
+    distill_token_ids: list[list[list[int]]] | None
+    distill_logprobs: list[list[list[float]]] | None
+    env_id: int | None
+
+
+class ScoredDataItem(TypedDict, total=False):
+    """One answer, of which collect_trajectories makes a group."""
+
+    tokens: list[int]
+    masks: list[int]
+    scores: float
+    advantages: list[float] | None
+    ref_logprobs: list[float] | None
+    messages: list[Message] | None
+    generation_params: dict[str, Any] | None
+    inference_logprobs: list[float] | None
+    group_overrides: dict[str, Any] | None
+    overrides: dict[str, Any] | None
+    images: Any
+    distill_token_ids: list[list[int]] | None
+    distill_logprobs: list[list[float]] | None
+
+
+class AgentStep(TypedDict, total=False):
+    step: int
+    messages: list[Message]
+    reward: float
+
+
+AgentHistory = dict[str, list[AgentStep]]
+"""An agent's name → its steps."""
+
+
+class Observation(TypedDict):
+    raw: dict[str, Any]
+    rendered: Content
+
+
+class GameStep(TypedDict):
+    step: int
+    agent_id: str
+    observation: Observation
+    action: str
+    reward: float | dict[str, float]
+    done: bool
+    info: dict[str, Any]
+
+
+GameHistory = list[GameStep]
+
+
+class EvaluationSample(TypedDict, total=False):
+    """A line of samples.jsonl; environments add keys of their own."""
+
+    messages: list[dict[str, str]] | None
+    question: str | None
+    gold_answer: str | None
+    gold_parsed: str | None
+    model_parsed: str | None
+    score: float | None
+    correct: bool | None
+    finish_reason: str | None
+    response_after_think: str | None

@@ -1,0 +1,132 @@
+"""What an environment meets here: a model that adds, a trajectory API, a trainer of the old kind."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hermes.compat import atropos
+from hermes.envs.run import run_file
+from hermes.errors import HermesError
+from tests.fakes.provider import FakeProvider, Reply, text
+from tests.rollouts.conftest import Client
+
+ROOT = Path(__file__).parents[2]
+SUMS = Path(__file__).parent / "environments" / "sums.py"
+GUESSING = Path(__file__).parent / "environments" / "guessing.py"
+
+
+def adder(every: Callable[[int], Reply | None] = lambda count: None) -> FakeProvider:
+    """Answers every second question about a sum rightly; `every` may answer the n-th request instead."""
+    counter = itertools.count(1)
+
+    def answer(request: dict[str, Any]) -> Reply:
+        count = next(counter)
+        if (instead := every(count)) is not None:
+            return instead
+        numbers = re.match(r"(\d+)\+(\d+)", request["messages"][-1]["content"])
+        assert numbers, request
+        return text(str(int(numbers[1]) + int(numbers[2])) if count % 2 else "no idea")
+
+    return FakeProvider(answer)
+
+
+def drive(home: Path, mode: str, file: Path, *flags: str, cwd: Path) -> subprocess.Popen[str]:
+    """An environment as a process of its own."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.compat.drive", mode, str(file), *flags],
+        env={**kept, "HERMES_HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str], timeout_s: float = 90) -> tuple[int, str, str]:
+    """Its exit code and what it wrote."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, err
+
+
+class Running(threading.Thread):
+    """An environment in a thread of this process, which is much cheaper; it gets no signals."""
+
+    def __init__(self, mode: str, file: Path, *flags: str) -> None:
+        super().__init__(daemon=True)
+        self.mode, self.file, self.flags = mode, file, flags
+        self.error: HermesError | None = None
+
+    def run(self) -> None:
+        atropos.install()
+        try:
+            run_file(self.file, self.mode, self.flags)
+        except HermesError as error:
+            self.error = error
+
+    def ended(self, timeout_s: float = 90) -> HermesError | None:
+        """Starts it, and waits for its end; the error it ended with."""
+        self.start()
+        self.join(timeout_s)
+        assert not self.is_alive(), "it never ended"
+        return self.error
+
+
+def item_of(group: dict[str, Any]) -> int:
+    """Which item of the sums environment a group is about."""
+    found = re.search(r"item (\d+)", group["messages"][0][0]["content"])
+    assert found, group
+    return int(found[1])
+
+
+class Trainer(threading.Thread):
+    """Knows only the original's contract: polls for batches, and goes on over failures."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.groups: list[dict[str, Any]] = []
+        self.batches = 0
+        self.stopping = threading.Event()
+        self.most_batches: int | None = None
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
+            if self.most_batches is not None and self.batches >= self.most_batches:
+                time.sleep(0.02)
+                continue
+            try:
+                batch = self.client.get("/batch")["batch"]
+            except (OSError, http.client.HTTPException, AssertionError):
+                time.sleep(0.02)
+                continue
+            if not batch:
+                time.sleep(0.01)
+                continue
+            self.batches += 1
+            self.groups += batch
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.join()
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    until_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until_s, "it never happened"
+        time.sleep(0.02)

@@ -1,0 +1,166 @@
+"""Groups as data: joining, refusing, pacing, checkpoints, the page, intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes.envs import checkpoint, pacing
+from hermes.envs.advantages import (
+    allclose_to_first,
+    compute_discounted_returns,
+    compute_grpo_process_supervision_advantages,
+    compute_stats,
+)
+from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
+from hermes.envs.evaluate import measure
+from hermes.envs.failures import EnvironmentRunError
+from hermes.envs.groups import encode, join_items, refusal
+from hermes.envs.stats import interval, wilson
+from hermes.envs.viewer import generate_html
+from hermes.errors import ProviderError
+
+CONFIG = BaseEnvConfig(group_size=2)
+
+
+def group(**changes: Any) -> dict[str, Any]:
+    return {"tokens": [[1, 2], [3]], "masks": [[1, 2], [3]], "scores": [0.0, 1.0], **changes}
+
+
+def test_joining_keeps_what_all_answers_have_and_leaves_gaps_out() -> None:
+    one = {"tokens": [1], "masks": [1], "scores": 0.5, "inference_logprobs": [-1.0], "advantages": [1.0]}
+    two = {**one, "advantages": None, "generation_params": {"temperature": 0.7}, "group_overrides": {"a": 1}}
+    joined = join_items([one, two])
+    assert joined["inference_logprobs"] == [[-1.0], [-1.0]]
+    assert joined["advantages"] is None and joined["overrides"] is None
+    assert joined["generation_params"] == {"temperature": 0.7} and joined["group_overrides"] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"group_overrides": None}, None),
+        ({"scores": [np.float32(0), np.float32(1)]}, None),
+        ({"scores": [True, False]}, None),
+        ({"tokens": [[1]]}, "wrong size"),
+        ({"tokens": [[1]], "scores": [1.0], "group_overrides": {"group_size": 1}}, None),
+        ({"masks": None}, "wrong size"),
+        ({"scores": [1.0, 1]}, "equal scores"),
+        ({"scores": [math.nan, 1.0]}, "bad score"),
+        ({"scores": [math.inf, 1.0]}, "bad score"),
+        ({"scores": ["1.0", 0.0]}, "bad score"),
+        ({"scores": [None, 0.0]}, "bad score"),
+        ({"scores": [[1.0], 0.0]}, "bad score"),
+        ({"tokens": [[1] * 10, [1]]}, "too long"),
+    ],
+)
+def test_a_group_is_refused_for_a_reason_or_not_at_all(changes: dict[str, Any], reason: str | None) -> None:
+    assert refusal(group(**changes), CONFIG, longest=10) == reason
+
+
+def test_numbers_of_numpy_are_written_as_numbers_and_nan_is_an_error() -> None:
+    assert json.loads(encode({"a": np.int64(3), "b": np.array([1.5])})) == {"a": 3, "b": [1.5]}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        encode({"a": math.nan})
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 50))
+def test_a_multiple_counts_as_crossed_however_many_steps_go_by(before: int, more: int, interval: int) -> None:
+    passed = any(step % interval == 0 for step in range(before + 1, before + more + 1))
+    assert pacing.crossed(before, before + more, interval) == passed
+    assert not pacing.crossed(before, before + more, -1)
+
+
+def test_workers_fill_the_room_that_the_trainer_leaves() -> None:
+    config = BaseEnvConfig(group_size=2, batch_size=8, max_batches_offpolicy=3)
+    status = {"queue_size": 5, "self_queue_size": 5, "max_group_size": 2, "current_step": 0}
+    assert pacing.wanted_workers(config, status, share=8, most=100, evaluating=False) == 7
+    assert pacing.wanted_workers(config, status, share=8, most=4, evaluating=False) == 4
+    assert pacing.wanted_workers(config, status, share=8, most=4, evaluating=True) == 0
+    limited = config.model_copy(update={"eval_handling": EvalHandlingEnum.LIMIT_TRAIN})
+    assert pacing.wanted_workers(limited, status, share=8, most=4, evaluating=True) == 2
+    full = {**status, "queue_size": 12}
+    assert pacing.must_pause(config, full, share=8) and not pacing.must_pause(config, status, share=8)
+    assert pacing.must_pause(config, status, share=-1)
+    owed = config.model_copy(update={"min_batch_allocation": 0.5})
+    assert not pacing.must_pause(owed, {**full, "self_queue_size": 5}, share=8)
+    assert pacing.must_pause(owed, {**full, "self_queue_size": 6}, share=8)
+    assert pacing.wanted_workers(owed, {**full, "self_queue_size": 4}, 8, 100, False) == 2
+
+
+def test_same_named_environments_find_their_own_checkpoints_after_a_restart(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    checkpoint.write(folder, "env_0", 10, {"iter": 1}, owner="first")
+    checkpoint.write(folder, "env_1", 10, {"iter": 2}, owner="second")
+    assert checkpoint.read(folder, "env_0", 10, "second") == {"iter": 2}
+    assert checkpoint.read(folder, "env_1", 10, "first") == {"iter": 1}
+    assert checkpoint.read(folder, "env_0", 20, "first") == {}
+    (tmp_path / "env_checkpoints" / "env_0" / "step-30.json").write_text('{"iter": 9}')
+    assert checkpoint.read(folder, "env_0", 30, "first") == {"iter": 9}, "the original's files name no owner"
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_the_page_shows_text_as_text(tmp_path: Path) -> None:
+    file = tmp_path / "<groups>.jsonl"
+    hostile = "<script>alert(1)</script>"
+    messages = [
+        [{"role": hostile, "content": hostile}],
+        [{"role": "user", "content": [{"text": hostile}]}],
+        hostile,
+    ]
+    file.write_text(json.dumps({"scores": [1.0, hostile, None], "messages": messages}) + "\n")
+    page = generate_html(file).read_text()
+    assert "<script>" not in page and page.count("&lt;script&gt;") >= 4
+    assert "<title>&lt;groups&gt;.jsonl</title>" in page
+
+
+def test_intervals_stay_in_bounds_and_hold_the_mean() -> None:
+    assert wilson(0, 10)[0] == 0 and 0 < wilson(0, 10)[1] < 0.35
+    assert wilson(10, 10)[1] == pytest.approx(1) and wilson(10, 10)[0] > 0.65
+    one = interval([0, 1, 1, 1])
+    assert one.method == "wilson" and one.low < one.mean == 0.75 < one.high
+    graded = interval([0.1, 0.9, 0.5, 0.3])
+    assert graded.method == "bootstrap" and graded.low < graded.mean < graded.high
+    assert interval([0.1, 0.9, 0.5, 0.3]) == graded
+
+
+async def test_a_sample_that_fails_for_the_infrastructure_is_tried_again_and_then_counted() -> None:
+    tried: list[int] = []
+
+    async def work(item: int) -> int:
+        tried.append(item)
+        if item == 1 and tried.count(1) == 1:
+            raise ProviderError("busy", retryable=True)
+        if item == 2:
+            raise ConnectionError("gone")
+        if item == 3:
+            raise KeyError("bug")
+        return item * 10
+
+    samples = await measure([0, 1, 2, 3], work, at_once=2)
+    assert samples.made == [0, 10]
+    assert samples.dropped == {"provider": 1, "environment": 1}
+    assert (tried.count(1), tried.count(2), tried.count(3)) == (2, 3, 1)
+    with pytest.raises(EnvironmentRunError, match="not one of 1 samples"):
+        await measure([2], work, at_once=1)
+
+
+def test_process_supervision_normalises_over_all_steps() -> None:
+    assert compute_stats([[1, 2], [3]]) == {"mean": 2.0, "var": pytest.approx(2 / 3)}
+    assert list(compute_discounted_returns([1.0, 2.0, 4.0], 0.5)) == [3.0, 4.0, 4.0]
+    made = compute_grpo_process_supervision_advantages([[1.0, 0.0], [0.0]])
+    deviation = (2 / 9) ** 0.5
+    assert made[0] == pytest.approx([(2 / 3 - 1 / 3) / deviation, -1 / 3 / deviation])
+    assert made[1] == pytest.approx([-1 / 3 / deviation])
+    with pytest.raises(ValueError, match="all the same"):
+        compute_grpo_process_supervision_advantages([[1.0], [1.0, 1.0]])
+    assert allclose_to_first([[1.0, 2.0], [1.0, 2.0]]) is True
+    assert list(allclose_to_first([[1.0], [2.0]], return_vector=True)) == [True, False]

@@ -1,0 +1,199 @@
+"""The server layer over real HTTP: slots, splits, retries, health, several answers, engines' wires."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from hermes.envs.failures import EnvironmentRunError
+from hermes.envs.phase import eval_face, phase
+from hermes.envs.servers.config import APIServerConfig, ReasoningConfig
+from hermes.envs.servers.engines import VLLMServer
+from hermes.envs.servers.manager import ServerManager, server_configs
+from hermes.envs.servers.slots import AsyncSemWithAdaptiveWeight
+from tests.fakes.provider import FakeProvider, delayed, status, text
+
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def manager(*base_urls: str, **settings: Any) -> ServerManager:
+    return ServerManager([APIServerConfig(base_url=url, api_key="x", **settings) for url in base_urls])
+
+
+async def test_evaluation_has_slots_of_its_own_even_if_nobody_says_so() -> None:
+    with FakeProvider(lambda request: delayed(0.3, text("hi"))) as provider:
+        servers = manager(provider.base_url, num_max_requests_at_once=1, num_requests_for_eval=3)
+        training = [asyncio.create_task(servers.chat_completion(**ASK)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        with phase("eval"):
+            await asyncio.gather(*(servers.chat_completion(**ASK) for _ in range(3)))
+        assert provider.max_in_flight == 4
+        await asyncio.gather(*training)
+        server = servers.servers[0]
+        assert (len(server.request_timings), len(server.eval_request_timings)) == (2, 3)
+        metrics = await server.wandb_metrics({}, "server_0")
+        assert {"server/server_0_request_time_avg", "server/server_0_eval_request_time_99p"} <= set(metrics)
+        await servers.close()
+
+
+async def test_many_answers_are_split_and_a_server_that_ignores_n_is_asked_again() -> None:
+    with FakeProvider(lambda request: text("hi")) as provider:
+        servers = manager(provider.base_url)
+        answer = await servers.chat_completion(**ASK, n=11)
+        assert [choice.index for choice in answer.choices] == list(range(11))
+        asked = len(provider.requests)
+        single = await servers.chat_completion(**ASK, n=1)
+        assert len(single.choices) == 1 and len(provider.requests) == asked + 1
+        await servers.close()
+
+
+async def test_a_busy_server_is_asked_again_and_a_refusal_is_not() -> None:
+    with FakeProvider([status(429, retry_after=0.01), text("hi"), status(400)]) as provider:
+        servers = manager(provider.base_url)
+        answer = await servers.chat_completion(**ASK)
+        assert answer.choices[0].message.content == "hi"
+        with pytest.raises(Exception, match="scripted failure"):
+            await servers.chat_completion(**ASK)
+        assert len(provider.requests) == 3
+        await servers.close()
+
+
+async def test_requests_go_to_the_server_that_is_up() -> None:
+    with FakeProvider(lambda request: text("hi")) as provider:
+        servers = manager("http://127.0.0.1:9/v1", provider.base_url)
+        await servers.wait_until_ready(5)
+        assert [server.server_healthy for server in servers.servers] == [False, True]
+        await asyncio.gather(*(servers.chat_completion(**ASK) for _ in range(4)))
+        await servers.close()
+
+
+async def test_servers_that_are_all_down_are_named_and_unchecked_ones_are_not_asked() -> None:
+    with pytest.raises(EnvironmentRunError, match=r"no model server answers at http://127\.0\.0\.1:9/v1"):
+        await manager("http://127.0.0.1:9/v1").wait_until_ready(0.1)
+    await manager("http://127.0.0.1:9/v1", health_check=False).wait_until_ready(0.1)
+
+
+async def test_slots_follow_the_weight_and_never_run_dry() -> None:
+    slots = AsyncSemWithAdaptiveWeight(8)
+    slots.update_weight(0.5)
+    for _ in range(4):
+        await slots.acquire()
+    fifth = asyncio.create_task(slots.acquire())
+    await asyncio.sleep(0)
+    assert not fifth.done()
+    slots.update_weight(1.0)
+    await fifth
+    waiting = [asyncio.create_task(slots.acquire()) for _ in range(5)]
+    await asyncio.sleep(0)
+    waiting[3].cancel()
+    slots.release()
+    await asyncio.sleep(0)
+    assert waiting[4].done() and slots.in_use == 8, "a place that was given up goes to the next in line"
+    slots.update_weight(0.0)
+    assert slots.limit == 1
+    for task in waiting:
+        task.cancel()
+
+
+def test_reasoning_is_asked_for_as_each_provider_wants_it() -> None:
+    assert ReasoningConfig().build_extra_body() is None
+    assert ReasoningConfig(effort="high").build_extra_body("http://here/v1") == {
+        "reasoning": {"enabled": True, "effort": "high"}
+    }
+    assert ReasoningConfig(max_tokens=2048).build_extra_body() == {
+        "reasoning": {"enabled": True, "max_tokens": 2048}
+    }
+    assert ReasoningConfig(enabled=True).build_extra_body("https://api.openai.com/v1") == {
+        "reasoning_effort": "medium"
+    }
+    with pytest.raises(ValueError, match="reasoning_effort is 'extreme'"):
+        ReasoningConfig(effort="extreme")
+
+
+async def test_reasoning_reaches_the_wire_unless_a_call_does_without() -> None:
+    with FakeProvider(lambda request: text("hi")) as provider:
+        servers = ServerManager(
+            [APIServerConfig(base_url=provider.base_url, api_key="x")],
+            reasoning_config=ReasoningConfig(effort="low"),
+        )
+        await servers.chat_completion(**ASK)
+        await servers.chat_completion(**ASK, skip_reasoning=True)
+        await servers.close()
+    first, second = [request.json for request in provider.requests]
+    assert first["reasoning"] == {"enabled": True, "effort": "low"} and "reasoning" not in second
+
+
+async def test_vllm_s_generate_gives_ids_logprobs_and_prompt_logprobs() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append(body)
+            answer: dict[str, Any] = {
+                "logprobs": [[[{"7": -0.5}], [{"8": -0.25}]]],
+                "finish_reasons": ["length"],
+            }
+            if "prompt_logprobs" in body:
+                answer["prompt_logprobs"] = [[None, {"5": -1.0, "6": -2.0}]]
+            payload = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        server = VLLMServer(
+            APIServerConfig(base_url=f"http://127.0.0.1:{http.server_port}/v1", server_type="vllm")
+        )
+        sampled = await server.tokens_and_logprobs_completion(input_ids=[1, 2], max_tokens=2, n=1)
+        assert sampled == ([1, 2], [[7, 8]], [[-0.5, -0.25]], ["length"])
+        scored = await server.get_logprobs(input_ids=[4, 5], top_k=2)
+        await server.close()
+        http.shutdown()
+    assert asked[0] == {"prompt": {"prompt_token_ids": [1, 2]}, "logprobs": 0, "max_tokens": 2, "n": 1}
+    assert scored == {
+        "prompt_tokens": [4, 5],
+        "prompt_topk_token_ids": [[], [5, 6]],
+        "prompt_topk_logprobs": [[], [-1.0, -2.0]],
+    }
+
+
+def test_servers_of_a_slurm_job_are_on_its_inference_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\nprintf 'n1\\nn2\\n'\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("NUM_TRAINING_NODES", "1")
+    monkeypatch.setenv("INFER_TP", "4")
+    found = server_configs([APIServerConfig(model_name="m")], slurm=True)
+    assert [one.base_url for one in found] == ["http://n2:9000/v1", "http://n2:9001/v1"]
+
+
+def test_what_an_evaluation_appends_to_training_buffers_does_not_come_back() -> None:
+    class Env:
+        def __init__(self) -> None:
+            self.rewards = [1.0]
+            self.eval_metrics: list[tuple[str, float]] = []
+            self.seen = 0
+
+    env = Env()
+    with eval_face(env) as face:
+        face.rewards.append(-1000.0)
+        face.eval_metrics.append(("eval/x", 0.5))
+        face.seen = 3
+        env.rewards.append(2.0)
+    assert env.rewards == [1.0, 2.0]
+    assert env.eval_metrics == [("eval/x", 0.5)] and env.seen == 3
