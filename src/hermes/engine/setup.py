@@ -32,7 +32,9 @@ _MAX_BATCH = {"cpu": 64, "cuda": 1024}
 _CPU_PREFILL_TOKENS = 512
 _PREFILL_WORK = 16e12
 """Multiplications of one turn of prompts on a GPU, about 40 ms: small models take more tokens at once."""
-_TRAIN_TOKENS = {"cpu": 1024, "cuda": 65536}
+_CPU_TRAIN_TOKENS = 1024
+_ACTIVATION_SHARE = 0.6
+"""Of what is free beside weights and cache, for the activations of one training micro-batch."""
 _KV_SHARE = {"cpu": 0.25, "cuda": 0.5}
 
 
@@ -70,7 +72,7 @@ def build(options: EngineOptions) -> Parts:
         sampler=Sampler(runner, cells, max_batch, _prefill_tokens(spec, device)),
         stops=StopBook(_tokenizer(options.model), spec.eos_ids, spec.vocab),
         limits=Limits(spec.vocab, max_length, cells),
-        train_tokens=_TRAIN_TOKENS[device.type],
+        train_tokens=_train_tokens(backbone),
         base_bytes=_parameters(spec) * backbone.dtype.itemsize,
     )
 
@@ -96,6 +98,15 @@ def _prefill_tokens(spec: ModelSpec, device: torch.device) -> int:
     if device.type != "cuda":
         return _CPU_PREFILL_TOKENS
     return max(2048, min(65536, int(_PREFILL_WORK / _parameters(spec))))
+
+
+def _train_tokens(backbone: Backbone) -> int:
+    """Tokens of a training micro-batch: on a GPU as many as their activations leave room for."""
+    if backbone.device.type != "cuda":
+        return _CPU_TRAIN_TOKENS
+    spec = backbone.spec
+    each = spec.layers * (8 * spec.hidden + 4 * spec.intermediate) * backbone.dtype.itemsize
+    return max(1024, min(65536, int(free_bytes(backbone.device) * _ACTIVATION_SHARE / each)))
 
 
 def _parameters(spec: ModelSpec) -> int:
