@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compress": ("hermes.cli.compress:compress", "Fit trajectories to a token budget; decisions go last."),
     "config": ("hermes.cli.config:config", "Show and change settings."),
     "doctor": ("hermes.cli.doctor:doctor", "Check what works on this machine, and what would fix the rest."),
-    "engine": ("hermes.cli.engine:engine", "Train and sample adapters on this machine; speaks Tinker."),
+    "engine": ("hermes.cli.engine:engine", "Train and sample adapters on this machine; speaks Tinker and OpenAI."),
     "env": ("hermes.cli.env:env", "Environments: list, new, check, serve, process, evaluate."),
     "export": ("hermes.cli.export:export", "Write trajectories as training data."),
     "import": ("hermes.cli.import_:import_", "Store conversations from elsewhere: ShareGPT, messages, ATIF."),

@@ -52,6 +52,22 @@ async def test_what_a_session_left_behind_is_forgotten_after_a_while() -> None:
     assert calls.get(running.id) is running
 
 
+async def test_what_still_ran_when_its_session_ended_is_cancelled_and_forgotten_once_it_ends() -> None:
+    calls = Calls()
+    sampling = calls.open(Call("s:sample:0:1", "sample"))
+    sampling.cancel = lambda: sampling.finish(Failed("it was cancelled", "user"))
+    training = calls.open(Call("s:train:0:1", "fb"))
+    other = calls.open(Call("s2:sample:0:1", "sample", cancel=lambda: None))
+    calls.abandon("s")
+    await asyncio.sleep(0)
+    assert sampling.outcome == Failed("it was cancelled", "user") and training.outcome is None
+    training.finish(Payload(b"x"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    calls.forget(1e12)
+    assert [calls.get(call.id) is None for call in (sampling, training, other)] == [True, True, False]
+
+
 async def test_the_first_outcome_stays() -> None:
     call = Call("a", "sample")
     call.finish(Failed("first", "user"))

@@ -44,6 +44,18 @@ def test_finishing_frees_the_adapters_and_later_work_is_refused(
     assert len(fresh.compute_logprobs(prompt()).result()) == 6
 
 
+def test_finishing_cancels_what_was_still_to_be_sampled(shared: Server, connect: Connect, model: str) -> None:
+    training = connect(shared).create_lora_training_client(model, rank=2)
+    sampler = training.save_weights_and_get_sampling_client()
+    endless = tt.SamplingParams(max_tokens=240, stop=[])
+    waiting = [sampler.sample(prompt(), 32, endless) for _ in range(4)]
+    until(lambda: shared.metric("calls_pending") >= len(waiting))
+    finish = {"reason": {"type": "interrupted"}, "detail": ""}
+    assert shared.ask("POST", f"/api/v1/sessions/{session_of(training)}/finish", finish).status == 200
+    with pytest.raises(tinker.RequestFailedError, match="cancelled"):
+        waiting[-1].result()
+
+
 def test_sessions_can_be_listed_looked_at_moved_and_searched(
     shared: Server, connect: Connect, model: str, rest: tinker.RestClient
 ) -> None:

@@ -227,6 +227,17 @@ def test_a_clipped_step_reports_the_norm_before_clipping(client: tinker.ServiceC
     assert norms[1][name] > 1e-3
 
 
+def test_a_steps_metrics_take_no_name_that_loops_use_for_their_own(
+    client: tinker.ServiceClient, model: str
+) -> None:
+    training = make(client, model)
+    for count in (1, 2):
+        training.forward_backward(batch(2), "cross_entropy").result()
+        metrics = training.optim_step(STEP).result().metrics
+        assert metrics is not None and metrics["optimizer_step"] == count
+        assert not {"step", "epoch", "batch", "progress", "loss", "learning_rate"} & set(metrics)
+
+
 def test_the_tokenizer_is_a_folder_that_the_client_can_read(client: tinker.ServiceClient, model: str) -> None:
     training = make(client, model)
     assert training.get_info().model_data.tokenizer_id == model

@@ -149,10 +149,18 @@ class Calls:
         self.forget(time.monotonic() if now_s is None else now_s)
 
     def abandon(self, owner: str) -> None:
-        """Nobody will ask for the results of this session any more."""
+        """Nobody will ask for the results of this session any more; what can be cancelled is."""
         for call in [call for call in self._calls.values() if call.id.startswith(f"{owner}:")]:
             if call.outcome is not None:
                 self.fetched(call)
+            else:
+                self.spawn(self._let_go(call))
+
+    async def _let_go(self, call: Call) -> None:
+        if call.cancel is not None:
+            call.cancel()
+        await call.done.wait()
+        self.fetched(call)
 
     def forget(self, now_s: float) -> None:
         while self._fetched and (

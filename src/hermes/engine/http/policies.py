@@ -57,12 +57,12 @@ class Policies:
 
     def adopt_named(self, checkpoint: Checkpoint, policy_id: str) -> None:
         """Takes over the snapshot that the checkpoint was written from."""
-        self._held[_key(checkpoint)] = _Held(policy_id, self._store.folder(checkpoint.path), named=True)
+        self._held[key_of(checkpoint)] = _Held(policy_id, self._store.folder(checkpoint.path), named=True)
 
     def named(self, path: CheckpointPath) -> str:
         """The key of a checkpoint as it is now. EngineUserError: there is none."""
         checkpoint = self._store.find(path)
-        key = _key(checkpoint)
+        key = key_of(checkpoint)
         if key not in self._held:
             self._held[key] = _Held(None, self._store.folder(path), named=True)
         return key
@@ -77,7 +77,7 @@ class Policies:
 
     async def detach(self, checkpoint: Checkpoint) -> None:
         """Before the checkpoint is replaced or deleted: who holds it keeps its weights all the same."""
-        held = self._held.get(_key(checkpoint))
+        held = self._held.get(key_of(checkpoint))
         if held is None or not held.holders:
             return
         async with held.moving:
@@ -139,8 +139,8 @@ class Policies:
             shutil.rmtree(held.folder, ignore_errors=True)
 
 
-def _key(checkpoint: Checkpoint) -> str:
-    """Another one once the checkpoint is replaced."""
+def key_of(checkpoint: Checkpoint) -> str:
+    """Of its weights; another one once the checkpoint is replaced."""
     return f"{checkpoint.path}@{checkpoint.created_s}"
 
 
@@ -148,7 +148,8 @@ class PolicyNames:
     """The names under which weights can be asked for, over any protocol.
 
     The base model's own names; `tinker://…` checkpoints; sampler ids; model ids (their newest sampler); and
-    aliases, which move: `policy`, and what a run calls itself with user_metadata {"policy": name}.
+    aliases, which move: `policy`, what a run calls itself with user_metadata {"policy": name}, and what a
+    save asks for (see `aliases`).
     """
 
     def __init__(self, policies: Policies, base_names: Iterable[str]) -> None:

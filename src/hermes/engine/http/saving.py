@@ -24,6 +24,7 @@ from hermes.engine.checkpoints import (
     check_ttl,
 )
 from hermes.engine.http import wire
+from hermes.engine.http.aliases import alias_of
 from hermes.engine.http.answers import read_body
 from hermes.engine.http.calls import Payload, json_payload
 from hermes.engine.http.external import check_recipients, encrypt_files
@@ -62,6 +63,7 @@ class Saving:
 
         def start() -> Awaitable[Payload]:
             wish = asked.parse(wire.SaveForSampler)
+            alias_of(self._state.names, wish.user_metadata)  # a wrong one is refused before anything is done
             snapshot = self._engine.snapshot(adapter_of(model))
             if wish.path is None:
                 return self._hand_over(model, session, asked.number, wish, snapshot)
@@ -93,7 +95,7 @@ class Saving:
         self._state.policies.adopt(sampler.id, policy_id)
         session.samplers[number] = sampler
         self._state.names.set(sampler.id, sampler.id)
-        self._announce(model, call, sampler.id)
+        self._announce(model, call, asked, sampler.id)
         return json_payload(
             {"path": None, "sampling_session_id": sampler.id, "type": "save_weights_for_sampler"}
         )
@@ -110,7 +112,7 @@ class Saving:
             self._engine.drop_policy(policy_id)
             raise
         self._state.policies.adopt_named(checkpoint, policy_id)
-        self._announce(model, call, self._state.policies.named(path))
+        self._announce(model, call, asked, self._state.policies.named(path))
         return json_payload({"path": str(path), "type": "save_weights_for_sampler"})
 
     async def _export(self, model: Model, asked: wire.SaveExternal, snapshot: Future[str]) -> Payload:
@@ -129,12 +131,13 @@ class Saving:
         size = {"size_bytes": checkpoint.size_bytes}
         return json_payload({"path": str(path), "type": "save_weights_external"} | size)
 
-    def _announce(self, model: Model, call: int, key: str) -> None:
+    def _announce(self, model: Model, call: int, asked: wire.SaveForSampler, key: str) -> None:
         """The names that follow the model now mean these weights, unless they mean newer ones already."""
         if call < model.announced or self._state.sessions.find(model.run.session_id).ended:
             return
         model.announced = call
-        for name in (model.run.id, model.alias, MOVING):
+        alias = alias_of(self._state.names, asked.user_metadata)
+        for name in (model.run.id, model.alias, alias, MOVING):
             if name is not None:
                 self._state.names.set(name, key)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hermes.engine.checkpoints import CheckpointStore
 from hermes.engine.engine import Engine
+from hermes.engine.http.aliases import restore
 from hermes.engine.http.calls import Calls
 from hermes.engine.http.external import Signer
 from hermes.engine.http.policies import Policies, PolicyNames
@@ -38,5 +39,6 @@ def open_state(
     calls = Calls()
     policies = Policies(engine, store, store.root / ".ephemeral")
     names = PolicyNames(policies, base_names)
+    restore(names, store)
     sessions = Sessions(engine, calls, names, client_timeout_s)
     return State(engine, store, calls, policies, names, sessions, Signer(), engine.tokenizer_dir)

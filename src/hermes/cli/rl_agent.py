@@ -1,0 +1,64 @@
+"""`hermes rl "TASK"`: the agent, with the ten `rl_*` tools."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+
+
+@click.command(hidden=True)
+@click.argument("task", required=False)
+@click.option("--model", help="Model of the agent, as provider/name; not the one that is trained.")
+@click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
+@click.option(
+    "--max-iterations", default=200, show_default=True, type=click.IntRange(min=1), help="Most model calls."
+)
+@click.option("--interactive", is_flag=True, help="Talk to the agent instead of giving it one task.")
+@click.option("--list-environments", is_flag=True, help="List the environments and exit.")
+@click.option("--check-server", is_flag=True, help="Say whether this machine can train, and exit.")
+@click.option("--verbose", is_flag=True, help="Print one JSON object with the outcome.")
+def agent(
+    task: str | None,
+    model: str | None,
+    base_url: str | None,
+    max_iterations: int,
+    interactive: bool,
+    list_environments: bool,
+    check_server: bool,
+    verbose: bool,
+) -> None:
+    """Give the agent a task such as "Train SmolLM2 on calculator with LoRA rank 32"."""
+    from hermes.cli.chat import Options
+    from hermes.config.load import load
+    from hermes.errors import HermesError, UsageError
+    from hermes.rl.machine import why_not
+    from hermes.rl.settings import read_settings
+    from hermes.rl.tools import TOOLSET, register_tools
+
+    config = load()
+    if list_environments:
+        from hermes.rl.views import environments
+
+        click.echo(environments(config, as_json=False))
+        return
+    trained = read_settings(config.home).model
+    missing = why_not(config, trained)
+    if missing is not None:
+        raise HermesError(missing.what, missing.fix)
+    if check_server:
+        click.echo(f"{trained} can be trained here")
+        return
+    register_tools()
+    options = Options(task, model, base_url, TOOLSET, None, None, max_iterations, False, verbose)
+    if interactive:
+        from hermes.cli.repl import run_repl
+
+        asyncio.run(run_repl(options))
+        return
+    if not task:
+        raise UsageError("no task", 'hermes rl "Train SmolLM2 on calculator"')
+    from hermes.cli.query import run_query
+
+    sys.exit(asyncio.run(run_query(task, options)))

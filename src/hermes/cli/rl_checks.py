@@ -1,0 +1,74 @@
+"""`hermes rl test | preflight | doctor`: will it learn, and if not, why."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from hermes.cli.options import json_option
+
+
+@click.command()
+@click.option("--model", "models", multiple=True, help="Model to test, provider/name; repeatable.")
+@click.option("--num-steps", default=3, show_default=True, type=click.IntRange(1, 50), help="Groups.")
+@click.option("--group-size", default=16, show_default=True, type=click.IntRange(1, 64), help="Answers each.")
+@json_option
+def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool) -> None:
+    """Try the selected environment with several models, without training."""
+    from hermes.config.load import load
+    from hermes.rl.config import resolve, selected
+    from hermes.rl.inference_test import run_inference_test
+
+    config = load()
+    found = run_inference_test(config, resolve(config, selected(config.home)), models, num_steps, group_size)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        from hermes.rl.views import inference_text
+
+        click.echo(inference_text(found))
+    if not found["summary"]["environment_working"]:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.option("--groups", default=4, show_default=True, type=click.IntRange(1, 64), help="Groups to sample.")
+@json_option
+def preflight(groups: int, as_json: bool) -> None:
+    """A minute that says whether a run of the selected environment will learn."""
+    from hermes.config.load import load
+    from hermes.rl.config import resolve, selected
+    from hermes.rl.preflight import preflight as check
+
+    config = load()
+    found = check(config, resolve(config, selected(config.home)), groups)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        from hermes.rl.views import preflight_text
+
+        click.echo(preflight_text(found))
+
+
+@click.command()
+@click.argument("run_id")
+@json_option
+def doctor(run_id: str, as_json: bool) -> None:
+    """Why a run does not learn: named causes with their evidence."""
+    from hermes.config.load import load
+    from hermes.rl.doctor import diagnose
+    from hermes.rl.results import steps
+    from hermes.rl.run import find_run
+    from hermes.rl.start import look
+
+    run = find_run(load().home, run_id)
+    status = look(run)
+    causes = diagnose(steps(run), status.state.value, status.reason)
+    if as_json:
+        click.echo(json.dumps([cause.to_json() for cause in causes], indent=2, ensure_ascii=False))
+        return
+    for cause in causes:
+        click.echo(f"{cause.name}: {cause.evidence}\n  fix: {cause.advice}")
+    if not causes:
+        click.echo("nothing stands out in its metrics")

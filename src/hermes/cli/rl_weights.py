@@ -1,0 +1,54 @@
+"""`hermes rl weights | serve`: what a run has learned, as files or as a server."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from hermes.cli.options import json_option
+
+
+@click.command()
+@click.argument("run_id")
+@click.option("--step", type=click.IntRange(min=0), help="Of which checkpoint; default: the newest.")
+@click.option(
+    "--format",
+    "form",
+    default="peft",
+    show_default=True,
+    type=click.Choice(["peft", "merged", "gguf"]),
+    help="An adapter folder, a complete model, or a file for llama.cpp.",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Where to; default: in the run's folder.")
+@json_option
+def weights(run_id: str, step: int | None, form: str, output: Path | None, as_json: bool) -> None:
+    """Write a run's weights to a folder or file, and print its path."""
+    from hermes.config.load import load
+    from hermes.rl.run import find_run
+    from hermes.rl.weights import export_adapter, export_gguf, export_merged
+
+    export = {"peft": export_adapter, "merged": export_merged, "gguf": export_gguf}[form]
+    path = export(find_run(load().home, run_id), step, output)
+    click.echo(json.dumps({"path": str(path), "format": form}) if as_json else str(path))
+
+
+@click.command()
+@click.argument("run_id")
+@click.option("--port", type=click.IntRange(0, 65535), help="Default: 8001, or any that is free.")
+def serve(run_id: str, port: int | None) -> None:
+    """Serve a run's weights, as the model `policy` of an OpenAI-compatible endpoint."""
+    from hermes.config.load import load
+    from hermes.rl.run import find_run
+    from hermes.rl.serve import running_engine, serve_command
+
+    config = load()
+    run = find_run(config.home, run_id)
+    url = None if run.status().state.ended else running_engine(run)
+    if url is not None:
+        click.echo(f"the run's own engine serves it: {url}/v1, model policy")
+        return
+    command = serve_command(run, port)
+    os.execve(command[0], command, {**os.environ, "HERMES_HOME": str(config.home)})

@@ -1,0 +1,169 @@
+"""`hermes train`: adapters from exported data, the store, or live rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hermes.cli.export_options import FILTER_NAMES
+from hermes.cli.options import filter_options, json_option
+
+_POSITIVE = click.IntRange(min=1)
+_SOME = click.FloatRange(min=0)
+_RATE = click.FloatRange(min=0, min_open=True)
+_COMMON = (
+    click.option("--base-model", default="hermes/smollm2", show_default=True, help="As the engine names it."),
+    click.option("--base-url", metavar="URL", help="Else TINKER_BASE_URL, else this machine's."),
+    click.option("--name", metavar="NAME", help="Of the run; the same again: go on. Default: a new one."),
+    click.option(
+        "--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Default: runs/NAME in the home."
+    ),
+    click.option("--start", metavar="tinker://…", help="Weights to begin with, such as an SFT run's."),
+    click.option("--policy-name", metavar="NAME", help="A name of its own for the newest weights."),
+    click.option("--rank", default=32, show_default=True, type=_POSITIVE, help="Of the LoRA."),
+    click.option("--seed", default=0, show_default=True),
+    click.option("--learning-rate", type=_RATE, help="Default: by the model's size."),
+    click.option(
+        "--schedule",
+        default="constant",
+        type=click.Choice(["constant", "linear", "cosine"]),
+        show_default=True,
+    ),
+    click.option("--warmup-steps", default=0, type=click.IntRange(min=0)),
+    click.option("--max-tokens", default=2048, show_default=True, type=_POSITIVE, help="Longest sequence."),
+    click.option("--checkpoint-every", default=25, show_default=True, type=_POSITIVE, help="Steps."),
+    click.option("--keep", default=3, show_default=True, type=_POSITIVE, help="Checkpoints beside the best."),
+    click.option("--eval-every", default=10, show_default=True, type=_POSITIVE, help="Steps."),
+    click.option(
+        "--sink",
+        "extra_sinks",
+        multiple=True,
+        type=click.Choice(["wandb", "wandb-offline", "tensorboard", "trackio"]),
+        help="Beside the store and metrics.jsonl; repeatable.",
+    ),
+    click.option("--project", default="hermes", show_default=True, help="For the sinks."),
+)
+_RL = (
+    click.option("--api-url", default="http://127.0.0.1:8000", show_default=True, help="The trajectory API."),
+    click.option("--api-patience", "api_patience_s", default=60.0, help="Seconds it may be away; 60."),
+    click.option("--num-steps", default=100, show_default=True, type=_POSITIVE),
+    click.option("--batch-size", default=128, show_default=True, type=_POSITIVE, help="Sequences a step."),
+    click.option(
+        "--advantage",
+        default="mean",
+        show_default=True,
+        type=click.Choice(["mean", "std", "batch-std", "leave-one-out"]),
+    ),
+    click.option(
+        "--correction-cap",
+        default=2.0,
+        show_default=True,
+        type=click.FloatRange(min=0),
+        help="Most weight of a token for sampler-trainer mismatch; 0: no correction.",
+    ),
+    click.option("--clip", type=(float, float), help="Bounds of the ratio, for ppo and cispo."),
+    click.option("--epochs", default=1, show_default=True, type=_POSITIVE, help="Updates from one batch."),
+    click.option(
+        "--kl",
+        default=0.0,
+        show_default=True,
+        type=click.FloatRange(min=0),
+        help="Penalty for leaving the base model.",
+    ),
+    click.option("--max-staleness", default=4, show_default=True, type=click.IntRange(min=0), help="Steps."),
+    click.option(
+        "--eval-command",
+        metavar="CMD",
+        help="Prints a JSON object; its 'reward' decides what is best.",
+    ),
+    click.option(
+        "--teacher-url", metavar="URL", help="Distil from here: Tinker's API, or SGLang's /generate."
+    ),
+    click.option("--teacher-model", metavar="NAME", help="Of a Tinker API; without it, /generate is asked."),
+    click.option(
+        "--distill",
+        default=0.0,
+        show_default=True,
+        type=click.FloatRange(min=0),
+        help="Weight of the teacher's word.",
+    ),
+    click.option(
+        "--reward-weight",
+        default=1.0,
+        show_default=True,
+        type=click.FloatRange(min=0),
+        help="Of the scores; 0: only the teacher teaches.",
+    ),
+)
+
+
+def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.group()
+def train() -> None:
+    """Train a LoRA adapter through the Tinker API: a local engine, or the managed service.
+
+    Run the same command again, with the same --run, and it goes on where it stopped.
+    """
+
+
+@train.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True))
+@_options(*_COMMON)
+@click.option("--epochs", default=1, show_default=True, type=_POSITIVE)
+@click.option("--max-steps", type=_POSITIVE, help="Stop after so many.")
+@click.option("--batch-size", default=16, show_default=True, type=_POSITIVE, help="Sequences a step.")
+@click.option(
+    "--eval-share",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 0.9),
+    help="Share of tasks held out.",
+)
+@click.option("--patience", type=_POSITIVE, help="Evaluations without a new best that end the run.")
+@click.option("--parser", default="hermes", show_default=True, help="Dialect of tool calls.")
+@click.option("--all", "everything", is_flag=True, help="Store: also trajectories that did not complete.")
+@filter_options
+@json_option
+def sft(**given: Any) -> None:
+    """Learn what the assistant said in FILES (any export), or in the store's trajectories that match."""
+    from hermes.cli.train_run import run_sft
+
+    given["filters"] = {name: given.pop(name) for name in FILTER_NAMES}
+    run_sft(given)
+
+
+@train.command()
+@_options(*_COMMON, *_RL)
+@click.option(
+    "--loss",
+    default="importance_sampling",
+    show_default=True,
+    type=click.Choice(["importance_sampling", "ppo", "cispo"]),
+)
+@json_option
+def grpo(**given: Any) -> None:
+    """Learn from groups of scored rollouts that the trajectory API serves."""
+    from hermes.cli.train_run import run_rl
+
+    run_rl(given)
+
+
+@train.command()
+@_options(*_COMMON, *_RL)
+@json_option
+def ppo(**given: Any) -> None:
+    """As grpo, with the clipped loss of PPO."""
+    from hermes.cli.train_run import run_rl
+
+    run_rl({**given, "loss": "ppo"})

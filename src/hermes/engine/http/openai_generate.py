@@ -1,0 +1,158 @@
+"""POST /generate in SGLang's form: ids or text in, ids, text and logprobs out.
+
+One prompt gives one object, a list of prompts or n samples give a list. Without a model (`model`, or SGLang's
+`lora_path`) the policy that was handed over last answers, as a server whose weights are updated in place
+would; before there is one, the base model does. `meta_info.weight_version` says which weights it were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hermes.core.ids import new_id
+from hermes.engine.http.answers import as_json
+from hermes.engine.http.openai_completions import read_prompts
+from hermes.engine.http.openai_errors import wrong
+from hermes.engine.http.openai_sampling import (
+    Token,
+    ending_of,
+    params_of,
+    sample,
+    sample_live,
+    sample_request,
+    weights_of,
+    while_there,
+)
+from hermes.engine.http.openai_speech import Ending, Speaker, finite
+from hermes.engine.http.openai_stream import event_stream
+from hermes.engine.http.openai_wire import Generate, GenerateParams, read_asked
+from hermes.engine.http.policies import MOVING
+from hermes.engine.http.state import State
+from hermes.engine.types import SampledSequence, SampleRequest, SampleResult
+
+DEFAULT_MAX_TOKENS = 128
+"""SGLang's own."""
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """One request, read."""
+
+    asked: Generate
+    params: GenerateParams
+    speaker: Speaker
+    ending: Ending
+    requests: list[SampleRequest]
+    single: bool
+    """One prompt with one sample: the answer is no list."""
+    id: str
+    began_s: float
+
+    def answers(self, prompt: int, result: SampleResult, version: str) -> list[dict[str, Any]]:
+        """One for each sample."""
+        return [self._answer(prompt, sequence, result, version) for sequence in result.sequences]
+
+    def _answer(
+        self, prompt: int, sequence: SampledSequence, result: SampleResult, version: str
+    ) -> dict[str, Any]:
+        ids = [int(token) for token in sequence.tokens]
+        whole = self.speaker.words(ids, self.ending, special=not self.params.skip_special_tokens)
+        matched = self.ending.matched(sequence, whole)
+        stopped = {"type": "stop", "matched": matched}
+        meta: dict[str, Any] = {
+            "id": f"{self.id}-{prompt}",
+            "finish_reason": stopped
+            if sequence.stop_reason == "stop"
+            else {"type": "length", "length": len(ids)},
+            "prompt_tokens": len(self.requests[prompt].prompt),
+            "completion_tokens": len(ids),
+            "cached_tokens": result.cached_tokens,
+            "weight_version": version,
+            "e2e_latency": time.perf_counter() - self.began_s,
+        }
+        if self.asked.return_logprob:
+            pairs = zip(sequence.logprobs, ids, strict=True)
+            meta["output_token_logprobs"] = [[finite(logprob), token, None] for logprob, token in pairs]
+        return {"text": self.ending.cut(whole), "output_ids": ids, "meta_info": meta}
+
+
+class Generation:
+    def __init__(self, state: State, speaker: Speaker) -> None:
+        self._state = state
+        self._engine = state.engine
+        self._speaker = speaker
+
+    async def generate(self, request: Request) -> Response:
+        asked = await read_asked(request, Generate)
+        exchange = self._read(asked)
+        if asked.stream:
+            return await event_stream(request, self._chunks(exchange))
+        async with weights_of(self._state, self._model(asked)) as weights:
+            results = await while_there(request, sample(self._engine, weights.policy_id, exchange.requests))
+        answers = [
+            answer
+            for prompt, result in enumerate(results)
+            for answer in exchange.answers(prompt, result, weights.version)
+        ]
+        return as_json(answers[0] if exchange.single else answers)
+
+    def _model(self, asked: Generate) -> str:
+        names = self._state.names
+        return asked.model or asked.lora_path or (MOVING if MOVING in names.names() else names.base_names[0])
+
+    def _read(self, asked: Generate) -> _Exchange:
+        params = asked.sampling_params or GenerateParams()
+        params.check()
+        given = [one for one in (asked.input_ids, asked.text) if one is not None]
+        if len(given) != 1:
+            raise wrong("give either input_ids or text")
+        prompts, single = read_prompts(self._speaker, given[0])
+        spec = self._engine.spec
+        ending = ending_of(params, spec.eos_ids)
+        longest = DEFAULT_MAX_TOKENS if params.max_new_tokens is None else params.max_new_tokens
+        sampling = params_of(params, ending, longest, params.sampling_seed)
+        samples = params.n or 1
+        requests = [sample_request(prompt, sampling, samples, 0, spec.max_length) for prompt in prompts]
+        single = single and samples == 1
+        return _Exchange(
+            asked, params, self._speaker, ending, requests, single, new_id(), time.perf_counter()
+        )
+
+    async def _chunks(self, exchange: _Exchange) -> AsyncGenerator[dict[str, Any]]:
+        """Each event repeats all of its answer so far; the last one of an answer says why it ended."""
+        samples = exchange.requests[0].num_samples
+        growing = [_Growing(exchange) for _ in range(len(exchange.requests) * samples)]
+        async with weights_of(self._state, self._model(exchange.asked)) as weights:
+            events = sample_live(self._engine, weights.policy_id, exchange.requests)
+            async with aclosing(events):
+                async for event in events:
+                    if isinstance(event, Token):
+                        index = event.prompt * samples + event.sample
+                        yield {**growing[index].push(event.id, weights.version), "index": index}
+                        continue
+                    answers = exchange.answers(event.prompt, event.result, weights.version)
+                    for sample, answer in enumerate(answers):
+                        yield {**answer, "index": event.prompt * samples + sample}
+
+
+class _Growing:
+    """One answer in the making."""
+
+    def __init__(self, exchange: _Exchange) -> None:
+        self._text = exchange.speaker.text_so_far(
+            exchange.ending, special=not exchange.params.skip_special_tokens
+        )
+        self._ids: list[int] = []
+
+    def push(self, token: int, version: str) -> dict[str, Any]:
+        self._ids.append(token)
+        text = "" if self._text is None else self._text.push(token)
+        meta = {"finish_reason": None, "completion_tokens": len(self._ids), "weight_version": version}
+        return {"text": text, "output_ids": list(self._ids), "meta_info": meta}

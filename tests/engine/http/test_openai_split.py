@@ -1,0 +1,101 @@
+"""An answer told piece by piece is the answer taken apart as a whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes.engine.http.openai_speech import Ending, held_back
+from hermes.engine.http.openai_split import Said, Splitter, Teller
+from hermes.models.parsers import get_parser
+from tests.engine.http.openai_parts import TOOL
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+PIECES = st.sampled_from(
+    ["word", " ", "\n", "a < b", "<", "<th", "<think>", "</think>", "<tool", CALL, "<tool_call>", "{", "日本"]
+)
+
+
+def splitter(*, tools: bool = True, thinking: bool = False, parser: str = "hermes") -> Splitter:
+    return Splitter(get_parser(parser), (TOOL,) if tools else (), thinking)
+
+
+def told(split: Splitter, text: str, size: int = 1) -> Said:
+    """The pieces put together, as a client does."""
+    teller = Teller(split)
+    news = [teller.so_far(text[:end]) for end in range(size, len(text) + 1, size)]
+    news.append(teller.end(text))
+    return Said("".join(one.content for one in news), "".join(one.reasoning for one in news), news[-1].calls)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Five.",
+        "  spaced  \n",
+        f"<think>\nHm.\n</think>\nLet me see.\n{CALL}",
+        f"<think>a</think>b<think>c</think>d\n{CALL}\n{CALL}",
+        "<think>never closed",
+        "a < b and <thinly veiled",
+        f"<think>a {CALL} in mind</think> b",
+        "tail <tool_cal",
+    ],
+)
+def test_pieces_of_any_size_add_up_to_the_whole(text: str, size: int) -> None:
+    split = splitter()
+    whole, pieces = split.whole(text), told(split, text, size)
+    assert (pieces.content, pieces.reasoning) == (whole.content, whole.reasoning)
+    assert [(call.name, call.arguments) for call in pieces.calls] == [
+        (call.name, call.arguments) for call in whole.calls
+    ]
+
+
+@given(st.lists(PIECES, max_size=8).map("".join), st.booleans(), st.booleans())
+def test_whatever_is_said_no_word_is_lost_in_the_pieces(text: str, tools: bool, thinking: bool) -> None:
+    split = splitter(tools=tools, thinking=thinking)
+    whole, pieces = split.whole(text), told(split, text)
+    assert len(pieces.calls) == len(whole.calls)
+    assert (pieces.content + pieces.reasoning).count("word") == (whole.content + whole.reasoning).count(
+        "word"
+    )
+    if "</think>" not in text:
+        assert pieces.content.strip() == whole.content.strip()
+        assert pieces.reasoning == whole.reasoning
+
+
+def test_without_tools_a_call_is_only_text() -> None:
+    assert splitter(tools=False).whole(f"Write {CALL}") == Said(f"Write {CALL}", "")
+
+
+def test_thinking_that_the_prompt_opened_is_thinking_from_the_first_word() -> None:
+    split = splitter(thinking=True)
+    teller = Teller(split)
+    assert teller.so_far("Hm, I") == Said("", "Hm, I")
+    assert teller.end("Hm, I see.</think>\nYes.") == Said("Yes.", " see.")
+    assert split.whole("Hm") == Said("", "Hm")
+
+
+def test_a_malformed_call_keeps_its_words() -> None:
+    named = splitter().whole('<tool_call>\n{"name": "add", "arguments": {"a": }}\n</tool_call>')
+    (call,) = named.calls
+    assert (call.name, named.content) == ("add", "")
+    assert '{"a": }' in call.arguments
+    nameless = splitter().whole("Well: <tool_call>nonsense</tool_call>")
+    assert nameless == Said("Well:\n<tool_call>nonsense</tool_call>", "")
+
+
+def test_in_another_dialect_with_tools_everything_comes_at_the_end() -> None:
+    text = '[TOOL_CALLS][{"name": "add", "arguments": {"a": 2}}]'
+    teller = Teller(splitter(parser="mistral"))
+    assert teller.so_far(text[:20]) == Said("", "")
+    assert [call.name for call in teller.end(text).calls] == ["add"]
+    assert Teller(splitter(parser="mistral", tools=False)).so_far("Hi there") == Said("Hi there", "")
+
+
+def test_what_may_become_a_mark_is_held_back() -> None:
+    assert held_back("say STO", ["STOP", "OK"]) == "say "
+    assert held_back("say O", ["STOP", "OK"]) == "say "
+    assert held_back("say", ["STOP"]) == "say"
+    assert Ending(("b", "ab"), frozenset()).cut("xaby") == "x"
