@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup quickstart test check nightly system-packages clean
+.PHONY: setup quickstart test check nightly compat system-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make test         set up, then lint, types, layers and all tests"
 	@echo "make setup        only the environment in $(VENV)"
 	@echo "make nightly      the slow checks too"
+	@echo "make compat       tinker-cookbook's own loops against the engine"
 
 setup: $(STAMP)
 
@@ -46,6 +47,10 @@ test: setup system-packages check
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/pytest -n 2
+
+# In an environment of its own under .compat: the cookbook pins an older transformers.
+compat: setup
+	$(BIN)/python scripts/compat
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache
