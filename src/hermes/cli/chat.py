@@ -81,6 +81,10 @@ def make_plan(config: Config, model: str, options: Options) -> Plan:
 def open_chat_model(config: Config, options: Options) -> ChatModel:
     from hermes.models.open import open_model
 
+    if options.model is not None and options.model.startswith("run:"):
+        from hermes.rl.serve import open_run_model
+
+        return open_run_model(config, options.model, tell_progress)
     return open_model(config, options.model, options.base_url, progress=tell_progress)
 
 

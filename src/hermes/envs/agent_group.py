@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hermes.envs.sequences import TrainingSequence
 from hermes.envs.types import ScoredDataGroup
+
+_NOTHING = TrainingSequence((), (), (), (), ())
 
 if TYPE_CHECKING:
     from hermes.envs.agent_config import HermesAgentEnvConfig
@@ -25,14 +28,14 @@ def as_group(scored: Sequence[Scored], config: HermesAgentEnvConfig) -> ScoredDa
     messages: list[list[Any]] = []
     overrides: list[dict[str, Any]] = []
     for each in scored:
-        parts = [(part.tokens, part.masks, part.logprobs) for part in each.result.sequences] or [((), (), ())]
-        for number, (ids, mask, logprob) in enumerate(parts):
-            tokens.append(list(ids))
-            masks.append(list(mask))
-            logprobs.append(list(logprob))
+        parts = each.result.sequences or (_NOTHING,)
+        for number, part in enumerate(parts):
+            tokens.append(list(part.tokens))
+            masks.append(list(part.masks))
+            logprobs.append(list(part.logprobs))
             scores.append(each.reward.value)
             messages.append(each.result.messages)
-            overrides.append(_facts(each, number, len(parts)))
+            overrides.append({**_facts(each), **_place(part, number, len(parts))})
     group: ScoredDataGroup = {
         "tokens": tokens,
         "masks": masks,
@@ -48,10 +51,21 @@ def as_group(scored: Sequence[Scored], config: HermesAgentEnvConfig) -> ScoredDa
     return group
 
 
-def _facts(scored: Scored, part: int, parts: int) -> dict[str, Any]:
-    facts: dict[str, Any] = {"trajectory_id": scored.result.trajectory.header.id}
-    if parts > 1:
-        facts |= {"part": part, "parts": parts}
-    if scored.result.exactness.inexact is not None:
-        facts["not_trainable"] = scored.result.exactness.inexact
+def _facts(scored: Scored) -> dict[str, Any]:
+    """What a trainer's health metrics ask of a rollout."""
+    result = scored.result
+    facts: dict[str, Any] = {
+        "trajectory_id": result.trajectory.header.id,
+        "stop_reason": result.outcome.stop_reason.value,
+        "tool_calls": sum(len(step.message.tool_calls) for step in result.trajectory.steps),
+        "tool_errors": len(result.tool_errors),
+    }
+    if result.exactness.inexact is not None:
+        facts["not_trainable"] = result.exactness.inexact
     return facts
+
+
+def _place(part: TrainingSequence, number: int, parts: int) -> dict[str, Any]:
+    versions = sorted({version for version in part.policy_versions if version is not None})
+    place: dict[str, Any] = {"policy_versions": versions} if versions else {}
+    return place | ({"part": number, "parts": parts} if parts > 1 else {})

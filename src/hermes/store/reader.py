@@ -14,7 +14,7 @@ from types import TracebackType
 
 from hermes.core import JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
 from hermes.errors import StoreError, UsageError
-from hermes.store import migrations, owner, sqlite
+from hermes.store import metrics, migrations, owner, sqlite
 from hermes.store.encode import decode_header, decode_outcome, decode_rating, decode_step
 from hermes.store.query import ALL, JOINED, Filter, fts_query
 from hermes.store.rows import cut_outcome
@@ -60,6 +60,10 @@ class Reader:
                 "if it is damaged, move it aside; a backup may lie beside it as *.bak",
             ) from error
         return connection
+
+    def metrics(self, run_id: str) -> list[metrics.StepMetrics]:
+        """The numbers of a training run, by step."""
+        return metrics.of_run(self._db, run_id)
 
     def close(self) -> None:
         self._db.close()

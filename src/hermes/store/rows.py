@@ -7,7 +7,7 @@ a message was redacted, the token ids that spell it are withheld from every call
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hermes.core import (
@@ -26,7 +26,7 @@ from hermes.core import (
 )
 from hermes.core.json import JSON
 from hermes.errors import StoreError
-from hermes.store import owner
+from hermes.store import metrics, owner
 from hermes.store.encode import pack_floats, pack_ints, search_text
 from hermes.store.query import TOTALS
 
@@ -64,6 +64,9 @@ class Rows:
         self._seq.clear()
         self._path.clear()
         self._tools.clear()
+
+    def insert_metrics(self, run_id: str, step: int, values: Mapping[str, float], at_ms: int) -> None:
+        metrics.insert(self._db, run_id, step, values, at_ms)
 
     def insert_trajectory(self, header: Header) -> None:
         if self._db.execute("SELECT 1 FROM trajectories WHERE id = ?", (header.id,)).fetchone():

@@ -13,7 +13,7 @@ fails alone; a transaction that fails (a full disk) fails everything in it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -72,6 +72,11 @@ class Writer:
 
     def add_rating(self, rating: Rating) -> Future[None]:
         return self._submit(lambda rows: rows.insert_rating(rating))
+
+    def add_metrics(self, run_id: str, step: int, values: Mapping[str, float]) -> Future[None]:
+        """The numbers of one step of a training run; what the step already has stays as it is."""
+        at_ms = _now_ms()
+        return self._submit(lambda rows: rows.insert_metrics(run_id, step, values, at_ms))
 
     def close(self) -> None:
         """Commits what is queued, then closes. Idempotent."""

@@ -1,0 +1,168 @@
+"""From a run's metrics to named causes, each with its evidence and what to do. Pure, but for reading the run.
+
+A cause is named only if the numbers show it; a run that shows none is said to look healthy, not to be fine.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hermes.core import JSONObject
+
+_RECENT = 20
+"""Steps that are looked at, from the last."""
+Rows = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    name: str
+    evidence: str
+    advice: str
+
+    def to_json(self) -> JSONObject:
+        return {"cause": self.name, "evidence": self.evidence, "advice": self.advice}
+
+
+def diagnose(rows: Rows, state: str, reason: str | None) -> list[Cause]:
+    """Worst first. `rows` are the run's metrics, one a step."""
+    found = [cause for check in _CHECKS if (cause := check(rows[-_RECENT:])) is not None]
+    if state == "failed":
+        found.insert(0, Cause("the run failed", reason or "no reason is recorded", "see its last log lines"))
+    elif not rows:
+        found.append(Cause("no step yet", f"the run is {state}", "see 'hermes rl status'"))
+    return found
+
+
+def _mean(rows: Rows, name: str) -> float | None:
+    values = [float(row[name]) for row in rows if name in row]
+    return statistics.fmean(values) if values else None
+
+
+def _no_signal(rows: Rows) -> Cause | None:
+    share = _mean(rows, "health/group_signal")
+    if share is None or share >= 0.2:
+        return None
+    reward = _mean(rows, "reward/mean") or 0.0
+    low = _mean(rows, "reward/min")
+    hard = low is None or reward <= low + 0.05 * abs((_mean(rows, "reward/max") or 1.0) - low)
+    advice = (
+        "warm up with SFT, use a shaped reward or easier tasks"
+        if hard
+        else "use harder tasks, or a higher temperature"
+    )
+    return Cause(
+        "no signal", f"{share:.0%} of the groups have unequal scores; mean reward {reward:.3g}", advice
+    )
+
+
+def _truncation(rows: Rows) -> Cause | None:
+    share = _mean(rows, "health/truncated")
+    if share is None or share < 0.15:
+        return None
+    return Cause(
+        "truncation", f"{share:.0%} of the rollouts were cut off", "raise max_token_length, or ask for less"
+    )
+
+
+def _stale_adapter(rows: Rows) -> Cause | None:
+    gap = max((abs(float(row["probe/gap"])) for row in rows if "probe/gap" in row), default=None)
+    if gap is None or gap < 0.1:
+        return None
+    return Cause(
+        "stale adapter",
+        f"sampler and trainer differ by {gap:.3g} on the probe",
+        "the sampler does not have the trainer's weights: restart the engine",
+    )
+
+
+def _off_policy(rows: Rows) -> Cause | None:
+    age = _mean(rows, "health/staleness")
+    if age is None or age <= 3:
+        return None
+    return Cause(
+        "old rollouts", f"rollouts are {age:.1f} steps old on average", "lower max_batches_offpolicy"
+    )
+
+
+def _learning_rate(rows: Rows) -> Cause | None:
+    shift = _mean(rows, "logprobs/diff")
+    if shift is not None and shift > 0.5:
+        return Cause(
+            "learning rate too high", f"logprobs differ by {shift:.3g} from those sampled", "divide it by 3"
+        )
+    if len(rows) < 4 or "health/entropy" not in rows[0] or "health/entropy" not in rows[-1]:
+        return None
+    first, last = float(rows[0]["health/entropy"]), float(rows[-1]["health/entropy"])
+    if first > 0.1 and last < 0.1 * first:
+        return Cause(
+            "entropy collapse",
+            f"entropy fell from {first:.3g} to {last:.3g}",
+            "lower the learning rate, or raise agent_temperature or kl_coefficient",
+        )
+    return None
+
+
+def _tool_errors(rows: Rows) -> Cause | None:
+    share = _mean(rows, "health/tool_errors")
+    if share is None or share < 0.3:
+        return None
+    return Cause(
+        "tool errors",
+        f"{share:.0%} of the tool calls fail",
+        "look at a few rollouts: hermes trajectories list",
+    )
+
+
+def _reward_parse(rows: Rows) -> Cause | None:
+    low, high = _mean(rows, "reward/min"), _mean(rows, "reward/max")
+    if low is None or high is None or low != high or len(rows) < 3:
+        return None
+    return Cause(
+        "reward never changes",
+        f"every rollout of {len(rows)} steps was worth {low:g}",
+        "the reward may fail to read the answers: hermes env check ENVIRONMENT",
+    )
+
+
+def _refused(rows: Rows) -> Cause | None:
+    refused, made = _mean(rows, "data/refused"), _mean(rows, "data/sequences")
+    if not refused or not made or refused < 0.1 * made:
+        return None
+    return Cause(
+        "untrainable rollouts",
+        f"{refused:.1f} sequences a batch are refused",
+        "they are not token-exact: serve the policy with the engine",
+    )
+
+
+def _flat(rows: Rows) -> Cause | None:
+    if len(rows) < _RECENT or "reward/mean" not in rows[0]:
+        return None
+    rewards = [float(row["reward/mean"]) for row in rows if "reward/mean" in row]
+    half = len(rewards) // 2
+    gain = statistics.fmean(rewards[half:]) - statistics.fmean(rewards[:half])
+    noise = statistics.pstdev(rewards) / max(1, half) ** 0.5
+    if gain > noise or statistics.fmean(rewards[half:]) > 0.95:
+        return None
+    return Cause(
+        "no progress",
+        f"the reward changed by {gain:+.3g} over the last {len(rewards)} steps (noise {noise:.2g})",
+        "raise the learning rate or the group size",
+    )
+
+
+_CHECKS: tuple[Callable[[Rows], Cause | None], ...] = (
+    _stale_adapter,
+    _reward_parse,
+    _no_signal,
+    _refused,
+    _truncation,
+    _learning_rate,
+    _off_policy,
+    _tool_errors,
+    _flat,
+)

@@ -1,0 +1,201 @@
+"""Does an environment work before anything is trained: a few groups by several models, scored, in files.
+
+Every test writes new files under logs/rl_training/inference_tests; nothing of an earlier one is read. A model
+that cannot be asked is reported with its error beside the others. Keys are handed over in a private file that
+is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes.config.files import atomic_write, ensure_dir
+from hermes.config.paths import logs_dir
+from hermes.config.settings import LOCAL
+from hermes.errors import HermesError
+from hermes.rl.config import Resolved, dump_yaml
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.core import JSONObject
+
+DEFAULT_MODELS = (
+    ("qwen/qwen3-8b", "small"),
+    ("z-ai/glm-4.7-flash", "medium"),
+    ("minimax/minimax-m2.7", "large"),
+)
+STEPS, GROUP_SIZE = 3, 16
+_TIMEOUT_S = 600.0
+_TAIL_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a tested model is, as an environment is told."""
+
+    name: str
+    settings: JSONObject
+
+
+def run_inference_test(
+    config: Config,
+    resolved: Resolved,
+    models: Sequence[str] = (),
+    num_steps: int = STEPS,
+    group_size: int = GROUP_SIZE,
+) -> JSONObject:
+    """Runs the environment with each model, one after the other."""
+    scales = dict(DEFAULT_MODELS)
+    folder = ensure_dir(logs_dir(config.home) / "rl_training" / "inference_tests")
+    tested = []
+    for name in models or scales:
+        tested.append(_test_one(config, resolved, name, num_steps, group_size, folder))
+        tested[-1]["scale"] = scales.get(name, "custom")
+    worked = [each for each in tested if "error" not in each]
+    best = max(worked, key=lambda each: each["accuracy"], default=None)
+    return {
+        "environment": resolved.selection.environment,
+        "environment_file": resolved.selection.file_path,
+        "test_config": {
+            "num_steps": num_steps,
+            "group_size": group_size,
+            "models": len(tested),
+            "total_completions": num_steps * group_size * len(tested),
+        },
+        "models_tested": tested,
+        "summary": {
+            "steps_requested": num_steps,
+            "models_tested": len(tested),
+            "models_succeeded": len(worked),
+            "best_model": best["model"] if best else None,
+            "avg_accuracy": sum(each["accuracy"] for each in worked) / len(worked) if worked else None,
+            "environment_working": bool(worked),
+            "output_directory": str(folder),
+        },
+    }
+
+
+def _test_one(
+    config: Config, resolved: Resolved, name: str, steps: int, group_size: int, folder: Path
+) -> dict[str, Any]:
+    stem = f"test_{resolved.selection.environment}_{_file_name(name)}_{time.time_ns() // 1000}"
+    output, log = folder / f"{stem}.jsonl", folder / f"{stem}.log"
+    result: dict[str, Any] = {"model": name, "name": name.rpartition("/")[2], "wandb_run": None}
+    result |= {"output_file": str(output), "log_file": str(log)}
+    try:
+        server = server_for(config, name)
+    except HermesError as error:
+        return {**result, **_figures([], 0), "error": f"{error.message}; {error.hint}".rstrip("; ")}
+    overrides = {"total_steps": steps, "group_size": group_size, "use_wandb": False}
+    problem = process(resolved, server, overrides, output, log)
+    groups = read_groups(output)
+    figures = _figures(groups, steps)
+    if problem is None and not groups:
+        problem = "no group could be scored"
+    if problem is not None:
+        tail = log.read_text(errors="replace")[-_TAIL_CHARS:] if log.exists() else ""
+        return {**result, **figures, "error": problem, "stderr": tail}
+    return {**result, **figures}
+
+
+def process(
+    resolved: Resolved,
+    server: Server,
+    overrides: JSONObject,
+    output: Path,
+    log: Path,
+    timeout_s: float = _TIMEOUT_S,
+) -> str | None:
+    """Runs the environment's process mode as a process of its own; what went wrong, or None."""
+    config = log.with_suffix(".yaml")
+    env = {**resolved.section("env"), **overrides, "data_path_to_save_groups": str(output)}
+    env["ensure_scores_are_not_same"] = False
+    atomic_write(config, dump_yaml({"env": env, "openai": [server.settings]}))
+    command = [sys.executable, "-m", "hermes", "env", "process", resolved.selection.file_path]
+    try:
+        with log.open("wb") as file:
+            done = subprocess.run(
+                [*command, "--config", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=timeout_s,
+                start_new_session=True,
+            )
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {timeout_s:g} s"
+    finally:
+        config.unlink(missing_ok=True)
+    return None if done.returncode == 0 else _last_error(log, done.returncode)
+
+
+def server_for(config: Config, name: str) -> Server:
+    """Any model: bundled, a folder, provider/name, or a bare OpenRouter name."""
+    from hermes.config.providers import profiles, resolve_model
+
+    if Path(name).is_dir():
+        return Server(name, {"base_url": LOCAL, "model_name": str(Path(name).absolute())})
+    settings = config.settings
+    known = name.partition("/")[0] in profiles(settings, config.environ)
+    target = resolve_model(settings, config.environ, name if known else f"openrouter/{name}")
+    if target.is_local:
+        return Server(name, {"base_url": LOCAL, "model_name": target.model})
+    return Server(
+        name,
+        {
+            "base_url": target.base_url,
+            "model_name": target.model,
+            "api_key": target.api_key or "",
+            "server_type": "openai",
+            "health_check": False,
+        },
+    )
+
+
+def read_groups(path: Path) -> list[JSONObject]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _figures(groups: Sequence[JSONObject], steps: int) -> dict[str, Any]:
+    scores = [[float(score) for score in group["scores"]] for group in groups]
+    rows = [
+        {
+            "step": number,
+            "completions": len(each),
+            "correct": sum(score > 0 for score in each),
+            "mean_score": sum(each) / len(each),
+        }
+        for number, each in enumerate(scores, start=1)
+        if each
+    ]
+    total = sum(row["completions"] for row in rows)
+    correct = sum(row["correct"] for row in rows)
+    lucky = sum(row["correct"] > 0 for row in rows)
+    return {
+        "steps": rows,
+        "steps_tested": len(rows),
+        "total_completions": total,
+        "correct_completions": correct,
+        "accuracy": correct / total if total else 0.0,
+        "steps_with_correct": lucky,
+        "step_success_rate": lucky / len(rows) if rows else 0.0,
+    }
+
+
+def _last_error(log: Path, code: int) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error:")]
+    return (errors or lines or [f"it ended with exit code {code}"])[-1]
+
+
+def _file_name(model: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in Path(model).name)

@@ -1,0 +1,193 @@
+"""The parts of a run as commands, by its resolved configuration.
+
+Keys reach a part by its environment, never by its command line. Readiness is asked where it shows: the API
+says whether the trainer has asked for a batch and whether the environment is connected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.request
+from pathlib import Path
+from urllib.error import URLError
+
+from hermes.config.files import atomic_write
+from hermes.core import JSONObject
+from hermes.rl import ports
+from hermes.rl.config import dump_yaml
+from hermes.rl.part import Part
+from hermes.rl.results import kept
+from hermes.rl.run import WANDB_PROJECT, Run, read_metrics
+
+HERMES = (sys.executable, "-m", "hermes")
+_PROBE_S = 2.0
+_LOCAL_KEY = "tml-local"
+_API_PATIENCE_S = 300.0
+"""Longer than the API takes to come back after it was killed."""
+
+
+class RunPlan:
+    """Reads the run's configuration, and may move a server to another port."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._config = run.config()
+
+    @property
+    def cwd(self) -> Path:
+        """Where the run was started; its folder, should that be gone."""
+        started = Path(self._config["run"]["cwd"])
+        return started if started.is_dir() else self._run.folder
+
+    @property
+    def max_hours(self) -> float | None:
+        hours: float | None = self._config["run"]["max_hours"]
+        return hours
+
+    def progress(self) -> int:
+        """Steps trained so far."""
+        return last_step(self._run)
+
+    def move(self, part: str) -> bool:
+        """Another port for a server whose own was taken; False if that is not what ended it."""
+        promised = self._config["run"]["ports"]
+        if part not in promised or not any("it is taken" in line for line in self._run.last_lines(part, 4)):
+            return False
+        others = {port for name, port in promised.items() if name != part}
+        promised[part] = ports.choose(promised[part], others)
+        write_config(self._run, with_ports(self._config))
+        return True
+
+    def parts(self) -> list[Part]:
+        config = self._config
+        parts = [self._api(), self._trainer(), self._env()]
+        return parts if config["run"]["engine_url"] else [parts[0], self._engine(), *parts[1:]]
+
+    def _api(self) -> Part:
+        port = str(self._config["run"]["ports"]["api"])
+        return Part(
+            "api",
+            (*HERMES, "api", "--port", port, "--state-dir", str(self._run.folder / "api")),
+            self._run.log_path("api"),
+            lambda: ask(f"{self._api_url}/status") is not None,
+            serves=True,
+            start_patience_s=120.0,
+        )
+
+    def _engine(self) -> Part:
+        run = self._config["run"]
+        return Part(
+            "engine",
+            (
+                *(*HERMES, "engine", "serve", "--model", run["model"], "--device", run["device"]),
+                *("--port", str(run["ports"]["engine"])),
+                *("--state-dir", str(self._run.folder / "engine")),
+            ),
+            self._run.log_path("engine"),
+            lambda: ask(f"{engine_url(run)}/health") is not None,
+            serves=True,
+            start_patience_s=1800.0,
+        )
+
+    def _trainer(self) -> Part:
+        return Part(
+            "trainer",
+            (*HERMES, *trainer_arguments(self._run, self._config)),
+            self._run.log_path("trainer"),
+            lambda: bool((ask(f"{self._api_url}/status") or {}).get("started")),
+            environ=trainer_environ(self._config),
+            completes=True,
+            done=self._all_steps_made,
+        )
+
+    def _env(self) -> Part:
+        file = self._config["run"]["environment_file"]
+        return Part(
+            "env",
+            (*HERMES, "env", "serve", file, "--config", str(self._run.config_path)),
+            self._run.log_path("env"),
+            self._env_connected,
+        )
+
+    def _all_steps_made(self) -> bool:
+        total: int = self._config["env"]["total_steps"]
+        return any(each["step"] >= total for each in kept(self._run))
+
+    def _env_connected(self) -> bool:
+        envs = (ask(f"{self._api_url}/status") or {}).get("envs", [])
+        return any(env["connected"] for env in envs)
+
+    @property
+    def _api_url(self) -> str:
+        url: str = self._config["env"]["rollout_server_url"]
+        return url
+
+
+def trainer_arguments(run: Run, config: JSONObject) -> tuple[str, ...]:
+    """The command line of `hermes train grpo`."""
+    env, tinker = config["env"], config["tinker"]
+    flags = {
+        "base-model": config["run"]["model"],
+        "name": run.run_id,
+        "run-dir": run.folder,
+        "policy-name": config["openai"][0]["model_name"],
+        "rank": tinker["lora_rank"],
+        "seed": tinker["seed"],
+        "learning-rate": tinker["learning_rate"],
+        "max-tokens": tinker["max_token_trainer_length"],
+        "checkpoint-every": tinker["save_checkpoint_interval"],
+        "api-url": env["rollout_server_url"],
+        "api-patience": _API_PATIENCE_S,
+        "num-steps": env["total_steps"],
+        "batch-size": env["batch_size"],
+        "advantage": tinker["advantage"],
+        "kl": tinker["kl_coefficient"],
+        "max-staleness": env["max_batches_offpolicy"] + 1,
+        "loss": tinker["loss"],
+        "project": WANDB_PROJECT,
+    }
+    return ("train", "grpo", *(f"--{name}={value}" for name, value in flags.items()))
+
+
+def trainer_environ(config: JSONObject) -> dict[str, str]:
+    run = config["run"]
+    key = os.environ.get("TINKER_API_KEY", _LOCAL_KEY) if run["engine_url"] else _LOCAL_KEY
+    return {"TINKER_BASE_URL": engine_url(run), "TINKER_API_KEY": key}
+
+
+def engine_url(run: JSONObject) -> str:
+    return run["engine_url"] or f"http://127.0.0.1:{run['ports']['engine']}"
+
+
+def with_ports(config: JSONObject) -> JSONObject:
+    """The configuration with every address as the run's ports say.
+
+    An engine that several runs share knows each run's weights by a name of their own.
+    """
+    run = config["run"]
+    if run["engine_url"]:
+        config["openai"][0]["model_name"] = f"policy-{run['run_id']}"
+    config["env"]["rollout_server_url"] = f"http://127.0.0.1:{run['ports']['api']}"
+    config["openai"][0]["base_url"] = f"{engine_url(run)}/v1"
+    return config
+
+
+def write_config(run: Run, config: JSONObject) -> None:
+    atomic_write(run.config_path, dump_yaml(config))
+
+
+def last_step(run: Run) -> int:
+    """The newest step that the metrics tell of; 0 before the first."""
+    return max((int(row.get("step", 0)) for row in read_metrics(run.metrics_path)), default=0)
+
+
+def ask(url: str) -> JSONObject | None:
+    """What a server answers; None while it does not."""
+    try:
+        with urllib.request.urlopen(url, timeout=_PROBE_S) as answer:
+            body: JSONObject = json.loads(answer.read() or b"{}")
+            return body
+    except (URLError, OSError, ValueError):
+        return None

@@ -1,0 +1,154 @@
+"""What a run has come to: its status, its metrics, and where its weights lie. Reads only.
+
+Figures come from the run's own metrics.jsonl and evaluations, so they are there without any service.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hermes.config.files import read_text
+from hermes.core import JSONObject
+from hermes.rl.run import PARTS, WANDB_PROJECT, Run, RunState, Status, now_ms, read_metrics
+
+_HISTORY_ROWS = 10
+_SHOWN = (
+    "reward/mean",
+    "train/loss",
+    "train/learning_rate",
+    "logprobs/diff",
+    "health/group_signal",
+    "health/entropy",
+    "probe/gap",
+)
+
+
+def describe(run: Run, status: Status) -> JSONObject:
+    """Status, processes as they are at this moment, newest figures, and the reason where it failed."""
+    config = run.config()
+    about: JSONObject = {
+        "run_id": run.run_id,
+        "status": status.state.value,
+        "environment": config["run"]["environment"],
+        "running_time_minutes": round(_running_ms(status) / 60_000, 1),
+        "processes": {name: part.describe() for name, part in status.parts.items()},
+        "restarts": {name: part.starts - 1 for name, part in status.parts.items() if part.starts > 1},
+        "wandb_project": WANDB_PROJECT,
+        "wandb_run_name": config["env"]["wandb_name"],
+        "logs": logs(run, tuple(status.parts) or PARTS),
+        "total_steps": config["env"]["total_steps"],
+    }
+    if status.reason is not None:
+        about["error" if status.state is RunState.FAILED else "reason"] = status.reason
+    if status.state is RunState.FAILED:
+        culprit = (status.reason or "").partition(" ")[0]
+        about["last_log_lines"] = run.last_lines(culprit if culprit in status.parts else "supervisor")
+    if (metrics := newest(run)) is not None:
+        about["metrics"] = metrics
+    return about
+
+
+def logs(run: Run, parts: tuple[str, ...] = PARTS) -> JSONObject:
+    return {part: str(run.log_path(part)) for part in parts}
+
+
+def newest(run: Run) -> JSONObject | None:
+    """The last step's figures under the tools' own names; None before the first step."""
+    rows = steps(run)
+    if not rows:
+        return None
+    found: JSONObject = {"step": rows[-1]["step"]}
+    if "reward/mean" in rows[-1]:
+        found["reward_mean"] = rows[-1]["reward/mean"]
+    if (
+        correct := next((row["data/correct"] for row in rows[-1:] if "data/correct" in row), None)
+    ) is not None:
+        found["percent_correct"] = 100 * correct
+    if (success := _eval_success(run)) is not None:
+        found["eval_percent_correct"] = 100 * success
+    return found
+
+
+def results(run: Run, status: Status) -> JSONObject:
+    """The end of a run: final figures, how it got there, and its weights."""
+    rows = steps(run)
+    config = run.config()
+    found: JSONObject = {
+        "run_id": run.run_id,
+        "status": status.state.value,
+        "environment": config["run"]["environment"],
+        "wandb_project": WANDB_PROJECT,
+        "wandb_run_name": config["env"]["wandb_name"],
+        "steps": rows[-1]["step"] if rows else 0,
+    }
+    if status.reason is not None:
+        found["error" if status.state is RunState.FAILED else "reason"] = status.reason
+    if rows:
+        found["final_metrics"] = rows[-1]
+        found["history"] = [_brief(row) for row in spread(rows, _HISTORY_ROWS)]
+    if (success := _eval_success(run)) is not None:
+        found["eval_percent_correct"] = 100 * success
+    if checkpoints := kept(run):
+        found["weights_path"] = str(checkpoints[-1]["folder"])
+        found["checkpoints"] = [{**each, "folder": str(each["folder"])} for each in checkpoints]
+    return found
+
+
+def steps(run: Run) -> list[dict[str, Any]]:
+    """One row a step, in order; where a step was written twice, the later row counts."""
+    by_step = {int(row["step"]): row for row in read_metrics(run.metrics_path) if "step" in row}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """At most `count` of the rows, evenly, the first and the last among them."""
+    if len(rows) <= count:
+        return rows
+    return [rows[round(index * (len(rows) - 1) / (count - 1))] for index in range(count)]
+
+
+def kept(run: Run) -> list[dict[str, Any]]:
+    """The run's checkpoints, oldest first: step, paths to train on from and to sample, and the folder."""
+    text = read_text(run.folder / "training.json")
+    state = json.loads(text) if text else {}
+    entries = [*state.get("kept", []), *([state["best"]] if state.get("best") else [])]
+    by_step = {entry[0]: (entry[1], entry[2]) for entry in entries}
+    best = state["best"][0] if state.get("best") else None
+    return [
+        {
+            "step": step,
+            "weights": by_step[step][0],
+            "path": by_step[step][1],
+            "folder": checkpoint_folder(run, by_step[step][1]),
+            "best": step == best,
+        }
+        for step in sorted(by_step)
+    ]
+
+
+def checkpoint_folder(run: Run, tinker_path: str) -> Path:
+    """Where the run's own engine keeps a checkpoint."""
+    return run.folder / "engine" / tinker_path.removeprefix("tinker://")
+
+
+def _running_ms(status: Status) -> int:
+    return (status.ended_at_ms or now_ms()) - status.started_at_ms
+
+
+def _brief(row: dict[str, Any]) -> JSONObject:
+    return {"step": row["step"], **{name: row[name] for name in _SHOWN if name in row}}
+
+
+def _eval_success(run: Run) -> float | None:
+    """Of the newest evaluation on held-out tasks."""
+    text = read_text(run.folder / "evals" / "metrics.json")
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)["results"]["all"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    rate: float | None = found.get("eval/success_rate", found.get("eval/percent_correct"))
+    return rate

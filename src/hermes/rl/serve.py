@@ -1,0 +1,49 @@
+"""Using what a run has learned: an engine over its checkpoints, or its merged model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hermes.rl import ports
+from hermes.rl.plan import HERMES, ask, engine_url
+from hermes.rl.run import Run, find_run
+from hermes.rl.weights import choose, export_merged
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.models.base import ChatModel
+
+PREFIX = "run:"
+"""Before a run's id, where a model's name is expected."""
+
+
+def running_engine(run: Run) -> str | None:
+    """The address of the run's engine, while it is up."""
+    url = engine_url(run.config()["run"])
+    return url if ask(f"{url}/health") is not None else None
+
+
+def serve_command(run: Run, port: int | None) -> list[str]:
+    """`hermes engine serve` over the run's checkpoints; `policy` is the newest."""
+    choose(run, None)
+    about = run.config()["run"]
+    chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
+    arguments = ["engine", "serve", "--model", about["model"], "--device", about["device"]]
+    return [*HERMES, *arguments, "--port", str(chosen), "--state-dir", str(run.folder / "engine")]
+
+
+def open_run_model(config: Config, name: str, progress: Callable[[str], None] | None = None) -> ChatModel:
+    """The model `run:ID`: its engine's while that is up, otherwise its newest weights in this process."""
+    run = find_run(config.home, name.removeprefix(PREFIX))
+    url = running_engine(run) if not run.status().state.ended else None
+    if url is not None:
+        from hermes.models.open import open_model
+        from hermes.rl.config import POLICY
+
+        return open_model(config, POLICY, f"{url}/v1")
+    from hermes.models.local import LocalChat
+
+    if progress is not None:
+        progress(f"merging the newest weights of run {run.run_id}")
+    return LocalChat.open(str(export_merged(run)), config.home, progress)

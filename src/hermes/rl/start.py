@@ -1,0 +1,177 @@
+"""Starting, stopping and looking at runs. Everything here may be called by any process at any time.
+
+A run whose supervisor is gone although it has not ended gets a new one as soon as somebody looks: its parts
+are adopted, and what is left to do is done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.config.files import ensure_dir
+from hermes.errors import HermesError, HostError, UsageError
+from hermes.rl import ports
+from hermes.rl.config import Resolved, check_together
+from hermes.rl.plan import with_ports, write_config
+from hermes.rl.run import Run, Status, all_runs, now_ms
+from hermes.rl.settings import read_settings
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.core import JSONObject
+
+_TAKEOVER_S = 60.0
+"""How long a supervisor may take from being started to its first sign of life."""
+_LEAST_FREE_BYTES = 200 << 20
+_POLL_S = 0.05
+
+
+def start(config: Config, resolved: Resolved, *, by_agent: bool) -> Run:
+    """Makes the record, leaves it to a detached supervisor, and waits until that has taken it."""
+    check_together(resolved)
+    limits = read_settings(config.home)
+    steps = resolved.values["env.total_steps"]
+    if by_agent and limits.max_steps is not None and steps > limits.max_steps:
+        raise UsageError(
+            f"total_steps is {steps}, and the budget {limits.max_steps} steps a run",
+            "only a person can raise max_steps in rl.yaml",
+        )
+    _check_machine(config, resolved)
+    with _one_at_a_time(config.home):
+        run = Run(config.home, os.urandom(4).hex())
+        ensure_dir(run.folder)
+        about = _about(config, resolved, run, limits.max_hours if by_agent else None)
+        data = with_ports(_as_data(resolved, about))
+        data["env"]["data_dir_to_save_evals"] = data["env"]["data_dir_to_save_evals"] or str(
+            run.folder / "evals"
+        )
+        write_config(run, data)
+        run.write_status(Status(started_at_ms=now_ms()))
+    spawn_supervisor(run)
+    return run
+
+
+def stop(run: Run) -> Status:
+    """Asks for the end; a run that has ended is left as it is."""
+    status = look(run)
+    if status.state.ended:
+        raise UsageError(f"run {run.run_id} has ended: {status.state.value}", "'hermes rl runs' lists them")
+    run.stop_path.touch()
+    return wait_until_ended(run, look(run))
+
+
+def wait_until_ended(run: Run, status: Status, patience_s: float = 120.0) -> Status:
+    deadline_s = time.monotonic() + patience_s
+    while not status.state.ended:
+        if time.monotonic() > deadline_s:
+            raise HermesError(
+                f"run {run.run_id} is still {status.state.value}", f"see {run.log_path('supervisor')}"
+            )
+        time.sleep(_POLL_S)
+        status = look(run)
+    return status
+
+
+def look(run: Run) -> Status:
+    """The status; a run that lost its supervisor gets a new one first."""
+    status = run.status()
+    if status.state.ended or _has_supervisor(run, status):
+        return status
+    spawn_supervisor(run)
+    return run.status()
+
+
+def spawn_supervisor(run: Run) -> None:
+    log_path = ensure_dir(run.log_path("supervisor").parent) / run.log_path("supervisor").name
+    before = run.status().supervisor
+    with log_path.open("ab") as log:
+        subprocess.run(
+            [sys.executable, "-m", "hermes.rl.supervisor", str(run.folder)],
+            env={**os.environ, "HERMES_HOME": str(run.home)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            check=True,
+        )
+    deadline_s = time.monotonic() + _TAKEOVER_S
+    while (status := run.status()).supervisor == before and not status.state.ended:
+        if time.monotonic() > deadline_s:
+            raise HermesError(
+                f"the supervisor of run {run.run_id} does not start", f"see {run.log_path('supervisor')}"
+            )
+        time.sleep(_POLL_S)
+
+
+def _has_supervisor(run: Run, status: Status) -> bool:
+    if status.supervisor is None:
+        return now_ms() - status.started_at_ms < _TAKEOVER_S * 1000
+    return status.supervisor.alive()
+
+
+def _about(config: Config, resolved: Resolved, run: Run, max_hours: float | None) -> JSONObject:
+    """The supervisor's part of the configuration."""
+    settings = read_settings(config.home)
+    taken = _promised(config.home)
+    api = ports.choose(ports.API_PORT, taken)
+    engine = ports.choose(ports.ENGINE_PORT, {*taken, api})
+    return {
+        "run_id": run.run_id,
+        "environment": resolved.selection.environment,
+        "environment_file": resolved.selection.file_path,
+        "model": resolved.model,
+        "device": settings.device,
+        "engine_url": settings.engine_url,
+        "ports": {"api": api, "engine": engine},
+        "cwd": str(Path.cwd()),
+        "created_at_ms": now_ms(),
+        "max_hours": max_hours,
+    }
+
+
+def _as_data(resolved: Resolved, about: JSONObject) -> JSONObject:
+    from hermes.config import yaml_file
+
+    return yaml_file.parse(resolved.as_yaml(about), "config").data
+
+
+def _promised(home: Path) -> set[int]:
+    """Ports of runs that have not ended."""
+    return {
+        port
+        for run in all_runs(home)
+        if not run.status().state.ended
+        for port in run.config().get("run", {}).get("ports", {}).values()
+    }
+
+
+def _check_machine(config: Config, resolved: Resolved) -> None:
+    """Fails fast: what the run needs and this machine has not."""
+    from hermes.rl.machine import why_not
+
+    ensure_dir(config.home)
+    free = shutil.disk_usage(config.home).free
+    if free < _LEAST_FREE_BYTES:
+        raise HostError(
+            f"no space for checkpoints: {config.home} has {free >> 20} MB left",
+            f"free at least {_LEAST_FREE_BYTES >> 20} MB, or set HERMES_HOME to another disk",
+        )
+    if (why := why_not(config, resolved.model)) is not None:
+        raise HermesError(why.what, why.fix)
+
+
+@contextmanager
+def _one_at_a_time(home: Path) -> Iterator[None]:
+    """So that two starts at the same moment are not promised the same ports."""
+    with (ensure_dir(home / "runs") / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

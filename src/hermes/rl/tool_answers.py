@@ -1,0 +1,179 @@
+"""What the ten tools answer, as data. An expected failure is raised, or carries `error`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hermes.core import JSONObject
+from hermes.errors import UsageError
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.rl.run import Run
+
+CHECK_EVERY_S = 1800.0
+"""How often the agent may ask after a healthy run."""
+
+
+def list_environments(config: Config, arguments: JSONObject) -> JSONObject:
+    from hermes.rl.config import list_environments
+
+    found = list_environments(config)
+    shown = ("name", "class_name", "file_path", "description")
+    rows = [{key: each.to_json()[key] for key in shown} for each in found.environments]
+    tips = [
+        "Select one with rl_select_environment(name).",
+        "Read its file to see how it scores; copy it to write another.",
+        *(f"{each.path} was left out: {each.why}" for each in found.broken),
+    ]
+    return {"environments": rows, "count": len(rows), "tips": tips}
+
+
+def select_environment(config: Config, arguments: JSONObject) -> JSONObject:
+    from hermes.rl.config import list_environments, select
+
+    try:
+        chosen = select(config, arguments["name"])
+    except UsageError as error:
+        available = [each.name for each in list_environments(config).environments]
+        return {"error": error.message, "fix": error.hint, "available": available}
+    return {
+        "message": f"{chosen.environment} is selected; rl_get_current_config() shows its fields.",
+        "environment": chosen.environment,
+        "file_path": chosen.file_path,
+    }
+
+
+def get_current_config(config: Config, arguments: JSONObject) -> JSONObject:
+    from hermes.rl.config import resolve, selected
+
+    resolved = resolve(config, selected(config.home))
+    fields = [(field, field.to_json(resolved.values[name])) for name, field in resolved.fields.items()]
+    return {
+        "environment": resolved.selection.environment,
+        "configurable_fields": [shown for field, shown in fields if field.lock is None],
+        "locked_fields": [shown for field, shown in fields if field.lock is not None],
+        "tip": "Change configurable fields with rl_edit_config(field, value); locked ones give their reason.",
+    }
+
+
+def edit_config(config: Config, arguments: JSONObject) -> JSONObject:
+    from hermes.rl.config import LockedFieldError, edit, resolve, selected
+    from hermes.rl.fields import find_field
+
+    name = arguments["field"]
+    try:
+        resolved = edit(config, name, arguments["value"], unlock=False)
+    except LockedFieldError as error:
+        return {"error": error.message, "fix": error.hint, "locked_value": error.value}
+    except UsageError as error:
+        fields = resolve(config, selected(config.home)).fields.values()
+        available = [field.name for field in fields if field.lock is None]
+        return {"error": error.message, "fix": error.hint, "available_fields": available}
+    field = find_field(name, resolved.fields).name
+    value = resolved.values[field]
+    shown = {key: value for key, value in resolved.values.items() if resolved.fields[key].lock is None}
+    return {"message": f"{field} is now {value!r}.", "field": field, "value": value, "config": shown}
+
+
+def start_training(config: Config, arguments: JSONObject) -> JSONObject:
+    from hermes.rl.config import resolve, selected
+    from hermes.rl.results import logs
+    from hermes.rl.run import WANDB_PROJECT
+    from hermes.rl.start import start
+
+    resolved = resolve(config, selected(config.home))
+    run = start(config, resolved, by_agent=True)
+    return {
+        "run_id": run.run_id,
+        "status": run.status().state.value,
+        "environment": resolved.selection.environment,
+        "config": resolved.values,
+        "wandb_project": WANDB_PROJECT,
+        "wandb_run_name": resolved.values["env.wandb_name"],
+        "config_path": str(run.config_path),
+        "logs": logs(run),
+        "message": "The run goes on without you. rl_check_status(run_id) tells how it stands.",
+    }
+
+
+def check_status(config: Config, arguments: JSONObject) -> JSONObject:
+    from hermes.rl.results import describe
+    from hermes.rl.run import RunState, find_run, now_ms
+    from hermes.rl.start import look
+
+    run = find_run(config.home, arguments["run_id"])
+    status = look(run)
+    if status.state is not RunState.RUNNING:
+        return describe(run, status)
+    wait_s = _last_check_ms(run) / 1000 + CHECK_EVERY_S - now_ms() / 1000
+    if wait_s > 0:
+        return {
+            "run_id": run.run_id,
+            "status": status.state.value,
+            "rate_limited": True,
+            "next_check_in_seconds": round(wait_s),
+            "message": "The run is healthy. Training takes time; look again later.",
+        }
+    (run.folder / "checked").write_text(str(now_ms()))
+    return describe(run, status)
+
+
+def _last_check_ms(run: Run) -> int:
+    try:
+        return int((run.folder / "checked").read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def stop_training(config: Config, arguments: JSONObject) -> JSONObject:
+    from hermes.rl.run import find_run
+    from hermes.rl.start import stop
+
+    run = find_run(config.home, arguments["run_id"])
+    status = stop(run)
+    return {
+        "message": f"run {run.run_id} has ended: {status.reason or status.state.value}",
+        "run_id": run.run_id,
+        "status": status.state.value,
+    }
+
+
+def get_results(config: Config, arguments: JSONObject) -> JSONObject:
+    from hermes.rl.results import results
+    from hermes.rl.run import find_run
+    from hermes.rl.start import look
+
+    run = find_run(config.home, arguments["run_id"])
+    return results(run, look(run))
+
+
+def list_runs(config: Config, arguments: JSONObject) -> JSONObject:
+    from hermes.rl.run import all_runs
+    from hermes.rl.start import look
+
+    rows: list[Any] = []
+    for run in all_runs(config.home):
+        settings = run.config()
+        rows.append(
+            {
+                "run_id": run.run_id,
+                "environment": settings["run"]["environment"],
+                "status": look(run).state.value,
+                "wandb_run_name": settings["env"]["wandb_name"],
+            }
+        )
+    return {"runs": rows, "count": len(rows)}
+
+
+def test_inference(config: Config, arguments: JSONObject) -> JSONObject:
+    from hermes.rl.config import resolve, selected
+    from hermes.rl.inference_test import GROUP_SIZE, STEPS, run_inference_test
+
+    return run_inference_test(
+        config,
+        resolve(config, selected(config.home)),
+        arguments.get("models") or (),
+        arguments.get("num_steps", STEPS),
+        arguments.get("group_size", GROUP_SIZE),
+    )

@@ -1,0 +1,53 @@
+"""How much better a rollout was than the others of its group. Pure.
+
+A rollout that was split into several sequences counts once in every mean. A group whose rollouts all have one
+score says nothing about what is better: it has no advantages, and its caller counts it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from enum import StrEnum
+
+_SAME = 1e-9
+
+
+class Baseline(StrEnum):
+    """What a score is compared with, and divided by."""
+
+    MEAN = "mean"
+    """score - mean of the group. The default: it favours no level of difficulty."""
+    STD = "std"
+    """The same, over the group's standard deviation."""
+    BATCH_STD = "batch-std"
+    """The same, over the standard deviation of all rollouts of the batch."""
+    LEAVE_ONE_OUT = "leave-one-out"
+    """score - mean of the others of the group."""
+
+
+def has_signal(scores: Sequence[float]) -> bool:
+    """Whether some rollout was better than another."""
+    return len(scores) > 1 and max(scores) - min(scores) > _SAME
+
+
+def advantages(groups: Sequence[Sequence[float]], baseline: Baseline) -> list[list[float] | None]:
+    """For each group of scores its advantages; None for a group without signal."""
+    spread = _spread([score for scores in groups for score in scores])
+    return [_of_group(scores, baseline, spread) if has_signal(scores) else None for scores in groups]
+
+
+def _of_group(scores: Sequence[float], baseline: Baseline, batch_spread: float) -> list[float]:
+    mean = statistics.fmean(scores)
+    centred = [score - mean for score in scores]
+    if baseline is Baseline.STD:
+        return [value / _spread(scores) for value in centred]
+    if baseline is Baseline.BATCH_STD:
+        return [value / batch_spread for value in centred]
+    if baseline is Baseline.LEAVE_ONE_OUT:
+        return [value * len(scores) / (len(scores) - 1) for value in centred]
+    return centred
+
+
+def _spread(scores: Sequence[float]) -> float:
+    return statistics.pstdev(scores) if len(scores) > 1 else 0.0

@@ -1,0 +1,153 @@
+"""The trajectory API as a trainer asks it: registers, takes batches under a lease, acknowledges.
+
+A request that fails in passing (nobody there, a server that is full or broken for the moment) is tried again
+until the patience is spent. A batch is the trainer's until it acknowledges it, so that one that was taken and
+not yet part of a checkpoint can be asked for again after any crash.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from hermes.core.json import JSONObject
+from hermes.errors import HermesError
+
+if TYPE_CHECKING:
+    import httpx2
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+TOKEN_VARIABLE = "HERMES_API_TOKEN"
+LEASE_S = 600.0
+"""A batch that is neither acknowledged nor asked for again comes back after this long, under its own id."""
+_TIMEOUT_S = 60.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_HINT = "start it with: hermes api"
+
+
+class ApiError(HermesError):
+    """The trajectory API is not there, or refused."""
+
+    def __init__(self, message: str, hint: str = "", *, status: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.status = status
+        """None: nothing answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    lease_id: int
+    groups: list[JSONObject]
+    redelivered: int = 0
+    """How often it was served before."""
+
+
+class TrainerApi:
+    """One trainer's standing with one API."""
+
+    def __init__(self, url: str, patience_s: float) -> None:
+        self.url = url.rstrip("/")
+        self._patience_s = patience_s
+        self._session: httpx2.Client | None = None
+        self._registration: JSONObject = {}
+
+    def register(self, registration: JSONObject) -> None:
+        self._registration = registration
+        self._ask("POST", "/register", registration)
+
+    def next_batch(self) -> Batch | str:
+        """The next batch, or why there is none yet."""
+        answer = self._ask("GET", f"/batch?lease_s={LEASE_S:g}")
+        if answer.get("status") == "error":  # an API without a memory was started anew
+            self.register(self._registration)
+            return str(answer.get("message"))
+        if not answer.get("batch"):
+            return str(answer.get("reason") or "nothing is queued")
+        return Batch(int(answer["lease_id"]), answer["batch"], int(answer["redelivered"]))
+
+    def again(self, lease_id: int) -> Batch | None:
+        """A batch that was taken before; None if it is not outstanding."""
+        try:
+            answer = self._ask("GET", f"/batch?lease_id={lease_id}&lease_s={LEASE_S:g}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return Batch(lease_id, answer["batch"], int(answer["redelivered"]))
+
+    def acknowledge(self, lease_id: int) -> None:
+        """May be repeated. A lease that the API does not know belonged to another life of it."""
+        try:
+            self._ask("POST", "/batch/ack", {"lease_id": lease_id})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def __enter__(self) -> TrainerApi:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _ask(self, method: str, path: str, body: JSONObject | None = None) -> JSONObject:
+        deadline_s = time.monotonic() + self._patience_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._try(method, path, body)
+            except ApiError as error:
+                passing = error.status is None or error.status == 429 or error.status >= 500
+                if not passing or time.monotonic() + pause_s > deadline_s:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _try(self, method: str, path: str, body: JSONObject | None) -> JSONObject:
+        with self._errors():
+            response = self._open().request(method, self.url + path, json=body)
+        if response.status_code >= 400:
+            wants = response.status_code in (401, 403)
+            raise ApiError(
+                f"the trajectory API at {self.url} answered {response.status_code} to {path}: "
+                f"{response.text[:300]}",
+                f"it wants its token: set {TOKEN_VARIABLE}" if wants else "",
+                status=response.status_code,
+            )
+        try:
+            answer: Any = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ApiError(f"what answers at {self.url} is not a trajectory API", _HINT, status=400)
+        return answer
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        import httpx2
+
+        try:
+            yield
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+            raise ApiError(
+                f"'{self.url}' is not an address: {error}", f"write it like {DEFAULT_URL}", status=400
+            ) from error
+        except httpx2.HTTPError as error:
+            why = str(error) or type(error).__name__
+            raise ApiError(f"no answer from the trajectory API at {self.url}: {why}", _HINT) from error
+
+    def _open(self) -> httpx2.Client:
+        if self._session is None:
+            import httpx2
+
+            token = os.environ.get(TOKEN_VARIABLE)
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            self._session = httpx2.Client(headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        return self._session

@@ -1,0 +1,40 @@
+"""Token sequences as the data of the Tinker API: position i of the input predicts the token at i + 1. Pure.
+
+Only the SDK's public types are used. Losses are sums over tokens, so whoever wants a mean scales the weights
+or advantages that go in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tinker
+
+
+def weighted(tokens: Sequence[int], weights: Sequence[float]) -> tinker.Datum:
+    """For cross_entropy; `weights[i]` is that of predicting `tokens[i]`, so the first never counts."""
+    return _datum(tokens, {"weights": weights})
+
+
+def rewarded(tokens: Sequence[int], logprobs: Sequence[float], advantages: Sequence[float]) -> tinker.Datum:
+    """For the RL losses; logprobs and advantages are by token, 0 where the token was not sampled."""
+    return _datum(tokens, {"logprobs": logprobs, "advantages": advantages})
+
+
+def _datum(tokens: Sequence[int], inputs: Mapping[str, Sequence[float]]) -> tinker.Datum:
+    from tinker import Datum, ModelInput, TensorData
+
+    size = len(tokens) - 1
+    targets = TensorData(data=list(tokens[1:]), dtype="int64", shape=[size])
+    floats = {
+        name: TensorData(data=[float(one) for one in values[1:]], dtype="float32", shape=[size])
+        for name, values in inputs.items()
+    }
+    return Datum(ModelInput.from_ints(list(tokens[:-1])), {"target_tokens": targets, **floats})
+
+
+def token_logprobs(output: tinker.ForwardBackwardOutput) -> list[list[float]]:
+    """Of each datum, its tokens' logprobs, with a 0 in front: as long as the sequence was."""
+    return [[0.0, *(float(one) for one in record["logprobs"].tolist())] for record in output.loss_fn_outputs]

@@ -1,0 +1,265 @@
+"""Learning from scored rollouts: one loop for GRPO and PPO, whatever the loss.
+
+Takes batches from the trajectory API under a lease, computes advantages, updates the adapter through the
+Tinker API, and publishes the new weights, which environments sample from that moment on. A batch is
+acknowledged when a checkpoint holds its step; batches of later steps are noted on disk and trained again, in
+the same order, by whoever goes on. So a kill at any moment loses no batch and trains none twice.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hermes.core.json import JSONObject
+from hermes.errors import HermesError
+from hermes.training.api import Batch, TrainerApi
+from hermes.training.batch import Prepared, Rules, prepare, with_penalty
+from hermes.training.checkpoints import StateFile
+from hermes.training.client import Trainee
+from hermes.training.correction import IMPORTANCE_SAMPLING
+from hermes.training.distill import Teacher, ask
+from hermes.training.schedule import Schedule
+from hermes.training.session import Finished, Run, Session, Tell, carry_on, outcome
+from hermes.training.sinks import Sinks
+from hermes.training.update import Update
+
+KIND = "rl"
+_POLL_S = 0.2
+_SAY_EVERY_S = 30.0
+_EMPTY_BATCHES = 3
+"""Batches in a row of which nothing can ever be trained on that end the run."""
+
+Evaluate = Callable[[int, str], dict[str, float]]
+"""Step and sampler path → numbers, which are logged as eval/NAME."""
+
+
+@dataclass(frozen=True, slots=True)
+class RlSettings:
+    schedule: Schedule
+    num_steps: int
+    batch_size: int = 128
+    """Sequences a batch."""
+    loss: str = IMPORTANCE_SAMPLING
+    cap: float | None = 2.0
+    """Most that a token is weighed by for the mismatch of sampler and trainer; None: no correction."""
+    clip: tuple[float, float] | None = None
+    """Bounds of the ratio, for ppo and cispo; None: the engine's own."""
+    epochs: int = 1
+    """Updates from one batch."""
+    kl: float = 0.0
+    """Weight of the penalty for leaving the base model; 0: there is none."""
+    rules: Rules = field(default_factory=Rules)
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+    eval_every: int = 25
+    api_url: str = "http://127.0.0.1:8000"
+    api_patience_s: float = 60.0
+    project: str = "hermes"
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a loop talks to besides engine and API."""
+
+    sinks: Sinks
+    tell: Tell
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set: finish the step, save, and end."""
+    evaluate: Evaluate | None = None
+    teacher: Teacher | None = None
+
+
+def train(run: Run, settings: RlSettings, around: Around) -> Finished:
+    """Trains to the end, from wherever the run stands."""
+    return carry_on(run, lambda: _attempt(run, settings, around), around.tell)
+
+
+def _attempt(run: Run, settings: RlSettings, around: Around) -> Finished:
+    file = StateFile(run.folder)
+    state = file.read(KIND, _identity(run, settings))
+    if state.finished and state.step >= settings.num_steps:
+        return outcome(state, {})
+    with (
+        TrainerApi(settings.api_url, settings.api_patience_s) as api,
+        Trainee(run.connection, run.wish, state.weights) as trainee,
+    ):
+        session = Session(run, state, trainee, around.sinks, higher=True)
+        session.write(finished=None)
+        session.publish(state.step)
+        for lease_id in state.settled:
+            api.acknowledge(lease_id)
+        api.register(_registration(run, settings, state.step))
+        return _Loop(session, api, settings, around).run()
+
+
+class _Loop:
+    def __init__(self, session: Session, api: TrainerApi, settings: RlSettings, around: Around) -> None:
+        self._session = session
+        self._api = api
+        self._settings = settings
+        self._around = around
+        self._owed = list(session.state.taken)
+        """Leases of steps that a former life of this run made after its last checkpoint."""
+        self._update = Update(session.trainee, settings)
+        self._held: list[Batch] = []
+        """Leased to us, and not yet noted."""
+        self._untrainable = 0
+        self._rewards: list[float] = []
+        """Of the steps since the last checkpoint."""
+
+    def run(self) -> Finished:
+        session, last = self._session, self._settings.num_steps
+        step = session.state.step
+        while step < last:
+            batch = self._next()
+            if batch is None:
+                break
+            step += 1
+            values = self._step(step, batch)
+            session.log(step, values)
+            self._around.tell(_line(step, last, values))
+            if session.due(step, last):
+                self._checkpoint(step, values)
+        if step > session.state.step or not session.state.kept:
+            self._checkpoint(step, {})
+        return session.finished("all steps made" if step >= last else "stopped")
+
+    def _next(self) -> Batch | None:
+        """The next batch, noted on disk; None when the run is to stop."""
+        session, stop = self._session, self._around.stop
+        said_s = time.monotonic()
+        while not stop.is_set():
+            found = self._take()
+            if isinstance(found, Batch):
+                return found
+            if time.monotonic() - said_s > _SAY_EVERY_S:
+                self._around.tell(f"step {session.state.step}: waiting for a batch: {found}")
+                said_s = time.monotonic()
+            stop.wait(_POLL_S)
+        return None
+
+    def _take(self) -> Batch | str:
+        while self._owed:
+            lease_id = self._owed.pop(0)
+            batch = self._api.again(lease_id)
+            if batch is not None:
+                return batch
+            self._around.tell(f"the API has lost the batch of lease {lease_id}; going on without it")
+            rest = tuple(one for one in self._session.state.taken if one != lease_id)
+            self._session.write(taken=rest)
+        state = self._session.state
+        found: Batch | str = self._held.pop(0) if self._held else self._fresh(state.last_lease)
+        if isinstance(found, str):
+            return found
+        # An API without a memory counts from 1 again: only what is served again is what we had.
+        if found.redelivered and found.lease_id in state.settled:
+            self._api.acknowledge(found.lease_id)
+            return "a batch came back that is trained already"
+        if found.redelivered and found.lease_id in state.taken:
+            return "a batch came back that is in hand already"
+        self._session.write(taken=(*state.taken, found.lease_id), last_lease=found.lease_id)
+        return found
+
+    def _fresh(self, last_lease: int) -> Batch | str:
+        """The batch after `last_lease`, also one that was served before and got lost on the way."""
+        lost = self._api.again(last_lease + 1) if last_lease else None
+        found = lost or self._api.next_batch()
+        if isinstance(found, Batch) and last_lease and found.lease_id > last_lease + 1:
+            missed = [self._api.again(lease_id) for lease_id in range(last_lease + 1, found.lease_id)]
+            first, *self._held = [*(batch for batch in missed if batch is not None), found]
+            return first
+        return found
+
+    def _step(self, step: int, batch: Batch) -> dict[str, float]:
+        began_s = time.monotonic()
+        session, settings = self._session, self._settings
+        prepared = self._prepare(batch, step - 1)
+        values = dict(prepared.metrics)
+        rate = settings.schedule.at(step)
+        values["train/learning_rate"] = rate
+        if prepared.items:
+            if session.proof is None:
+                session.begin_proof(prepared.items[0].rollout.tokens)
+            values |= self._update.make(prepared.items, step, rate, session.proof)
+        session.publish(step)
+        if prepared.items:
+            values |= session.prove(pushed=rate > 0 and values.get("optim/grad_norm", 1.0) > 0)
+        if self._around.evaluate is not None and step % settings.eval_every == 0:
+            told = self._around.evaluate(step, session.sampler)
+            values |= {f"eval/{name}": value for name, value in told.items()}
+        values["time/step_s"] = time.monotonic() - began_s
+        self._rewards += [values["reward/mean"]] if "reward/mean" in values else []
+        return values
+
+    def _prepare(self, batch: Batch, step: int) -> Prepared:
+        settings, groups = self._settings, batch.groups
+        if self._around.teacher is not None:
+            groups = ask(self._around.teacher, groups)
+        prepared = prepare(groups, settings.rules, step)
+        self._refuse_if_hopeless(prepared)
+        if not settings.kl or not prepared.items:
+            return prepared
+        unknown = [item.rollout.tokens for item in prepared.items if item.rollout.reference is None]
+        scored = iter(self._session.trainee.score(self._session.run.wish.base_model, unknown))
+        references = [item.rollout.reference or next(scored) for item in prepared.items]
+        items, drift = with_penalty(prepared.items, references, settings.kl)
+        return Prepared(tuple(items), {**prepared.metrics, "kl/reference": drift}, prepared.refused)
+
+    def _refuse_if_hopeless(self, prepared: Prepared) -> None:
+        hopeless = prepared.refused.total() >= max(1.0, prepared.metrics["data/sequences"])
+        self._untrainable = self._untrainable + 1 if hopeless else 0
+        if self._untrainable >= _EMPTY_BATCHES:
+            why = "; ".join(
+                f"{count} sequences: {reason}" for reason, count in prepared.refused.most_common(3)
+            )
+            raise HermesError(
+                f"{_EMPTY_BATCHES} batches in a row had nothing to train on ({why})",
+                "environments must sample this run's policy from a server that gives ids and logprobs",
+            )
+
+    def _checkpoint(self, step: int, values: dict[str, float]) -> None:
+        rewards, self._rewards = self._rewards, []
+        value = values.get("eval/reward", statistics.fmean(rewards) if rewards else None)
+        self._session.checkpoint(step, value, self._owed)
+        for lease_id in self._session.state.settled:
+            self._api.acknowledge(lease_id)
+
+
+def _identity(run: Run, settings: RlSettings) -> JSONObject:
+    wish = run.wish
+    return {
+        "base_model": wish.base_model,
+        "rank": wish.rank,
+        "seed": wish.seed,
+        "start": wish.start,
+        "batch_size": settings.batch_size,
+        "loss": settings.loss,
+    }
+
+
+def _registration(run: Run, settings: RlSettings, step: int) -> JSONObject:
+    return {
+        "wandb_group": run.id,
+        "wandb_project": settings.project,
+        "batch_size": settings.batch_size,
+        "max_token_len": settings.rules.max_tokens,
+        "checkpoint_dir": str(run.folder),
+        "save_checkpoint_interval": run.keep.every,
+        "starting_step": step,
+        "num_steps": settings.num_steps,
+    }
+
+
+def _line(step: int, last: int, values: dict[str, float]) -> str:
+    told = f"step {step}/{last}"
+    if "reward/mean" in values:
+        told += f"  reward {values['reward/mean']:.3f}"
+    told += f"  signal {values['health/group_signal']:.0%}"
+    if "train/loss" in values:
+        told += f"  loss {values['train/loss']:+.4f}  gap {values['probe/gap']:.1e}"
+    return f"{told}  {values['time/step_s']:.2f} s"

@@ -1,0 +1,186 @@
+"""What every training loop needs around it: the adapter, the state on disk, the numbers, the proof.
+
+A loop says which step it has made; the session publishes the weights under `step-N`, compares sampler and
+trainer, writes the numbers, keeps checkpoints and throws away those that nobody needs. It can be left at any
+moment, by any means, and entered again: it then stands at the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hermes.errors import HermesError
+from hermes.training import probe
+from hermes.training.checkpoints import Keep, Kept, RunState, StateFile, added
+from hermes.training.client import Connection, EngineError, Trainee, Wish, knock
+from hermes.training.sinks import Sinks
+
+Tell = Callable[[str], None]
+T = TypeVar("T")
+
+_LIVE_SAMPLERS = 8
+"""Published weights that stay for rollouts under way, beside those of checkpoints."""
+_TRIES = 3
+"""How often an engine may be lost without a checkpoint in between."""
+_PATIENCE_S = 120.0
+_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run, whatever its loop."""
+
+    id: str
+    folder: Path
+    connection: Connection
+    wish: Wish
+    keep: Keep = field(default_factory=Keep)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a run leaves."""
+
+    step: int
+    reason: str
+    weights: str
+    """To train on from: tinker://…/weights/…"""
+    sampler: str
+    """To sample: tinker://…/sampler_weights/…"""
+    best: Kept | None
+    metrics: dict[str, float]
+    """Of the last step made now; empty if the run had ended before."""
+
+
+class Session:
+    """A run while it is under way."""
+
+    def __init__(self, run: Run, state: RunState, trainee: Trainee, sinks: Sinks, *, higher: bool) -> None:
+        self.run = run
+        self.state = state
+        self.trainee = trainee
+        self.sinks = sinks
+        self.sampler = ""
+        """What was published last."""
+        self.metrics: dict[str, float] = {}
+        """What was logged last."""
+        self._higher = higher
+        self._file = StateFile(run.folder)
+        self._published: list[str] = []
+        self._proof: probe.Proof | None = None
+        sinks.rewind(state.step)
+
+    def write(self, **changes: Any) -> None:
+        """Changes the state, on disk."""
+        self.note(**changes)
+        self._file.write(self.state)
+
+    def note(self, **changes: Any) -> None:
+        """Changes the state; on disk with the next checkpoint, so that it never says more than that one."""
+        self.state = replace(self.state, **changes)
+
+    def publish(self, step: int) -> None:
+        """The sampler gets the weights of this step; rollouts name it as the version that sampled them."""
+        self.sampler = self.trainee.publish(f"step-{step}")
+        self._published.append(self.sampler)
+        kept = {one.sampler for one in (*self.state.kept, *([self.state.best] if self.state.best else []))}
+        while len(self._published) > _LIVE_SAMPLERS:
+            oldest = self._published.pop(0)
+            if oldest not in kept:
+                self.trainee.delete(oldest)
+
+    def begin_proof(self, tokens: Sequence[int]) -> None:
+        """The first reading; `tokens` become the probe, unless the run has one."""
+        if not self.state.probe:
+            self.write(probe=tuple(tokens[: probe.PROBE_TOKENS]))
+        first = self._reading()
+        self._proof = probe.begin(first, self.trainee.forward([self.state.probe])[0])
+
+    @property
+    def proof(self) -> probe.Proof | None:
+        """None before `begin_proof`."""
+        return self._proof
+
+    def prove(self, *, pushed: bool) -> dict[str, float]:
+        """After an update and its `publish`. ProofError ends the run."""
+        assert self._proof is not None, "begin_proof comes first"
+        return self._proof.judge(self._reading(), pushed=pushed)
+
+    def _reading(self) -> probe.Reading:
+        trainer = self.trainee.forward([self.state.probe])[0]
+        check_finite({"the logprob of a probe token": sum(trainer)})
+        sampler = self.trainee.score(self.sampler, [self.state.probe])[0]
+        return probe.Reading(trainer, sampler)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.metrics = self.sinks.write(step, values)
+
+    def due(self, step: int, last_step: int) -> bool:
+        """Whether this step is to be a checkpoint."""
+        return step % self.run.keep.every == 0 or step >= last_step
+
+    def checkpoint(self, step: int, value: float | None, owed: Sequence[int] = ()) -> None:
+        """Safe with the engine first, then in the state; then what it replaces goes. `owed`: see `added`."""
+        kept = Kept(step, self.trainee.save(f"step-{step}"), self.sampler, value)
+        state, gone = added(self.state, kept, self.run.keep, higher_is_better=self._higher, owed=owed)
+        self._file.write(state)
+        self.state = state
+        for one in gone:
+            self.trainee.delete(one.weights)
+            self.trainee.delete(one.sampler)
+
+    def finished(self, reason: str) -> Finished:
+        """Marks the run as ended."""
+        self.write(finished=reason)
+        return outcome(self.state, self.metrics)
+
+
+def outcome(state: RunState, metrics: dict[str, float]) -> Finished:
+    last = state.kept[-1]
+    return Finished(last.step, state.finished or "", last.weights, last.sampler, state.best, metrics)
+
+
+def carry_on(run: Run, attempt: Callable[[], T], tell: Tell) -> T:
+    """Runs the attempt; begins again from the last checkpoint when the engine was lost, a few times."""
+    lost, before = 0, _changed_ns(run)
+    while True:
+        try:
+            return attempt()
+        except EngineError as error:
+            now = _changed_ns(run)
+            lost = 1 if now != before else lost + 1
+            if not error.lost or now is None or lost > _TRIES:
+                raise
+            before = now
+            tell(f"the engine was lost ({error.message}); going on from the last checkpoint")
+        _await_engine(run.connection)
+
+
+def _await_engine(connection: Connection) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while connection.local and time.monotonic() < deadline_s:
+        try:
+            return knock(connection.url)
+        except EngineError:
+            time.sleep(_PAUSE_S)
+
+
+def _changed_ns(run: Run) -> int | None:
+    """When the state last changed; None: the run never got anywhere."""
+    path = StateFile(run.folder).path
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def check_finite(values: Mapping[str, float]) -> None:
+    """HermesError if a number says that the weights are, or are about to be, lost."""
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
+    if bad:
+        raise HermesError(
+            f"{', '.join(sorted(bad))} is not a finite number",
+            "go on from the last checkpoint with a lower learning rate: --start, and another --name",
+        )

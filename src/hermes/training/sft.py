@@ -1,0 +1,175 @@
+"""Supervised fine-tuning over the Tinker API: learn what the assistant said, stop when held-out loss says so.
+
+The loss is the mean over the learned tokens of a batch. Which lessons a step gets is a function of seed and
+step, so a run that is killed and started again makes the same steps with the same losses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hermes.core.json import JSONObject
+from hermes.training.checkpoints import StateFile
+from hermes.training.client import Trainee
+from hermes.training.correction import Loss
+from hermes.training.datums import weighted
+from hermes.training.rows import Lesson, Lessons
+from hermes.training.schedule import Schedule
+from hermes.training.session import Finished, Run, Session, Tell, carry_on, check_finite, outcome
+
+if TYPE_CHECKING:
+    import tinker
+
+    from hermes.training.sinks import Sinks
+
+KIND = "sft"
+_LOSS = Loss("cross_entropy", {})
+_PROVED_STEPS = 3
+"""The first ones; later the proof comes with each checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class SftSettings:
+    schedule: Schedule
+    epochs: int = 1
+    batch_size: int = 16
+    """Sequences a step."""
+    max_steps: int | None = None
+    """None: as many as the epochs have."""
+    eval_every: int = 10
+    """Steps between two evaluations on the held-out lessons."""
+    patience: int | None = None
+    """Evaluations without a new best one that end the run; None: none do."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+
+
+def steps_of(lessons: int, settings: SftSettings) -> int:
+    """How many steps the run has."""
+    per_epoch = -(-lessons // settings.batch_size)
+    whole = per_epoch * settings.epochs
+    return whole if settings.max_steps is None else min(whole, settings.max_steps)
+
+
+def train(run: Run, lessons: Lessons, settings: SftSettings, sinks: Sinks, tell: Tell) -> Finished:
+    """Trains to the end, from wherever the run stands."""
+    return carry_on(run, lambda: _attempt(run, lessons, settings, sinks, tell), tell)
+
+
+def _attempt(run: Run, lessons: Lessons, settings: SftSettings, sinks: Sinks, tell: Tell) -> Finished:
+    state = StateFile(run.folder).read(KIND, _identity(run, lessons.train, settings))
+    last = steps_of(len(lessons.train), settings)
+    if state.finished and state.step >= last:
+        return outcome(state, {})
+    with Trainee(run.connection, run.wish, state.weights) as trainee:
+        session = Session(run, state, trainee, sinks, higher=False)
+        session.publish(state.step)
+        session.begin_proof(lessons.train[0].tokens)
+        return _Loop(session, lessons, settings, last, tell).run()
+
+
+class _Loop:
+    def __init__(
+        self, session: Session, lessons: Lessons, settings: SftSettings, last: int, tell: Tell
+    ) -> None:
+        self._session = session
+        self._lessons = lessons
+        self._settings = settings
+        self._last = last
+        self._tell = tell
+
+    def run(self) -> Finished:
+        session = self._session
+        for step in range(session.state.step + 1, self._last + 1):
+            due = session.due(step, self._last)
+            values = self._step(step, due)
+            stopped = self._patience_spent()
+            due = due or stopped or ("eval/loss" in values and session.state.waited == 0)
+            if due or step <= _PROVED_STEPS:
+                session.publish(step)
+                values |= session.prove(pushed=values["train/learning_rate"] > 0)
+            session.log(step, values)
+            self._tell(_line(step, self._last, values))
+            if due:
+                session.checkpoint(step, values.get("eval/loss"))
+            if stopped:
+                return session.finished("held-out loss stopped falling")
+        return session.finished("all steps made")
+
+    def _step(self, step: int, due: bool) -> dict[str, float]:
+        began_s = time.monotonic()
+        settings, trainee = self._settings, self._session.trainee
+        batch = chosen(self._lessons.train, step, settings.batch_size, self._session.run.wish.seed)
+        tokens = sum(lesson.learned_tokens for lesson in batch)
+        passed = trainee.forward_backward(datums(batch), _LOSS)
+        rate = settings.schedule.at(step)
+        values = {
+            "train/loss": passed.loss,
+            "train/learning_rate": rate,
+            "data/trained_tokens": float(tokens),
+        }
+        check_finite(values)
+        told = trainee.optim_step(rate, settings.beta1, settings.beta2, settings.clip_norm)
+        values |= {f"optim/{name}": value for name, value in told.items()}
+        if self._lessons.held_out and (step % settings.eval_every == 0 or due):
+            values["eval/loss"] = self._held_out_loss()
+        values["time/step_s"] = time.monotonic() - began_s
+        return values
+
+    def _held_out_loss(self) -> float:
+        found = self._session.trainee.evaluate(datums(self._lessons.held_out)).loss
+        best = self._session.state.best_loss
+        if best is None or found < best:
+            self._session.note(best_loss=found, waited=0)
+        else:
+            self._session.note(waited=self._session.state.waited + 1)
+        return found
+
+    def _patience_spent(self) -> bool:
+        patience = self._settings.patience
+        return patience is not None and self._session.state.waited >= patience
+
+
+def chosen(lessons: Sequence[Lesson], step: int, batch_size: int, seed: int) -> list[Lesson]:
+    """The lessons of a step, counted from 1: every epoch has each once, in an order of its own."""
+    per_epoch = -(-len(lessons) // batch_size)
+    epoch, position = divmod(step - 1, per_epoch)
+    order = list(range(len(lessons)))
+    random.Random(f"{seed}:{epoch}").shuffle(order)
+    return [lessons[index] for index in order[position * batch_size : (position + 1) * batch_size]]
+
+
+def datums(lessons: Sequence[Lesson]) -> list[tinker.Datum]:
+    """Weighted so that the sum of the losses is the mean over the learned tokens of all."""
+    each = 1.0 / max(1, sum(lesson.learned_tokens for lesson in lessons))
+    return [
+        weighted(lesson.tokens, [each if learned else 0.0 for learned in lesson.learned])
+        for lesson in lessons
+    ]
+
+
+def _identity(run: Run, lessons: Sequence[Lesson], settings: SftSettings) -> JSONObject:
+    digest = hashlib.blake2b(digest_size=8)
+    for lesson in lessons:
+        digest.update(repr((lesson.tokens, lesson.learned)).encode())
+    return {
+        "base_model": run.wish.base_model,
+        "rank": run.wish.rank,
+        "seed": run.wish.seed,
+        "start": run.wish.start,
+        "data": digest.hexdigest(),
+        "batch_size": settings.batch_size,
+    }
+
+
+def _line(step: int, last: int, values: dict[str, float]) -> str:
+    told = f"step {step}/{last}  loss {values['train/loss']:.4f}"
+    if "eval/loss" in values:
+        told += f"  held-out {values['eval/loss']:.4f}"
+    return f"{told}  {values['time/step_s']:.2f} s"

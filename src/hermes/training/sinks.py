@@ -1,0 +1,204 @@
+"""Where a run's numbers go: always the store and `metrics.jsonl`; W&B, TensorBoard and trackio when asked
+for.
+
+A sink that fails is counted (`sinks/failures`) and named once in the log, and never stops a run. Numbers that
+are not finite have no place in JSON or in the store: they are left out there, and counted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hermes.config.files import atomic_write, ensure_dir, read_text
+from hermes.core.json import JSONObject
+from hermes.errors import HermesError, MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from hermes.store import Writer
+
+logger = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+EXTRAS = ("wandb", "wandb-offline", "tensorboard", "trackio")
+
+
+class Sink(Protocol):
+    @property
+    def name(self) -> str: ...
+    def rewind(self, step: int) -> None:
+        """The run goes on from here: later steps will be made again."""
+        ...
+
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """`metrics.jsonl`: one object a step."""
+
+    name = METRICS
+
+    def __init__(self, folder: Path) -> None:
+        self._path = ensure_dir(folder) / METRICS
+
+    def rewind(self, step: int) -> None:
+        text = read_text(self._path)
+        if text is not None:
+            kept = [line for line in text.splitlines() if _step_of(line) <= step]
+            atomic_write(self._path, "".join(f"{line}\n" for line in kept))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        line = json.dumps({"step": step, "time_s": round(time.time(), 3), **values})
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def close(self) -> None:
+        """Every line is written as it comes."""
+
+
+class StoreSink:
+    name = "store"
+
+    def __init__(self, writer: Writer, run_id: str) -> None:
+        self._writer = writer
+        self._run_id = run_id
+
+    def rewind(self, step: int) -> None:
+        """The store keeps a step's first numbers; made again they are the same."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._writer.add_metrics(self._run_id, step, values).result()
+
+    def close(self) -> None:
+        """Whoever opened the store closes it."""
+
+
+class _Tracker:
+    """W&B, or trackio, which has the same face."""
+
+    def __init__(self, module: str, run_id: str, project: str, settings: JSONObject, **more: Any) -> None:
+        self.name = module
+        try:
+            self._module = importlib.import_module(module)
+        except ImportError as error:
+            raise MissingDependencyError(module, "train", f"The sink {module}") from error
+        self._module.init(project=project, name=run_id, config=settings, **more)
+
+    def rewind(self, step: int) -> None:
+        """These services take a step once, and ignore it the second time."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._module.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+class _TensorBoard:
+    name = "tensorboard"
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = _summary_writer()(str(folder / "tensorboard"))
+
+    def rewind(self, step: int) -> None:
+        """A step that is drawn twice is drawn at the same place."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Sinks:
+    """All sinks of a run."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+        self.failures: Counter[str] = Counter()
+        """Sink → writes that did not work."""
+
+    def add(self, name: str, folder: Path, run_id: str, project: str, settings: JSONObject) -> None:
+        """Opens one of EXTRAS. One that is not installed is an error; one that fails to start is counted."""
+        try:
+            self._sinks.append(_open(name, folder, run_id, project, settings))
+        except HermesError:
+            raise
+        except Exception as error:  # noqa: BLE001 (foreign code; its failure must not cost the run)
+            self._count(name, error)
+
+    def write(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Hands the numbers out; returns what was handed."""
+        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+        finite["sinks/failures"] = float(self.failures.total())
+        if len(finite) <= len(values):
+            finite["sinks/not_finite"] = float(len(values) + 1 - len(finite))
+        for sink in self._sinks:
+            self._try(sink, partial(sink.write, step, finite))
+        return finite
+
+    def rewind(self, step: int) -> None:
+        for sink in self._sinks:
+            self._try(sink, partial(sink.rewind, step))
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            self._try(sink, sink.close)
+
+    def _try(self, sink: Sink, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception as error:  # noqa: BLE001 (see `add`)
+            self._count(sink.name, error)
+
+    def _count(self, name: str, error: Exception) -> None:
+        if not self.failures[name]:
+            logger.warning("metrics: the sink %s failed, the run goes on without it: %s", name, error)
+        self.failures[name] += 1
+
+
+def _open(name: str, folder: Path, run_id: str, project: str, settings: JSONObject) -> Sink:
+    if name == "tensorboard":
+        return _TensorBoard(folder)
+    if name == "trackio":
+        return _Tracker("trackio", run_id, project, settings)
+    if name in ("wandb", "wandb-offline"):
+        mode = "offline" if name == "wandb-offline" else "online"
+        return _Tracker(
+            "wandb", run_id, project, settings, id=run_id, dir=str(folder), mode=mode, resume="allow"
+        )
+    raise UsageError(f"there is no sink '{name}'", f"one of: {', '.join(EXTRAS)}")
+
+
+def _summary_writer() -> Any:
+    for module in ("torch.utils.tensorboard", "tensorboardX"):
+        try:
+            return importlib.import_module(module).SummaryWriter
+        except ImportError:
+            continue
+    raise MissingDependencyError("tensorboardX", "train", "The sink tensorboard")
+
+
+def configured(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Sinks that are on without being named: W&B by its key."""
+    return ("wandb",) if environ.get("WANDB_API_KEY") and importlib.util.find_spec("wandb") else ()
+
+
+def _step_of(line: str) -> float:
+    """Of a torn line: never."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf

@@ -1,0 +1,119 @@
+"""A supervisor over small scripted processes, detached as the real one is: python -m tests.rl.drive RUN_DIR.
+
+`parts.json` in the run's folder lists them. A server is ready when its file is there; a worker counts steps
+into metrics.jsonl, one after the other, and carries on from the last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hermes.rl.part import Part
+from hermes.rl.plan import last_step
+from hermes.rl.run import Run, Status, now_ms
+from hermes.rl.supervision import Supervisor
+from hermes.rl.supervisor import detach
+
+ROOT = Path(__file__).parents[2]
+SERVER = """
+import sys, time
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+WORKER = """
+import json, sys, time
+path, steps, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+try:
+    done = open(path).read().count("\\n")
+except FileNotFoundError:
+    done = 0
+open(path + ".ready", "w").close()
+while done < steps:
+    time.sleep(pause)
+    done += 1
+    with open(path, "a") as file:
+        file.write(json.dumps({"step": done}) + "\\n")
+"""
+
+
+def python(script: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", script, *map(str, arguments)]
+
+
+def server(run: Run, name: str) -> dict[str, Any]:
+    ready = run.folder / f"{name}.ready"
+    return {"name": name, "command": python(SERVER, ready), "ready": str(ready), "serves": True}
+
+
+def worker(run: Run, steps: int, pause_s: float = 0.05) -> dict[str, Any]:
+    command = python(WORKER, run.metrics_path, steps, pause_s)
+    return {"name": "trainer", "command": command, "ready": f"{run.metrics_path}.ready", "completes": True}
+
+
+def start(home: Path, make: Callable[[Run], list[dict[str, Any]]], name: str = "0123abcd") -> Run:
+    run = Run(home, name)
+    run.folder.mkdir(parents=True)
+    (run.folder / "parts.json").write_text(json.dumps(make(run)))
+    run.write_status(Status(started_at_ms=now_ms()))
+    spawn(run)
+    return run
+
+
+def spawn(run: Run) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "tests.rl.drive", str(run.folder)],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        check=True,
+    )
+
+
+def wait(run: Run, until: Callable[[Status], bool], timeout_s: float = 60) -> Status:
+    deadline_s = time.monotonic() + timeout_s
+    while not until(status := run.status()):
+        assert time.monotonic() < deadline_s, status
+        time.sleep(0.02)
+    return status
+
+
+def ended(status: Status) -> bool:
+    return status.state.ended
+
+
+def steps(run: Run) -> list[int]:
+    return [json.loads(line)["step"] for line in run.metrics_path.read_text().splitlines()]
+
+
+def _own(run: Run) -> None:
+    specs = json.loads((run.folder / "parts.json").read_text())
+    hours = float(os.environ["MAX_HOURS"]) if "MAX_HOURS" in os.environ else None
+
+    def plan() -> list[Part]:
+        return [
+            Part(
+                spec["name"],
+                tuple(spec["command"]),
+                run.log_path(spec["name"]),
+                Path(spec["ready"]).exists,
+                ends_with=tuple(spec.get("ends_with", ())),
+                completes=spec.get("completes", False),
+                serves=spec.get("serves", False),
+                start_patience_s=spec.get("patience_s", 30.0),
+            )
+            for spec in specs
+        ]
+
+    Supervisor(run, plan, cwd=run.folder, max_hours=hours, progress=lambda: last_step(run)).supervise()
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    detach(Run(folder.parents[1], folder.name), _own)

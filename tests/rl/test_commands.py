@@ -1,0 +1,130 @@
+"""`hermes rl` on bad input, and what a person sees: two lines that say what is wrong and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.process import failure
+from tests.rl.conftest import MakeHome
+from tests.rl.world import answer, change_settings, hermes, make_home
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "fix"),
+    [
+        (("select", "leters"), "there is no environment 'leters'", "letters"),
+        (("select", "broken.py"), "there is no environment file broken.py", "hermes env list"),
+        (("config",), "no environment is selected", "hermes rl select NAME"),
+        (("start",), "no environment is selected", "hermes rl select NAME"),
+        (("status", "0000"), "there is no run '0000'", "hermes rl runs"),
+        (("stop", "0000"), "there is no run '0000'", "hermes rl runs"),
+        (("results", "0000"), "there is no run '0000'", "hermes rl runs"),
+        (("doctor", "0000"), "there is no run '0000'", "hermes rl runs"),
+        (("weights", "0000"), "there is no run '0000'", "hermes rl runs"),
+        (("serve", "0000"), "there is no run '0000'", "hermes rl runs"),
+        (("start", "--env", "letters", "--set", "group_size=3"), "batch_size 32 is not a multiple", "33"),
+        (("start", "--env", "letters", "--set", "group_size"), "has no value", "FIELD=VALUE"),
+        (
+            ("start", "--env", "letters", "--set", "lora_rank=8"),
+            "tinker.lora_rank is locked at 4",
+            "unlock: [lora_rank]",
+        ),
+        (
+            ("start", "--env", "letters", "--set", "nothing=8"),
+            "there is no field 'nothing'",
+            "hermes rl config",
+        ),
+        (("start", "--env", "letters", "--set", "group_size=9999"), "out of range", "at most 1024"),
+        (("start", "--env", "letters", "--set", "group_size=many"), "valid integer", "integer"),
+    ],
+)
+def test_bad_input_is_refused_in_two_lines(
+    home_with: MakeHome, arguments: tuple[str, ...], error: str, fix: str
+) -> None:
+    what, how = failure(hermes(home_with(), "rl", *arguments), 2)
+    assert error in what and fix in how
+
+
+def test_a_broken_environment_file_is_named_with_its_line(home_with: MakeHome, tmp_path: Path) -> None:
+    broken = tmp_path / "broken_env.py"
+    broken.write_text("from hermes.envs.base import BaseEnv\nclass Env(BaseEnv:\n")
+    what, _ = failure(hermes(home_with(), "rl", "select", str(broken)), 2)
+    assert f"{broken}:2" in what
+
+
+def test_a_config_init_that_fails_is_reported(home_with: MakeHome, tmp_path: Path) -> None:
+    file = tmp_path / "odd_env.py"
+    letters = (Path(__file__).parent / "environments" / "letters.py").read_text()
+    raising = "    @classmethod\n    def config_init(cls):\n        raise KeyError('no data')\n\n"
+    file.write_text(letters.replace("    async def setup", f"{raising}    async def setup"))
+    what, _ = failure(hermes(home_with(), "rl", "select", str(file)), 2)
+    assert "config_init of" in what and "KeyError: 'no data'" in what
+
+
+def test_a_misspelt_command_is_not_taken_for_a_task(home_with: MakeHome) -> None:
+    done = hermes(home_with(), "rl", "statsu")
+    assert done.returncode == 2 and "Did you mean 'status'?" in done.stderr
+
+
+def test_a_full_disk_is_said_before_anything_is_started(small_disk: Path, model: Path) -> None:
+    home = make_home(small_disk / "home", model)
+    what, how = failure(hermes(home, "rl", "start", "--env", "letters"), 1)
+    assert "no space for checkpoints" in what and "HERMES_HOME" in how
+    assert not (home / "runs").exists()
+
+
+def test_a_model_that_needs_a_gpu_fails_fast_without_one(home_with: MakeHome) -> None:
+    home = home_with()
+    change_settings(home, model="Qwen/Qwen3-8B")
+    from hermes.rl.machine import has_gpu
+
+    if has_gpu():
+        pytest.skip("this machine has a GPU")
+    what, how = failure(hermes(home, "rl", "start", "--env", "letters"), 1)
+    assert "8 billion parameters and needs a GPU" in what and "hermes/smollm2" in how
+
+
+def test_an_engine_elsewhere_needs_its_key(home_with: MakeHome) -> None:
+    home = home_with()
+    change_settings(home, engine_url="https://tinker.example.com")
+    what, how = failure(hermes(home, "rl", "start", "--env", "letters"), 1)
+    assert "TINKER_API_KEY is not set" in what and "hermes config set TINKER_API_KEY" in how
+
+
+def test_the_configuration_shows_what_is_locked_and_why(home_with: MakeHome) -> None:
+    home = home_with()
+    answer(home, "rl", "select", "letters")
+    shown = answer(home, "rl", "config", "group_size", "4")
+    fields = {field["name"]: field for field in shown["configurable_fields"]}
+    assert (fields["env.group_size"]["current_value"], fields["env.group_size"]["type"]) == (4, "integer")
+    assert (fields["env.group_size"]["minimum"], fields["env.group_size"]["maximum"]) == (2, 1024)
+    assert fields["tinker.loss"]["choices"] == ["importance_sampling", "ppo", "cispo"]
+    locked = {field["name"]: field for field in shown["locked_fields"]}
+    assert locked["env.total_steps"]["locked_value"] == 4 and "costs" in locked["env.total_steps"]["reason"]
+    failure(hermes(home, "rl", "config", "total_steps", "9"), 2)
+    again = answer(home, "rl", "config", "total_steps", "9", "--unlock")
+    steps = next(field for field in again["locked_fields"] if field["name"] == "env.total_steps")
+    assert steps["current_value"] == 9
+
+
+def test_a_person_unlocks_a_field_in_the_settings(home_with: MakeHome) -> None:
+    home = home_with()
+    change_settings(home, unlock=["total_steps"])
+    answer(home, "rl", "select", "letters")
+    shown = answer(home, "rl", "config", "total_steps", "9")
+    assert "env.total_steps" in [field["name"] for field in shown["configurable_fields"]]
+
+
+def test_listing_names_every_environment_and_what_was_left_out(home_with: MakeHome, tmp_path: Path) -> None:
+    home = home_with()
+    (home / "environments").mkdir()
+    (home / "environments" / "torn.py").write_text("class (")
+    found = answer(home, "rl", "list")
+    assert {"letters", "calculator", "tool_calling"} <= {each["name"] for each in found["environments"]}
+    assert found["broken"][0]["file_path"].endswith("torn.py")
+    flags = hermes(home, "rl", "--list-environments")
+    assert flags.returncode == 0 and "letters" in flags.stdout
+    ready = hermes(home, "rl", "--check-server")
+    assert ready.returncode == 0 and "can be trained here" in ready.stdout

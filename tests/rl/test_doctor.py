@@ -1,0 +1,110 @@
+"""Metrics → named causes; samples → a verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hermes.rl.doctor import diagnose
+from hermes.rl.preflight import summarise, verdict
+
+HEALTHY = {
+    "reward/mean": 0.5,
+    "reward/min": 0.0,
+    "reward/max": 1.0,
+    "health/group_signal": 0.8,
+    "health/truncated": 0.02,
+    "health/staleness": 0.5,
+    "health/tool_errors": 0.05,
+    "health/entropy": 1.0,
+    "logprobs/diff": 0.02,
+    "probe/gap": 0.001,
+    "data/refused": 0.0,
+    "data/sequences": 8.0,
+}
+
+
+def _rows(changes: dict[str, float] | None = None, count: int = 10) -> list[dict[str, Any]]:
+    return [{"step": step, **HEALTHY, **(changes or {})} for step in range(1, count + 1)]
+
+
+def test_a_healthy_run_has_no_causes() -> None:
+    assert diagnose(_rows(), "running", None) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause", "evidence"),
+    [
+        ({"health/group_signal": 0.1, "reward/mean": 0.01}, "no signal", "10% of the groups"),
+        ({"health/truncated": 0.4}, "truncation", "40% of the rollouts"),
+        ({"probe/gap": 0.5}, "stale adapter", "0.5 on the probe"),
+        ({"health/staleness": 6.0}, "old rollouts", "6.0 steps old"),
+        ({"logprobs/diff": 0.9}, "learning rate too high", "0.9"),
+        ({"health/tool_errors": 0.6}, "tool errors", "60%"),
+        ({"reward/min": 0.0, "reward/max": 0.0, "reward/mean": 0.0}, "reward never changes", "worth 0"),
+        ({"data/refused": 4.0}, "untrainable rollouts", "4.0 sequences"),
+    ],
+)
+def test_a_sick_run_is_given_its_cause_with_evidence(
+    changes: dict[str, float], cause: str, evidence: str
+) -> None:
+    found = diagnose(_rows(changes), "running", None)
+    assert cause in [each.name for each in found]
+    assert evidence in next(each.evidence for each in found if each.name == cause)
+
+
+def test_what_to_do_about_no_signal_depends_on_whether_the_tasks_are_too_hard_or_too_easy() -> None:
+    def advice(reward: float) -> str:
+        return diagnose(_rows({"health/group_signal": 0.0, "reward/mean": reward}), "running", None)[0].advice
+
+    assert "SFT" in advice(0.0) and "harder" in advice(0.98)
+
+
+def test_a_falling_entropy_is_named_a_collapse() -> None:
+    rows = _rows()
+    for index, row in enumerate(rows):
+        row["health/entropy"] = 1.0 / 10**index
+    assert [each.name for each in diagnose(rows, "running", None)] == ["entropy collapse"]
+
+
+def test_a_flat_reward_is_named_only_after_enough_steps() -> None:
+    assert diagnose(_rows(count=19), "running", None) == []
+    assert [each.name for each in diagnose(_rows(count=20), "running", None)] == ["no progress"]
+
+
+def test_a_failed_run_and_one_without_steps_say_so_first() -> None:
+    assert diagnose([], "failed", "trainer exited (1): no key")[0].evidence == "trainer exited (1): no key"
+    assert [each.name for each in diagnose([], "starting", None)] == ["no step yet"]
+
+
+@pytest.mark.parametrize(
+    ("passed", "signal", "truncated", "begins"),
+    [
+        (0.0, 0.0, 0.0, "will not learn"),
+        (1.0, 0.0, 0.0, "will not learn"),
+        (0.98, 0.2, 0.0, "little to learn"),
+        (0.3, 0.2, 0.0, "will learn slowly"),
+        (0.3, 0.9, 0.0, "will learn:"),
+        (0.3, 0.9, 0.8, "will hardly learn"),
+    ],
+)
+def test_the_verdict_is_plain(passed: float, signal: float, truncated: float, begins: str) -> None:
+    assert verdict(passed, signal, truncated).startswith(begins)
+
+
+def test_samples_are_summed_up_as_the_trainer_would_see_them() -> None:
+    groups = [
+        {
+            "tokens": [[1, 2], [1, 2, 3, 4]],
+            "scores": [0.0, 1.0],
+            "overrides": [
+                {"stop_reason": "completed", "tool_calls": 3, "tool_errors": 1},
+                {"stop_reason": "truncated", "tool_calls": 1, "tool_errors": 1},
+            ],
+        },
+        {"tokens": [[1], [1]], "scores": [0.0, 0.0], "overrides": None},
+    ]
+    found = summarise(groups, 2.0)
+    assert found.scores == ((0.0, 1.0), (0.0, 0.0))
+    assert (found.sequence_tokens, found.truncated, found.tool_errors) == (2.0, 0.5, 0.5)

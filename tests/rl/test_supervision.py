@@ -1,0 +1,198 @@
+"""The supervisor over real, small processes: order, restarts, kill -9 of everything, stopping, the truth."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.rl.part import End, Part, judge
+from hermes.rl.run import Run, RunState, Status
+from tests.rl import drive
+
+
+def _all(run: Run, count: int = 8, pause_s: float = 0.05) -> list[dict[str, Any]]:
+    return [drive.server(run, "api"), drive.server(run, "engine"), drive.worker(run, count, pause_s)]
+
+
+def test_parts_start_in_order_and_the_run_completes(tmp_path: Path) -> None:
+    run = drive.start(tmp_path, _all)
+    status = drive.wait(run, drive.ended)
+    assert status.state is RunState.COMPLETED and status.reason is None
+    assert drive.steps(run) == list(range(1, 9))
+    told = [event["text"].split(",")[0] for event in status.events]
+    order = ["api started", "api is ready", "engine started", "engine is ready", "trainer started"]
+    assert [text for text in told if text in order] == order
+    for name in ("api", "engine", "trainer"):
+        process = status.parts[name].process
+        assert process is not None and not process.alive()
+    assert status.parts["trainer"].exit_code == 0
+    assert status.parts["api"].exit_code == -signal.SIGTERM
+
+
+def _kill(status: Status, name: str) -> None:
+    process = status.supervisor if name == "supervisor" else status.parts[name].process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("victim", ["api", "engine", "trainer", "supervisor"])
+def test_a_killed_process_comes_back_and_no_step_is_lost_or_done_twice(tmp_path: Path, victim: str) -> None:
+    run = drive.start(tmp_path, lambda run: _all(run, 30))
+    before = drive.wait(run, lambda status: status.state is RunState.RUNNING)
+    time.sleep(random.uniform(0, 0.5))
+    _kill(before, victim)
+    status = drive.wait(run, drive.ended)
+    assert status.state is RunState.COMPLETED, status
+    assert drive.steps(run) == list(range(1, 31))
+    starts = {name: part.starts for name, part in status.parts.items()}
+    if victim == "supervisor":
+        assert status.supervisor != before.supervisor
+        assert (starts["api"], starts["engine"]) == (1, 1), "what still runs is adopted"
+    else:
+        assert starts == {name: 1 + (name == victim) for name in starts}
+
+
+def test_a_run_survives_many_kills_of_anything_at_any_moment(tmp_path: Path) -> None:
+    run = drive.start(tmp_path, lambda run: _all(run, 60))
+    chance = random.Random(7)
+    for _ in range(6):
+        time.sleep(chance.uniform(0.05, 0.6))
+        status = run.status()
+        alive = [name for name, part in status.parts.items() if part.process and part.process.alive()]
+        if status.state.ended or not alive:
+            continue
+        _kill(status, chance.choice([*alive, "supervisor"] if status.supervisor else alive))
+    status = drive.wait(run, drive.ended)
+    assert status.state is RunState.COMPLETED, status
+    assert drive.steps(run) == list(range(1, 61))
+
+
+def test_a_part_that_cannot_outlive_another_is_started_again_after_it(tmp_path: Path) -> None:
+    def make(run: Run) -> list[dict[str, Any]]:
+        return [drive.server(run, "engine"), {**drive.worker(run, 30), "ends_with": ["engine"]}]
+
+    run = drive.start(tmp_path, make)
+    _kill(drive.wait(run, lambda status: status.state is RunState.RUNNING), "engine")
+    status = drive.wait(run, drive.ended)
+    assert status.state is RunState.COMPLETED
+    assert status.parts["trainer"].starts == 2
+    assert drive.steps(run) == list(range(1, 31))
+
+
+def test_stopping_while_starting_ends_stopped(tmp_path: Path) -> None:
+    def make(run: Run) -> list[dict[str, Any]]:
+        never = {**drive.server(run, "engine"), "ready": str(run.folder / "never")}
+        return [drive.server(run, "api"), never, drive.worker(run, 5)]
+
+    run = drive.start(tmp_path, make)
+    before = drive.wait(
+        run, lambda status: status.parts.get("engine") is not None and status.parts["engine"].starts == 1
+    )
+    assert before.state is RunState.STARTING
+    run.stop_path.touch()
+    status = drive.wait(run, drive.ended)
+    assert (status.state, status.reason) == (RunState.STOPPED, "stopped on request")
+    assert status.parts["trainer"].starts == 0
+    assert all(part.process is None or not part.process.alive() for part in status.parts.values())
+
+
+def test_a_part_that_explains_its_end_fails_the_run_with_its_words(tmp_path: Path) -> None:
+    broken = "import sys; open(sys.argv[1], 'w'); print('error: the adapter is stale'); sys.exit(1)"
+
+    def make(run: Run) -> list[dict[str, Any]]:
+        ready = run.folder / "t.ready"
+        trainer = {"name": "trainer", "command": drive.python(broken, ready), "ready": str(ready)}
+        return [drive.server(run, "api"), {**trainer, "completes": True}]
+
+    status = drive.wait(drive.start(tmp_path, make), drive.ended)
+    assert status.state is RunState.FAILED
+    assert status.reason == "trainer exited (1): the adapter is stale"
+    assert status.parts["trainer"].starts == 1
+    assert status.parts["api"].exit_code == -signal.SIGTERM
+
+
+def test_a_part_that_crashes_without_progress_is_given_up_after_five_times(tmp_path: Path) -> None:
+    def make(run: Run) -> list[dict[str, Any]]:
+        ready = run.folder / "t.ready"
+        command = drive.python("import sys; sys.exit('boom')")
+        return [{"name": "trainer", "command": command, "ready": str(ready), "completes": True}]
+
+    status = drive.wait(drive.start(tmp_path, make), drive.ended, timeout_s=90)
+    assert status.state is RunState.FAILED
+    assert status.reason == "trainer exited (1) 5 times without progress: boom"
+    assert status.parts["trainer"].starts == 5
+
+
+def test_a_part_that_never_gets_ready_fails_the_run(tmp_path: Path) -> None:
+    def make(run: Run) -> list[dict[str, Any]]:
+        return [{**drive.server(run, "api"), "ready": str(run.folder / "never"), "patience_s": 0.5}]
+
+    status = drive.wait(drive.start(tmp_path, make), drive.ended)
+    assert status.state is RunState.FAILED and "api was not ready after 0.5 s" in (status.reason or "")
+
+
+def test_a_program_that_is_not_there_fails_the_run(tmp_path: Path) -> None:
+    def make(run: Run) -> list[dict[str, Any]]:
+        return [{"name": "api", "command": ["/nonexistent/program"], "ready": "x"}]
+
+    status = drive.wait(drive.start(tmp_path, make), drive.ended)
+    assert status.state is RunState.FAILED and "api cannot be started" in (status.reason or "")
+
+
+def test_a_second_supervisor_leaves_the_run_to_the_first(tmp_path: Path) -> None:
+    run = drive.start(tmp_path, lambda run: _all(run, 20))
+    before = drive.wait(run, lambda status: status.state is RunState.RUNNING)
+    drive.spawn(run)
+    status = drive.wait(run, drive.ended)
+    assert status.supervisor == before.supervisor
+    assert {part.starts for part in status.parts.values()} == {1}
+
+
+def test_a_used_up_wall_clock_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_HOURS", "0.0003")
+    status = drive.wait(drive.start(tmp_path, lambda run: _all(run, 1000)), drive.ended)
+    assert (status.state, status.reason) == (RunState.STOPPED, "the budget of 0.0003 h is used up")
+
+
+def test_status_tells_the_truth_when_everything_was_killed(tmp_path: Path) -> None:
+    run = drive.start(tmp_path, lambda run: _all(run, 1000))
+    status = drive.wait(run, lambda status: status.state is RunState.RUNNING)
+    assert status.parts["engine"].describe() == "running"
+    assert status.supervisor is not None
+    keeper = int(Path(f"/proc/{status.supervisor.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    for pid in (keeper, status.supervisor.pid, *(p.process.pid for p in status.parts.values() if p.process)):
+        os.kill(pid, signal.SIGKILL)
+    drive.wait(run, lambda status: status.supervisor is not None and not status.supervisor.alive())
+    seen = run.status()
+    assert seen.state is RunState.RUNNING, "nobody was left to write otherwise"
+    drive.wait(run, lambda status: status.parts["engine"].describe() == "exited")
+    drive.spawn(run)
+    run.stop_path.touch()
+    assert drive.wait(run, drive.ended).state is RunState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("code", "explained", "disturbed", "serves", "expected"),
+    [
+        (0, False, False, False, End.COMPLETE),
+        (0, False, False, True, End.RESTART),
+        (None, True, False, False, End.RESTART),
+        (-9, True, False, False, End.RESTART),
+        (2, True, True, False, End.FATAL),
+        (1, True, False, False, End.FATAL),
+        (1, True, True, False, End.RESTART),
+        (1, False, False, False, End.RESTART),
+        (1, True, False, True, End.RESTART),
+    ],
+)
+def test_what_an_end_means(
+    code: int | None, explained: bool, disturbed: bool, serves: bool, expected: End
+) -> None:
+    part = Part("x", (), Path("x"), lambda: True, completes=True, serves=serves)
+    assert judge(part, code, explained, disturbed) is expected

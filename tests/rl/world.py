@@ -1,0 +1,105 @@
+"""Real runs made small: a random model of a few thousand parameters with a tokenizer of bytes, and a home."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENTS = Path(__file__).parent / "environments"
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_model(folder: Path) -> Path:
+    """A folder that transformers and the engine load in a moment."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.engine.tiny import tiny_model as random_model
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+    vocabulary |= {letter: number for number, letter in enumerate(letters, start=3)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        model_max_length=512,
+    )
+    fast.chat_template = TEMPLATE
+    random_model("llama", vocab_size=len(vocabulary), hidden_size=32, intermediate_size=48).save_pretrained(
+        folder
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
+def make_home(home: Path, model: Path, **values: Any) -> Path:
+    """A home whose runs train the model on a few steps."""
+    fields = {
+        "total_steps": 4,
+        "steps_per_eval": 1000,
+        "save_checkpoint_interval": 2,
+        "max_token_trainer_length": 256,
+        "lora_rank": 4,
+        "learning_rate": 0.001,
+        **values,
+    }
+    settings = {
+        "model": str(model),
+        "device": "cpu",
+        "environments": [str(ENVIRONMENTS)],
+        "values": fields,
+    }
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "rl.yaml").write_text(json.dumps(settings))
+    return home
+
+
+def change_settings(home: Path, **changes: Any) -> None:
+    """As a person would, in an editor."""
+    path = home / "rl.yaml"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def hermes(
+    home: Path, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 170
+) -> subprocess.CompletedProcess[str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-m", "hermes", *arguments],
+        env={**kept, "HERMES_HOME": str(home), "OMP_NUM_THREADS": "1", **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def answer(home: Path, *arguments: str, **more: Any) -> Any:
+    """What a command says with --json."""
+    done = hermes(home, *arguments, "--json", **more)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return json.loads(done.stdout)
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 150) -> Any:
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, "it never happened"
+        time.sleep(0.1)
+    return found

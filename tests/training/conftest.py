@@ -1,0 +1,86 @@
+"""One engine and one trajectory API for the tests of a worker; an environment and trainers for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes.training.checkpoints import Keep
+from hermes.training.client import Connection, Wish
+from hermes.training.session import Run
+from hermes.training.sinks import JsonLines, Sinks
+from tests.engine.http.engine_process import KEY, Server, launch, make_tiny
+from tests.training.world import Environment, Process, ask, start_api
+
+MakeRun = Callable[..., Run]
+StartTrainer = Callable[..., Process]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def engine(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = launch(tiny, tmp_path_factory.mktemp("engine"), "--max-adapters", "64")
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    process, url = start_api(tmp_path_factory.mktemp("api"))
+    yield url
+    process.kill()
+
+
+@pytest.fixture
+def api(shared_api: str) -> str:
+    """An API as it is when it has just started."""
+    ask(shared_api, "GET", "/reset_data", text=True)
+    return shared_api
+
+
+@pytest.fixture
+def environment(engine: Server, api: str, tiny: Path) -> Iterator[Environment]:
+    made = Environment(engine.url, api)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_run(engine: Server, tiny: Path, tmp_path: Path) -> MakeRun:
+    def make(name: str = "run", url: str | None = None, every: int = 25, last: int = 3) -> Run:
+        return Run(
+            name,
+            tmp_path / "runs" / name,
+            Connection(url or engine.url, KEY),
+            Wish(str(tiny), rank=8, seed=3),
+            Keep(every, last),
+        )
+
+    return make
+
+
+@pytest.fixture
+def sinks_of() -> Callable[[Run], Sinks]:
+    return lambda run: Sinks([JsonLines(run.folder)])
+
+
+@pytest.fixture
+def start(tmp_path: Path, engine: Server, tiny: Path) -> Iterator[StartTrainer]:
+    """Starts `hermes train`; each is gone at the end of the test."""
+    started: list[Process] = []
+
+    def one(kind: str, *arguments: str, **variables: str) -> Process:
+        url = variables.pop("url", engine.url)
+        given = ("train", kind, *arguments, "--base-model", str(tiny), "--base-url", url, "--rank", "8")
+        started.append(Process(tmp_path / "home", *given, env={"TINKER_API_KEY": KEY, **variables}))
+        return started[-1]
+
+    yield one
+    for process in started:
+        process.kill()

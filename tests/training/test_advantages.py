@@ -1,0 +1,155 @@
+"""Advantages, correction and penalties against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from hermes.training.advantages import Baseline, advantages
+from hermes.training.batch import Item, Rules, prepare, with_penalty
+from hermes.training.correction import engine_loss, surrogate, weights
+from hermes.training.groups import read_group
+from hermes.training.kl import penalties, teacher_terms
+from hermes.training.schedule import Schedule, Shape, default_rl_rate, default_sft_rate, parameters_of
+from tests.training.world import group
+
+
+def served(scores: list[float], **more: Any) -> dict[str, Any]:
+    size = len(scores)
+    return group([[300 + index, 2] for index in range(size)], [[-1.0, -0.5]] * size, scores, **more)
+
+
+def sent(item: Item) -> list[float]:
+    return list(item.advantages)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        (Baseline.MEAN, [0.75, -0.25, -0.25, -0.25]),
+        (Baseline.STD, [math.sqrt(3), *[-1 / math.sqrt(3)] * 3]),
+        (Baseline.LEAVE_ONE_OUT, [1.0, *[-1 / 3] * 3]),
+    ],
+)
+def test_one_right_of_four(baseline: Baseline, expected: list[float]) -> None:
+    (found,) = advantages([[1, 0, 0, 0]], baseline)
+    assert found == pytest.approx(expected)
+
+
+def test_the_deviation_of_the_batch_counts_every_rollout_also_those_without_signal() -> None:
+    first, second = advantages([[1, 0], [1, 1]], Baseline.BATCH_STD)
+    spread = math.sqrt(3 / 16)  # of 1, 0, 1, 1
+    assert first == pytest.approx([0.5 / spread, -0.5 / spread]) and second is None
+
+
+def test_groups_of_equal_scores_and_of_one_have_no_advantages() -> None:
+    assert advantages([[0.3, 0.3, 0.3], [1.0], [0, 1]], Baseline.MEAN) == [None, None, [-0.5, 0.5]]
+
+
+def test_a_rollout_in_several_parts_counts_once_and_each_part_gets_its_advantage() -> None:
+    parts = [{"trajectory_id": "a", "part": part, "parts": 2} for part in range(2)]
+    made = served([1.0, 1.0, 0.0], overrides=[*parts, {"trajectory_id": "b"}])
+    prepared = prepare([made], Rules(), 0)
+    assert [sent(item)[-1] for item in prepared.items] == [0.5, 0.5, -0.5]
+    assert prepared.metrics["reward/mean"] == 0.5 and prepared.metrics["data/rollouts"] == 2
+
+
+def test_advantages_are_on_sampled_tokens_only() -> None:
+    first, second = prepare([served([1.0, 0.0])], Rules(), 0).items
+    assert sent(first) == [0, 0, 0, 0.5, 0.5] and sent(second) == [0, 0, 0, -0.5, -0.5]
+
+
+def test_a_muted_sequence_counts_in_the_mean_and_is_not_trained_on() -> None:
+    made = served([1.0, 0.0], overrides=[{"set_advantage_to_zero": True}, {}])
+    (only,) = prepare([made], Rules(), 0).items
+    assert sent(only)[-1] == -0.5
+
+
+def test_the_environments_own_advantages_are_taken_as_they_are() -> None:
+    made = served([1.0, 0.0], advantages=[[9, 9, 9, 0.1, 0.2], [9, 9, 9, 0.3, 0.4]])
+    first, second = prepare([made], Rules(), 0).items
+    assert sent(first) == [0, 0, 0, 0.1, 0.2] and sent(second) == [0, 0, 0, 0.3, 0.4]
+
+
+def test_stale_and_overlong_sequences_count_in_the_mean_and_are_dropped() -> None:
+    made = served(
+        [1.0, 0.0, 0.5],
+        overrides=[{"policy_version": f"tinker://r/sampler_weights/step-{n}@1.5"} for n in (1, 5, 6)],
+    )
+    prepared = prepare([made], Rules(max_staleness=2), 6)
+    assert [sent(item)[-1] for item in prepared.items] == [-0.5]
+    assert prepared.metrics["health/stale_dropped"] == 1 and prepared.metrics["health/staleness_max"] == 5
+    assert not prepare([made], Rules(max_tokens=4), 6).items
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"inference_logprobs": None}, "it has no inference_logprobs"),
+        ({"inference_logprobs": [[1.0, 1.0, 1.0, 1.0, -0.5]]}, "a token that its mask trains has no logprob"),
+        (
+            {"inference_logprobs": [[1.0, 1.0, 1.0, 0.0, 0.0]]},
+            "its logprobs are all 0: placeholders, or sampled greedily",
+        ),
+        ({"inference_logprobs": [[-0.5]]}, "tokens, masks and inference_logprobs differ in length"),
+        ({"masks": [[0, 0, 0, 1, 1]]}, "its mask names other tokens than it has"),
+        ({"masks": [[-100] * 5]}, "its mask trains nothing"),
+        ({"tokens": [[]], "masks": [[]]}, "it has no tokens"),
+        ({"scores": []}, "it has no score"),
+        ({"overrides": [{"not_trainable": "ids withheld"}]}, "not trainable: ids withheld"),
+    ],
+)
+def test_what_is_not_exact_is_refused_with_its_reason(change: dict[str, Any], why: str) -> None:
+    found = read_group({**served([1.0]), **change})
+    assert found.rollouts == () and dict(found.refused) == {why: 1}
+
+
+def test_a_ratio_is_capped_from_above_only() -> None:
+    found = weights([-1.0, -1.0, -3.0], [-1.0, -3.0, -1.0], 2.0)
+    assert found == pytest.approx([1.0, 2.0, math.exp(-2)])
+    assert surrogate([-1.0, -1.0], [-1.0, -3.0], [0.5, -1.0], 2.0) == pytest.approx(-0.5 + 2.0)
+
+
+def test_capped_importance_sampling_is_asked_for_as_the_loss_with_that_gradient() -> None:
+    assert engine_loss("importance_sampling", 2.0, None) == (
+        "cispo",
+        {"clip_low_threshold": 0.0, "clip_high_threshold": 2.0},
+    )
+    assert engine_loss("importance_sampling", None, None) == ("importance_sampling", {})
+    assert engine_loss("ppo", 2.0, (0.8, 1.28))[1] == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
+
+
+def test_a_penalty_is_centred_over_the_batch() -> None:
+    found = penalties([[0.1, 0.3], [0.8]], 0.5)
+    assert found == [pytest.approx([0.15, 0.05]), pytest.approx([-0.2])]
+    items = prepare([served([1.0, 0.0])], Rules(), 0).items
+    changed, drift = with_penalty(items, [[0, 0, 0, -1.5, -0.5], [0, 0, 0, -1.0, -0.5]], 1.0)
+    assert drift == pytest.approx(0.125)
+    assert sent(changed[0]) == pytest.approx([0, 0, 0, 0.5 + 0.125 - 0.5, 0.5 + 0.125])
+
+
+def test_a_teacher_draws_towards_what_it_finds_likelier() -> None:
+    assert teacher_terms([-1.0, -2.0, -1.0], [-3.0, -1.0, None], 0.5) == [-1.0, 0.5, 0.0]
+    made = served(
+        [1.0, 1.0],
+        distill_token_ids=[[[5], [6], [7], [300], [9]]] * 2,
+        distill_logprobs=[[[0.0], [0.0], [0.0], [-3.0], [-1.0]]] * 2,
+    )
+    first = prepare([made], Rules(distill=1.0), 0).items[0]
+    assert sent(first) == [0, 0, 0, -2.0, 0.0]  # a token that is not among its best is not judged
+
+
+def test_rates_fall_as_asked_and_never_before_their_time() -> None:
+    linear = Schedule(1.0, Shape.LINEAR, warmup_steps=2, total_steps=6)
+    assert [linear.at(step) for step in range(1, 7)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    cosine = Schedule(1.0, Shape.COSINE, total_steps=4)
+    assert [cosine.at(step) for step in range(1, 5)] == pytest.approx([1, 0.853553, 0.5, 0.146447], rel=1e-5)
+
+
+def test_default_rates_are_those_known_to_work() -> None:
+    assert default_rl_rate(8e9) == 4e-5 and default_rl_rate(None) == 4e-5
+    assert 1e-4 <= default_rl_rate(parameters_of("hermes/smollm2")) <= 3e-4
+    assert 1.2e-3 <= default_sft_rate(135e6) <= 1.4e-3
+    assert parameters_of("Qwen/Qwen3-0.6B") == 0.6e9 and parameters_of("some/model") is None

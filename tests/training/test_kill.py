@@ -1,0 +1,114 @@
+"""kill -9 of trainer, engine and API: the run ends at the same step, every batch is trained exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.http.engine_process import launch
+from tests.training.conftest import StartTrainer
+from tests.training.world import Process, ask, group, metrics, start_api, when_there
+
+STEPS = 12
+BATCH = 4
+
+
+def scripted(number: int) -> dict[str, object]:
+    """A group that tells which it is by its scores; nobody has to sample for it."""
+    tokens = [[259 + number % 200, 300 + index, 310] for index in range(BATCH)]
+    stated = [[-6.0, -6.0, -6.0]] * BATCH
+    scores = [float(number), *[0.0] * (BATCH - 1)]
+    # At another temperature logprobs are not compared: these are made up.
+    return group(tokens, stated, scores, generation_params={"temperature": 2.0})
+
+
+@pytest.fixture
+def api_home(tmp_path: Path) -> Iterator[list[Process]]:
+    running: list[Process] = []
+    yield running
+    for process in running:
+        process.kill()
+
+
+def fill(url: str, registered: Process) -> None:
+    """All groups of the run, once there is a trainer."""
+    registered.until(r"run \S+:")
+    for number in range(1, STEPS + 1):
+        when_there(url, "POST", "/scored_data", scripted(number))
+
+
+def train(start: StartTrainer, api_url: str, **more: str) -> Process:
+    given = ("--name", "r", "--api-url", api_url, "--num-steps", str(STEPS), "--batch-size", str(BATCH))
+    return start("grpo", *given, "--checkpoint-every", "5", "--learning-rate", "0.01", **more)
+
+
+def order_of(folder: Path) -> list[float]:
+    """Which group each step was made of."""
+    return [row["reward/max"] for row in metrics(folder)]
+
+
+def test_a_trainer_killed_again_and_again_trains_every_batch_once_and_in_order(
+    start: StartTrainer, tmp_path: Path, api_home: list[Process]
+) -> None:
+    process, url = start_api(tmp_path / "a")
+    api_home.append(process)
+    losses = {}
+    for name in ("whole", "cut"):
+        ask(url, "GET", "/reset_data", text=True)
+        home = tmp_path / "home" / "runs" / "r"
+        trainer = train(start, url)
+        fill(url, trainer)
+        for step in (2, 7) if name == "cut" else ():
+            trainer.until(rf"step {step}/{STEPS}")
+            trainer.kill()
+            trainer = train(start, url)
+        assert trainer.wait() == 0, trainer.output
+        assert order_of(home) == list(range(1, STEPS + 1))
+        losses[name] = [row["logprobs/mean_training"] for row in metrics(home)]
+        assert ask(url, "GET", "/status")["leases"]["outstanding"] == 0
+        home.rename(tmp_path / name)
+    assert losses["cut"] == pytest.approx(losses["whole"], rel=1e-5)
+
+
+def test_an_api_that_is_killed_and_comes_back_costs_nothing(
+    start: StartTrainer, tmp_path: Path, api_home: list[Process]
+) -> None:
+    process, url = start_api(tmp_path / "a")
+    api_home.append(process)
+    trainer = train(start, url)
+    fill(url, trainer)
+    trainer.until(rf"step 3/{STEPS}")
+    process.kill()
+    again, same = start_api(tmp_path / "a", int(url.rpartition(":")[2]))
+    api_home.append(again)
+    assert same == url
+    assert trainer.wait() == 0, trainer.output
+    assert order_of(tmp_path / "home" / "runs" / "r") == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_and_comes_back_is_gone_on_with_from_the_checkpoint(
+    start: StartTrainer, tmp_path: Path, tiny: Path, api_home: list[Process]
+) -> None:
+    process, url = start_api(tmp_path / "a")
+    api_home.append(process)
+    engine = launch(tiny, tmp_path / "engine")
+    try:
+        trainer = train(start, url, url=engine.url)
+        fill(url, trainer)
+        trainer.until(rf"step 7/{STEPS}")
+        engine.kill()
+        engine = launch(tiny, tmp_path / "engine", "--port", engine.url.rpartition(":")[2])
+        code = trainer.wait()
+        assert code == 0, trainer.output
+        home = tmp_path / "home" / "runs" / "r"
+        state = json.loads((home / "training.json").read_text())
+        assert state["kept"][-1][0] == STEPS and state["finished"] == "all steps made"
+        # Steps after the checkpoint were made again, with the same batches.
+        assert [row["step"] for row in metrics(home)] == list(range(1, STEPS + 1))
+        assert order_of(home) == list(range(1, STEPS + 1))
+    finally:
+        engine.kill()

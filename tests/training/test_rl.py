@@ -1,0 +1,248 @@
+"""The RL loop with a real engine, a real trajectory API and an environment that samples what is published."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from hermes.errors import HermesError
+from hermes.training.advantages import Baseline
+from hermes.training.api import ApiError
+from hermes.training.batch import Rules
+from hermes.training.distill import GenerateTeacher, TinkerTeacher
+from hermes.training.rl import Around, RlSettings, train
+from hermes.training.schedule import Schedule
+from hermes.training.session import Finished, Run
+from hermes.training.sinks import JsonLines, Sinks
+from tests.training.conftest import MakeRun
+from tests.training.world import Environment, ask, metrics
+
+Change = Callable[[dict[str, Any]], None]
+SEEDS = (
+    *("train/loss", "train/learning_rate", "reward/mean", "logprobs/mean", "logprobs/mean_training"),
+    *("logprobs/diff", "advantages/mean", "advantages/std"),
+)
+HEALTH = (
+    *(
+        "health/entropy",
+        "health/clip_fraction",
+        "health/group_signal",
+        "health/truncated",
+        "health/staleness",
+    ),
+    *("health/tool_errors", "stop/completed", "stop/max_tokens", "probe/gap", "optim/grad_norm"),
+)
+
+
+def settings(api: str, steps: int = 3, **more: Any) -> RlSettings:
+    given = {"schedule": Schedule(0.02), "batch_size": 8, "api_url": api, "api_patience_s": 5.0, **more}
+    return RlSettings(num_steps=steps, **given)
+
+
+def around(run: Run, **more: Any) -> Around:
+    return Around(Sinks([JsonLines(run.folder)]), lambda line: None, **more)
+
+
+@contextmanager
+def feeding(environment: Environment, change: Change | None = None) -> Iterator[None]:
+    """The environment at work beside the trainer."""
+    done = threading.Event()
+    worker = threading.Thread(target=environment.feed_until, args=(done.is_set, 4, change))
+    worker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        worker.join()
+
+
+def trained(run: Run, environment: Environment, change: Change | None = None, **more: Any) -> Finished:
+    with feeding(environment, change):
+        return train(run, settings(environment.api_url, **more), around(run))
+
+
+def test_the_reward_rises_on_a_task_that_can_be_learned(make_run: MakeRun, environment: Environment) -> None:
+    run = make_run(every=10)
+    done = trained(run, environment, steps=25, batch_size=16)
+    rewards = [row["reward/mean"] for row in metrics(run.folder)]
+    assert done.step == 25 and done.best is not None
+    assert statistics.fmean(rewards[-4:]) > statistics.fmean(rewards[:4]) + 0.15, rewards
+    assert ask(environment.api_url, "GET", "/status")["leases"]["outstanding"] == 0
+
+
+def test_every_number_of_the_seeds_and_of_the_health_set_is_written(
+    make_run: MakeRun, environment: Environment
+) -> None:
+    def tell(made: dict[str, Any]) -> None:
+        for index, facts in enumerate(made["overrides"]):
+            facts |= {
+                "stop_reason": "max_tokens" if index else "completed",
+                "tool_calls": 2,
+                "tool_errors": 1,
+            }
+
+    run = make_run()
+    trained(run, environment, tell, steps=2)
+    last = metrics(run.folder)[-1]
+    assert {*SEEDS, *HEALTH} <= last.keys()
+    assert last["health/truncated"] == 0.75 and last["health/tool_errors"] == 0.5
+    assert last["probe/gap"] < 1e-4
+
+
+@pytest.mark.parametrize("loss", ["ppo", "cispo"])
+def test_the_other_losses_train_too_with_several_updates_from_a_batch(
+    loss: str, make_run: MakeRun, environment: Environment
+) -> None:
+    run = make_run()
+    trained(run, environment, steps=2, loss=loss, epochs=2, rules=Rules(Baseline.LEAVE_ONE_OUT))
+    assert [row["optim/optimizer_step"] for row in metrics(run.folder)] == [2, 4]
+
+
+def test_groups_without_signal_are_skipped_and_counted_and_do_not_stop_the_run(
+    make_run: MakeRun, environment: Environment
+) -> None:
+    def same(made: dict[str, Any]) -> None:
+        made["scores"] = [1.0] * len(made["scores"])
+
+    run = make_run()
+    done = trained(run, environment, same, steps=2)
+    assert done.step == 2
+    for row in metrics(run.folder):
+        assert row["health/zero_variance_groups"] == 2 and row["health/group_signal"] == 0
+        assert "optim/grad_norm" not in row
+
+
+def test_what_was_sampled_too_long_ago_is_not_trained_on(make_run: MakeRun, environment: Environment) -> None:
+    first: list[str] = []
+
+    def always_the_first(made: dict[str, Any]) -> None:
+        first.append(made["overrides"][0]["policy_version"])
+        made["overrides"] = [{"policy_version": first[0]} for _ in made["tokens"]]
+        made["generation_params"] = {"temperature": 0.9}  # the weights were others: no proof by these
+
+    run = make_run()
+    trained(run, environment, always_the_first, steps=4, rules=Rules(max_staleness=1))
+    rows = metrics(run.folder)
+    assert [row["health/staleness"] for row in rows] == [0, 1, 2, 3]
+    assert [row["health/stale_dropped"] for row in rows] == [0, 0, 8, 8]
+    assert ["optim/grad_norm" in row for row in rows] == [True, True, False, False]
+
+
+@pytest.mark.slow
+def test_a_penalty_keeps_the_policy_near_the_base_model(make_run: MakeRun, environment: Environment) -> None:
+    drifts = []
+    for kl in (0.0001, 1.0):
+        environment.forget()
+        run = make_run(f"kl-{kl}")
+        trained(run, environment, steps=8, kl=kl)
+        drifts.append(metrics(run.folder)[-1]["kl/reference"])
+        ask(environment.api_url, "GET", "/reset_data", text=True)
+    assert abs(metrics(run.folder)[0]["kl/reference"]) < 1e-4
+    assert drifts[1] < drifts[0]
+
+
+def test_a_teacher_alone_can_teach(make_run: MakeRun, environment: Environment) -> None:
+    """The teacher was trained on the reward; its pupil never sees one."""
+    done = trained(make_run("other"), environment, steps=6)
+    ask(environment.api_url, "GET", "/reset_data", text=True)
+    environment.forget()
+    run = make_run("taught")
+    teacher = TinkerTeacher(run.connection, done.sampler)
+    given = settings(environment.api_url, 8, rules=Rules(distill=1.0, rewards=0.0))
+    with feeding(environment):
+        train(run, given, around(run, teacher=teacher))
+    rows = metrics(run.folder)
+    # The advantage of a token is minus its divergence from the teacher: it shrinks as the student learns.
+    assert statistics.fmean(row["advantages/mean"] for row in rows[-2:]) > rows[0]["advantages/mean"] + 0.01
+
+
+def test_a_teacher_that_is_not_there_is_an_error_that_names_it() -> None:
+    with pytest.raises(HermesError, match=r"teacher at http://127\.0\.0\.1:9 does not answer"):
+        GenerateTeacher("http://127.0.0.1:9/v1").score([[1, 2, 3]])
+
+
+def test_evaluations_are_logged_and_decide_the_best_checkpoint(
+    make_run: MakeRun, environment: Environment
+) -> None:
+    run = make_run(every=1)
+    told = {1: 0.1, 2: 0.9, 3: 0.5}
+    with feeding(environment):
+        given = settings(environment.api_url, 3, eval_every=1)
+        done = train(run, given, around(run, evaluate=lambda step, sampler: {"reward": told[step]}))
+    assert [row["eval/reward"] for row in metrics(run.folder)] == [0.1, 0.9, 0.5]
+    assert done.best is not None and done.best.step == 2
+
+
+def test_a_run_that_is_asked_to_stop_saves_what_it_has_and_goes_on_later(
+    make_run: MakeRun, environment: Environment
+) -> None:
+    run, stop = make_run(), threading.Event()
+    lines: list[str] = []
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        if line.startswith("step 2/"):
+            stop.set()
+
+    with feeding(environment):
+        done = train(
+            run, settings(environment.api_url, 4), Around(Sinks([JsonLines(run.folder)]), tell, stop)
+        )
+        assert (done.step, done.reason) == (2, "stopped")
+        again = Around(Sinks([JsonLines(run.folder)]), tell)
+        assert train(run, settings(environment.api_url, 4), again).step == 4
+    assert [row["step"] for row in metrics(run.folder)] == [1, 2, 3, 4]
+    assert [row["optim/optimizer_step"] for row in metrics(run.folder)] == [1, 2, 3, 4]
+
+
+def test_batches_without_logprobs_end_the_run_with_the_reason(
+    make_run: MakeRun, environment: Environment
+) -> None:
+    def blind(made: dict[str, Any]) -> None:
+        del made["inference_logprobs"]
+
+    with pytest.raises(HermesError, match="8 sequences: it has no inference_logprobs"):
+        trained(make_run(), environment, blind, steps=9)
+
+
+def test_rollouts_of_somebody_elses_weights_end_the_run_with_the_reason(
+    make_run: MakeRun, environment: Environment
+) -> None:
+    def foreign(made: dict[str, Any]) -> None:
+        made["overrides"] = [
+            {"policy_version": "tinker://x/sampler_weights/step-999"} for _ in made["tokens"]
+        ]
+
+    with pytest.raises(HermesError, match="weights that this run does not have"):
+        trained(make_run(), environment, foreign, steps=9)
+
+
+def test_an_api_that_is_not_there_is_said_once_the_patience_is_spent(make_run: MakeRun) -> None:
+    run = make_run()
+    with pytest.raises(
+        ApiError, match=r"no answer from the trajectory API at http://127\.0\.0\.1:9"
+    ) as caught:
+        train(run, settings("http://127.0.0.1:9", api_patience_s=0.2), around(run))
+    assert caught.value.hint == "start it with: hermes api"
+
+
+def test_a_sampler_at_another_temperature_is_trained_on_without_its_ratios(
+    make_run: MakeRun, environment: Environment
+) -> None:
+    def warm(made: dict[str, Any]) -> None:
+        made["generation_params"] = {"temperature": 1.5}
+        made["inference_logprobs"] = [
+            [value - 0.7 if value <= 0 else value for value in row] for row in made["inference_logprobs"]
+        ]
+
+    run = make_run()
+    trained(run, environment, warm, steps=3)
+    rows = metrics(run.folder)
+    assert rows[0]["logprobs/diff"] == pytest.approx(0.7, abs=1e-3)
+    assert abs(rows[0]["train/loss"]) < 1e-3  # ratios are 1, and advantages are centred
+    assert rows[-1]["optim/grad_norm"] > 0

@@ -1,0 +1,140 @@
+"""Conversations as lessons: only what the assistant said is learned, in contexts that a model would see."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from hermes.core import Message, Role, ToolCall
+from hermes.data.select import Selection
+from hermes.models.token_chat import Speech
+from hermes.store import Filter, Reader, Writer
+from hermes.training.rows import from_files, from_store, gather, lessons_of
+from tests.cli.process import failure, hermes
+
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+FORGETFUL = TEMPLATE.replace("m['content']", "m['content'] if loop.index > messages|length - 2 else '...'")
+CHAT = (
+    Message.system("Be brief."),
+    Message.user("2+2?"),
+    Message.assistant("", tool_calls=(ToolCall("c1", "add", '{"a": 2}'),)),
+    Message(Role.TOOL, "4", tool_call_id="c1", name="add"),
+    Message.assistant("It is 4."),
+    Message.user("</s> thanks"),
+    Message.assistant("Welcome."),
+)
+
+
+def speech(tiny: Path, template: str = TEMPLATE) -> Speech:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.chat_template = template
+    return Speech.of(tokenizer, "hermes", 4096)
+
+
+def text(spoken: Speech, tokens: tuple[int, ...]) -> str:
+    return spoken.decode(tokens)
+
+
+def test_exactly_the_assistants_words_and_their_end_are_learned(tiny: Path) -> None:
+    spoken = speech(tiny)
+    (only,) = lessons_of(CHAT, [True] * len(CHAT), (), spoken)
+    learned = [token for token, chosen in zip(only.tokens, only.learned, strict=True) if chosen]
+    assert text(spoken, tuple(learned)) == (
+        '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call></s>It is 4.</s>Welcome.</s>'
+    )
+    whole = text(spoken, only.tokens)
+    assert whole.startswith("<s>system\nBe brief.</s>\n<s>user\n2+2?</s>\n<s>assistant\n<tool_call>")
+    assert whole.endswith("</s> thanks</s>\n<s>assistant\nWelcome.</s>")
+    assert only.tokens.count(2) == 7  # the user's spelled mark is none
+
+
+def test_a_template_that_rewrites_history_gives_a_sequence_for_each_context(tiny: Path) -> None:
+    spoken = speech(tiny, FORGETFUL)
+    made = lessons_of(CHAT, [True] * len(CHAT), (), spoken)
+    assert len(made) == 3
+    assert "Be brief." not in text(spoken, made[-1].tokens)
+
+
+def test_turns_that_were_copied_in_are_read_and_not_learned(tiny: Path) -> None:
+    spoken = speech(tiny)
+    (only,) = lessons_of(CHAT, [index == 6 for index in range(len(CHAT))], (), spoken)
+    learned = [token for token, chosen in zip(only.tokens, only.learned, strict=True) if chosen]
+    assert text(spoken, tuple(learned)) == "Welcome.</s>"
+    assert "It is 4." in text(spoken, only.tokens)
+
+
+ROWS = (
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]},
+    {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]},
+    {
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "ho", "tool_calls": []},
+        ],
+        "tools": None,
+    },
+)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_export_that_holds_turns_can_be_learned_from(
+    tiny: Path, tmp_path: Path, row: dict[str, object]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    spoken = speech(tiny)
+    (only,) = from_files([file], lambda: spoken, Counter())
+    assert text(spoken, only.tokens) == "<s>user\nhi</s>\n<s>assistant\nho</s>"
+
+
+def test_the_store_is_a_source_and_what_did_not_complete_is_counted(tiny: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    cut = {"messages": [*ROWS[0]["messages"], {"role": "user", "content": "more"}]}
+    rows.write_text("".join(json.dumps(row) + "\n" for row in (ROWS[0], cut)))
+    from hermes.data.importing import import_files
+
+    database = tmp_path / "hermes.db"
+    with Writer(database) as writer, Reader(database) as reader:
+        import_files([rows], reader, writer)
+    left_out = Counter[str]()
+    with Reader(database) as reader:
+        found = gather(
+            from_store(reader, Selection(Filter()), speech(tiny), left_out),
+            left_out,
+            longest=99,
+            eval_share=0.0,
+        )
+    assert len(found.train) == 1 and left_out == {"cut": 1}
+
+
+def test_tasks_are_held_out_whole(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [
+        {"input_ids": [5, 6, 7], "mask": [0, 1, 1], "task_id": str(task)}
+        for task in range(40)
+        for _ in range(2)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    left_out = Counter[str]()
+    found = gather(from_files([file], pytest.fail, left_out), left_out, longest=99, eval_share=0.3)
+    held, kept = ({lesson.task for lesson in side} for side in (found.held_out, found.train))
+    assert held and kept and not held & kept and len(found.held_out) == 2 * len(held)
+
+
+def test_the_command_says_what_is_wrong_in_two_lines(tmp_path: Path, tiny: Path) -> None:
+    home = tmp_path / "home"
+    what, fix = failure(hermes(home, "train", "sft", "--base-model", str(tiny), "--base-url", "ftp://x"), 2)
+    assert what == "'ftp://x' is not an address"
+    what, fix = failure(hermes(home, "train", "grpo", "--base-url", "https://example.org"), 2)
+    assert what == "there is no key for https://example.org" and "TINKER_API_KEY" in fix
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"input_ids": [5, 6, 7], "mask": [0, 1]}\n')
+    what, fix = failure(hermes(home, "train", "sft", str(file), "--base-model", str(tiny)), 2)
+    assert what.endswith("rows.jsonl:1: 'mask' is not a list as long as 'input_ids'")
