@@ -55,6 +55,7 @@ def test_groups_are_made_at_the_same_time() -> None:
         assert model.max_in_flight >= 4
 
 
+@pytest.mark.slow
 def test_a_killed_process_run_carries_on_without_a_gap_or_a_double(
     bundled_home: Path, tmp_path: Path
 ) -> None:

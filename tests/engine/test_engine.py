@@ -254,6 +254,7 @@ print("survived")
 """
 
 
+@pytest.mark.slow
 def test_out_of_memory_fails_that_request_alone(tmp_path: Path) -> None:
     tiny_model(vocab_size=50_000).save_pretrained(tmp_path / "wide")
     command = [sys.executable, "-c", SHORT_OF_MEMORY, str(tmp_path / "wide")]

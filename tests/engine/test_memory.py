@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_a_long_batch_needs_a_fraction_of_the_naive_memory_and_less_when_recomputed() -> None:
     command = [sys.executable, "-m", "tests.engine.peak"]

@@ -115,7 +115,11 @@ def test_hermes_env_process_runs_an_environment_by_its_name(home_with_model: Pat
     with FakeProvider(perfect(ToolCallingEnv)) as provider:
         more = {"total_steps": 1, "group_size": 2, "data_path_to_save_groups": tmp_path / "g.jsonl"}
         done = hermes(
-            home_with_model, "env", "process", "tool_calling", *flags(ToolCallingEnv, provider.base_url, **more)
+            home_with_model,
+            "env",
+            "process",
+            "tool_calling",
+            *flags(ToolCallingEnv, provider.base_url, **more),
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "g.jsonl").read_text())["scores"] == [1.0, 1.0]

@@ -11,6 +11,7 @@ from tests.rl.conftest import MakeHome
 from tests.rl.world import answer, hermes
 
 
+@pytest.mark.slow
 def test_preflight_says_whether_it_will_learn(home_with: MakeHome) -> None:
     home = home_with()
     answer(home, "rl", "select", "letters")

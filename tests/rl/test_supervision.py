@@ -117,6 +117,7 @@ def test_a_part_that_explains_its_end_fails_the_run_with_its_words(tmp_path: Pat
     assert status.parts["api"].exit_code == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_part_that_crashes_without_progress_is_given_up_after_five_times(tmp_path: Path) -> None:
     def make(run: Run) -> list[dict[str, Any]]:
         ready = run.folder / "t.ready"

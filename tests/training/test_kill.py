@@ -50,6 +50,7 @@ def order_of(folder: Path) -> list[float]:
     return [row["reward/max"] for row in metrics(folder)]
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_again_and_again_trains_every_batch_once_and_in_order(
     start: StartTrainer, tmp_path: Path, api_home: list[Process]
 ) -> None:

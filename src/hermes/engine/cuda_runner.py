@@ -20,7 +20,8 @@ from torch.nn.functional import linear
 from hermes.engine.backbone import Attend, Backbone
 from hermes.engine.compact import CompactBackbone, merge_head, merge_layer
 from hermes.engine.decode import fits, fused_hidden, gather_rows
-from hermes.engine.kernels import attend_rows, copy_cells, draw_rows
+from hermes.engine.draw_kernels import draw_rows
+from hermes.engine.kernels import attend_rows, copy_cells
 from hermes.engine.kv import KvPool
 from hermes.engine.prompts_varlen import Prompts
 from hermes.engine.runner import Batch, Choice, Drawn, DrawnNow, Fetched, Piece, Policy, TorchRunner, join

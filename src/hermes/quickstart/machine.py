@@ -1,0 +1,27 @@
+"""What the quickstart needs of this machine, found out before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from hermes.errors import MissingDependencyError, UsageError
+from hermes.models.bundled import locate_gguf
+
+_NEEDED = ("torch", "transformers", "tinker", "starlette", "uvicorn")
+
+
+def choose_device(wish: str) -> str:
+    """cpu or cuda. MissingDependencyError: a package is not there. UsageError: no GPU."""
+    for package in _NEEDED:
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(package, "train,web", "The quickstart")
+    locate_gguf()
+    if wish == "cpu":
+        return wish
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if wish == "cuda":
+        raise UsageError("there is no CUDA device here", "leave out --device, and it runs on the CPU")
+    return "cpu"

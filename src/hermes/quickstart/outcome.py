@@ -1,0 +1,65 @@
+"""What a quickstart found, as data: for the table, the report and `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hermes.core import JSONObject
+from hermes.quickstart.evaluate import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What the engine has counted."""
+
+    sampled: int = 0
+    trained: int = 0
+
+    def since(self, before: Tokens) -> Tokens:
+        return Tokens(self.sampled - before.sampled, self.trained - before.trained)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    name: str
+    seconds: float
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One step of reinforcement learning."""
+
+    step: int
+    reward: float
+    """Mean over all rollouts of the step, before its update."""
+    signal: float
+    """Share of groups whose rollouts did not all earn the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    run_name: str
+    device: str
+    generated: int
+    right: int
+    """Generated trajectories with the full reward; the warm start's data."""
+    policies: tuple[tuple[str, Measured], ...]
+    """Base, after SFT, after GRPO: how each does on the held-out tasks."""
+    losses: tuple[float, ...]
+    """Of the warm start, step by step."""
+    curve: tuple[Point, ...]
+    stages: tuple[Stage, ...]
+    weights: str
+    """tinker:// path of what was learned."""
+    folder: Path
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+    def to_json(self) -> JSONObject:
+        data = asdict(self)
+        data |= {"policies": dict(data["policies"]), "folder": str(self.folder)}
+        return {**data, "seconds": self.seconds}

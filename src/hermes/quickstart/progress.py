@@ -1,0 +1,78 @@
+"""What a person sees while the quickstart works: at intervals how far it is, how fast, how long still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hermes.batch.journal import State
+from hermes.core import JSONObject
+
+Tell = Callable[[str], None]
+INTERVAL_S = 5.0
+"""Between two lines of one stage."""
+
+
+class Meter:
+    """Counts what is done of a stage; says so at intervals, and at the end."""
+
+    def __init__(
+        self, what: str, total: int, tell: Tell, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._what, self._total, self._tell, self._clock = what, total, tell, clock
+        self._began_s = self._said_s = clock()
+        self._done = 0
+
+    def add(self, count: int = 1, note: str = "") -> None:
+        self._done += count
+        now_s = self._clock()
+        if self._done >= self._total or now_s - self._said_s >= INTERVAL_S:
+            self._said_s = now_s
+            self._tell(self._line(now_s - self._began_s) + (f"  {note}" if note else ""))
+
+    def _line(self, spent_s: float) -> str:
+        line = f"   {self._what} {self._done}/{self._total}"
+        if spent_s <= 0:
+            return line
+        rate = self._done / spent_s
+        if self._done >= self._total:
+            return f"{line}  {rate_text(rate)}  {duration(spent_s)}"
+        return f"{line}  {rate_text(rate)}  {duration((self._total - self._done) / rate)} left"
+
+
+class BatchMeter:
+    """A `Watcher` of the batch that feeds a meter."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def started(self, n_total: int, n_finished_before: int) -> None:
+        """The meter knows its total."""
+
+    def dispatched(self) -> None:
+        """Only what is finished counts."""
+
+    def finished(
+        self, state: State, reason: str | None, usage: JSONObject | None, cost_usd: float | None, turns: int
+    ) -> None:
+        self._meter.add()
+
+    def retried(self, reason: str | None) -> None:
+        """It will be finished later."""
+
+    def gauges(self, worker: str, in_flight: int, limit: int, waiting: int) -> None:
+        """Not shown."""
+
+    def worker_died(self, worker: str | None = None, lost: int = 0) -> None:
+        """Its samples are handed out again."""
+
+
+def rate_text(per_s: float) -> str:
+    return f"{per_s:.1f}/s" if per_s >= 1 else f"{per_s * 60:.1f}/min"
+
+
+def duration(seconds: float) -> str:
+    whole = round(seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{whole} s" if whole < 100 else f"{whole // 60} min {whole % 60:02d} s"

@@ -1,0 +1,139 @@
+"""The end of a quickstart: a table for the terminal, a page and a picture for later, and what to try next."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from hermes.config.files import atomic_write
+from hermes.envs.stats import Interval
+from hermes.quickstart import chart
+from hermes.quickstart.outcome import Outcome
+from hermes.quickstart.progress import duration
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+:root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }}
+body {{ max-width: 50rem; margin: 2rem auto; padding: 0 1rem }}
+table {{ border-collapse: collapse; margin: 1rem 0 }}
+th, td {{ padding: .25rem 1rem .25rem 0; text-align: right; font-variant-numeric: tabular-nums }}
+th:first-child, td:first-child {{ text-align: left }}
+tr {{ border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent) }}
+svg {{ width: 100%; height: auto; font-size: 14px; fill: currentColor }}
+svg polyline {{ fill: none; stroke: #2563eb; stroke-width: 2 }}
+svg circle {{ fill: #2563eb }}
+svg .grid {{ stroke: currentColor; opacity: .2 }}
+pre {{ overflow-x: auto }}
+</style></head><body>
+<h1>{title}</h1>
+<p>{summary}</p>
+{tables}
+{picture}
+<h2>Next</h2>
+<pre>{following}</pre>
+</body></html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What was written."""
+
+    page: Path
+    picture: Path
+    data: Path
+
+
+def write(outcome: Outcome) -> Files:
+    """report.html, reward.png and report.json in the quickstart's folder."""
+    folder = outcome.folder
+    files = Files(folder / "report.html", folder / "reward.png", folder / "report.json")
+    atomic_write(files.page, html(outcome))
+    files.picture.write_bytes(chart.png(_curve(outcome)))
+    atomic_write(files.data, json.dumps(outcome.to_json(), indent=1) + "\n")
+    return files
+
+
+def text(outcome: Outcome, files: Files) -> str:
+    """What the terminal shows at the end."""
+    tables = (_aligned(table) for table in _tables(outcome))
+    return "\n\n".join((*tables, _written(files), f"Next:\n{next_commands(outcome)}"))
+
+
+def html(outcome: Outcome) -> str:
+    return _PAGE.format(
+        title=escape(outcome.run_name),
+        summary=escape(_summary(outcome)),
+        tables="\n".join(_html_table(table) for table in _tables(outcome)),
+        picture=chart.svg(_curve(outcome)),
+        following=escape(next_commands(outcome)),
+    )
+
+
+def next_commands(outcome: Outcome) -> str:
+    """Each works as it stands, after this quickstart."""
+    engine = "http://127.0.0.1:8001/v1"
+    commands = (
+        (f"hermes trajectories list --run {outcome.run_name}", "what was generated"),
+        (f"hermes engine serve --state-dir {outcome.folder / 'engine'}", "serves what was learned; then:"),
+        (f'hermes -q "What is 384 * 29?" --base-url {engine} --model policy --toolsets math', "asks it"),
+        ("hermes env list", "what else there is to learn"),
+        ("hermes rl --help", "runs that go on without you"),
+    )
+    return "\n".join(f"  {command}    # {why}" for command, why in commands)
+
+
+def _summary(outcome: Outcome) -> str:
+    return (
+        f"{outcome.right} of {outcome.generated} generated trajectories were right: the warm start's data. "
+        f"Trained on {outcome.device} in {duration(outcome.seconds)}. Intervals are of 95 % (Wilson)."
+    )
+
+
+def _tables(outcome: Outcome) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    success: list[tuple[str, ...]] = [("held-out success", "greedy", "", "sampled", "")]
+    for name, measured in outcome.policies:
+        success.append((name, *_rate(measured.greedy), *_rate(measured.sampled)))
+    spent: list[tuple[str, ...]] = [("stage", "time", "tokens sampled", "trained")]
+    for stage in outcome.stages:
+        counts = _counts(stage.tokens.sampled, stage.tokens.trained)
+        spent.append((stage.name, duration(stage.seconds), *counts))
+    sampled = sum(stage.tokens.sampled for stage in outcome.stages)
+    trained = sum(stage.tokens.trained for stage in outcome.stages)
+    spent.append(("together", duration(outcome.seconds), *_counts(sampled, trained)))
+    return success, spent
+
+
+def _rate(measured: Interval) -> tuple[str, str]:
+    return f"{measured.mean:.1%}", f"({measured.low:.1%} to {measured.high:.1%})"
+
+
+def _counts(*numbers: int) -> tuple[str, ...]:
+    return tuple(f"{number:,}" if number else "" for number in numbers)
+
+
+def _curve(outcome: Outcome) -> list[tuple[int, float]]:
+    return [(point.step, point.reward) for point in outcome.curve]
+
+
+def _written(files: Files) -> str:
+    return f"report  {files.page}\ncurve   {files.picture}"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in rows
+    )
+    return "\n".join(lines)
+
+
+def _html_table(rows: list[tuple[str, ...]]) -> str:
+    def line(row: tuple[str, ...], cell: str) -> str:
+        return "<tr>" + "".join(f"<{cell}>{escape(value)}</{cell}>" for value in row) + "</tr>"
+
+    return "<table>" + line(rows[0], "th") + "".join(line(row, "td") for row in rows[1:]) + "</table>"

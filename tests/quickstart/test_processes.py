@@ -1,0 +1,108 @@
+"""The quickstart's processes: real ones, started, watched, killed and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes.quickstart import probes
+from hermes.quickstart.processes import Crew, ProcessFailedError, terminated_like_interrupted
+from hermes.rl.ports import choose, is_free
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Crew]:
+    with Crew(tmp_path / "logs", tmp_path, {"HERMES_HOME": str(tmp_path / "home")}) as crew:
+        yield crew
+
+
+def free_port() -> int:
+    return choose(0, taken=(0,))
+
+
+def start_api(crew: Crew, port: int) -> None:
+    crew.serve(
+        "api",
+        ("api", "--port", str(port)),
+        lambda: probes.ask(f"http://127.0.0.1:{port}/status") is not None,
+    )
+
+
+def pid_of(crew: Crew, name: str) -> int:
+    return crew._running[name][0].pid
+
+
+def test_a_command_gives_the_object_it_printed(crew: Crew, tmp_path: Path) -> None:
+    looked = list[int]()
+    told = crew.run("new", ("env", "new", "mine", "--json"), lambda: looked.append(1))
+    assert (tmp_path / told["file_path"]).name == "mine.py"
+    assert looked
+
+
+def test_a_command_that_fails_is_named_with_its_last_lines_and_its_log(crew: Crew, tmp_path: Path) -> None:
+    with pytest.raises(ProcessFailedError) as caught:
+        crew.run("export", ("export", "--format", "nonsense", "--output", "x.jsonl"))
+    assert caught.value.message.startswith("export ended with exit code 2. Its last lines:\n")
+    assert "nonsense" in caught.value.message
+    assert str(tmp_path / "logs" / "export.log") in caught.value.hint
+
+
+def test_a_command_that_prints_no_object_is_a_failure(crew: Crew) -> None:
+    with pytest.raises(ProcessFailedError, match="printed no result"):
+        crew.run("version", ("--version",))
+
+
+def test_a_server_is_up_when_serve_returns_and_gone_when_the_crew_has_left(tmp_path: Path) -> None:
+    port = free_port()
+    with Crew(tmp_path / "logs", tmp_path, {}) as crew:
+        start_api(crew, port)
+        crew.check()
+        assert not is_free(port)
+    assert is_free(port)
+
+
+def test_a_server_whose_port_is_taken_is_a_failure_that_says_so(crew: Crew) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ProcessFailedError, match="it is taken"):
+            crew.serve("api", ("api", "--port", str(port)), lambda: False)
+
+
+def test_a_server_that_was_killed_is_named_while_another_command_is_waited_for(crew: Crew) -> None:
+    start_api(crew, free_port())
+
+    def kill() -> None:
+        os.kill(pid_of(crew, "api"), signal.SIGKILL)
+
+    with pytest.raises(ProcessFailedError, match=r"api was killed \(signal 9\)"):
+        crew.run("other", ("api", "--port", "0"), kill)
+
+
+def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same(tmp_path: Path) -> None:
+    with Crew(tmp_path / "logs", tmp_path, {}) as crew:
+        start_api(crew, free_port())
+        pid = pid_of(crew, "api")
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_sigterm_unwinds_like_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_engines_counts_are_read_from_its_metrics_page() -> None:
+    page = (
+        "# TYPE hermes_engine_sampled_tokens_total counter\nhermes_engine_sampled_tokens_total 12\nother 3\n"
+    )
+    assert probes.read_counts(page) == {"sampled_tokens_total": 12.0}
+    assert probes.ask(f"http://127.0.0.1:{free_port()}/health") is None

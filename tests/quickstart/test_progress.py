@@ -1,0 +1,37 @@
+"""How far, how fast, how long still."""
+
+from __future__ import annotations
+
+from hermes.quickstart.progress import INTERVAL_S, Meter, duration, rate_text
+
+
+def test_a_line_at_intervals_and_one_at_the_end() -> None:
+    now_s, lines = [0.0], list[str]()
+    meter = Meter("rollouts", 4, lines.append, lambda: now_s[0])
+    meter.add()
+    assert lines == []
+    now_s[0] = INTERVAL_S
+    meter.add(note="reward 0.500")
+    assert lines == ["   rollouts 2/4  24.0/min  5.0 s left  reward 0.500"]
+    now_s[0] += 1
+    meter.add()
+    assert len(lines) == 1
+    now_s[0] += 1
+    meter.add()
+    assert lines[1:] == ["   rollouts 4/4  34.3/min  7.0 s"]
+
+
+def test_a_stage_that_takes_no_time_has_no_rate() -> None:
+    lines = list[str]()
+    Meter("steps", 1, lines.append, lambda: 3.0).add()
+    assert lines == ["   steps 1/1"]
+
+
+def test_rates_and_durations_are_told_in_units_that_fit() -> None:
+    assert [rate_text(2.345), rate_text(0.5)] == ["2.3/s", "30.0/min"]
+    assert [duration(1.25), duration(42.4), duration(99.6), duration(301)] == [
+        "1.2 s",
+        "42 s",
+        "1 min 40 s",
+        "5 min 01 s",
+    ]
