@@ -41,7 +41,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("hermes.cli.export:export", "Write trajectories as training data."),
     "import": ("hermes.cli.import_:import_", "Store conversations from elsewhere: ShareGPT, messages, ATIF."),
     "models": ("hermes.cli.models:models", "List the providers and the bundled model."),
-    "quickstart": ("hermes.cli.quickstart:quickstart", "The loop on the bundled model: CPU only, no key."),
+    "quickstart": (
+        "hermes.cli.quickstart:quickstart",
+        "The whole loop, really learning, on the bundled model: CPU only, no key.",
+    ),
     "rate": ("hermes.cli.rate:rate", "Rate a trajectory."),
     "rl": (
         "hermes.cli.rl:rl",
