@@ -97,6 +97,7 @@ def test_check_exits_with_1_and_says_what_is_wrong(home: Path, sums: Path) -> No
     assert "failed  gold earns 1.0" in done.stdout
 
 
+@pytest.mark.slow
 def test_process_writes_exact_groups_and_records_every_rollout(
     home: Path, sums: Path, bundled_home: Path, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_process_writes_exact_groups_and_records_every_rollout(
     assert kept == {each["trajectory_id"] for group in groups for each in group["overrides"]}
 
 
+@pytest.mark.slow
 def test_evaluate_reports_success_with_its_uncertainty(
     home: Path, sums: Path, bundled_home: Path, tmp_path: Path
 ) -> None:

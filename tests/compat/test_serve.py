@@ -71,6 +71,7 @@ def test_serving_goes_on_over_a_crash_of_the_api_and_no_group_is_lost(
     assert "evaluation got into the training metrics" not in log
 
 
+@pytest.mark.slow
 def test_a_signal_ends_serving_in_order_with_the_work_in_flight_delivered(
     bundled_home: Path, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_model_that_fails_midway_costs_no_score(api: Client, caplog: pytest.Lo
     assert "a group failed (provider)" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_model_that_goes_away_and_comes_back_is_waited_for(api: Client) -> None:
     trainer = Trainer(api)
     trainer.start()

@@ -44,6 +44,7 @@ def test_every_inference_test_has_files_of_its_own_and_one_bad_model_spoils_noth
     assert not list(folder.glob("*.yaml")), "what held the keys is gone"
 
 
+@pytest.mark.slow
 def test_an_endpoint_is_tested_with_its_key_and_the_key_is_in_no_file(home_with: MakeHome) -> None:
     home = home_with()
     with FakeProvider(lambda request: text("bdfh"), api_key="sk-or-v1-0123456789") as provider:

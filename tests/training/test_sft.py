@@ -61,6 +61,7 @@ def test_a_handful_of_rows_is_learned_by_heart(make_run: MakeRun, sinks_of: Sink
     assert metrics(run.folder)[0]["probe/gap"] < 1e-4
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_makes_the_same_steps_as_one_that_was_not(
     start: StartTrainer, tmp_path: Path
 ) -> None:
