@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import importlib.util
 import logging
 import signal
@@ -15,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.engine.http.security import policy_for
-from hermes.errors import HermesError, MissingDependencyError
+from hermes.engine.http.security import DOOR
+from hermes.errors import MissingDependencyError
+from hermes.safety.access import bound, policy_for
 
 if TYPE_CHECKING:
     from hermes.engine.checkpoints import CheckpointStore
@@ -56,11 +56,11 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     for package in _NEEDED:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train,web", "the engine's server")
-    policy_for(options.host, options.token)
+    policy_for(DOOR, options.host, options.token)
     from hermes.engine.checkpoints import CheckpointStore
 
     with (
-        _bound(options.host, options.port) as listener,
+        bound(options.host, options.port, _BACKLOG) as listener,
         contextlib.closing(CheckpointStore(options.state_dir)) as store,
         contextlib.closing(_loaded(options.engine)) as engine,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
@@ -84,22 +84,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-@contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Before the model is loaded, which takes a while, so that a taken address is known at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        what = "it is taken" if taken else error
-        raise HermesError(
-            f"cannot listen on {host} port {port}: {what}", "choose another --host or --port"
-        ) from error
-    with listener:
-        yield listener
-
-
 async def _run(
     options: ServerOptions,
     engine: Engine,
@@ -121,7 +105,8 @@ async def _run(
     state = open_state(engine, store, options.names, options.client_timeout_s)
     config = uvicorn.Config(
         build_app(
-            [*routes(state), *openai_routes(state, options.parser)], policy_for(options.host, options.token)
+            [*routes(state), *openai_routes(state, options.parser)],
+            policy_for(DOOR, options.host, options.token),
         ),
         http="httptools",
         ws="none",

@@ -15,9 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
 
 from hermes.core import JSON, JSONObject
 from hermes.errors import AuthError, ProviderError
@@ -26,6 +24,7 @@ from hermes.models.fields import as_objects, as_text, finite
 from hermes.models.retry import RetryPolicy, with_retries
 from hermes.models.sse import EventDecoder
 from hermes.models.throttle import Throttle, throttle_for
+from hermes.safety.access import leads_to_loopback
 
 if TYPE_CHECKING:
     import ssl
@@ -177,7 +176,7 @@ class Endpoint:
     def _connect(self) -> httpx2.AsyncClient:
         import httpx2
 
-        loopback = _is_loopback(self.target.base_url)
+        loopback = leads_to_loopback(self.target.base_url)
         return httpx2.AsyncClient(
             base_url=self.target.base_url,
             timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
@@ -292,11 +291,3 @@ def _said(body: bytes) -> JSON:
 def _encoded(body: JSONObject) -> bytes:
     """ASCII, since a model can write lone surrogates, which have no UTF-8 form."""
     return json.dumps(body, separators=(",", ":")).encode("ascii")
-
-
-def _is_loopback(base_url: str) -> bool:
-    host = urlsplit(base_url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

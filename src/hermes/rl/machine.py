@@ -6,9 +6,9 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
 from hermes.rl.settings import read_settings
+from hermes.safety.access import leads_to_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ def missing_packages(settings: RlSettings, environ: Mapping[str, str]) -> Missin
                 f"training needs the package '{package}', which is not installed",
                 "pip install 'hermes-research[train]'",
             )
-    if url is not None and not _is_loopback(url) and not environ.get("TINKER_API_KEY"):
+    if url is not None and not leads_to_loopback(url) and not environ.get("TINKER_API_KEY"):
         return Missing(
             f"the engine at {url} needs a key, and TINKER_API_KEY is not set",
             "hermes config set TINKER_API_KEY (asks for it)",
@@ -68,7 +68,3 @@ def _missing_gpu(settings: RlSettings, model: str) -> Missing | None:
         f"{model} has {parameters / 1e9:.3g} billion parameters and needs a GPU; this machine has none",
         "set model: hermes/smollm2, or engine_url, in rl.yaml of the Hermes home",
     )
-
-
-def _is_loopback(url: str) -> bool:
-    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")

@@ -25,7 +25,6 @@ from hermes.rollouts.http import (
 )
 from hermes.rollouts.intake import Refused
 from hermes.rollouts.parsing import BodyError
-from hermes.rollouts.security import Policy
 from hermes.rollouts.service import Batch, Service
 from hermes.rollouts.status import gauges, status
 from hermes.rollouts.wire import (
@@ -37,6 +36,7 @@ from hermes.rollouts.wire import (
     Registration,
 )
 from hermes.rollouts.worker import Parser, WorkerLost
+from hermes.safety.access import Policy
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer | Batch]]
 

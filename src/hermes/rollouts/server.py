@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import errno
 import signal
 import socket
 import time
@@ -14,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.errors import HermesError, MissingDependencyError
+from hermes.errors import MissingDependencyError
 from hermes.rollouts.intake import Limits
-from hermes.rollouts.security import policy_for
+from hermes.rollouts.security import DOOR
+from hermes.safety.access import bound, policy_for
 
 if TYPE_CHECKING:
     from hermes.rollouts.service import Service
@@ -47,11 +47,11 @@ def serve(options: Options, announce: Callable[[str], None]) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(error.name or "uvicorn", "web", "the trajectory API") from error
-    policy_for(options.host, options.token)
+    policy_for(DOOR, options.host, options.token)
     if options.state_dir:
         _keep_freed_memory()
     with (
-        _bound(options.host, options.port) as listener,
+        bound(options.host, options.port, _BACKLOG) as listener,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
         runner.run(_run(options, listener, announce))
@@ -78,21 +78,6 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 64 << 20)
 
 
-@contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        what = "it is taken" if taken else error
-        raise HermesError(
-            f"cannot listen on {host} port {port}: {what}", "choose another --host or --port"
-        ) from error
-    with listener:
-        yield listener
-
-
 async def _run(options: Options, listener: socket.socket, announce: Callable[[str], None]) -> None:
     import uvicorn
 
@@ -111,7 +96,7 @@ async def _run(options: Options, listener: socket.socket, announce: Callable[[st
     service = Service(journal, options.limits)
     parser = Parser()
     config = uvicorn.Config(
-        App(service, policy_for(options.host, options.token), parser),
+        App(service, policy_for(DOOR, options.host, options.token), parser),
         http=Connection,
         ws="none",
         lifespan="off",

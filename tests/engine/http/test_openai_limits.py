@@ -16,9 +16,10 @@ from hermes.engine.engine import Engine
 from hermes.engine.http.app import build_app
 from hermes.engine.http.openai_errors import RETRY_AFTER_S
 from hermes.engine.http.openai_routes import openai_routes
-from hermes.engine.http.security import Policy
+from hermes.engine.http.security import DOOR
 from hermes.engine.http.state import open_state
 from hermes.engine.info import EngineOptions
+from hermes.safety.access import Policy
 from tests.engine.http.engine_process import tokens, until
 from tests.engine.tiny import tiny_model
 
@@ -37,7 +38,7 @@ def open_face(tmp_path: Path) -> Iterator[Open]:
         opened.append((engine, store))
         engine.start()
         state = open_state(engine, store, ("tiny",), 300.0)
-        transport = httpx.ASGITransport(build_app(openai_routes(state, "hermes"), Policy()))
+        transport = httpx.ASGITransport(build_app(openai_routes(state, "hermes"), Policy(DOOR)))
         return engine, httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
 
     yield one

@@ -63,9 +63,10 @@ def __getattr__(name: str) -> Any:
     from hermes.rollouts.app import App
     from hermes.rollouts.intake import Limits
     from hermes.rollouts.journal import MemoryJournal
-    from hermes.rollouts.security import policy_for
+    from hermes.rollouts.security import DOOR
     from hermes.rollouts.service import Service
     from hermes.rollouts.worker import Parser
+    from hermes.safety.access import policy_for
 
-    globals()["app"] = App(Service(MemoryJournal(), Limits()), policy_for("127.0.0.1", None), Parser())
+    globals()["app"] = App(Service(MemoryJournal(), Limits()), policy_for(DOOR, "127.0.0.1", None), Parser())
     return globals()["app"]

@@ -20,11 +20,11 @@ from hermes.engine.http.answers import Refused, refusal_of
 from hermes.engine.http.rest import Rest
 from hermes.engine.http.sampling import Sampling
 from hermes.engine.http.saving import Saving
-from hermes.engine.http.security import Policy
 from hermes.engine.http.service import Service
 from hermes.engine.http.state import State
 from hermes.engine.http.training import Training
 from hermes.errors import HermesError
+from hermes.safety.access import Policy
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
