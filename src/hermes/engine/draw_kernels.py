@@ -72,6 +72,7 @@ def _pick(
     best = tl.load(bests + row * blocks + part, mask=inside, other=0)
     first_best = tl.min(tl.where((peak == top) & inside, best, vocab), 0)
     token = tl.where(greedy, first_best, tl.where(drawn < vocab, drawn, last))
+    token = tl.minimum(token, vocab - 1)  # where logits are NaN nothing was found
     logit = tl.load(logits + row * vocab + token).to(tl.float32)
     tl.store(out_tokens + row, token.to(tl.int64))
     tl.store(out_logprobs + row, (logit - top) / heat - tl.log(total))

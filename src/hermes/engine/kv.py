@@ -8,15 +8,19 @@ kernel needs only a slot's first cell and the sequence's length.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hermes.engine.spec import ModelSpec
 
 _SMALLEST = 64
+_ALIGNED = 64
+"""Bytes: a line of the cache, and a register of the widest kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,15 @@ class Cells:
 
 
 class KvPool:
-    """Keys and values of every layer, [layers, cells, kv_heads, head_dim] each."""
+    """Keys and values of every layer, [layers, cells, kv_heads, head_dim] each.
+
+    A CPU reads slots to the end of the longest and weighs what is not to be seen by 0, and 0 times NaN is
+    NaN: so cells begin as zeros, and those of a sequence that did not come to a good end are wiped.
+    """
 
     def __init__(self, spec: ModelSpec, cells: int, device: torch.device, dtype: torch.dtype) -> None:
         shape = (spec.layers, cells, spec.kv_heads, spec.head_dim)
-        self.keys = torch.empty(shape, device=device, dtype=dtype)
-        self.values = torch.empty(shape, device=device, dtype=dtype)
+        self.keys, self.values = _zeros(shape, device, dtype), _zeros(shape, device, dtype)
 
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
         """The first `tokens` of the slot at cell `source` into the slots at `targets`."""
@@ -87,10 +94,24 @@ class KvPool:
             for target in targets:
                 pool[:, target : target + tokens].copy_(have)
 
+    def wipe(self, slot: Slot) -> None:
+        for pool in (self.keys, self.values):
+            pool[:, slot.start : slot.start + slot.size].zero_()
+
     def write(self, layer: int, cells: Tensor, keys: Tensor, values: Tensor) -> None:
         """Keys and values [T, kv_heads, head_dim] into the cells [T]."""
         self.keys[layer].index_copy_(0, cells, keys)
         self.values[layer].index_copy_(0, cells, values)
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Zeros; on a CPU fresh pages of the system's, which take no memory before they are written to."""
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
+    fresh = torch.from_numpy(np.zeros(size + _ALIGNED, np.uint8))
+    start = -fresh.data_ptr() % _ALIGNED
+    return fresh[start : start + size].view(dtype).view(shape)
 
 
 def cell_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:

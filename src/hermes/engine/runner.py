@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hermes.engine.backbone import Attend, Backbone
-from hermes.engine.kv import KvPool
+from hermes.engine.kv import KvPool, Slot
 from hermes.engine.lora import LoraSpans, LoraView, LoraWeights
 from hermes.engine.packed import head_product, pack
 from hermes.engine.pooled_attention import prompts_attend, rows_attend, runs_of
@@ -125,6 +125,10 @@ class Runner(Protocol):
         """The first tokens of the slot at cell `source` into other slots."""
         ...
 
+    def wipe(self, slot: Slot) -> None:
+        """Nothing of what is in the slot is read again, not even to be weighed by 0."""
+        ...
+
     def load(self, batch: Batch) -> None:
         """The running batch is this one from now on. No step may be under way."""
         ...
@@ -211,6 +215,10 @@ class TorchRunner:
     @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
         self._pool.copy(source, targets, tokens)
+
+    @torch.inference_mode()
+    def wipe(self, slot: Slot) -> None:
+        self._pool.wipe(slot)
 
     def load(self, batch: Batch) -> None:
         self._batch = batch

@@ -9,6 +9,7 @@ raises only for bugs.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 
@@ -17,13 +18,14 @@ import torch
 from torch import Tensor
 
 from hermes.engine.admission import Admission, Prompt
+from hermes.engine.kv import Slot
 from hermes.engine.lanes import Lane, Lanes, Tenants
 from hermes.engine.ledger import Ledger
 from hermes.engine.memory import capacity_error, is_out_of_memory
 from hermes.engine.prefix import Entry
 from hermes.engine.requests import SampleJob
-from hermes.engine.runner import Drawn, Piece, Policy, Runner
-from hermes.engine.types import Ints, SampledSequence, SampleResult, StopReason
+from hermes.engine.runner import Drawn, Fetched, Piece, Policy, Runner
+from hermes.engine.types import Ints, NotFiniteError, SampledSequence, SampleResult, StopReason
 
 MERGE_PAYS_TOKENS = 4096
 """A policy that has the sampler to itself and so many tokens to go is worth merging."""
@@ -83,10 +85,10 @@ class Sampler:
             self._admission.jobs.remove(job)
         for prompt in [one for one in self._prompts if one.job is job]:
             self._prompts.remove(prompt)
-            self._admission.give_back(prompt.slots, prompt.entry)
+            self._wipe(prompt.slots, prompt.entry)
         for index in self._lanes.of_job(job):
             lane = self._lanes.close(index)
-            self._free(lane)
+            self._wipe([lane.slot], lane.entry)
         if self._settle(job) and job.future.set_running_or_notify_cancel():
             job.future.set_exception(error or CancelledError())
 
@@ -158,13 +160,16 @@ class Sampler:
         return [hidden for one in chosen for hidden in self._compute([one])]
 
     def _score(self, prompt: Prompt, piece: Piece, hidden: Tensor) -> bool:
-        """Gathers what was asked about the prompt itself; False if there was no memory for it."""
+        """Gathers what was asked about the prompt itself; False if that ended the job."""
         job = prompt.job
         if job.scores is None or prompt.samples[0] != 0 or not piece.wanted:
             return True
         at = piece.offset + len(piece.tokens) - piece.wanted
         try:
             job.scores.add(at, hidden, lambda rows: self._runner.logits(job.policy, rows))
+        except NotFiniteError as error:
+            self.end(job, error)
+            return False
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -180,7 +185,7 @@ class Sampler:
             self._prompts.remove(prompt)
             job = prompt.job
             if not job.limit:
-                self._finish_without_sampling(prompt)
+                self._finish_without_sampling(prompt, hidden)
                 continue
             cells = [slot.start for slot in prompt.slots]
             self._runner.copy(cells[0], cells[1:], len(job.prompt))
@@ -203,8 +208,12 @@ class Sampler:
         else:
             self._accept(self._lanes.tenants(lanes), drawn)
 
-    def _finish_without_sampling(self, prompt: Prompt) -> None:
+    def _finish_without_sampling(self, prompt: Prompt, hidden: Tensor) -> None:
         job = prompt.job
+        if not bool(hidden.isfinite().all()):
+            self._wipe(prompt.slots, prompt.entry)
+            self.end(job, NotFiniteError())
+            return
         nothing = SampledSequence(np.zeros(0, np.int64), np.zeros(0, np.float32), "length")
         job.sequences = dict.fromkeys(range(job.request.num_samples), nothing)
         self._admission.keep(prompt.entry, job.prompt)
@@ -246,6 +255,8 @@ class Sampler:
     def _accept(self, tenants: Tenants, drawn: Drawn) -> None:
         """Appends what was drawn, but for lanes that have ended since; ends what has ended."""
         fetched = drawn.fetch()
+        if not np.isfinite(fetched.logprobs).all():
+            self._end_sick(tenants, fetched)
         rows, fetched = self._lanes.still(tenants, fetched)
         if not len(rows):
             return
@@ -256,6 +267,13 @@ class Sampler:
         for index, reason in ended:
             if self._lanes.is_open(index):
                 self._finish(index, reason)
+
+    def _end_sick(self, tenants: Tenants, drawn: Fetched) -> None:
+        """Ends the jobs whose weights gave NaN; the others of the batch go on."""
+        rows, drawn = self._lanes.still(tenants, drawn)
+        for index in rows[~np.isfinite(drawn.logprobs)].tolist():
+            if self._lanes.is_open(index):
+                self.end(self._lanes[index].job, NotFiniteError())
 
     def _tell(self, index: int) -> None:
         """A listener that fails has spoiled its own request, not the others'."""
@@ -275,7 +293,7 @@ class Sampler:
         job = lane.job
         job.sequences[lane.sample] = sequence
         if self._ledger.is_dropped(job.policy):
-            self._free(lane)
+            self._admission.give_back([lane.slot], lane.entry)
         else:
             self._admission.keep(lane.entry or Entry(job.policy.id, lane.slot, cached), cached)
         if job.complete:
@@ -285,9 +303,12 @@ class Sampler:
         if self._settle(job) and job.future.set_running_or_notify_cancel():
             job.future.set_result(job.result())
 
-    def _free(self, lane: Lane) -> None:
+    def _wipe(self, slots: Sequence[Slot], entry: Entry | None) -> None:
+        """Gives back slots of what was not finished, as if nothing had been in them."""
         self._stale = True
-        self._admission.give_back([lane.slot], lane.entry)
+        for slot in slots:
+            self._runner.wipe(slot)
+        self._admission.give_back(slots, entry)
 
     def _settle(self, job: SampleJob) -> bool:
         """The job owes nothing any more; False if that was so before."""

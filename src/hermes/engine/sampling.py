@@ -6,7 +6,8 @@ a seeded request repeats. Nothing here waits for the device unless `width` is le
 
 The reported logprob is that of the distribution the token was really drawn from: temperature applied, and
 with top-k or top-p cut off and renormalised, because an importance ratio needs the true probability of the
-draw. A greedy row (temperature 0) draws nothing; it reports the logprob at temperature 1.
+draw. A greedy row (temperature 0) draws nothing; it reports the logprob at temperature 1. Where logits are
+not finite the logprob is NaN and the token means nothing.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def _draw(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Per row the index where the running sum of `weights` passes `at` of the total; and the total, fp64.
 
     In two stages, whole blocks first, so that the exact running sum is only ever taken over a few hundred.
+    A row of NaN gives some index, and NaN for its total.
     """
     rows, vocab = weights.shape
     if vocab % _BLOCK:
@@ -83,12 +85,12 @@ def _draw(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     ends = blocks.sum(-1).double().cumsum(-1)
     total = ends[:, -1:]
     goal = _below(at[:, None] * total, total)
-    block = torch.searchsorted(ends, goal, right=True)
+    block = torch.searchsorted(ends, goal, right=True).clamp_max(blocks.shape[1] - 1)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_min(0)), 0.0)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
     rest = _below(goal - before, inside[:, -1:])
     index = torch.searchsorted(inside, rest, right=True)
-    return (block * _BLOCK + index)[:, 0], total[:, 0]
+    return (block * _BLOCK + index)[:, 0].clamp_max(vocab - 1), total[:, 0]
 
 
 def _below(value: Tensor, limit: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hermes.engine.sampling import Draws, choose, derive_seed
-from hermes.engine.types import Floats, Ints, SampleRequest, TopK
+from hermes.engine.types import Floats, Ints, NotFiniteError, SampleRequest, TopK
 
 _LOGITS = 1 << 24
 """How many logits lie in memory at once."""
@@ -52,7 +52,7 @@ class PromptScores:
         return min(firsts)
 
     def add(self, position: int, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> None:
-        """The hidden states [rows, hidden] of the positions from `position` on."""
+        """The hidden states [rows, hidden] of the positions from `position` on. Raises if they give NaN."""
         rows = min(len(hidden), len(self._request.prompt) - 1 - position)
         for start in range(0, rows, self._rows):
             self._score(position + start, logits_of(hidden[start : min(rows, start + self._rows)]))
@@ -62,6 +62,8 @@ class PromptScores:
         here = slice(position, position + len(logits))
         after = slice(position + 1, position + 1 + len(logits))
         whole = logits.logsumexp(-1, keepdim=True)
+        if not bool(whole.isfinite().all()):
+            raise NotFiniteError
         seen = np.arange(after.start, after.stop) >= self._from
         if self.logprobs is not None:
             ids = _on(logits, request.prompt[after])[:, None]

@@ -25,6 +25,16 @@ class EngineUserError(HermesError):
     """The request is wrong, and would be wrong again: final, with the reason."""
 
 
+class NotFiniteError(EngineUserError):
+    """The weights give numbers that are not finite. It fails the request alone."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "These weights give logits that are not finite: nothing can be sampled or scored with them.",
+            "Go back to an earlier checkpoint, and train on from it with a lower learning rate.",
+        )
+
+
 class EngineCapacityError(HermesError):
     """The request was refused, or failed alone, because it does not fit in memory."""
 

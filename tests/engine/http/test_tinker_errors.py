@@ -62,6 +62,7 @@ def test_a_bad_batch_fails_finally_and_the_adapter_goes_on(
     [
         tt.AdamParams(learning_rate=math.nan),
         tt.AdamParams(learning_rate=-1.0),
+        tt.AdamParams(learning_rate=1e38),
         tt.AdamParams(beta1=1.5),
         tt.DimuonParams(learning_rate=0.1),
     ],

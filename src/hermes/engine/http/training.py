@@ -27,6 +27,7 @@ from hermes.engine.http.state import State
 from hermes.engine.types import AdamParams, EngineUserError, LoraConfig
 
 _ADAM = "adamw"
+_ADAM_BELOW = {"beta1": 1, "beta2": 1, "grad_clip_norm": math.inf}
 
 
 class Training:
@@ -187,7 +188,7 @@ def _adam(asked: wire.OptimStep) -> AdamParams:
         raise EngineUserError("optim_step needs adam_params")
     params = AdamParams(**asked.adam_params.model_dump())
     for name, value in dataclasses.asdict(params).items():
-        below = 1 if name.startswith("beta") else math.inf
+        below = _ADAM_BELOW.get(name, 1e12)  # more than that overflows
         if not 0 <= value < below:
             raise EngineUserError(f"{name} is {value}; it must be at least 0 and below {below}")
     return params
