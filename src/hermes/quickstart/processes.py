@@ -87,6 +87,12 @@ class Crew:
             if child.poll() not in (None, 0):
                 raise ProcessFailedError(name, how_it_ended(child.returncode), log)
 
+    def ask_to_end(self, name: str) -> None:
+        """Asks it to finish what it is at and to end; one that has ended is no error."""
+        child, _ = self._running.get(name, (None, None))
+        if child is not None and child.poll() is None:
+            child.terminate()
+
     def stop(self, name: str) -> None:
         """Ends it and whatever it started; one that has ended is no error."""
         child, _ = self._running.pop(name)
