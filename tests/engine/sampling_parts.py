@@ -16,7 +16,15 @@ from hermes.engine.requests import Limits, SampleJob, read_request
 from hermes.engine.runner import Policy, TorchRunner
 from hermes.engine.sampler import Sampler
 from hermes.engine.stops import StopBook
-from hermes.engine.types import Floats, Ints, LoraConfig, SampleRequest, SampleResult, SamplingParams
+from hermes.engine.types import (
+    Floats,
+    Ints,
+    LoraConfig,
+    SampledSequence,
+    SampleRequest,
+    SampleResult,
+    SamplingParams,
+)
 from tests.engine.tiny import SHAPE, tiny_model
 
 BASE = Policy(None, None, None)
@@ -116,3 +124,8 @@ class Bench:
 
 def prompt(size: int, seed: int = 0) -> Ints:
     return np.random.default_rng(seed).integers(3, SHAPE["vocab_size"], size)
+
+
+def same(left: SampledSequence, right: SampledSequence, tolerance: float = 1e-4) -> bool:
+    close = np.allclose(left.logprobs, right.logprobs, atol=tolerance)
+    return left.tokens.tolist() == right.tokens.tolist() and close and left.stop_reason == right.stop_reason

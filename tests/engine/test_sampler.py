@@ -9,18 +9,13 @@ import torch
 from hermes.engine.backbone import Backbone
 from hermes.engine.kv import KvPool
 from hermes.engine.runner import Drawn, Fetched, Policy, TorchRunner
-from hermes.engine.types import EngineCapacityError, EngineUserError, SampledSequence, SampleResult
-from tests.engine.sampling_parts import Bench, prompt
+from hermes.engine.types import EngineCapacityError, EngineUserError, SampleResult
+from tests.engine.sampling_parts import Bench, prompt, same
 
 
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
-
-
-def same(left: SampledSequence, right: SampledSequence, tolerance: float = 1e-4) -> bool:
-    close = np.allclose(left.logprobs, right.logprobs, atol=tolerance)
-    return left.tokens.tolist() == right.tokens.tolist() and close and left.stop_reason == right.stop_reason
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "yarn", "mistral-window", "gemma3", "phi3"])

@@ -8,6 +8,7 @@ just have been completed, and listeners.
 from __future__ import annotations
 
 import itertools
+import zlib
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -24,6 +25,8 @@ from hermes.engine.types import Floats, Ints, SampledSequence, StopReason, TopK
 N = TypeVar("N", bound=np.generic)
 
 _FIRST_WIDTH = 256
+_STEM_TOKENS = 64
+"""Prompts that have so many first tokens in common lie together."""
 _NO_TOKEN = -1
 
 
@@ -52,7 +55,7 @@ class Lanes:
         ints = {name: np.zeros(count, np.int64) for name in ("cell", "size", "length", "last", "count")}
         self.cell, self.size, self.length, self.last, self.count = ints.values()
         self._limit, self._seed, self._top_k = (np.zeros(count, np.int64) for _ in range(3))
-        self._policy, self._age = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self._policy, self._stem, self._age = (np.zeros(count, np.int64) for _ in range(3))
         self._temperature, self._top_p = np.zeros(count, np.float32), np.ones(count, np.float32)
         self._has_listener = np.zeros(count, np.bool_)
         self._texts = np.zeros(count, np.int64)
@@ -83,6 +86,7 @@ class Lanes:
         self.length[index] = len(job.prompt) - 1  # the first draw makes it the prompt's length
         self.count[index], self._limit[index] = 0, job.limit
         self._seed[index], self._policy[index] = job.sample_seed(lane.sample), policy_order
+        self._stem[index] = zlib.crc32(job.prompt[:_STEM_TOKENS].tobytes())
         self._temperature[index], self._top_p[index] = params.temperature, params.top_p
         self._top_k[index] = params.top_k
         self._texts[index] = id(job.stops) if job.stops.texts else 0
@@ -129,9 +133,9 @@ class Lanes:
         return int(rows[self._age[rows].argmax()])
 
     def order(self) -> Ints:
-        """All open lanes, policy by policy and slot by slot."""
+        """All open lanes, policy by policy, those that begin alike together, and slot by slot."""
         rows = np.flatnonzero(self._age)
-        return rows[np.lexsort((self.cell[rows], self.size[rows], self._policy[rows]))]
+        return rows[np.lexsort((self.cell[rows], self.size[rows], self._stem[rows], self._policy[rows]))]
 
     def choice(self, rows: Ints) -> Choice:
         """How the next tokens of these lanes are chosen; rows of one policy lie together."""
@@ -149,7 +153,9 @@ class Lanes:
         )
 
     def batch(self, rows: Ints) -> Batch:
-        return Batch(self.cell[rows], self.size[rows], self.length[rows], self.last[rows], self.choice(rows))
+        prompts = [self[index].job.prompt for index in rows.tolist()]
+        columns = (self.cell[rows], self.size[rows], self.length[rows], self.last[rows])
+        return Batch(*columns, prompts, self.choice(rows))
 
     def accept(self, rows: Ints, drawn: Fetched) -> list[tuple[int, StopReason]]:
         """Appends one token to each of `rows`; which of them have ended, and why."""

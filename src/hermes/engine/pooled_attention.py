@@ -3,6 +3,10 @@
 On a CPU the cost of a decode step is calls and memory traffic. Slots of one size that lie side by side are
 one strided view of the pool, so a run of them is one call, without a copy; the query heads that share a key
 head are that call's query positions. Windows of a layer are honoured by masks.
+
+Rollouts of one environment begin alike: system prompt, tools, often the whole prompt. Reading that beginning
+once for all of them, and each one's own rest for itself, is most of what attention costs here; the two are
+joined by their log-sum-exp.
 """
 
 from __future__ import annotations
@@ -21,27 +25,74 @@ from hermes.engine.kv import KvPool
 from hermes.engine.spec import ModelSpec
 from hermes.engine.types import Ints
 
+_STEM_ROWS, _STEM_TOKENS = 4, 64
+"""A common beginning of fewer rows or tokens is not worth a call of its own."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """Rows of the batch whose slots lie side by side."""
+
+@dataclass(frozen=True, slots=True)
+class Stem:
+    """Rows of the batch whose sequences begin with the same tokens, under the same weights."""
 
     first: int
     last: int
+    cell: int
+    """Where the beginning lies: in the slot of the first of them."""
+    tokens: int
+    """How many are the same; 0: too few to be worth it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Rows of the batch, of one stem, whose slots lie side by side."""
+
+    first: int
+    last: int
+    skip: int
+    """Tokens of the stem, which are not read here."""
     keys: Tensor
     """[layers, rows, kv_heads, slot, head_dim], a view of the pool."""
     values: Tensor
 
 
-def runs_of(cells: Ints, sizes: Ints, pool: KvPool) -> tuple[Run, ...]:
+def stems_of(
+    spec: ModelSpec, policies: Sequence[int], cells: Ints, prompts: Sequence[Ints]
+) -> tuple[Stem, ...]:
+    """The batch's rows by how they begin, in their order; `policies`: how many rows each has, in order."""
+    plain = all(window is None for window in spec.windows)
+    ends = np.cumsum(policies).tolist()
+    stems = []
+    for first, last in zip([0, *ends], ends, strict=False):
+        while first < last:
+            count, tokens = _alike(prompts[first:last])
+            worth = plain and count >= _STEM_ROWS
+            stems.append(Stem(first, first + count, int(cells[first]), tokens if worth else 0))
+            first += count
+    return tuple(stems)
+
+
+def _alike(prompts: Sequence[Ints]) -> tuple[int, int]:
+    """How many of the prompts from the first on begin alike, and how far."""
+    tokens = len(prompts[0])
+    for index, prompt in enumerate(prompts):
+        common = min(tokens, len(prompt))
+        different = np.flatnonzero(prompt[:common] != prompts[0][:common])
+        common = int(different[0]) if len(different) else common
+        if common < _STEM_TOKENS and index:
+            return index, tokens
+        tokens = common
+    return len(prompts), tokens if tokens >= _STEM_TOKENS else 0
+
+
+def runs_of(cells: Ints, sizes: Ints, stems: Sequence[Stem], pool: KvPool) -> tuple[Run, ...]:
     """The batch's rows as few runs, in their order."""
     breaks = np.flatnonzero((np.diff(cells) != sizes[:-1]) | (np.diff(sizes) != 0)) + 1
-    edges = [0, *breaks.tolist(), len(cells)]
     runs = []
-    for first, last in itertools.pairwise(edges):
-        start, size = int(cells[first]), int(sizes[first])
-        keys, values = (_slots(part, start, last - first, size) for part in (pool.keys, pool.values))
-        runs.append(Run(first, last, keys, values))
+    for stem in stems:
+        inside = breaks[(breaks > stem.first) & (breaks < stem.last)].tolist()
+        for first, last in itertools.pairwise([stem.first, *inside, stem.last]):
+            start, size = int(cells[first]), int(sizes[first])
+            keys, values = (_slots(part, start, last - first, size) for part in (pool.keys, pool.values))
+            runs.append(Run(first, last, stem.tokens, keys, values))
     return tuple(runs)
 
 
@@ -50,32 +101,60 @@ def _slots(part: Tensor, start: int, count: int, size: int) -> Tensor:
     return part[:, start : start + count * size].view(layers, count, size, heads, dim).transpose(2, 3)
 
 
-def rows_attend(spec: ModelSpec, pool: KvPool, cells: Tensor, runs: Sequence[Run], lengths: Ints) -> Attend:
+def rows_attend(
+    spec: ModelSpec, pool: KvPool, cells: Tensor, stems: Sequence[Stem], runs: Sequence[Run], lengths: Ints
+) -> Attend:
     """One token a row: row r's keys and values go to cells[r], and it attends to lengths[r] + 1 tokens."""
-    windows = set(spec.windows)
-    longest = [int(lengths[run.first : run.last].max()) + 1 for run in runs]
-    masks = {
-        window: [_row_mask(lengths[run.first : run.last], window, pool) for run in runs] for window in windows
-    }
+    own = [lengths[run.first : run.last] - run.skip for run in runs]
+    masks = {window: [_row_mask(one, window, pool) for one in own] for window in set(spec.windows)}
+    seen = [slice(run.skip, run.skip + int(one.max()) + 1) for run, one in zip(runs, own, strict=True)]
+    shared = [stem for stem in stems if stem.tokens]
     grouped = _query_shape(spec, pool)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pool.write(layer, cells, k, v)
         queries = q.reshape(grouped)
-        outs = [
-            attention(
+        parts = [
+            _flash(
                 queries[run.first : run.last],
-                run.keys[layer, :, :, :length],
-                run.values[layer, :, :, :length],
+                run.keys[layer, :, :, part],
+                run.values[layer, :, :, part],
                 attn_mask=mask,
-                enable_gqa=grouped[2] == 1,
             )
-            for run, length, mask in zip(runs, longest, masks[spec.windows[layer]], strict=True)
+            for run, part, mask in zip(runs, seen, masks[spec.windows[layer]], strict=True)
         ]
-        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+        out, lse = parts[0] if len(parts) == 1 else (torch.cat(one) for one in zip(*parts, strict=True))
+        for stem in shared:
+            rows = slice(stem.first, stem.last)
+            first, first_lse = _stem_attend(spec, pool, layer, stem, queries[rows])
+            share = torch.sigmoid(first_lse - lse[rows])[..., None]
+            out[rows] = torch.lerp(out[rows].float(), first.float(), share).to(out.dtype)
         return out.reshape(q.shape)
 
     return attend
+
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""What `scaled_dot_product_attention` calls on a CPU; this also tells the log-sum-exp of the scores."""
+
+
+def _stem_attend(
+    spec: ModelSpec, pool: KvPool, layer: int, stem: Stem, queries: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the rows' queries see in their common beginning, and its log-sum-exp, in the queries' shape."""
+    rows, group = len(queries), spec.heads // spec.kv_heads
+    asked = (
+        queries.view(rows, spec.kv_heads, group, -1)
+        .transpose(0, 1)
+        .reshape(1, spec.kv_heads, rows * group, -1)
+    )
+    there = slice(stem.cell, stem.cell + stem.tokens)
+    out, lse = _flash(asked, _headed(pool.keys[layer, there]), _headed(pool.values[layer, there]))
+    shape = (spec.kv_heads, rows, group, -1)
+    return (
+        out.reshape(shape).transpose(0, 1).reshape(queries.shape),
+        lse.reshape(shape[:3]).transpose(0, 1).reshape(queries.shape[:3]),
+    )
 
 
 def _query_shape(spec: ModelSpec, pool: KvPool) -> tuple[int, int, int, int]:

@@ -20,7 +20,7 @@ from hermes.engine.backbone import Attend, Backbone
 from hermes.engine.kv import KvPool, Slot
 from hermes.engine.lora import LoraSpans, LoraView, LoraWeights
 from hermes.engine.packed import head_product, pack
-from hermes.engine.pooled_attention import prompts_attend, rows_attend, runs_of
+from hermes.engine.pooled_attention import prompts_attend, rows_attend, runs_of, stems_of
 from hermes.engine.sampling import Draws, choose
 from hermes.engine.spec import HEAD
 from hermes.engine.types import Floats, Ints
@@ -89,6 +89,8 @@ class Batch:
     """Tokens in the cache: the position of the last token drawn, which is not in it yet."""
     tokens: Ints
     """The last token drawn."""
+    prompts: Sequence[Ints]
+    """What each one's sequence begins with."""
     choice: Choice
 
 
@@ -222,7 +224,9 @@ class TorchRunner:
 
     def load(self, batch: Batch) -> None:
         self._batch = batch
-        self._runs = runs_of(batch.cells, batch.sizes, self._pool)
+        policies = [rows for _, rows in batch.choice.policies]
+        self._stems = stems_of(self._base.spec, policies, batch.cells, batch.prompts)
+        self._runs = runs_of(batch.cells, batch.sizes, self._stems, self._pool)
         self._lengths = batch.lengths.copy()
         self._cells = self._tensor(batch.cells)
         self._tokens = self._tensor(batch.tokens)
@@ -233,7 +237,8 @@ class TorchRunner:
         assert self._batch is not None
         choice = self._batch.choice
         positions = self._tensor(self._lengths)
-        attend = rows_attend(self._base.spec, self._pool, self._cells + positions, self._runs, self._lengths)
+        cells = self._cells + positions
+        attend = rows_attend(self._base.spec, self._pool, cells, self._stems, self._runs, self._lengths)
         backbone, lora = self._weights(choice.policies)
         hidden = backbone.hidden(self._tokens, positions, attend, lora)
         drawn = self._draw(hidden, choice, self._choice)

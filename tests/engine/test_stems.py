@@ -1,0 +1,90 @@
+"""Sequences that begin alike: their beginning is read once a step, and what they draw stays the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hermes.engine.pooled_attention import Stem, stems_of
+from hermes.engine.runner import TorchRunner
+from tests.engine.sampling_parts import Bench, prompt, same
+
+
+class Watched(TorchRunner):
+    """Remembers every stem it has run with."""
+
+    seen: set[tuple[int, int]]
+
+    def load(self, batch: Any) -> None:
+        super().load(batch)
+        self.seen = getattr(self, "seen", set()) | {(one.last - one.first, one.tokens) for one in self._stems}
+
+
+def watched(family: str = "llama") -> tuple[Bench, Watched]:
+    bench = Bench(family, runner=Watched, cells=8192)
+    assert isinstance(bench.runner, Watched)
+    return bench, bench.runner
+
+
+def wishes(head: int, seeds: range, **more: Any) -> list[dict[str, Any]]:
+    """Requests whose prompts have `head` tokens in common, and lengths of their own."""
+    return [
+        {
+            "prompt": np.concatenate([prompt(head, 77), prompt(3 + 11 * (n % 4), n)]),
+            "seed": n,
+            "max_tokens": 6 + 7 * (n % 3),
+            **more,
+        }
+        for n in seeds
+    ]
+
+
+def test_rows_that_begin_alike_draw_what_each_draws_alone() -> None:
+    bench, runner = watched()
+    asked = [*wishes(90, range(6)), *wishes(20, range(10, 13))]
+    jobs = [bench.ask(**one) for one in asked]
+    for one, result in zip(asked, bench.run(*jobs), strict=True):
+        assert same(Bench().sample(**one).sequences[0], result.sequences[0])
+    assert any(rows == 6 and tokens >= 90 for rows, tokens in runner.seen), runner.seen
+
+
+def test_a_group_reads_its_whole_prompt_once() -> None:
+    bench, runner = watched()
+    result = bench.sample(prompt(100), num_samples=8, max_tokens=10, seed=1)
+    assert (8, 100) in runner.seen
+    alone = Bench().sample(prompt(100), num_samples=1, max_tokens=10, seed=1)
+    assert same(alone.sequences[0], result.sequences[0])
+
+
+def test_a_beginning_under_other_weights_is_another_one() -> None:
+    bench, runner = watched()
+    policies = [bench.policy(f"p{n}", seed=n) for n in range(2)]
+    asked = [(one, policies[n % 2]) for n, one in enumerate(wishes(90, range(8)))]
+    jobs = [bench.ask(policy=policy, **one) for one, policy in asked]
+    for (one, policy), result in zip(asked, bench.run(*jobs), strict=True):
+        assert same(Bench().sample(policy=policy, **one).sequences[0], result.sequences[0])
+    assert all(rows <= 4 for rows, _ in runner.seen) and any(tokens >= 90 for _, tokens in runner.seen)
+
+
+@pytest.mark.parametrize("family", ["mistral", "mistral-window", "gemma3"])
+def test_windows_are_honoured(family: str) -> None:
+    bench, runner = watched(family)
+    asked = wishes(90, range(6))
+    for one, result in zip(asked, bench.run(*(bench.ask(**one) for one in asked)), strict=True):
+        assert same(Bench(family).sample(**one).sequences[0], result.sequences[0])
+    if any(window is not None for window in bench.backbone.spec.windows):
+        assert all(tokens == 0 for _, tokens in runner.seen)
+
+
+def test_stems_are_whole_rows_of_one_policy_in_their_order() -> None:
+    spec = Bench().backbone.spec
+    a, b = prompt(100, 1), prompt(100, 2)
+    prompts = [a, a[:80], np.concatenate([a[:70], b]), a, b, b, b, b, a, a]
+    cells = np.arange(10) * 128
+    assert stems_of(spec, [8, 2], cells, prompts) == (
+        Stem(0, 4, 0, 70),
+        Stem(4, 8, 512, 100),
+        Stem(8, 10, 1024, 0),
+    )
