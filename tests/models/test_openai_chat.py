@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from hermes.core import Message, Sampling, ToolCall, Usage
+from hermes.errors import ProviderError
 from hermes.models.base import ChatRequest, Delta, OnDelta
+from hermes.models.openai_chat import OpenAIChat
 from tests.fakes.provider import FakeProvider, Reply, duplicated, raw, slow, text, tokens, tool_calls
-from tests.models.clients import PRICE, TOOL, asking, chat_on
+from tests.models.clients import PRICE, TOOL, asking, chat_on, target_for
 
 FULL_USAGE = {
     "prompt_tokens": 100,
@@ -206,17 +210,57 @@ async def test_reasoning_is_returned_to_a_provider_that_wants_it() -> None:
 
 async def test_the_targets_own_key_is_sent_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
+    monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-of-the-admin")
     monkeypatch.setenv("OPENAI_ORG_ID", "org-of-openai")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "project-of-openai")
-    with FakeProvider([text("x"), text("x")]) as provider:
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer custom\nX-Gateway-Key: gateway")
+    with FakeProvider([text("x"), text("x"), text("x")]) as provider:
         await chat_on(provider).complete(asking())
         await chat_on(provider, key="sk-lab").complete(asking())
-    without, with_key = (request.headers for request in provider.requests)
+        await chat_on(provider, key="sk-lab").complete(asking(), ignore)
+    without, with_key, streamed = (request.headers for request in provider.requests)
     assert "authorization" not in without
-    assert with_key["authorization"] == "Bearer sk-lab"
-    assert not any(
-        "openai-organization" in headers or "openai-project" in headers for headers in (without, with_key)
+    assert with_key["authorization"] == streamed["authorization"] == "Bearer sk-lab"
+    foreign = ("openai-organization", "openai-project", "x-gateway-key")
+    assert not any(name in headers for headers in (without, with_key, streamed) for name in foreign)
+
+
+@both_ways
+async def test_requests_go_through_the_openai_client_and_tell_nothing_of_this_machine(
+    on_delta: OnDelta | None,
+) -> None:
+    with FakeProvider([text("x")]) as provider:
+        await chat_on(provider).complete(asking(), on_delta)
+    headers = provider.requests[0].headers
+    assert headers["user-agent"].startswith("AsyncOpenAI/Python ")
+    assert not [name for name in headers if name.lower().startswith("x-stainless")]
+
+
+def test_the_openai_package_is_imported_by_the_first_call_and_not_before() -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from tests.fakes.provider import FakeProvider, text\n"
+        "from tests.models.clients import asking, chat_on\n"
+        "with FakeProvider([text('x')]) as provider:\n"
+        "    chat = chat_on(provider)\n"
+        "    print({'openai', 'httpx2'} & set(sys.modules))\n"
+        "    asyncio.run(chat.complete(asking()))\n"
+        "    print('openai' in sys.modules)\n"
     )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\nTrue\n"
+
+
+@both_ways
+async def test_fields_that_the_openai_package_does_not_know_are_kept(on_delta: OnDelta | None) -> None:
+    message = {"role": "assistant", "content": "hi", "reasoning_details": [{"type": "x", "data": "e30="}]}
+    whole = {
+        "choices": [{"message": message, "finish_reason": "stop", "matched_stop": 151645}],
+        "metadata": {"weight_version": "v3"},
+        "timings": {"predicted_ms": 1.5},
+    }
+    with FakeProvider([raw(whole)]) as provider:
+        assert (await chat_on(provider).complete(asking(), on_delta)).call.raw == whole
 
 
 async def test_a_proxy_in_the_environment_is_not_asked_for_a_loopback_server(
@@ -226,6 +270,20 @@ async def test_a_proxy_in_the_environment_is_not_asked_for_a_loopback_server(
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     with FakeProvider([text("hi")]) as provider:
         assert (await chat_on(provider, max_retries=0).complete(asking())).message.content == "hi"
+
+
+async def test_a_proxy_in_the_environment_is_asked_for_any_other_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FakeProvider([]) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.base_url.removesuffix("/v1"))
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        chat = OpenAIChat(target_for("http://models.example/v1"))
+        with pytest.raises(ProviderError):
+            await chat.complete(asking())
+        await chat.close()
+    assert proxy.requests[0].path == "http://models.example/v1/chat/completions"
 
 
 async def test_text_without_a_utf8_form_can_be_sent_back() -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from hermes.models.sse import EventDecoder
 
-TEXTS = st.lists(st.text(st.characters(exclude_characters="\r\n")).map(lambda text: "x" + text), max_size=6)
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\r\n")
+TEXTS = st.lists(st.text(CHARACTERS).map(lambda text: "x" + text), max_size=6)
 
 
 @given(TEXTS, st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(0, 400), max_size=8), st.booleans())

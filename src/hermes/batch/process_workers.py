@@ -7,12 +7,12 @@ A worker whose parent dies reads the end of its standard input, and stops.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from subprocess import Popen
 
+from hermes.batch.launch import launch
 from hermes.batch.workers import Job, WorkerHandle
 from hermes.core import JSONObject
 
@@ -22,42 +22,57 @@ _LINE_BYTES = 1 << 28
 class ProcessWorkers:
     """Workers for the run in a folder, whose `run.json` they read."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, early: Popen[bytes] | None = None) -> None:
+        """`early` is a process from `batch.launch` that has no job yet: it becomes the first worker."""
         self._folder = folder
+        self._early = early
 
     async def start(self, job: Job) -> WorkerHandle:
-        money = "" if job.max_cost_usd is None else str(job.max_cost_usd)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "hermes.batch.worker"),
-            *(str(self._folder), job.name, str(job.concurrency), money, json.dumps(job.rewards)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_LINE_BYTES,
-            start_new_session=True,  # a Ctrl-C at the terminal is the parent's to handle
+        process, self._early = self._early or launch(), None
+        worker = await _ProcessWorker.connect(process)
+        worker.send(
+            {
+                "do": "start",
+                "folder": str(self._folder),
+                "name": job.name,
+                "concurrency": job.concurrency,
+                "max_cost_usd": job.max_cost_usd,
+                "rewards": list(job.rewards),
+            }
         )
-        return _ProcessWorker(process)
+        return worker
 
 
 class _ProcessWorker:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, process: Popen[bytes], orders: asyncio.WriteTransport, reports: asyncio.StreamReader
+    ) -> None:
         self._process = process
+        self._orders = orders
+        self._reports = reports
+
+    @classmethod
+    async def connect(cls, process: Popen[bytes]) -> _ProcessWorker:
+        loop = asyncio.get_running_loop()
+        reports = asyncio.StreamReader(limit=_LINE_BYTES)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reports), process.stdout)
+        orders, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        return cls(process, orders, reports)
 
     @property
     def ending(self) -> str:
         return f"exit code {self._process.returncode}"
 
     def send(self, order: JSONObject) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: `reports` ends
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        if not self._orders.is_closing():  # else it died: `reports` ends
+            self._orders.write(json.dumps(order).encode() + b"\n")
 
     async def reports(self) -> AsyncIterator[JSONObject]:
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
+        while line := await self._reports.readline():
             if line.endswith(b"\n"):
                 yield json.loads(line)
-        await self._process.wait()
+        await asyncio.to_thread(self._process.wait)
+        self._orders.close()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()

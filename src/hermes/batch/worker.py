@@ -1,11 +1,12 @@
 """A worker process: one event loop, many samples in flight. Run as `python -m hermes.batch.worker`.
 
-It is told what to do by JSON lines on standard input and reports by JSON lines on standard output. A
-sample is reported finished only after its entry is in this worker's journal segment. When standard
+It is told what to do by JSON lines on standard input, its job first, and reports by JSON lines on standard
+output. A sample is reported finished only after its entry is in this worker's journal segment. When standard
 input ends, it finishes what is in flight and leaves; when the parent dies, standard input ends too,
 and then nobody wants the results: it stops at once.
 
-    in:  {"do": "run", "row": {…}, "sample": 0} · {"do": "drain"}
+    in:  {"do": "start", "folder", "name", "concurrency", "max_cost_usd", "rewards"} · {"do": "drain"}
+         {"do": "run", "row": {…}, "sample": 0}
     out: {"say": "ready"} · {"say": "finished", "key", "sample", "state", "reason", …}
          {"say": "gauges", "in_flight", "limit", "waiting"} · {"say": "fatal", "message", "hint"}
 """
@@ -198,14 +199,26 @@ async def _standard_input() -> AsyncIterator[JSONObject]:
         yield json.loads(line)
 
 
+async def _follow(say: Say) -> None:
+    """What standard input says; nothing, if it ends before it names a job."""
+    orders = _standard_input()
+    async for start in orders:
+        folder = Path(start["folder"])
+        job = Job(
+            name=start["name"],
+            spec=load_spec(folder),
+            concurrency=start["concurrency"],
+            max_cost_usd=start["max_cost_usd"],
+            rewards=tuple(start["rewards"]),
+        )
+        await work(job, partial(Segment, folder / "journal" / f"{job.name}.jsonl"), say, orders)
+        return
+
+
 def main() -> None:
-    folder, name, concurrency, max_cost, rewards = sys.argv[1:6]
-    limit = float(max_cost) if max_cost else None
     say = _speaker()
     try:
-        job = Job(name, load_spec(Path(folder)), int(concurrency), limit, tuple(json.loads(rewards)))
-        path = Path(folder) / "journal" / f"{name}.jsonl"
-        asyncio.run(work(job, partial(Segment, path), say, _standard_input()))
+        asyncio.run(_follow(say))
     except HermesError as error:
         say({"say": "fatal", "message": error.message, "hint": error.hint})
         sys.exit(error.exit_code)

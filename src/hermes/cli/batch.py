@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,12 @@ def batch(ctx: click.Context, /, **flags: Any) -> None:
 
         ctx.invoke(tools, distributions=True, as_json=flags["as_json"])
         return
-    from hermes.cli.batch_run import merge_config_file, run
+    from hermes.batch.launch import launched_early
 
-    ctx.exit(run(merge_config_file(ctx, flags)))
+    with launched_early() if flags["executor"] == "process" else nullcontext() as worker:
+        from hermes.cli.batch_run import merge_config_file, run
+
+        ctx.exit(run(merge_config_file(ctx, flags), worker))
 
 
 @batch.command()

@@ -7,6 +7,7 @@ import json
 import signal
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import click
@@ -32,8 +33,11 @@ from hermes.tools.registry import check_toolset
 _BAD_ROWS_SHOWN = 5
 
 
-def run(flags: dict[str, Any]) -> int:
-    """0 if everything owed is finished, 1 if something failed or was stopped."""
+def run(flags: dict[str, Any], early: Popen[bytes] | None = None) -> int:
+    """0 if everything owed is finished, 1 if something failed or was stopped.
+
+    `early` is a worker process that waits for its job (batch.launch).
+    """
     refuse_key(flags)
     for name in ("dataset_file", "run_name"):
         if not flags[name]:
@@ -41,7 +45,7 @@ def run(flags: dict[str, Any]) -> int:
     folder = run_folder(flags["output_dir"], flags["run_name"])
     if flags["resume"] and not (folder / "run.json").exists():
         raise UsageError(f"there is no run in {folder} to resume", "leave out --resume to start it")
-    opening = open_workers(flags, folder)
+    opening = open_workers(flags, folder, early)
     dataset = read_dataset(flags["dataset_file"], max_rows=flags["max_samples"])
     _report_bad_rows(dataset)
     for reference in {flags["reward"], *(row.reward for row in dataset.rows)} - {None}:
@@ -64,7 +68,9 @@ def run_folder(output_dir: Path, run_name: str) -> Path:
     return output_dir / run_name
 
 
-def open_workers(flags: dict[str, Any], folder: Path) -> AbstractContextManager[Workers]:
+def open_workers(
+    flags: dict[str, Any], folder: Path, early: Popen[bytes] | None = None
+) -> AbstractContextManager[Workers]:
     """As --executor and its companions say; called before anything of the user's is loaded."""
     if flags["executor"] == "ray":
         from hermes.batch.ray_cluster import prepare
@@ -74,7 +80,7 @@ def open_workers(flags: dict[str, Any], folder: Path) -> AbstractContextManager[
         return open_ray_workers(folder, flags["ray_address"], flags["num_workers"])
     if flags["ray_address"] or flags["ray_insecure"]:
         raise UsageError("--ray-address and --ray-insecure need --executor ray", "add --executor ray")
-    return nullcontext(ProcessWorkers(folder))
+    return nullcontext(ProcessWorkers(folder, early))
 
 
 def make_spec(flags: dict[str, Any], dataset: Dataset) -> RunSpec:

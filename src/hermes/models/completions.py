@@ -6,24 +6,17 @@ them is an error, since text tokenised again need not be the tokens that were sa
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from hermes.core import JSONObject, Sampling, TokenTrace, Usage
 from hermes.errors import ProviderError
 from hermes.models import traces, wire
-from hermes.models.budget import Budget
-from hermes.models.endpoint import Endpoint
+from hermes.models.budget import Spent
 from hermes.models.fields import as_text
-from hermes.models.prices import cost_usd
-from hermes.models.usage import read_usage, reported_cost_usd
-
-if TYPE_CHECKING:
-    from hermes.config.providers import ModelTarget
-    from hermes.config.settings import PriceSettings
-
-_PATH = "/completions"
+from hermes.models.remote import RemoteModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +38,10 @@ class TokenReply:
         return TokenTrace(tuple(prompt_ids), self.sampled_ids, self.logprobs, self.policy_version)
 
 
-class CompletionModel:
-    """Continues token sequences on a remote endpoint such as vLLM or SGLang."""
+class TokenModel(RemoteModel, ABC):
+    """Continues token sequences on a server; what differs is how the server is asked, and how it answers."""
 
-    def __init__(
-        self, target: ModelTarget, price: PriceSettings | None = None, budget: Budget | None = None
-    ) -> None:
-        self._endpoint = Endpoint(target)
-        self._target = target
-        self._price = price
-        self._budget = budget or Budget()
-        self._dialect = wire.dialect_for(target.base_url)
-
-    @property
-    def name(self) -> str:
-        return self._target.name
+    path: ClassVar[str]
 
     @property
     def base_url(self) -> str:
@@ -69,8 +51,31 @@ class CompletionModel:
         self, prompt_ids: Sequence[int], sampling: Sampling, timeout_s: float | None = None
     ) -> TokenReply:
         """Samples a continuation. Servers cut it at a few tokens unless `sampling.max_tokens` is set."""
-        sampling = wire.with_extra_body(sampling, self._target.settings.extra_body)
-        body: JSONObject = {
+        sampling = self._sampling(sampling)
+        body = self._body(prompt_ids, sampling)
+
+        async def attempt(spent: Spent) -> TokenReply:
+            reply = self._read(await self._endpoint.post(self.path, body), len(prompt_ids))
+            spent.book(reply.usage, reply.cost_usd, reply.text)
+            return reply
+
+        reply, attempts = await self._call(attempt, len(prompt_ids), sampling, timeout_s)
+        return replace(reply, attempts=attempts)
+
+    @abstractmethod
+    def _body(self, prompt_ids: Sequence[int], sampling: Sampling) -> JSONObject: ...
+
+    @abstractmethod
+    def _read(self, raw: JSONObject, prompt_tokens: int) -> TokenReply: ...
+
+
+class CompletionModel(TokenModel):
+    """Over OpenAI's /completions, as vLLM and SGLang have it."""
+
+    path = "/completions"
+
+    def _body(self, prompt_ids: Sequence[int], sampling: Sampling) -> JSONObject:
+        return {
             "model": self._target.model,
             "prompt": list(prompt_ids),
             "logprobs": 1,
@@ -78,20 +83,7 @@ class CompletionModel:
             **wire.sampling_to_wire(sampling, self._dialect),
         }
 
-        async def attempt() -> TokenReply:
-            longest = sampling.max_tokens
-            with self._budget.reserve(self.name, self._price, len(prompt_ids), longest) as spent:
-                reply = self._read(await self._endpoint.post(_PATH, body))
-                spent.book(reply.usage, reply.cost_usd, reply.text)
-            return reply
-
-        reply, attempts = await self._endpoint.run(attempt, timeout_s)
-        return replace(reply, attempts=attempts)
-
-    async def close(self) -> None:
-        await self._endpoint.close()
-
-    def _read(self, raw: JSONObject) -> TokenReply:
+    def _read(self, raw: JSONObject, prompt_tokens: int) -> TokenReply:
         choice = self._endpoint.first_choice(raw)
         sampled_ids, logprobs = traces.sampled_of(choice)
         if sampled_ids is None or logprobs is None or len(sampled_ids) != len(logprobs):
@@ -99,15 +91,15 @@ class CompletionModel:
                 f"{self._endpoint.place.url} did not return {_missing(sampled_ids, logprobs)}.",
                 "Sampling tokens needs a server that returns them, such as vLLM or SGLang.",
             )
-        usage, reported = read_usage(raw), reported_cost_usd(raw)
+        usage, cost_usd = self._bill(raw)
         return TokenReply(
             sampled_ids=sampled_ids,
             logprobs=logprobs,
             finish_reason=as_text(choice.get("finish_reason")) or "unknown",
-            usage=usage or Usage(),
+            usage=usage,
             text=as_text(choice.get("text")),
             raw=raw,
-            cost_usd=reported if reported is not None or usage is None else cost_usd(usage, self._price),
+            cost_usd=cost_usd,
             policy_version=traces.policy_version_of(raw, choice),
         )
 

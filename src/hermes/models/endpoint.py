@@ -1,9 +1,9 @@
-"""One model on one server: its connections and what every call through them shares.
+"""One model on one server: what every call to it shares.
 
 `run` is the whole discipline of a call: its place in the endpoint's throttle, its retries, its deadline.
-`post` and `stream` are one request each and raise only typed errors. Requests and answers stay JSON: a typed
-client would cost half a second to import and validate what is kept as it came. Redirects are not followed,
-so that a key goes nowhere but to the configured address.
+`post` and `stream` are one request each and raise only typed errors. They use the plain verbs of the `openai`
+client and read the body themselves: the record keeps the server's own JSON, with fields that the package
+does not know, and to build the package's objects as well would double what a request costs.
 """
 
 from __future__ import annotations
@@ -11,30 +11,27 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
-from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from hermes.core import JSON, JSONObject
+from hermes.core import JSONObject
 from hermes.errors import AuthError, ProviderError
 from hermes.models import failures
+from hermes.models.client import Client
 from hermes.models.fields import as_objects, as_text, finite
 from hermes.models.retry import RetryPolicy, with_retries
 from hermes.models.sse import EventDecoder
 from hermes.models.throttle import Throttle, throttle_for
-from hermes.safety.access import leads_to_loopback
 
 if TYPE_CHECKING:
-    import ssl
-
     import httpx2
 
     from hermes.config.providers import ModelTarget
 
 T = TypeVar("T")
-_CONNECT_TIMEOUT_S = 10.0
 _LISTING_TIMEOUT_S = 5.0
 _MODELS_SHOWN = 8
 _END_OF_STREAM = b"[DONE]"
@@ -50,8 +47,7 @@ class Endpoint:
         self.target = target
         self.place = failures.Place(target.base_url, target.name, target.key_env)
         self._rng = rng or random.Random()
-        self._client: httpx2.AsyncClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client = Client(target)
 
     @property
     def throttle(self) -> Throttle:
@@ -64,6 +60,7 @@ class Endpoint:
         bounds all attempts together, but stands still while one waits for its turn: a long queue is no
         fault of the server.
         """
+        self._client.connected()  # before the clock starts: the first time, the package is imported
         settings = self.target.settings
         throttle = self.throttle
         waiting = _Waiting(settings.timeout_s, timeout_s)
@@ -80,6 +77,7 @@ class Endpoint:
                     waiting.last = error
                     if error.status == 429 or error.retry_after_s is not None:
                         slot.refused(error.retry_after_s)
+                    await self._explain(error)
                     raise
                 slot.succeeded()
                 return answer
@@ -94,9 +92,14 @@ class Endpoint:
 
     async def post(self, path: str, body: JSONObject) -> JSONObject:
         """One request, one JSON object."""
-        async with self._request("POST", path, body) as response:
-            content = await response.aread()
-        return self._decoded(content, _content_type(response))
+        import httpx2
+
+        client, options = self._client.connected()
+        with self._typed_errors():
+            response = await client.post(
+                path, cast_to=httpx2.Response, content=_encoded(body), options=options
+            )
+        return self._decoded(response.content, _content_type(response))
 
     async def stream(
         self, path: str, body: JSONObject, feed: Callable[[JSONObject], None]
@@ -105,26 +108,29 @@ class Endpoint:
 
         Returns the whole response if the server did not stream it, as some do not, else None.
         """
-        async with self._request("POST", path, body) as response:
-            content_type = _content_type(response)
-            if content_type.startswith(("application/json", "text/html")):
-                return self._decoded(await response.aread(), content_type)
-            decoder = EventDecoder()
-            async for received in response.aiter_bytes():
-                for data in decoder.feed(received):
-                    if data.strip() == _END_OF_STREAM:
-                        return None
-                    self._feed(data, feed)
-            for data in decoder.end():
-                if data.strip() != _END_OF_STREAM:
+        import openai
+
+        client, options = self._client.connected()
+        chunks = openai.AsyncStream[object]
+        with self._typed_errors():
+            async with await client.post(
+                path, cast_to=object, content=_encoded(body), options=options, stream=True, stream_cls=chunks
+            ) as stream:
+                content_type = _content_type(stream.response)
+                if content_type.startswith(("application/json", "text/html")):
+                    return self._decoded(await stream.response.aread(), content_type)
+                async for data in _events(stream.response):
                     self._feed(data, feed)
         return None
 
     async def model_names(self) -> list[str]:
         """What the server says it serves; a typed error if it does not say."""
-        async with self._request("GET", "/models") as response:
-            content = await response.aread()
-        data = self._decoded(content, _content_type(response))
+        import httpx2
+
+        client, options = self._client.connected()
+        with self._typed_errors():
+            response = await client.get("/models", cast_to=httpx2.Response, options=options)
+        data = self._decoded(response.content, _content_type(response))
         return [name for entry in as_objects(data.get("data")) if (name := as_text(entry.get("id")))]
 
     def first_choice(self, raw: JSONObject) -> JSONObject:
@@ -137,62 +143,19 @@ class Endpoint:
         return choice
 
     async def close(self) -> None:
-        if self._client is not None and self._loop is asyncio.get_running_loop():
-            await self._client.aclose()
-        self._client = None
-
-    @asynccontextmanager
-    async def _request(
-        self, method: str, path: str, body: JSONObject | None = None
-    ) -> AsyncIterator[httpx2.Response]:
-        """A response whose status is a success; its body is read inside the block."""
-        client = self._connected()
-        content = None if body is None else _encoded(body)
-        with self._typed_errors():
-            async with client.stream(method, path, content=content, headers=self._headers()) as response:
-                if response.is_success:
-                    yield response
-                    return
-                said = _said(await response.aread())
-        failure = failures.from_status(response.status_code, said, response.headers, self.place)
-        raise failure if method == "GET" else await self._explained(failure)
+        await self._client.close()
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
         import httpx2
+        import openai
 
         try:
             yield
-        except httpx2.RequestError as error:
+        except openai.OpenAIError as error:
+            raise failures.from_openai(error, self.place) from error
+        except (httpx2.RequestError, ssl.SSLError) as error:  # in the middle of a stream
             raise failures.from_network(error, self.place) from error
-
-    def _connected(self) -> httpx2.AsyncClient:
-        """The client of the running loop: connections cannot move from one loop to another."""
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
-            self._client, self._loop = self._connect(), loop
-        return self._client
-
-    def _connect(self) -> httpx2.AsyncClient:
-        import httpx2
-
-        loopback = leads_to_loopback(self.target.base_url)
-        return httpx2.AsyncClient(
-            base_url=self.target.base_url,
-            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            limits=httpx2.Limits(max_keepalive_connections=self.target.settings.max_concurrency),
-            follow_redirects=False,
-            # Plain HTTP to this machine has no certificates, and reading the authorities takes its time.
-            verify=_trust() if not loopback or self.target.base_url.startswith("https:") else False,
-            # A proxy from the environment cannot reach this machine's own servers.
-            trust_env=not loopback,
-        )
-
-    def _headers(self) -> dict[str, str]:
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if self.target.api_key:
-            headers["Authorization"] = f"Bearer {self.target.api_key}"
-        return headers
 
     def _feed(self, data: bytes, feed: Callable[[JSONObject], None]) -> None:
         try:
@@ -216,10 +179,10 @@ class Endpoint:
             raise failures.from_report(data["error"], self.place)
         return finite(data)
 
-    async def _explained(self, error: ProviderError) -> ProviderError:
+    async def _explain(self, error: ProviderError) -> None:
         """Adds the models that there are to an error that may say there is no such model."""
         if not failures.concerns_model(error):
-            return error
+            return
         names: list[str] = []
         with suppress(ProviderError, TimeoutError):
             async with asyncio.timeout(_LISTING_TIMEOUT_S):
@@ -229,7 +192,6 @@ class Endpoint:
             error.hint = f"The server has no model '{self.target.model}'; it has {', '.join(near)}."
         else:
             error.hint = "Check the model's name and base_url, which usually ends in /v1."
-        return error
 
 
 class _Waiting:
@@ -266,26 +228,22 @@ class _Waiting:
         scope.reschedule(min(self._own_ends_s, self.ends_s or float("inf")))
 
 
-@cache
-def _trust() -> ssl.SSLContext:
-    """The authorities to trust; reading them takes tens of milliseconds, so clients share them."""
-    import httpx2
-
-    return httpx2.create_ssl_context()
+async def _events(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """The data of each event, up to the one that says there are no more."""
+    decoder = EventDecoder()
+    async for received in response.aiter_bytes():
+        for data in decoder.feed(received):
+            if data.strip() == _END_OF_STREAM:
+                return
+            yield data
+    for data in decoder.end():
+        if data.strip() != _END_OF_STREAM:
+            yield data
 
 
 def _content_type(response: httpx2.Response) -> str:
     content_type: str = response.headers.get("content-type", "")
     return content_type
-
-
-def _said(body: bytes) -> JSON:
-    """What the body of an error says: its `error` where it has one, else its JSON, else its text."""
-    try:
-        data: JSON = json.loads(body)
-    except (ValueError, RecursionError):
-        return body.decode("utf-8", "replace")
-    return data.get("error", data) if isinstance(data, dict) else data
 
 
 def _encoded(body: JSONObject) -> bytes:

@@ -13,11 +13,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from hermes.core import JSON
 from hermes.errors import AuthError, ContextOverflowError, ProviderError
 from hermes.models.fields import as_object, as_text
+
+if TYPE_CHECKING:
+    import openai
 
 _MAX_QUOTE_CHARS = 500
 _TOO_LONG = (
@@ -55,6 +59,17 @@ class Place:
         """Without user name and password, should the address carry them."""
         parts = urlsplit(self.base_url)
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def from_openai(error: openai.OpenAIError, place: Place) -> ProviderError:
+    """The typed form of an exception of the openai package."""
+    import openai
+
+    if isinstance(error, openai.APIStatusError):
+        return from_status(error.status_code, error.body, error.response.headers, place)
+    if isinstance(error, openai.APIConnectionError):
+        return from_network(error, place)
+    return from_report(error.body if isinstance(error, openai.APIError) else str(error), place)
 
 
 def from_report(error: JSON, place: Place) -> ProviderError:
@@ -167,9 +182,9 @@ def from_network(error: Exception, place: Place) -> ProviderError:
             "Check base_url for a typing error, and the network connection.",
             retryable=True,
         )
-    import httpx2
+    import openai
 
-    if isinstance(error, httpx2.TimeoutException):
+    if isinstance(error, openai.APITimeoutError):
         return ProviderError(f"no connection to {place.url}: it does not react", retryable=True)
     for cause in causes:
         if isinstance(cause, ssl.SSLError) and cause.reason in _TLS_MISFITS:

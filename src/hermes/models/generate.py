@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from hermes.core import JSONObject, Sampling, Usage
 from hermes.errors import ProviderError
-from hermes.models import traces, wire
+from hermes.models import traces
 from hermes.models.budget import Budget
-from hermes.models.completions import TokenReply
-from hermes.models.endpoint import Endpoint
+from hermes.models.completions import TokenModel, TokenReply
 from hermes.models.fields import as_count, as_object, as_text
 from hermes.models.prices import cost_usd
 
@@ -23,48 +22,32 @@ if TYPE_CHECKING:
     from hermes.config.providers import ModelTarget
     from hermes.config.settings import PriceSettings
 
-_PATH = "/generate"
 _NAMES = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
 
 
-class GenerateModel:
-    """Continues token sequences on an SGLang server or a Hermes engine."""
+class GenerateModel(TokenModel):
+    """Over /generate, as SGLang and the Hermes engine have it."""
+
+    path = "/generate"
 
     def __init__(
         self, target: ModelTarget, price: PriceSettings | None = None, budget: Budget | None = None
     ) -> None:
         # Unlike the OpenAI paths, /generate lies at the server's root.
-        self._target = replace(target, base_url=target.base_url.removesuffix("/").removesuffix("/v1"))
-        self._endpoint = Endpoint(self._target)
-        self._price = price
-        self._budget = budget or Budget()
+        root = target.base_url.removesuffix("/").removesuffix("/v1")
+        super().__init__(replace(target, base_url=root), price, budget)
 
-    @property
-    def name(self) -> str:
-        return self._target.name
-
-    @property
-    def base_url(self) -> str:
-        return self._target.base_url
-
-    async def complete_tokens(
-        self, prompt_ids: Sequence[int], sampling: Sampling, timeout_s: float | None = None
-    ) -> TokenReply:
-        """Samples a continuation."""
-        body = _body(prompt_ids, wire.with_extra_body(sampling, self._target.settings.extra_body))
-
-        async def attempt() -> TokenReply:
-            longest = sampling.max_tokens
-            with self._budget.reserve(self.name, self._price, len(prompt_ids), longest) as spent:
-                reply = self._read(await self._endpoint.post(_PATH, body), len(prompt_ids))
-                spent.book(reply.usage, reply.cost_usd, reply.text)
-            return reply
-
-        reply, attempts = await self._endpoint.run(attempt, timeout_s)
-        return replace(reply, attempts=attempts)
-
-    async def close(self) -> None:
-        await self._endpoint.close()
+    def _body(self, prompt_ids: Sequence[int], sampling: Sampling) -> JSONObject:
+        fields = sampling.to_json()
+        fields.pop("reasoning_effort", None)  # the prompt's business, once it is tokens
+        extra = fields.pop("extra_body", {})
+        params = {_NAMES.get(name, name): value for name, value in fields.items()}
+        return {
+            "input_ids": list(prompt_ids),
+            "sampling_params": {**params, "skip_special_tokens": False},
+            "return_logprob": True,
+            **extra,
+        }
 
     def _read(self, raw: JSONObject, prompt_tokens: int) -> TokenReply:
         meta = as_object(raw.get("meta_info"))
@@ -78,7 +61,7 @@ class GenerateModel:
             sampled_ids, logprobs = (), ()
         if sampled_ids is None or logprobs is None:
             raise ProviderError(
-                f"{url}{_PATH} did not return the ids and logprobs of the tokens it sampled.",
+                f"{url}{self.path} did not return the ids and logprobs of the tokens it sampled.",
                 "Is it SGLang or a Hermes engine? For vLLM set server_type to vllm.",
             )
         cached = min(as_count(meta.get("cached_tokens")), prompt_tokens)
@@ -93,19 +76,6 @@ class GenerateModel:
             cost_usd=cost_usd(usage, self._price),
             policy_version=traces.policy_version_of(raw, raw),
         )
-
-
-def _body(prompt_ids: Sequence[int], sampling: Sampling) -> JSONObject:
-    fields = sampling.to_json()
-    fields.pop("reasoning_effort", None)  # the prompt's business, once it is tokens
-    extra = fields.pop("extra_body", {})
-    params = {_NAMES.get(name, name): value for name, value in fields.items()}
-    return {
-        "input_ids": list(prompt_ids),
-        "sampling_params": {**params, "skip_special_tokens": False},
-        "return_logprob": True,
-        **extra,
-    }
 
 
 def _finish_reason(meta: JSONObject) -> str:

@@ -12,18 +12,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hermes.core import JSONObject, ModelCall, Usage
+from hermes.core import JSONObject, ModelCall
 from hermes.errors import ProviderError
 from hermes.models import wire
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, Delta, OnDelta
-from hermes.models.budget import Budget
-from hermes.models.endpoint import Endpoint
+from hermes.models.budget import Budget, Spent
 from hermes.models.fields import as_object, as_text, finite
-from hermes.models.prices import cost_usd
+from hermes.models.remote import RemoteModel
 from hermes.models.stream import StreamMerger
 from hermes.models.throttle import Throttle
 from hermes.models.traces import read_trace
-from hermes.models.usage import estimate_prompt, read_usage, reported_cost_usd
+from hermes.models.usage import estimate_prompt
 
 if TYPE_CHECKING:
     from hermes.config.providers import ModelTarget
@@ -33,22 +32,14 @@ if TYPE_CHECKING:
 _PATH = "/chat/completions"
 
 
-class OpenAIChat(ChatModel):
+class OpenAIChat(RemoteModel, ChatModel):
     """A model on a remote endpoint."""
 
     def __init__(
         self, target: ModelTarget, price: PriceSettings | None = None, budget: Budget | None = None
     ) -> None:
-        self._endpoint = Endpoint(target)
-        self._target = target
-        self._price = price
-        self._budget = budget or Budget()
-        self._dialect = wire.dialect_for(target.base_url, send_reasoning=target.settings.send_reasoning)
+        super().__init__(target, price, budget)
         self._parser = _parser(target.settings.parser)
-
-    @property
-    def name(self) -> str:
-        return self._target.name
 
     @property
     def throttle(self) -> Throttle:
@@ -56,22 +47,17 @@ class OpenAIChat(ChatModel):
         return self._endpoint.throttle
 
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
-        sampling = wire.with_extra_body(request.sampling, self._target.settings.extra_body)
-        request = replace(request, sampling=sampling)
+        request = replace(request, sampling=self._sampling(request.sampling))
         body = wire.chat_body(self._target.model, request, self._dialect)
         prompt_tokens = estimate_prompt(request.messages, request.tools)
 
-        async def attempt() -> ChatReply:
-            with self._budget.reserve(self.name, self._price, prompt_tokens, sampling.max_tokens) as spent:
-                reply = await self._once(request, body, on_delta)
-                spent.book(reply.call.usage, reply.call.cost_usd, json.dumps(reply.message.to_json()))
+        async def attempt(spent: Spent) -> ChatReply:
+            reply = await self._once(request, body, on_delta)
+            spent.book(reply.call.usage, reply.call.cost_usd, json.dumps(reply.message.to_json()))
             return reply
 
-        reply, attempts = await self._endpoint.run(attempt, request.timeout_s)
+        reply, attempts = await self._call(attempt, prompt_tokens, request.sampling, request.timeout_s)
         return replace(reply, call=replace(reply.call, attempts=attempts))
-
-    async def close(self) -> None:
-        await self._endpoint.close()
 
     async def _once(self, request: ChatRequest, body: JSONObject, on_delta: OnDelta | None) -> ChatReply:
         started_s = time.perf_counter()
@@ -113,16 +99,15 @@ class OpenAIChat(ChatModel):
     ) -> ChatReply:
         choice = self._endpoint.first_choice(raw)
         read = wire.message_from_wire(as_object(choice.get("message")), self._parser, request.tools)
-        usage = read_usage(raw)
-        reported = reported_cost_usd(raw)
+        usage, cost_usd = self._bill(raw)
         call = ModelCall(
             model=self.name,
             endpoint=self._endpoint.place.url,
             sampling=request.sampling,
             finish_reason=as_text(choice.get("finish_reason")) or "unknown",
-            usage=usage or Usage(),
+            usage=usage,
             latency_ms=latency_s * 1000,
-            cost_usd=reported if reported is not None or usage is None else cost_usd(usage, self._price),
+            cost_usd=cost_usd,
             first_token_ms=None if first_token_s is None else first_token_s * 1000,
             raw=raw,
             tokens=read_trace(raw, choice),
