@@ -25,8 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,29 +171,52 @@ def probe(port: int, stop: Any, longest: Any) -> None:
     longest.put(worst)
 
 
-def measure_batches(server: Server, encoding: str, repeats: int) -> dict[str, float]:
-    client = Client(server.port)
+def _while_probed(server: Server, repeats: int, request: Callable[[], bytes]) -> tuple[list[float], float]:
+    """How long each request took, and the longest that /status had to wait meanwhile."""
     stop: Any = multiprocessing.Event()
     longest: Any = multiprocessing.Queue()
     prober = multiprocessing.Process(target=probe, args=(server.port, stop, longest))
     prober.start()
     time.sleep(0.5)
-    taken, cpu = [], server.cpu_s()
+    taken = []
     for _ in range(repeats):
         started = time.monotonic()
-        data = client.ask("GET", "/batch", Accept_Encoding=encoding)
+        request()
         taken.append(time.monotonic() - started)
-        assert len(data) > 100_000
-    cpu = server.cpu_s() - cpu
     stop.set()
     worst = longest.get()
     prober.join()
+    return taken, worst
+
+
+def measure_batches(server: Server, encoding: str, repeats: int) -> dict[str, float]:
+    client = Client(server.port)
+
+    def batch() -> bytes:
+        data = client.ask("GET", "/batch", Accept_Encoding=encoding)
+        assert len(data) > 100_000
+        return data
+
+    cpu = server.cpu_s()
+    taken, worst = _while_probed(server, repeats, batch)
     return {
         "first_ms": 1000 * taken[0],
         "median_ms": 1000 * statistics.median(taken),
-        "cpu_ms_per_batch": 1000 * cpu / repeats,
+        "cpu_ms_per_batch": 1000 * (server.cpu_s() - cpu) / repeats,
         "status_worst_ms": 1000 * worst,
     }
+
+
+def measure_lists(command: list[str], *, durable: bool, more: dict[str, Any]) -> dict[str, float]:
+    """Lists of 2,000 tiny groups: many objects in few bytes, the worst there is for one turn of a server."""
+    sequences = [[1, 2], [3, 4]]
+    tiny = {"tokens": sequences, "masks": sequences, "scores": [1.0, 2.0], **more}
+    body = json.dumps([tiny] * 2000).encode()
+    with served(command, durable=durable) as server:
+        post = partial(Client(server.port).ask, "POST", "/scored_data_list", body)
+        post()
+        taken, worst = _while_probed(server, 5, post)
+    return {"median_ms": 1000 * statistics.median(taken), "status_worst_ms": 1000 * worst}
 
 
 def measure_polls(server: Server, count: int = 300) -> dict[str, float]:
@@ -226,6 +250,9 @@ def measure(command: list[str], *, durable: bool, queued: int) -> dict[str, Any]
         for encoding in bodies:
             result[f"GET /batch {encoding}"] = measure_batches(server, encoding, 5)
         result["mb_after_batches"] = server.rss_mb()
+    spoken = {"messages": [[{"role": "user", "content": "x"}]] * 2}
+    for name, more in {"numbers": {}, "messages": spoken}.items():
+        result[f"POST 2,000 groups, {name}"] = measure_lists(command, durable=durable, more=more)
     return result
 
 
