@@ -130,7 +130,7 @@ def reinforce(args: argparse.Namespace, crew: Crew, weights: str) -> dict[str, A
     crew.serve("trainer", trainer, lambda: bool((probes.ask(f"{API}/status") or {}).get("started")))
     for number in range(args.envs):
         crew.serve(f"env-{number}", serve_env(args, number), lambda: True)
-    alarm = threading.Timer(args.seconds, crew.ask_to_end, ["trainer"])
+    alarm = threading.Timer(args.ends_s - time.monotonic(), crew.ask_to_end, ["trainer"])
     alarm.daemon = True
     alarm.start()
     told = crew.finish("trainer")
@@ -201,13 +201,12 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in (("eval-size", 256), ("max-tokens", 128), ("sft-steps", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument(
-        "--seconds", type=float, default=480, help="GRPO ends after so many, or after its steps"
-    )
+    parser.add_argument("--seconds", type=float, default=480, help="GRPO ends so long after the start")
     parser.add_argument("--schedule", default="constant")
     parser.add_argument("--sft-rate", type=float, default=1e-3)
     parser.add_argument("--rate", type=float, default=3e-4)
     args = parser.parse_args()
+    args.ends_s = time.monotonic() + args.seconds
     args.output = args.output.absolute()
     args.output.mkdir(parents=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
