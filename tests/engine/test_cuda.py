@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +148,22 @@ def test_filtered_draws_and_alternatives_work_without_a_graph(engine: Engine) ->
     for sequence in result.sequences:
         assert sequence.topk is not None and sequence.topk.ids.shape == (12, 4)
         assert np.isfinite(sequence.logprobs).all()
+
+
+def test_graphs_are_captured_while_another_thread_copies_from_the_device(folder: Path) -> None:
+    engine = Engine(EngineOptions(str(folder), "cuda", "bfloat16", kv_bytes=1 << 24))
+    engine.start()
+    done = threading.Event()
+
+    def copy() -> None:
+        while not done.is_set():
+            torch.ones(1 << 20, device="cuda").cpu()
+
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(copy)
+        for rows in (1, 2, 4, 8, 16, 32, 48):  # a graph for each
+            request = SampleRequest(PROMPTS[1], SamplingParams(6, seed=7, stop=()), rows)
+            assert len(engine.sample(None, request).result().sequences) == rows
+        done.set()
+        copying.result()
+    engine.close()

@@ -151,7 +151,8 @@ class CudaRunner(TorchRunner):
         self._advance(backbone, size)  # compiles what is not compiled yet
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # Another thread may copy weights to the host meanwhile, for a checkpoint: that is not to fail.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             self._advance(backbone, size)
         for into, values in zip(
             (self._state.ints, self._state.tokens, self._state.logprobs), kept, strict=True
