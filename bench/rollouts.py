@@ -115,16 +115,9 @@ def served(command: list[str], *, durable: bool) -> Iterator[Server]:
         shutil.rmtree(state)
 
 
-RUN = {
-    "wandb_group": "bench",
-    "wandb_project": "bench",
-    "batch_size": BATCH,
-    "max_token_len": 2048,
-    "checkpoint_dir": "/tmp",
-    "save_checkpoint_interval": 0,
-    "starting_step": 0,
-    "num_steps": 1,
-}
+RUN: dict[str, Any] = {"batch_size": BATCH, "max_token_len": 2048, "num_steps": 1}
+RUN |= dict.fromkeys(("save_checkpoint_interval", "starting_step"), 0)
+RUN |= dict.fromkeys(("wandb_group", "wandb_project", "checkpoint_dir"), "bench")
 
 
 def post_many(port: int, body: bytes, headers: dict[str, str], count: int, times: Any) -> None:
@@ -275,9 +268,7 @@ def flat(result: dict[str, Any]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--original", metavar="RUN_API", help="the original's run-api, in its own environment"
-    )
+    parser.add_argument("--original", metavar="RUN_API", help="the original's run-api, in another venv")
     parser.add_argument("--queued", type=int, default=2000, help="groups posted before batches are asked for")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

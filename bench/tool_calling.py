@@ -153,6 +153,7 @@ def serve_env(args: argparse.Namespace, number: int) -> tuple[str, ...]:
         "env.ensure_scores_are_not_same": False,
         "env.rollout_server_url": API,
         "env.use_wandb": False,
+        "env.stop_patience_s": 0,
         "openai.base_url": f"{ENGINE}/v1",
         "openai.model_name": "policy",
         "openai.server_type": "sglang",

@@ -29,12 +29,6 @@ from tests.fakes.site import Page, Request, Site
 pytestmark = pytest.mark.usefixtures("home")
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HERMES_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 @pytest.mark.parametrize("cls", SOLVABLE)
 async def test_gold_earns_one_and_silence_less(cls: type[Any], home: Path) -> None:
     async with rehearsal(cls, home) as env:

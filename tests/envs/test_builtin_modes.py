@@ -21,12 +21,6 @@ QUICK = (CalculatorEnv, TerminalTasksEnv)
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HERMES_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def home_with_model(home: Path, bundled_home: Path) -> Path:
     """Groups are shown as text, which takes the policy's tokenizer."""
     home.mkdir()

@@ -81,7 +81,9 @@ def test_a_tokenizer_handed_out_gives_plain_lists(bundled_home: Path) -> None:
 
 def test_a_preference_pair_shares_its_prompt(bundled_home: Path) -> None:
     tokenizer = bundled_tokenizer(bundled_home)
-    pair = tokenize_for_trainer_dpo(tokenizer, {"prompt": "Hi", "chosen": "Good day", "rejected": "What"})
+    given = {"prompt": "Hi", "chosen": "Good day", "rejected": "What"}
+    pair = tokenize_for_trainer_dpo(tokenizer, given)
+    assert given.items() <= pair.items(), "some environments send the texts along"
     shared = pair["prompt_input_ids"]
     for side in ("chosen", "rejected"):
         assert pair[f"{side}_input_ids"][: len(shared)] == shared

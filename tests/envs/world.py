@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.config.paths import db_path
 from hermes.envs.agent_config import HermesAgentEnvConfig
 from hermes.envs.agent_env import HermesAgentBaseEnv
 from hermes.envs.result import AgentResult
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.tool_context import ToolContext
+from hermes.store import Filter, Reader
 from tests.envs.token_source import Answer, TokenServer, said
 
 if TYPE_CHECKING:
@@ -39,6 +42,23 @@ def policy(tokenizer: PreTrainedTokenizerBase, says: Says) -> TokenServer:
 def after(prompt: str) -> str:
     """What stands behind the last user message: the rollout so far."""
     return prompt.rpartition("<|im_start|>user\nTask:")[2]
+
+
+def writes(word: str) -> Says:
+    """A policy that writes a word, then says so."""
+
+    def says(prompt: str) -> str:
+        if "tool_response" in after(prompt):
+            return "It is written."
+        return call("write_file", path="out.txt", content=word)
+
+    return says
+
+
+def stored(home: Path) -> list[Any]:
+    """The trajectories that environments have left in the store."""
+    with Reader(db_path(home)) as reader:
+        return list(reader.each(Filter(source="env")))
 
 
 class FileEnv(HermesAgentBaseEnv):

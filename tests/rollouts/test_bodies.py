@@ -178,6 +178,20 @@ async def test_large_bodies_are_parsed_elsewhere_with_the_same_result() -> None:
         await parser.close()
 
 
+async def test_many_small_groups_hold_up_nobody_while_they_are_parsed() -> None:
+    parser = Parser()
+    talk = {"messages": [[{"role": "user", "content": "hi"}]] * 2}
+    try:
+        assert len(await parser.parse(json.dumps([group()] * MAX_LIST).encode(), many=True)) == MAX_LIST
+        assert parser.child_pid is None, "plain numbers are recognised"
+        raw = json.dumps([group(**talk)] * MAX_LIST).encode()
+        assert len(raw) < INLINE_BYTES
+        assert await parser.parse(raw, many=True) == parse(raw, many=True)
+        assert parser.child_pid is not None
+    finally:
+        await parser.close()
+
+
 async def test_a_child_that_dies_fails_one_body_and_the_next_gets_a_fresh_one() -> None:
     import os
     import signal

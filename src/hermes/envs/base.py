@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hermes.envs import checkpoint, reporting, rollout, serve
-from hermes.envs.config import BaseEnvConfig, fingerprint
+from hermes.envs.config import BaseEnvConfig, config_class, fingerprint
 from hermes.envs.failures import Tally
 from hermes.envs.groups import GroupWriter, join_items
 from hermes.envs.link import Link
@@ -127,7 +127,7 @@ class BaseEnv(ABC):
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, Any]:
         """The settings an environment starts from: its config, and one server or a list of them."""
-        return cls.env_config_cls(), ServerBaseline()
+        return config_class(cls)(), ServerBaseline()
 
     async def setup(self) -> None:  # noqa: B027 - an optional hook
         """Called once before anything else: load data here."""

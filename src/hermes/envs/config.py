@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from enum import Enum
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -93,6 +94,9 @@ class BaseEnvConfig(BaseModel):
     trainer_patience_s: float = Field(
         default=7200, description="Seconds to wait for a trainer that takes no batch."
     )
+    stop_patience_s: float = Field(
+        default=20, description="Seconds that groups in the making have after a signal, and their delivery."
+    )
 
 
 _NO_MATTER = frozenset(
@@ -109,9 +113,18 @@ _NO_MATTER = frozenset(
         "start_patience_s",
         "outage_patience_s",
         "trainer_patience_s",
+        "stop_patience_s",
     }
 )
 """Settings that may change between a run and its continuation."""
+
+
+def config_class(environment: Any) -> Any:
+    """The class of an environment's settings. Some files name it only in a method `config_cls`."""
+    named = getattr(environment, "config_cls", None)
+    if environment.env_config_cls is BaseEnvConfig and callable(named):
+        return named()
+    return environment.env_config_cls
 
 
 def fingerprint(config: BaseEnvConfig, *more: str) -> str:

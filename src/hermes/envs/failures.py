@@ -54,6 +54,7 @@ class Failure:
 
 NO_GROUP = Failure("no group", "the environment returned no group", infrastructure=False)
 TIMED_OUT = Failure("timeout", "the group took longer than worker_timeout", infrastructure=False)
+STOPPED = Failure("stopped", "the run ended before the group was made", infrastructure=False)
 
 
 def classify(error: BaseException) -> Failure:

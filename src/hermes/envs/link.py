@@ -100,21 +100,30 @@ class Link:
         return task
 
     async def drain(self) -> None:
-        """Until everything given to `send` is acknowledged or refused."""
+        """Until everything given to `send` is acknowledged or refused. Leaving does not end the sending."""
         while self._sending:
-            await asyncio.gather(*self._sending)
+            done, _ = await asyncio.wait(self._sending, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
 
-    async def close(self, spool: Path) -> None:
-        """Takes leave. What is still unsent is written to `spool`."""
+    def spool(self, path: Path) -> None:
+        """Writes what is still unsent to a file."""
+        unsent = list(self._unsent.values())
+        if not unsent:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(encode(groups) + "\n" for groups in unsent)
+        self._unsent.clear()
+        logger.error("%d posts could not be delivered; they are in %s", len(unsent), path)
+
+    async def close(self, spool: Path, *, at_once: bool = False) -> None:
+        """Takes leave, unless that has to be quick. What is still unsent is written to `spool`."""
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
-        if self._unsent:
-            spool.parent.mkdir(parents=True, exist_ok=True)
-            with spool.open("a", encoding="utf-8") as file:
-                file.writelines(encode(groups) + "\n" for groups in self._unsent.values())
-            logger.error("%d posts could not be delivered; they are in %s", len(self._unsent), spool)
-        if self.env_id is not None:
+        self.spool(spool)
+        if self.env_id is not None and not at_once:
             try:
                 await asyncio.wait_for(self.client.disconnect_env(self.env_id), 5)
             except (ApiError, TimeoutError) as error:

@@ -86,7 +86,9 @@ def load_module(file: Path) -> ModuleType:
     if not file.is_file():
         raise UsageError(f"there is no file {file}.", "Give the path of an environment's .py file.")
     root, name = _importable(file.resolve())
-    for folder in (str(file.resolve().parent), str(root)):
+    beside = file.resolve().parent
+    named_alike = name.partition(".")[0] == file.stem  # beside it, the file would hide its own package
+    for folder in map(str, [root] if named_alike else [beside, root]):
         if folder not in sys.path:
             sys.path.insert(0, folder)
     while True:
@@ -99,12 +101,6 @@ def load_module(file: Path) -> ModuleType:
                     f"Install what provides '{error.name}', or check the import.",
                 ) from error
         except Exception as error:  # whatever a stranger's file does when it is imported
-            if "no known parent package" in str(error) and "." not in name:
-                beside = file.resolve().parent
-                name = f"{beside.name}.{name}"
-                sys.path.remove(str(beside))  # a file named like its folder would hide it
-                sys.path.insert(0, str(beside.parent))
-                continue
             raise EnvironmentFileError(
                 f"{file}{_line_in(file, error)} cannot be imported: {type(error).__name__}: {error}",
                 "Run it with python to see more.",
@@ -126,10 +122,20 @@ def _look_above(file: Path, missing: str) -> bool:
 def _importable(file: Path) -> tuple[Path, str]:
     """The folder to import from, and the module's name there."""
     folder, parts = file.parent, [file.stem]
-    while (folder / "__init__.py").is_file():
+    levels = _relative_levels(file)
+    while (folder / "__init__.py").is_file() or len(parts) <= levels:
         parts.insert(0, folder.name)
         folder = folder.parent
     return folder, ".".join(parts)
+
+
+def _relative_levels(file: Path) -> int:
+    """How many folders up its relative imports reach; 0 if it has none."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return 0  # importing it says so better
+    return max((node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)), default=0)
 
 
 def _load(file: Path, name: str) -> ModuleType:

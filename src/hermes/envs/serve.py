@@ -2,19 +2,14 @@
 
 Each turn of the loop asks the API how much waits there. Below the bound (`max_batches_offpolicy` batches) it
 starts workers, above it starts none. A worker that runs is never cancelled for that: what it makes is sent.
-SIGTERM and Ctrl-C end the loop in order: no new work, a while for the work in flight, everything finished is
-delivered, the environment takes leave. A second signal does not wait for work in flight.
+SIGTERM and Ctrl-C end the loop in order (`stopping`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import threading
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -23,6 +18,7 @@ from hermes.envs.failures import EnvironmentRunError, classify
 from hermes.envs.link import Link
 from hermes.envs.phase import eval_face
 from hermes.envs.rollout import finish, next_item, prepare
+from hermes.envs.stopping import Stop, listening, wind_down
 from hermes.envs.watch import Watch
 from hermes.errors import ConfigError
 
@@ -32,41 +28,40 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TURN_S = 0.1
-_STOP_GRACE_S = 20.0
 _HOPELESS_IN_A_ROW = 16
 """Groups given up one after another, with none made in between, after which the run ends."""
 
 
 async def run(env: BaseEnv) -> None:
     """Serves until the trainer has all its steps, a signal comes, or it cannot go on."""
-    stop = asyncio.Event()
-    with _signals(stop):
+    stop = Stop()
+    with listening(env, stop):
         main = asyncio.create_task(_serve(env, stop))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({main, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if stopping.done() and env.link is None:
+        asked = asyncio.create_task(stop.asked.wait())
+        await asyncio.wait({main, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done() and env.link is None:
             main.cancel()  # still in setup or waiting for a server: nothing is lost
-        stopping.cancel()
+        asked.cancel()
         try:
             await main
         except asyncio.CancelledError:
-            if not main.cancelled() or not stop.is_set():
+            if not main.cancelled() or not stop.asked.is_set():
                 raise
         finally:
             await finish(env)
 
 
-async def _serve(env: BaseEnv, stop: asyncio.Event) -> None:
+async def _serve(env: BaseEnv, stop: Stop) -> None:
     await prepare(env)
     env.link = Link(env.config, env.config.wandb_name or env.display_name)
     finished = False
     try:
-        await _unless(stop, _join_run(env))
-        if not stop.is_set():
+        await stop.unless_asked(_join_run(env))
+        if not stop.asked.is_set():
             await _loop(env, stop)
         finished = True
     finally:
-        await _wind_down(env, stop, finished)
+        await wind_down(env, stop, finished)
 
 
 async def _join_run(env: BaseEnv) -> None:
@@ -75,26 +70,14 @@ async def _join_run(env: BaseEnv) -> None:
     await env.get_server_info()
 
 
-async def _unless(stop: asyncio.Event, work: Any) -> None:
-    """Does the work, or leaves it when asked to stop."""
-    task, stopping = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
-    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return
-    await task
-
-
-async def _loop(env: BaseEnv, stop: asyncio.Event) -> None:
+async def _loop(env: BaseEnv, stop: Stop) -> None:
     watch = Watch(env)
-    while not stop.is_set():
+    while not stop.asked.is_set():
         turn_s = time.monotonic()
-        await _unless(stop, env.get_status())
-        if stop.is_set():
+        await stop.unless_asked(env.get_status())
+        if stop.asked.is_set():
             return
-        await env.env_step_checks()
+        await stop.unless_asked(env.env_step_checks())
         if pacing.has_enough(env.config, env.status_dict):
             logger.info("the trainer has what it needs for its %d steps", env.config.total_steps)
             return
@@ -102,7 +85,7 @@ async def _loop(env: BaseEnv, stop: asyncio.Event) -> None:
             logger.info("the environment has no more items")
             return
         if not pacing.must_pause(env.config, env.status_dict, env.derived_batch_size):
-            await env.add_train_workers()
+            await stop.unless_asked(env.add_train_workers())
         watch.look()
         _raise_fatal(env)
         await _next_turn(env, stop)
@@ -110,11 +93,11 @@ async def _loop(env: BaseEnv, stop: asyncio.Event) -> None:
         del env.mainloop_timings[:-1000]
 
 
-async def _next_turn(env: BaseEnv, stop: asyncio.Event) -> None:
+async def _next_turn(env: BaseEnv, stop: Stop) -> None:
     """Until a worker is done, but not longer than a turn."""
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({stopping, *env.workers}, timeout=_TURN_S, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
+    asked = asyncio.create_task(stop.asked.wait())
+    await asyncio.wait({asked, *env.workers}, timeout=_TURN_S, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
 
 
 def _raise_fatal(env: BaseEnv) -> None:
@@ -129,35 +112,6 @@ def _raise_fatal(env: BaseEnv) -> None:
             f"{env.tally.last.text}",
             "The log has the details of each.",
         )
-
-
-async def _wind_down(env: BaseEnv, stop: asyncio.Event, finished: bool) -> None:
-    assert env.link is not None, "called after the link was made"
-    try:
-        if finished and stop.is_set() and env.workers:
-            logger.info("stopping: waiting for %d groups in the making", len(env.workers))
-            stop.clear()  # a second signal sets it again
-            asked_again = asyncio.create_task(stop.wait())
-            done = asyncio.create_task(_settled(env.workers))
-            await asyncio.wait(
-                {asked_again, done}, timeout=_STOP_GRACE_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            asked_again.cancel()
-            done.cancel()
-        tasks = [*env.workers, *([env.eval_runner] if env.eval_runner else [])]
-        for task in tasks:
-            task.cancel()
-        await _settled(tasks)
-        if finished:
-            await env.link.drain()
-    finally:
-        logger.info("%s; %d sent", env.tally.describe(), env.link.sent)
-        await env.link.close(env.spool_path())
-
-
-async def _settled(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Until all are done, one way or the other."""
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def setup_wandb(env: BaseEnv) -> None:
@@ -269,18 +223,3 @@ async def _next(env: BaseEnv) -> tuple[Any, int]:
     elif env.dry_since_s is None:
         env.dry_since_s = time.monotonic()
     return item, 0
-
-
-@contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # whoever runs us in a thread has the signals
-        return
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

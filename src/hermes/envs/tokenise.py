@@ -102,11 +102,12 @@ def _all_turns(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Any], tokens: 
 
 def tokenize_for_trainer_dpo(
     tokenizer: PreTrainedTokenizerBase, pair: dict[str, Any], max_length: int | None = None
-) -> dict[str, list[int]]:
-    """A preference pair as ids: `pair` has a prompt (text or messages), a chosen and a rejected answer."""
+) -> dict[str, Any]:
+    """A preference pair as given and as ids: a prompt (text or messages), a chosen and a rejected answer."""
     prompt = pair["prompt"]
     opening = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    made = {"prompt_input_ids": encode_chat(tokenizer, opening, add_generation_prompt=True)[:max_length]}
+    made: dict[str, Any] = {name: pair[name] for name in ("prompt", "chosen", "rejected")}
+    made |= {"prompt_input_ids": encode_chat(tokenizer, opening, add_generation_prompt=True)[:max_length]}
     for side in ("chosen", "rejected"):
         ids = encode_chat(tokenizer, [*opening, {"role": "assistant", "content": pair[side]}])[:max_length]
         made[f"{side}_input_ids"] = ids

@@ -59,23 +59,23 @@ async def _measure(recipe: Recipe, engine_url: str, weights: str, tell: Tell) ->
     try:
         await env.setup()
         items = await env.eval_items()
-        greedy = await _successes(env, items, 0.0, Meter("greedy", len(items), tell))
-        sampled = await _successes(env, items, 1.0, Meter("sampled", len(items), tell))
+        tries = [(item, temperature) for temperature in (0.0, 1.0) for item in items]
+        found = await _successes(env, tries, Meter("rollouts, greedy and sampled", len(tries), tell))
     finally:
         await env.close()
-    return Measured(interval(greedy), interval(sampled))
+    return Measured(interval(found[: len(items)]), interval(found[len(items) :]))
 
 
-async def _successes(
-    env: CalculatorEnv, items: Sequence[Any], temperature: float, meter: Meter
-) -> list[float]:
-    async def one(item: Any) -> float:
+async def _successes(env: CalculatorEnv, tries: Sequence[tuple[Any, float]], meter: Meter) -> list[float]:
+    """1 or 0 for each item at its temperature; all at once, because a larger batch is cheaper."""
+
+    async def one(item: Any, temperature: float) -> float:
         scored = await env.run_item(item, temperature=temperature)
         meter.add()
         return float(scored.reward.success)
 
     # All of them end before the environment is closed, also when one has failed.
-    ended = await asyncio.gather(*map(one, items), return_exceptions=True)
+    ended = await asyncio.gather(*(one(*each) for each in tries), return_exceptions=True)
     for each in ended:
         if isinstance(each, BaseException):
             raise each

@@ -43,7 +43,7 @@ class Recipe:
     """Share of sums that take two calculations."""
     reward_mode: Literal["binary", "shaped"] = "binary"
     """What reinforcement learning is paid for: right answers only, or also part of the way."""
-    at_once: int = 64
+    at_once: int = 128
     """Rollouts in flight."""
 
     @property

@@ -209,6 +209,7 @@ class _Run:
             "env.ensure_scores_are_not_same": False,  # the trainer leaves them out, and the curve shows them
             "env.rollout_server_url": api,
             "env.use_wandb": False,
+            "env.stop_patience_s": 0,  # when the trainer is done nobody wants the groups in the making
             "openai.base_url": f"{self._engine_url}/v1",
             "openai.model_name": "policy",
             "openai.server_type": "sglang",

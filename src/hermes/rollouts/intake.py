@@ -139,9 +139,11 @@ class Intake:
             self._metrics.count("posts_refused_total", reason="full")
             detail = f"the queue is full: {state.kept_groups} groups, {state.kept_bytes >> 20} MB"
             raise Refused(503, detail, _RETRY_AFTER_S)
+        kinds = {(new.env_id, new.size) for new in incoming}
+        unfit = {kind for kind in kinds if state.would_be_held(*kind)}
         held: dict[int | None, int] = {}
-        for new in incoming:
-            if not state.would_be_held(new.env_id, new.size):
+        for new in incoming if unfit else ():
+            if (new.env_id, new.size) not in unfit:
                 continue
             count = held[new.env_id] = held.get(new.env_id, state.held(new.env_id)) + 1
             if count > limits.max_held:

@@ -16,6 +16,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -160,8 +161,8 @@ class FileJournal:
             self._advance(outcome.number)
 
         self.last_group_id = max(self.last_group_id, *(group.id for group, _ in groups))
-        drafts = [Draft(Kind.GROUP, framed_group(describe_group(group), body)) for group, body in groups]
-        self._log.put(Operation([*drafts, _event_draft(event)] if event else drafts, done))
+        drafts = (Draft(Kind.GROUP, framed_group(describe_group(group), body)) for group, body in groups)
+        self._log.put(Operation(chain(drafts, [_event_draft(event)] if event else ()), done))
         return future
 
     def reader(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:

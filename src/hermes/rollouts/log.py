@@ -53,7 +53,8 @@ other requests have a turn, but no later operation is told before it is through.
 class Operation:
     """Records that are written together, at the start of a new segment if `rotate`."""
 
-    drafts: list[Draft]
+    drafts: Iterable[Draft]
+    """Gone through once, in the thread that writes: many small records take a while to make."""
     done: Done
     rotate: bool = False
 
@@ -157,7 +158,7 @@ class Log:
         with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits for the outcome
             self._loop.call_soon_threadsafe(self._finish, written)
 
-    def _lay_out(self, drafts: list[Draft], segment: Segment, parts: list[bytes]) -> list[Place]:
+    def _lay_out(self, drafts: Iterable[Draft], segment: Segment, parts: list[bytes]) -> list[Place]:
         """Adds the bytes of the records to `parts`; returns where the groups among them will lie."""
         places: list[Place] = []
         for draft in drafts:

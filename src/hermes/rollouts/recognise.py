@@ -61,7 +61,7 @@ def _read(body: bytes) -> Incoming | None:
     return Incoming(
         env_id=None if env_id == b"null" else int(env_id),
         size=_lists(body, start, end),
-        payload=body[: body.rindex(b"}")] + _absent(frozenset(values)),
+        payload=b"".join((memoryview(body)[: body.rindex(b"}")], _absent(frozenset(values)))),
     )
 
 

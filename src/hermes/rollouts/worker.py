@@ -1,8 +1,8 @@
-"""A second process for large bodies, so that parsing one never holds up other requests.
+"""A second process for bodies that take long to parse, so that none ever holds up other requests.
 
-Small bodies are parsed on the spot. A large one that is all numbers is recognised in a thread, which lets
-others run. A large one that must be parsed goes to a child process, started when first needed; it ends with
-its parent, however that ends, because its input does.
+Small bodies are taken on the spot. A large one that is all numbers is recognised in a thread, which lets
+others run. One that must be parsed goes, unless it is quite small, to a child process, started when first
+needed; it ends with its parent, however that ends, because its input does.
 
 On the pipe, both ways: a 4-byte length, that many bytes of JSON, then the bytes the JSON speaks of.
 """
@@ -21,6 +21,10 @@ from hermes.rollouts.parsing import BodyError, parse, parse_slowly, recognised
 from hermes.rollouts.recognise import Incoming
 
 INLINE_BYTES = 1 << 20
+"""A single group that is all numbers is recognised on the spot up to this size."""
+INLINE_PARSED_BYTES = 1 << 17
+"""The same for what is a list or has to be parsed: each small object in it costs as much as a kilobyte of
+numbers."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -37,9 +41,11 @@ class Parser:
 
     async def parse(self, body: bytes, *, many: bool) -> list[Incoming]:
         """As `parsing.parse`; WorkerLost if the child died."""
-        if len(body) <= INLINE_BYTES:
+        if len(body) <= INLINE_PARSED_BYTES:
             return parse(body, many=many)
-        if known := await asyncio.to_thread(recognised, body, many=many):
+        quick = not many and len(body) <= INLINE_BYTES
+        known = recognised(body, many=many) if quick else await asyncio.to_thread(recognised, body, many=many)
+        if known:
             return known
         async with self._turn:
             try:
