@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.rl.part import Part
-from hermes.rl.plan import last_step
-from hermes.rl.run import Run, Status, now_ms
+from hermes.rl.run import Run, Status, last_step, now_ms
 from hermes.rl.supervision import Supervisor
 from hermes.rl.supervisor import detach
 

@@ -2,25 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import statistics
+import time
 from pathlib import Path
 
 import pytest
 
+from hermes.rl.run import Run, find_run, read_metrics
+from tests.cli.process import failure
 from tests.fakes.provider import FakeProvider, text
 from tests.rl.conftest import MakeHome
-from tests.rl.world import answer, hermes
+from tests.rl.world import answer, change_settings, hermes
 
 
 @pytest.mark.slow
-def test_preflight_says_whether_it_will_learn(home_with: MakeHome) -> None:
+@pytest.mark.timeout(300)
+def test_preflight_says_whether_it_will_learn_and_the_run_bears_it_out(home_with: MakeHome) -> None:
     home = home_with()
     answer(home, "rl", "select", "letters")
     found = answer(home, "rl", "preflight", "--groups", "2")
     assert found["rollouts"] == 16 and 0 < found["pass_rate"] <= 1
     assert found["groups_with_signal"] == 1.0
     assert found["suggested"]["group_size"] >= 8 and found["suggested"]["learning_rate"] > 0
-    assert found["estimate"]["seconds_per_step"] > 0 and found["estimate"]["memory_gb"] > 0
-    assert found["verdict"].split()[0] in ("will", "little")
+    assert found["estimate"]["seconds_per_step"] > 0
+    assert found["verdict"].startswith("will learn: 100% of the groups have something to compare")
+    started = answer(home, "rl", "start", "--set", "group_size=4", "--set", "batch_size=8")
+    run = find_run(home, started["run_id"])
+    used_gb = 0.0
+    while not run.status().state.ended:
+        used_gb = max(used_gb, _used_gb(run))
+        time.sleep(0.05)
+    rewards = [row["reward/mean"] for row in read_metrics(run.metrics_path)]
+    assert statistics.fmean(rewards) == pytest.approx(found["mean_reward"], abs=0.2), "the same policy"
+    assert all(row["health/group_signal"] > 0.5 for row in read_metrics(run.metrics_path))
+    assert 0.5 < found["estimate"]["memory_gb"] / used_gb < 2
+
+
+@pytest.mark.slow
+def test_a_model_of_the_hub_is_looked_at_too_and_one_that_is_not_there_is_named(
+    home_with: MakeHome, model: Path, tmp_path: Path
+) -> None:
+    cached = tmp_path / "hub" / "models--someone--tiny"
+    shutil.copytree(model, cached / "snapshots" / "0123")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0123")
+    environ = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    home = home_with()
+    answer(home, "rl", "select", "letters")
+    change_settings(home, model="someone/tiny")
+    assert answer(home, "rl", "preflight", "--groups", "1", env=environ)["rollouts"] == 8
+    change_settings(home, model="someone/else")
+    what, how = failure(hermes(home, "rl", "preflight", env=environ), 1)
+    assert "the model someone/else cannot be had" in what and "rl.model" in how
+
+
+def _used_gb(run: Run) -> float:
+    """Of all processes of the run, at this moment."""
+    pages = 0
+    for part in run.status().parts.values():
+        if part.process is not None:
+            with contextlib.suppress(OSError):
+                pages += int(Path(f"/proc/{part.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e9
 
 
 @pytest.mark.slow
@@ -48,9 +94,8 @@ def test_every_inference_test_has_files_of_its_own_and_one_bad_model_spoils_noth
 def test_an_endpoint_is_tested_with_its_key_and_the_key_is_in_no_file(home_with: MakeHome) -> None:
     home = home_with()
     with FakeProvider(lambda request: text("bdfh"), api_key="sk-or-v1-0123456789") as provider:
-        (home / "config.yaml").write_text(
-            f"providers: {{mine: {{base_url: '{provider.base_url}', key_env: MY_KEY}}}}"
-        )
+        hermes(home, "config", "set", "providers.mine.base_url", provider.base_url)
+        hermes(home, "config", "set", "providers.mine.key_env", "MY_KEY")
         answer(home, "rl", "select", "letters")
         flags = ("--num-steps", "1", "--group-size", "2", "--model", "mine/m")
         found = answer(home, "rl", "test", *flags, env={"MY_KEY": "sk-or-v1-0123456789"})

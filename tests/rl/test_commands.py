@@ -29,7 +29,7 @@ from tests.rl.world import answer, change_settings, hermes, make_home
         (
             ("start", "--env", "letters", "--set", "lora_rank=8"),
             "tinker.lora_rank is locked at 4",
-            "unlock: [lora_rank]",
+            "rl.unlock '[lora_rank]'",
         ),
         (
             ("start", "--env", "letters", "--set", "nothing=8"),
@@ -88,9 +88,12 @@ def test_a_model_that_needs_a_gpu_fails_fast_without_one(home_with: MakeHome) ->
 
 def test_an_engine_elsewhere_needs_its_key(home_with: MakeHome) -> None:
     home = home_with()
-    change_settings(home, engine_url="https://tinker.example.com")
+    change_settings(home, service="https://tinker.example.com")
     what, how = failure(hermes(home, "rl", "start", "--env", "letters"), 1)
-    assert "TINKER_API_KEY is not set" in what and "hermes config set TINKER_API_KEY" in how
+    assert "https://tinker.example.com needs a key, and TINKER_API_KEY is not set" in what
+    assert "hermes config set TINKER_API_KEY" in how
+    what, _ = failure(hermes(home, "rl", "start", "--env", "letters", "--service", "managed"), 1)
+    assert "the managed service needs a key" in what
 
 
 def test_the_configuration_shows_what_is_locked_and_why(home_with: MakeHome) -> None:

@@ -40,7 +40,7 @@ def test_a_healthy_run_has_no_causes() -> None:
         ({"health/truncated": 0.4}, "truncation", "40% of the rollouts"),
         ({"probe/gap": 0.5}, "stale adapter", "0.5 on the probe"),
         ({"health/staleness": 6.0}, "old rollouts", "6.0 steps old"),
-        ({"logprobs/diff": 0.9}, "learning rate too high", "0.9"),
+        ({"probe/moved": 0.9}, "learning rate too high", "0.9 nats a step"),
         ({"health/tool_errors": 0.6}, "tool errors", "60%"),
         ({"reward/min": 0.0, "reward/max": 0.0, "reward/mean": 0.0}, "reward never changes", "worth 0"),
         ({"data/refused": 4.0}, "untrainable rollouts", "4.0 sequences"),
@@ -79,18 +79,23 @@ def test_a_failed_run_and_one_without_steps_say_so_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passed", "signal", "truncated", "begins"),
+    ("passed", "mean", "signal", "begins"),
     [
-        (0.0, 0.0, 0.0, "will not learn"),
-        (1.0, 0.0, 0.0, "will not learn"),
-        (0.98, 0.2, 0.0, "little to learn"),
-        (0.3, 0.2, 0.0, "will learn slowly"),
-        (0.3, 0.9, 0.0, "will learn:"),
-        (0.3, 0.9, 0.8, "will hardly learn"),
+        (0.0, 0.0, 0.0, "will not learn: no rollout earned"),
+        (1.0, 1.0, 0.0, "little to learn"),
+        (1.0, 0.5, 0.0, "will not learn: within each group"),
+        (0.98, 0.97, 0.2, "little to learn"),
+        (0.98, 0.3, 1.0, "will learn:"),
+        (0.3, 0.3, 0.2, "will learn slowly"),
+        (0.3, 0.3, 0.9, "will learn:"),
     ],
 )
-def test_the_verdict_is_plain(passed: float, signal: float, truncated: float, begins: str) -> None:
-    assert verdict(passed, signal, truncated).startswith(begins)
+def test_the_verdict_is_plain(passed: float, mean: float, signal: float, begins: str) -> None:
+    assert verdict(passed, mean, signal, 0.1).startswith(begins)
+    assert "cut off" not in verdict(passed, mean, signal, 0.1)
+    assert verdict(passed, mean, signal, 0.8).endswith(
+        "80% of the rollouts are cut off: raise max_token_length"
+    )
 
 
 def test_samples_are_summed_up_as_the_trainer_would_see_them() -> None:

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from hermes.config.load import load
 from hermes.errors import ConfigError
 from hermes.rl import ports
-from hermes.rl.plan import RunPlan, trainer_environ, with_ports, write_config
+from hermes.rl.plan import RunPlan, with_ports, write_config
 from hermes.rl.run import Run
-from hermes.rl.settings import read_settings
+from hermes.rl.service import engine_url, service_of
 
 
-def _run(home: Path, api_port: int, engine_url: str | None = None) -> Run:
+def _run(home: Path, api_port: int, service: str | None = None) -> Run:
     run = Run(home, "0123abcd")
-    about = {"run_id": run.run_id, "engine_url": engine_url, "ports": {"api": api_port, "engine": 8001}}
-    about |= {"cwd": str(home / "gone"), "max_hours": None, "model": "m", "device": "cpu"}
+    promised = {"api": api_port, "trainer" if service else "engine": 8001}
+    about = {"run_id": run.run_id, "service": service, "ports": promised}
+    about |= {"cwd": str(home / "gone"), "max_hours": None, "max_usd": None, "model": "m", "device": "cpu"}
     write_config(run, with_ports({"env": {}, "openai": [{"model_name": "policy"}], "run": about}))
     run.log_path("api").parent.mkdir(parents=True)
     return run
@@ -46,26 +48,34 @@ def test_a_port_that_is_promised_to_another_run_is_not_chosen() -> None:
     assert ports.choose(free, {free}) not in (0, free)
 
 
-def test_runs_on_a_shared_engine_have_names_of_their_own_and_keys_stay_off_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+def test_with_a_service_elsewhere_the_environment_samples_from_the_trainer(tmp_path: Path) -> None:
     config = _run(tmp_path, 8000, "http://engine.example:8001").config()
-    assert config["openai"][0]["model_name"] == "policy-0123abcd"
-    assert config["openai"][0]["base_url"] == "http://engine.example:8001/v1"
-    assert trainer_environ(config)["TINKER_API_KEY"] == "tml-secret"
+    assert engine_url(config["run"]) == "http://engine.example:8001"
+    assert config["openai"][0] == {"model_name": "policy", "base_url": "http://127.0.0.1:8001/v1"}
+
+
+def test_where_a_run_trains_is_a_setting_then_a_variable_and_else_an_engine_of_its_own(
+    tmp_path: Path,
+) -> None:
+    def service(flags: dict[str, str], **environ: str) -> str | None:
+        config = load(dict(flags), {"HERMES_HOME": str(tmp_path), **environ})
+        return service_of(config.settings.rl, config.environ)
+
+    assert service({}) is None
+    assert service({}, TINKER_BASE_URL="http://10.0.0.1:8001") == "http://10.0.0.1:8001"
+    assert service({"rl.service": "managed"}, TINKER_BASE_URL="http://10.0.0.1:8001") == "managed"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("modle: x", "modle"),
-        ("max_steps: 0", "max_steps"),
-        ("engine_url: nowhere", "engine_url"),
+        ("rl: {modle: x}", "rl.modle"),
+        ("rl: {max_steps: 0}", "rl.max_steps"),
+        ("rl: {service: nowhere}", "rl.service"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_place(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "rl.yaml").write_text(text)
+    (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_settings(tmp_path)
-    assert said in caught.value.message and "rl.yaml:1:1" in caught.value.message
+        load(environ={"HERMES_HOME": str(tmp_path)})
+    assert said in caught.value.message and "config.yaml:1:" in caught.value.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -12,7 +13,9 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,15 +23,21 @@ import pytest
 from hermes.config.load import load
 from hermes.core import Message, Sampling
 from hermes.models.base import ChatRequest
-from hermes.rl.run import Run, RunState, find_run
+from hermes.rl.run import Run, RunState, find_run, last_step, read_metrics
 from hermes.rl.serve import open_run_model, serve_command
+from hermes.training.meter import read_tokens
+from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
-from tests.rl.world import answer, change_settings, hermes, wait_for
+from tests.rl.world import answer, hermes, make_home, wait_for
+from tests.training.books import check_served, check_weights, trained_leases
+from tests.training.proxy import Change, proxy
+from tests.training.test_proof import no_update, stale_sampler
+from tests.training.world import start_api
 
 
-def _start(home: Path, *edits: str) -> Run:
+def _start(home: Path, *edits: str, environment: str = "letters", env: dict[str, str] | None = None) -> Run:
     flags = [word for edit in ("group_size=4", "batch_size=8", *edits) for word in ("--set", edit)]
-    started = answer(home, "rl", "start", "--env", "letters", *flags)
+    started = answer(home, "rl", "start", "--env", environment, *flags, env=env)
     assert started["status"] in ("starting", "running")
     return find_run(home, started["run_id"])
 
@@ -86,8 +95,21 @@ def _weights_load(home: Path, run: Run) -> None:
     assert trained and any(one.abs().max() > 0 for one in trained.values())
     merged = Path(answer(home, "rl", "weights", run.run_id, "--step", "2", "--format", "merged")["path"])
     assert merged.name == "step-2" and (merged / "config.json").exists()
+    _gguf(home, run)
     none = hermes(home, "rl", "weights", run.run_id, "--step", "3")
     assert none.returncode == 2 and "it has: 2, 4" in none.stderr
+
+
+def _gguf(home: Path, run: Run) -> None:
+    """By llama.cpp's converter where there is one; a program in its place shows how it is called."""
+    words = ("rl", "weights", run.run_id, "--format", "gguf")
+    without = hermes(home, *words)
+    assert without.returncode == 1 and "convert_hf_to_gguf.py" in without.stderr
+    program = "import sys, pathlib; model, _, out = sys.argv[1:4]; "
+    program += "pathlib.Path(out).write_bytes((pathlib.Path(model) / 'config.json').read_bytes())"
+    (home / "convert_hf_to_gguf.py").write_text(program)
+    made = answer(home, *words, env={"LLAMA_CPP": str(home)})
+    assert json.loads(Path(made["path"]).read_text())["model_type"] == "llama"
 
 
 def _model_answers(home: Path, run: Run) -> None:
@@ -120,7 +142,43 @@ def test_a_killed_process_does_not_change_how_the_run_ends(home_with: MakeHome, 
     if process is not None and process.alive():
         os.kill(process.pid, signal.SIGKILL)
     assert _ended(run) == "completed: None"
-    assert _steps(run) == [1, 2, 3, 4, 5, 6], "no step is missing or trained twice"
+    _check_books(run, 6)
+
+
+def _check_books(run: Run, steps: int, weights: Path | None = None) -> None:
+    """No step trained twice or missing, no batch lost, and as many updates in the weights as steps."""
+    leases = trained_leases(run.folder, steps)
+    check_weights(run.folder, weights or run.folder / "engine")
+    api, url = start_api(run.folder)
+    try:
+        check_served(url, leases)
+    finally:
+        api.kill()
+
+
+def _beyond(run: Run, made: int) -> bool:
+    return run.status().state.ended or last_step(run) > made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_ends_the_same_whatever_is_killed_and_whenever(home_with: MakeHome) -> None:
+    steps, chance = 30, random.Random(11)
+    run = _start(home_with(total_steps=steps, save_checkpoint_interval=3))
+    killed = []
+    for victim in chance.sample(["api", "engine", "trainer", "env", "supervisor"] * 2, 10):
+        # Not before there is progress: five ends of a part without any would fail the run.
+        made = last_step(run)
+        wait_for(partial(_beyond, run, made), 240)
+        time.sleep(chance.uniform(0, 1.5))
+        status = run.status()
+        process = status.supervisor if victim == "supervisor" else status.parts[victim].process
+        if not status.state.ended and process is not None and process.alive():
+            os.kill(process.pid, signal.SIGKILL)
+            killed.append(victim)
+    assert _ended(run, 400) == "completed: None", killed
+    assert len(killed) >= 5, killed
+    _check_books(run, steps)
 
 
 @pytest.mark.slow
@@ -138,27 +196,142 @@ def test_two_runs_at_once_and_a_stop_in_the_middle_of_one(home_with: MakeHome) -
     assert listed == {first.run_id: "completed", second.run_id: "stopped"}
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, with room for a run and a little more."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_on_an_engine_elsewhere_starts_none_and_its_weights_are_downloaded(
+def test_a_disk_that_fills_up_fails_the_run_with_that_reason_and_what_was_saved_stays(
+    disk: Path, model: Path
+) -> None:
+    home = make_home(disk / "home", model, total_steps=100_000)
+    run = _start(home)
+    wait_for(lambda: last_step(run) >= 3)
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 65536)
+    wait_for(lambda: not any(part.process.alive() for part in run.status().parts.values() if part.process))
+    ballast.unlink()
+    assert "No space left on device" in _ended(run)
+    kept = answer(home, "rl", "results", run.run_id)["checkpoints"]
+    assert kept[-1]["step"] >= 2 and Path(kept[-1]["folder"]).is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [(stale_sampler(), "stale adapter"), (no_update, "no-op optimizer")],
+    ids=["stale", "no-op"],
+)
+def test_a_sabotaged_run_fails_within_three_steps_naming_the_cause(
+    home_with: MakeHome, tmp_path: Path, model: Path, change: Change, cause: str
+) -> None:
+    """All processes are real; what the trainer and the service say to each other is changed on the way."""
+    engine = launch(model, tmp_path / "service")
+    with proxy(engine.url, change) as service:
+        try:
+            home = home_with(total_steps=20, learning_rate=0.01)
+            run = _start(home, env={"TINKER_BASE_URL": service})
+            assert _ended(run).startswith(f"failed: trainer exited (1): {cause}: ")
+        finally:
+            engine.kill()
+    assert last_step(run) < 3
+    (first, *_) = answer(home, "rl", "doctor", run.run_id)
+    assert first["cause"] == "the run failed" and cause in first["evidence"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_whose_masks_are_wrong_fails_within_three_steps_naming_the_cause(home_with: MakeHome) -> None:
+    shifted = Path(__file__).parent / "sabotage" / "shifted.py"
+    run = _start(home_with(total_steps=20), environment=str(shifted))
+    assert _ended(run).startswith("failed: trainer exited (1): wrong mask: ")
+    assert last_step(run) < 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_with_a_service_that_speaks_tinker_only_trains_samples_and_gives_its_weights(
     home_with: MakeHome, tmp_path: Path, model: Path
 ) -> None:
-    state = ("--state-dir", str(tmp_path / "engine"), "--device", "cpu", "--port", "0")
-    command = [sys.executable, "-m", "hermes", "engine", "serve", "--model", str(model), *state]
-    engine = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    """Our engine in the role of the managed service: whatever is not the Tinker API is a 404."""
+    engine = launch(model, tmp_path / "service")
+    with proxy(engine.url, only="/api/v1/") as service:
+        try:
+            home = home_with(total_steps=4)
+            answer(home, "rl", "select", "letters")
+            look = answer(home, "rl", "preflight", "--groups", "1", env={"TINKER_BASE_URL": service})
+            assert look["rollouts"] == 8 and look["verdict"].startswith("will learn: ")
+            run = _start(home, env={"TINKER_BASE_URL": service})
+            assert _ended(run) == "completed: None"
+            assert set(run.status().parts) == {"api", "trainer", "env"}
+            assert not (run.folder / "engine").exists()
+            assert _steps(run) == [1, 2, 3, 4]
+            rows = list(read_metrics(run.metrics_path))
+            assert all(row["data/refused"] == 0 and row["health/staleness"] <= 4 for row in rows)
+            assert all(row["probe/gap"] < 0.01 for row in rows)
+            assert rows[0]["logprobs/diff"] < 1e-3, "the tokens and logprobs are those that were sampled"
+            tokens = read_tokens(run.folder)
+            assert min(tokens.prefill, tokens.sampled, tokens.trained) > 0
+            results = answer(home, "rl", "results", run.run_id)
+            assert results["weights_path"].startswith("tinker://")
+            folder = Path(answer(home, "rl", "weights", run.run_id)["path"])
+            assert (folder / "adapter_model.safetensors").stat().st_size > 0
+            named = json.loads((folder / "adapter_config.json").read_text())
+            assert named["base_model_name_or_path"] == str(model)
+            _served(home, run)
+        finally:
+            engine.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_with_a_service_ends_the_same_whoever_is_killed(
+    home_with: MakeHome, tmp_path: Path, model: Path
+) -> None:
+    """The trainer's death takes the environment's sampler with it, the service's every session."""
+    service = launch(model, tmp_path / "service")
     try:
-        assert engine.stdout is not None
-        url = engine.stdout.readline().split()[2].rstrip(",")
-        home = home_with(total_steps=2)
-        change_settings(home, engine_url=url)
-        run = _start(home)
-        assert _ended(run) == "completed: None"
-        assert set(run.status().parts) == {"api", "trainer", "env"}
-        folder = Path(answer(home, "rl", "weights", run.run_id)["path"])
-        assert (folder / "adapter_model.safetensors").stat().st_size > 0
-        assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
-            model
-        )
+        home = home_with(total_steps=12, save_checkpoint_interval=3)
+        run = _start(home, env={"TINKER_BASE_URL": service.url})
+        for victim in ("trainer", "service", "env", "trainer"):
+            wait_for(partial(_beyond, run, last_step(run)), 240)
+            if victim == "service":
+                service.kill()
+                service = launch(model, tmp_path / "service", "--port", service.url.rpartition(":")[2])
+            elif (process := run.status().parts[victim].process) is not None and process.alive():
+                os.kill(process.pid, signal.SIGKILL)
+        assert _ended(run, 400) == "completed: None"
     finally:
-        engine.terminate()
-        engine.wait()
+        service.kill()
+    _check_books(run, 12, tmp_path / "service")
+
+
+def _served(home: Path, run: Run) -> None:
+    """`hermes rl serve` for weights that lie with the service."""
+    command = [sys.executable, "-m", "hermes", "rl", "serve", run.run_id, "--port", "0"]
+    environ = {**os.environ, "HERMES_HOME": str(home)}
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+    try:
+        assert served.stdout is not None
+        url = served.stdout.readline().split(" at ")[1].split(",")[0]
+        body = json.dumps({"model": "policy", "prompt": "hi", "max_tokens": 4}).encode()
+        asked = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=60) as told:
+            said = json.load(told)
+        assert said["usage"]["completion_tokens"] > 0 and "step-4" in said["metadata"]["weight_version"]
+    finally:
+        served.terminate()
+    assert served.wait() == 0

@@ -64,14 +64,15 @@ def make_home(home: Path, model: Path, **values: Any) -> Path:
         "values": fields,
     }
     home.mkdir(parents=True, exist_ok=True)
-    (home / "rl.yaml").write_text(json.dumps(settings))
+    (home / "config.yaml").write_text(json.dumps({"rl": settings}))
     return home
 
 
 def change_settings(home: Path, **changes: Any) -> None:
-    """As a person would, in an editor."""
-    path = home / "rl.yaml"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    """Of `rl`, as a person would, in an editor."""
+    path = home / "config.yaml"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "rl": {**settings["rl"], **changes}}))
 
 
 def hermes(

@@ -72,13 +72,14 @@ def sinks_of() -> Callable[[Run], Sinks]:
 
 @pytest.fixture
 def start(tmp_path: Path, engine: Server, tiny: Path) -> Iterator[StartTrainer]:
-    """Starts `hermes train`; each is gone at the end of the test."""
+    """Starts `hermes train` with TINKER_BASE_URL at the engine; each is gone at the end of the test."""
     started: list[Process] = []
 
     def one(kind: str, *arguments: str, **variables: str) -> Process:
         url = variables.pop("url", engine.url)
-        given = ("train", kind, *arguments, "--base-model", str(tiny), "--base-url", url, "--rank", "8")
-        started.append(Process(tmp_path / "home", *given, env={"TINKER_API_KEY": KEY, **variables}))
+        given = ("train", kind, *arguments, "--base-model", str(tiny), "--rank", "8")
+        service = {"TINKER_BASE_URL": url, "TINKER_API_KEY": KEY}
+        started.append(Process(tmp_path / "home", *given, env={**service, **variables}))
         return started[-1]
 
     yield one

@@ -16,8 +16,11 @@ Change = Callable[[str, Any], Any]
 
 
 @contextmanager
-def proxy(engine_url: str, change: Change) -> Iterator[str]:
-    """Its address. JSON bodies go through `change`; everything else passes as it is."""
+def proxy(engine_url: str, change: Change = lambda path, body: body, only: str = "/") -> Iterator[str]:
+    """Its address. JSON bodies go through `change`; everything else passes as it is.
+
+    `only`: what other paths there are is a 404, as on a server that does not have them.
+    """
     target = urlsplit(engine_url).netloc
 
     class Handler(BaseHTTPRequestHandler):
@@ -25,6 +28,9 @@ def proxy(engine_url: str, change: Change) -> Iterator[str]:
 
         def _pass(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if not self.path.startswith(only):
+                self.send_error(404)
+                return
             if body and "json" in (self.headers.get("Content-Type") or ""):
                 body = json.dumps(change(self.path, json.loads(body))).encode()
             headers = {

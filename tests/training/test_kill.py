@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.http.engine_process import launch
+from tests.engine.http.engine_process import Server, launch
+from tests.training.books import check_served, check_weights, trained_leases
 from tests.training.conftest import StartTrainer
 from tests.training.world import Process, ask, group, metrics, start_api, when_there
 
@@ -52,7 +53,7 @@ def order_of(folder: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_a_trainer_killed_again_and_again_trains_every_batch_once_and_in_order(
-    start: StartTrainer, tmp_path: Path, api_home: list[Process]
+    start: StartTrainer, tmp_path: Path, api_home: list[Process], engine: Server
 ) -> None:
     process, url = start_api(tmp_path / "a")
     api_home.append(process)
@@ -69,13 +70,14 @@ def test_a_trainer_killed_again_and_again_trains_every_batch_once_and_in_order(
         assert trainer.wait() == 0, trainer.output
         assert order_of(home) == list(range(1, STEPS + 1))
         losses[name] = [row["logprobs/mean_training"] for row in metrics(home)]
-        assert ask(url, "GET", "/status")["leases"]["outstanding"] == 0
+        check_served(url, trained_leases(home, STEPS))
+        check_weights(home, engine.state_dir)
         home.rename(tmp_path / name)
     assert losses["cut"] == pytest.approx(losses["whole"], rel=1e-5)
 
 
-def test_an_api_that_is_killed_and_comes_back_costs_nothing(
-    start: StartTrainer, tmp_path: Path, api_home: list[Process]
+def test_an_api_and_a_trainer_that_are_killed_and_come_back_cost_nothing(
+    start: StartTrainer, tmp_path: Path, api_home: list[Process], engine: Server
 ) -> None:
     process, url = start_api(tmp_path / "a")
     api_home.append(process)
@@ -86,8 +88,15 @@ def test_an_api_that_is_killed_and_comes_back_costs_nothing(
     again, same = start_api(tmp_path / "a", int(url.rpartition(":")[2]))
     api_home.append(again)
     assert same == url
+    trainer.until(rf"step 7/{STEPS}")
+    trainer.kill()
+    trainer = train(start, url)
     assert trainer.wait() == 0, trainer.output
-    assert order_of(tmp_path / "home" / "runs" / "r") == list(range(1, STEPS + 1))
+    home = tmp_path / "home" / "runs" / "r"
+    assert order_of(home) == list(range(1, STEPS + 1))
+    assert trained_leases(home, STEPS) == list(range(1, STEPS + 1))
+    check_served(url, trained_leases(home, STEPS))
+    check_weights(home, engine.state_dir)
 
 
 @pytest.mark.slow
@@ -109,7 +118,8 @@ def test_an_engine_that_is_killed_and_comes_back_is_gone_on_with_from_the_checkp
         state = json.loads((home / "training.json").read_text())
         assert state["kept"][-1][0] == STEPS and state["finished"] == "all steps made"
         # Steps after the checkpoint were made again, with the same batches.
-        assert [row["step"] for row in metrics(home)] == list(range(1, STEPS + 1))
         assert order_of(home) == list(range(1, STEPS + 1))
+        check_served(url, trained_leases(home, STEPS))
+        check_weights(home, engine.state_dir)
     finally:
         engine.kill()

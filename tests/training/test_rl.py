@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hermes.errors import HermesError
+from hermes.rl.doctor import diagnose
 from hermes.training.advantages import Baseline
 from hermes.training.api import ApiError
 from hermes.training.batch import Rules
@@ -49,10 +50,10 @@ def around(run: Run, **more: Any) -> Around:
 
 
 @contextmanager
-def feeding(environment: Environment, change: Change | None = None) -> Iterator[None]:
-    """The environment at work beside the trainer."""
+def feeding(environment: Environment, change: Change | None = None, groups: int = 2) -> Iterator[None]:
+    """The environment at work beside the trainer: a batch of `groups` from each published weights."""
     done = threading.Event()
-    worker = threading.Thread(target=environment.feed_until, args=(done.is_set, 4, change))
+    worker = threading.Thread(target=environment.feed_until, args=(done.is_set, groups, change))
     worker.start()
     try:
         yield
@@ -62,17 +63,21 @@ def feeding(environment: Environment, change: Change | None = None) -> Iterator[
 
 
 def trained(run: Run, environment: Environment, change: Change | None = None, **more: Any) -> Finished:
-    with feeding(environment, change):
-        return train(run, settings(environment.api_url, **more), around(run))
+    given = settings(environment.api_url, **more)
+    with feeding(environment, change, given.batch_size // environment.group_size):
+        return train(run, given, around(run))
 
 
-def test_the_reward_rises_on_a_task_that_can_be_learned(make_run: MakeRun, environment: Environment) -> None:
+def test_the_reward_rises_on_a_task_that_can_be_learned_and_the_run_looks_healthy(
+    make_run: MakeRun, environment: Environment
+) -> None:
     run = make_run(every=10)
     done = trained(run, environment, steps=25, batch_size=16)
     rewards = [row["reward/mean"] for row in metrics(run.folder)]
     assert done.step == 25 and done.best is not None
     assert statistics.fmean(rewards[-4:]) > statistics.fmean(rewards[:4]) + 0.15, rewards
     assert ask(environment.api_url, "GET", "/status")["leases"]["outstanding"] == 0
+    assert diagnose(metrics(run.folder), "running", None) == []
 
 
 def test_every_number_of_the_seeds_and_of_the_health_set_is_written(

@@ -16,7 +16,7 @@ from hermes.store import Reader
 from hermes.training.client import Connection, EngineError
 from hermes.training.rows import Lesson, Lessons, from_files, gather
 from hermes.training.schedule import Schedule
-from hermes.training.session import Run
+from hermes.training.session import Run, check_finite
 from hermes.training.sft import SftSettings, chosen, datums, train
 from hermes.training.sinks import Sinks
 from tests.engine.http.engine_process import launch
@@ -186,8 +186,15 @@ def test_a_learning_rate_that_breaks_the_weights_ends_the_run_with_a_reason(
     make_run: MakeRun, sinks_of: SinksOf
 ) -> None:
     run = make_run()
-    with pytest.raises(HermesError, match="finite"):
-        train(run, few(), SftSettings(Schedule(1e30), epochs=20, clip_norm=0.0), sinks_of(run), quiet)
+    with pytest.raises(HermesError, match="the gradient is 0 at a loss of 6") as caught:
+        train(run, few(), SftSettings(Schedule(1e6), epochs=20, clip_norm=0.0), sinks_of(run), quiet)
+    assert "lower learning rate" in caught.value.hint
+
+
+def test_a_number_that_is_not_finite_ends_the_run_with_its_name() -> None:
+    check_finite({"train/loss": 1.0})
+    with pytest.raises(HermesError, match=r"^optim/grad_norm, train/loss is not a finite number"):
+        check_finite({"train/loss": float("nan"), "optim/grad_norm": float("inf"), "x": 0.0})
 
 
 def test_rows_that_are_too_long_are_left_out_and_nothing_left_is_an_error(tmp_path: Path) -> None:

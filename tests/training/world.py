@@ -116,7 +116,7 @@ class Environment:
         self.api_url = api_url
         self._service = tinker.ServiceClient(base_url=engine_url, api_key=KEY)
         self._rest = tinker.RestClient(base_url=engine_url, api_key=KEY)
-        self._size = group_size
+        self.group_size = group_size
         self._samplers: dict[str, Any] = {}
         self._old = set(self._published())
         self._seed = 0
@@ -141,7 +141,7 @@ class Environment:
         self._seed += 1
         params = tinker.SamplingParams(max_tokens=6, temperature=1.0, seed=self._seed, stop=[])
         prompt = tinker.ModelInput.from_ints(list(PROMPT))
-        answer = self._samplers[path].sample(prompt, self._size, params).result()
+        answer = self._samplers[path].sample(prompt, self.group_size, params).result()
         tokens = [list(one.tokens) for one in answer.sequences]
         made = group(
             tokens,
@@ -161,21 +161,22 @@ class Environment:
         """What is published by now is not sampled any more."""
         self._old = set(self._published())
 
-    def feed(self, process: Process, ahead: int) -> None:
-        """Until the trainer has ended."""
-        self.feed_until(lambda: process.process.poll() is not None, ahead)
-
     def feed_until(
-        self, done: Callable[[], bool], ahead: int, change: Callable[[dict[str, Any]], None] | None = None
+        self, done: Callable[[], bool], groups: int, change: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
-        """Keeps about `ahead` groups queued."""
+        """In lock-step with the trainer: so many groups from each published weights, and none twice.
+
+        Which weights sample what is then no matter of timing, and a run makes the same steps every time.
+        """
+        last = None
         while not done():
-            queued = when_there(self.api_url, "GET", "/status")["queue_size"]
             path = self.newest()
-            if queued < ahead and path is not None:
-                self.post(self.rollouts(path, change))
-            else:
+            if path is None or path == last:
                 time.sleep(0.02)
+                continue
+            last = path
+            for _ in range(groups):
+                self.post(self.rollouts(path, change))
 
 
 def preference(answer: Sequence[int]) -> float:

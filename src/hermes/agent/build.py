@@ -129,6 +129,8 @@ async def _assemble(
             "home": config.home,
             "environ": config.environ,
             "config": config,
+            # sub-agents, and what a chat goes on with after a step back, have one budget with the first
+            "task": header.session_id or header.parent_id or header.id,
             "budget": Budget(
                 max_tokens=settings.limits.max_tokens, max_cost_usd=settings.limits.max_cost_usd
             ),

@@ -6,6 +6,7 @@ Anything that is no command is a task for the agent, which has the same by its `
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from hermes.cli.rl_weights import serve, weights
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
+    from hermes.core import JSON
     from hermes.rl.config import Resolved
 
 _run_argument = click.argument("run_id")
@@ -45,10 +47,10 @@ for _command in (test, preflight, doctor, weights, serve):
     rl.add_command(_command)
 
 
-def _config() -> Config:
+def _config(flags: Mapping[str, JSON] | None = None) -> Config:
     from hermes.config.load import load
 
-    return load()
+    return load(flags)
 
 
 def _print(data: Any) -> None:
@@ -112,12 +114,16 @@ def _value(text: str) -> Any:
 @click.option("--env", "environment", help="Select this environment first.")
 @click.option("--set", "edits", multiple=True, metavar="FIELD=VALUE", help="Set a field first; repeatable.")
 @click.option("--unlock", is_flag=True, help="Let --set change locked fields.")
+@click.option("--service", metavar="URL|managed", help="Train with this Tinker service; see rl.service.")
 @json_option
-def start(environment: str | None, edits: tuple[str, ...], unlock: bool, as_json: bool) -> None:
+def start(
+    environment: str | None, edits: tuple[str, ...], unlock: bool, service: str | None, as_json: bool
+) -> None:
     """Start a run. It goes on without this terminal."""
     from hermes.rl.start import start as start_run
 
-    run = start_run(_config(), _prepared(environment, edits, unlock), by_agent=False)
+    settings = _config({"rl.service": service} if service else {})
+    run = start_run(settings, _prepared(settings, environment, edits, unlock))
     if as_json:
         _print(
             {"run_id": run.run_id, "status": run.status().state.value, "config_path": str(run.config_path)}
@@ -126,12 +132,11 @@ def start(environment: str | None, edits: tuple[str, ...], unlock: bool, as_json
         click.echo(f"run {run.run_id} is starting; 'hermes rl status {run.run_id}' tells how it stands")
 
 
-def _prepared(environment: str | None, edits: tuple[str, ...], unlock: bool) -> Resolved:
+def _prepared(settings: Config, environment: str | None, edits: tuple[str, ...], unlock: bool) -> Resolved:
     from hermes.errors import UsageError
     from hermes.rl.config import edit, resolve, selected
     from hermes.rl.config import select as choose
 
-    settings = _config()
     if environment is not None:
         choose(settings, environment)
     for each in edits:

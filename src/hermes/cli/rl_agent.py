@@ -34,7 +34,6 @@ def agent(
     from hermes.config.load import load
     from hermes.errors import HermesError, UsageError
     from hermes.rl.machine import why_not
-    from hermes.rl.settings import read_settings
     from hermes.rl.tools import TOOLSET, register_tools
 
     config = load()
@@ -43,7 +42,7 @@ def agent(
 
         click.echo(environments(config, as_json=False))
         return
-    trained = read_settings(config.home).model
+    trained = config.settings.rl.model
     missing = why_not(config, trained)
     if missing is not None:
         raise HermesError(missing.what, missing.fix)

@@ -42,13 +42,16 @@ def serve(run_id: str, port: int | None) -> None:
     """Serve a run's weights, as the model `policy` of an OpenAI-compatible endpoint."""
     from hermes.config.load import load
     from hermes.rl.run import find_run
-    from hermes.rl.serve import running_engine, serve_command
+    from hermes.rl.serve import running_engine, serve_command, serve_service
 
     config = load()
     run = find_run(config.home, run_id)
     url = None if run.status().state.ended else running_engine(run)
     if url is not None:
         click.echo(f"the run's own engine serves it: {url}/v1, model policy")
+        return
+    if run.config()["run"]["service"]:
+        serve_service(run, port, click.echo)
         return
     command = serve_command(run, port)
     os.execve(command[0], command, {**os.environ, "HERMES_HOME": str(config.home)})

@@ -16,7 +16,7 @@ _SOME = click.FloatRange(min=0)
 _RATE = click.FloatRange(min=0, min_open=True)
 _COMMON = (
     click.option("--base-model", default="hermes/smollm2", show_default=True, help="As the engine names it."),
-    click.option("--base-url", metavar="URL", help="Else TINKER_BASE_URL, else this machine's."),
+    click.option("--base-url", metavar="URL", help="Or: managed. Else TINKER_BASE_URL, else local."),
     click.option("--name", metavar="NAME", help="Of the run; the same again: go on. Default: a new one."),
     click.option(
         "--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Default: runs/NAME in the home."
@@ -48,6 +48,11 @@ _COMMON = (
 )
 _RL = (
     click.option("--api-url", default="http://127.0.0.1:8000", show_default=True, help="The trajectory API."),
+    click.option(
+        "--face-port",
+        type=click.IntRange(0, 65535),
+        help="Offer the newest weights there over OpenAI's API, as `policy`; for a service that does not.",
+    ),
     click.option("--api-patience", "api_patience_s", default=60.0, help="Seconds it may be away; 60."),
     click.option("--num-steps", default=100, show_default=True, type=_POSITIVE),
     click.option("--batch-size", default=128, show_default=True, type=_POSITIVE, help="Sequences a step."),
@@ -113,7 +118,7 @@ def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
 def train() -> None:
     """Train a LoRA adapter through the Tinker API: a local engine, or the managed service.
 
-    Run the same command again, with the same --run, and it goes on where it stopped.
+    Run the same command again, with the same --name, and it goes on where it stopped.
     """
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.models.token_chat import Speech
     from hermes.training.distill import Teacher
-    from hermes.training.rl import Evaluate
+    from hermes.training.rl import Evaluate, Offer
     from hermes.training.rows import Lessons
     from hermes.training.schedule import Schedule
     from hermes.training.session import Finished, Run
@@ -87,7 +87,14 @@ def run_rl(given: dict[str, Any]) -> None:
         f"run {run.id}: {settings.num_steps} steps of {settings.batch_size} sequences from {settings.api_url}"
     )
     with _sinks(config, run, given, settings) as sinks:
-        around = Around(sinks, tell, _stop_on_signals(), _evaluate(given, run, tell), _teacher(config, given))
+        around = Around(
+            sinks,
+            tell,
+            _stop_on_signals(),
+            _evaluate(given, run, tell),
+            _teacher(config, given),
+            _face(config, given),
+        )
         _report(run, train(run, settings, around), given)
 
 
@@ -181,6 +188,15 @@ def _teacher(config: Config, given: dict[str, Any]) -> Teacher | None:
     if not url:
         return None
     return TinkerTeacher(connection(url, config.environ), model) if model else GenerateTeacher(url)
+
+
+def _face(config: Config, given: dict[str, Any]) -> Offer | None:
+    from hermes.training.face import tokenizer_of
+    from hermes.training.rl import Offer
+
+    if given["face_port"] is None:
+        return None
+    return Offer(given["face_port"], tokenizer_of(given["base_model"], config.home))
 
 
 def _evaluate(given: dict[str, Any], run: Run, tell: Callable[[str], None]) -> Evaluate | None:

@@ -17,6 +17,8 @@ from hermes.core.json import JSON
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LOCAL = "local"
 """The base URL of a model that runs in this process."""
+MANAGED = "managed"
+"""In place of an address: the service that the Tinker SDK talks to of itself."""
 
 
 def http_url(value: str) -> str:
@@ -148,6 +150,46 @@ class PriceSettings(_Section):
     cache_write: float | None = Field(default=None, ge=0, description="unset: the input price")
 
 
+class ServicePrice(_Section):
+    """What a Tinker service asks, in US dollars per million tokens."""
+
+    prefill: float = Field(ge=0, description="of prompts and scored sequences")
+    sample: float = Field(ge=0)
+    train: float = Field(ge=0)
+
+
+class RlSettings(_Section):
+    """RL runs. The agent's tools read this and never write it."""
+
+    model: str = Field(default="hermes/smollm2", description="base model: bundled, hub name or folder")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="where a run's engine computes"
+    )
+    environments: tuple[str, ...] = Field(default=(), description="more folders with environments")
+    service: str | None = Field(
+        default=None,
+        description="Tinker service to train with: an address, or 'managed'; unset: TINKER_BASE_URL, else an "
+        "engine of the run's own",
+    )
+    values: dict[str, JSON] = Field(
+        default_factory=dict, description="field → value in place of the recipe's, locked ones included"
+    )
+    unlock: tuple[str, ...] = Field(default=(), description="locked fields that the agent may edit")
+    max_steps: int | None = Field(
+        default=None, ge=1, description="most steps of all runs that the agent starts in one task"
+    )
+    max_hours: float | None = Field(default=None, gt=0, description="longest they may run, together")
+    max_usd: float | None = Field(
+        default=None, gt=0, description="most they and its tests may cost; refuses what has no known price"
+    )
+    price: ServicePrice | None = Field(default=None, description="of the service")
+
+    @field_validator("service")
+    @classmethod
+    def _check_service(cls, value: str | None) -> str | None:
+        return value if value in (None, MANAGED) else http_url(value)
+
+
 class Settings(_Section):
     model: str = Field(default="hermes/smollm2", description="default model, as provider/name")
     providers: dict[str, ProviderSettings] = Field(default_factory=dict)
@@ -177,3 +219,4 @@ class Settings(_Section):
     media: MediaSettings = MediaSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
+    rl: RlSettings = RlSettings()

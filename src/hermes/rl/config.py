@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from hermes.config.files import atomic_write, read_text
 from hermes.errors import ConfigError, HermesError, UsageError
 from hermes.rl.fields import FieldInfo, TrainerFields, checked, fields_of, find_field
-from hermes.rl.settings import NAME, read_settings
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -90,14 +89,14 @@ def dump_yaml(data: JSONObject) -> str:
 def list_environments(config: Config) -> Found:
     from hermes.envs.discover import environment_folders, find_environments
 
-    return find_environments(environment_folders(config.home, _folders(config.home)))
+    return find_environments(environment_folders(config.home, _folders(config)))
 
 
 def select(config: Config, name: str) -> Selection:
     """Chooses an environment by name or file, and forgets the edits of the one before."""
     from hermes.envs.discover import environment_folders, locate
 
-    path = locate(name, environment_folders(config.home, _folders(config.home))).resolve()
+    path = locate(name, environment_folders(config.home, _folders(config))).resolve()
     found = [each for each in list_environments(config).environments if each.path == path]
     shown = found[0].name if found else path.stem
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -153,7 +152,7 @@ class LockedFieldError(UsageError):
         short = field.name.rpartition(".")[2]
         super().__init__(
             f"{field.name} is locked at {value!r}: {field.lock}",
-            f"a person can write 'unlock: [{short}]' into {NAME} of the Hermes home, or use --unlock",
+            f"a person can let the agent (hermes config set rl.unlock '[{short}]'), or use --unlock",
         )
         self.value = value
 
@@ -162,7 +161,7 @@ def resolve(config: Config, selection: Selection) -> Resolved:
     """The selection with every value decided. Loads the environment's file."""
     from hermes.envs.config import BaseEnvConfig
 
-    settings = read_settings(config.home)
+    settings = config.settings.rl
     defaults, server = _load_defaults(Path(selection.file_path))
     classes: dict[str, type[BaseModel]] = {
         "env": type(defaults),
@@ -271,8 +270,8 @@ def _load_defaults(path: Path) -> tuple[Any, Any]:
     return defaults, APIServerConfig()
 
 
-def _folders(home: Path) -> list[Path]:
-    return [Path(folder).expanduser() for folder in read_settings(home).environments]
+def _folders(config: Config) -> list[Path]:
+    return [Path(folder).expanduser() for folder in config.settings.rl.environments]
 
 
 def _selection_path(home: Path) -> Path:

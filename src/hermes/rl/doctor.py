@@ -14,6 +14,8 @@ from hermes.core import JSONObject
 
 _RECENT = 20
 """Steps that are looked at, from the last."""
+_LARGEST_STEP = 0.5
+"""Nats that the probe's logprobs may move in one step, on average."""
 Rows = Sequence[dict[str, Any]]
 
 
@@ -61,7 +63,7 @@ def _no_signal(rows: Rows) -> Cause | None:
 
 def _truncation(rows: Rows) -> Cause | None:
     share = _mean(rows, "health/truncated")
-    if share is None or share < 0.15:
+    if share is None or share < 0.3:
         return None
     return Cause(
         "truncation", f"{share:.0%} of the rollouts were cut off", "raise max_token_length, or ask for less"
@@ -89,10 +91,12 @@ def _off_policy(rows: Rows) -> Cause | None:
 
 
 def _learning_rate(rows: Rows) -> Cause | None:
-    shift = _mean(rows, "logprobs/diff")
-    if shift is not None and shift > 0.5:
+    moved = _mean(rows, "probe/moved")
+    if moved is not None and moved > _LARGEST_STEP:
         return Cause(
-            "learning rate too high", f"logprobs differ by {shift:.3g} from those sampled", "divide it by 3"
+            "learning rate too high",
+            f"the policy moves by {moved:.2g} nats a step on the probe; healthy runs by about 0.1",
+            "divide it by 3",
         )
     if len(rows) < 4 or "health/entropy" not in rows[0] or "health/entropy" not in rows[-1]:
         return None

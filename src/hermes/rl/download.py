@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import time
 import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hermes.errors import HermesError
+
+if TYPE_CHECKING:
+    from hermes.training.client import Connection
 
 _TIMEOUT_S = 600.0
 
 
-def download(url: str, weights_path: str, target: Path) -> Path:
+def download(connection: Connection, weights_path: str, target: Path) -> Path:
     """Writes the adapter's files into the folder. `weights_path` is what training would go on from."""
     import tinker
 
-    key = os.environ.get("TINKER_API_KEY", "tml-local")
     try:
-        service = tinker.ServiceClient(base_url=url, api_key=key)
+        service = tinker.ServiceClient(base_url=connection.base_url, api_key=connection.key)
         client = service.create_training_client_from_state(weights_path)
         exported = client.save_weights_external(f"export-{time.time_ns()}").result().path
         files = service.create_rest_client().get_external_weights_urls(exported).result().urls
@@ -27,7 +29,8 @@ def download(url: str, weights_path: str, target: Path) -> Path:
             _fetch(address, target / Path(name).name)
     except (tinker.TinkerError, OSError, ValueError) as error:
         raise HermesError(
-            f"{weights_path} cannot be fetched from {url}: {error}", "check TINKER_API_KEY and that it is up"
+            f"{weights_path} cannot be fetched from {connection.url}: {error}",
+            "check TINKER_API_KEY and that it is up",
         ) from error
     return target
 

@@ -1,7 +1,7 @@
 """The fields of a run: which there are, what each takes, and which are locked and why.
 
 A locked field is infrastructure, or decides what a run costs. A person may give it another value, or unlock
-it for the agent (`values`, `unlock` in rl.yaml); the agent by itself may not.
+it for the agent (settings rl.values, rl.unlock); the agent by itself may not.
 """
 
 from __future__ import annotations

@@ -136,15 +136,28 @@ def process(
     return None if done.returncode == 0 else _last_error(log, done.returncode)
 
 
+def is_local(name: str) -> bool:
+    """Whether the model runs in a process of this machine, and costs nothing."""
+    from hermes.config.providers import BUNDLED_PROVIDER
+
+    return Path(name).is_dir() or name.partition("/")[0] == BUNDLED_PROVIDER
+
+
+def priced_name(config: Config, name: str) -> str:
+    """As provider/name, where a bare name is OpenRouter's."""
+    from hermes.config.providers import profiles
+
+    known = name.partition("/")[0] in profiles(config.settings, config.environ)
+    return name if known else f"openrouter/{name}"
+
+
 def server_for(config: Config, name: str) -> Server:
     """Any model: bundled, a folder, provider/name, or a bare OpenRouter name."""
-    from hermes.config.providers import profiles, resolve_model
+    from hermes.config.providers import resolve_model
 
     if Path(name).is_dir():
         return Server(name, {"base_url": LOCAL, "model_name": str(Path(name).absolute())})
-    settings = config.settings
-    known = name.partition("/")[0] in profiles(settings, config.environ)
-    target = resolve_model(settings, config.environ, name if known else f"openrouter/{name}")
+    target = resolve_model(config.settings, config.environ, priced_name(config, name))
     if target.is_local:
         return Server(name, {"base_url": LOCAL, "model_name": target.model})
     return Server(

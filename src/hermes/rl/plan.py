@@ -1,13 +1,13 @@
 """The parts of a run as commands, by its resolved configuration.
 
 Keys reach a part by its environment, never by its command line. Readiness is asked where it shows: the API
-says whether the trainer has asked for a batch and whether the environment is connected.
+says whether the trainer has asked for a batch and whether the environment is connected. Where a service has
+the weights there is no engine: the trainer offers them to the environment.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import urllib.request
 from pathlib import Path
@@ -16,14 +16,16 @@ from urllib.error import URLError
 from hermes.config.files import atomic_write
 from hermes.core import JSONObject
 from hermes.rl import ports
+from hermes.rl.budget import cost_usd
 from hermes.rl.config import dump_yaml
 from hermes.rl.part import Part
 from hermes.rl.results import kept
-from hermes.rl.run import WANDB_PROJECT, Run, read_metrics
+from hermes.rl.run import WANDB_PROJECT, Run, last_step
+from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
+from hermes.training.meter import read_tokens
 
 HERMES = (sys.executable, "-m", "hermes")
 _PROBE_S = 2.0
-_LOCAL_KEY = "tml-local"
 _API_PATIENCE_S = 300.0
 """Longer than the API takes to come back after it was killed."""
 
@@ -46,6 +48,14 @@ class RunPlan:
         hours: float | None = self._config["run"]["max_hours"]
         return hours
 
+    def over_budget(self) -> str | None:
+        """Why the run has to stop, once it has spent what it may."""
+        about = self._config["run"]
+        most: float | None = about["max_usd"]
+        if most is None or cost_usd(read_tokens(self._run.folder), about["price"]) < most:
+            return None
+        return f"the budget of ${most:.4g} is used up"
+
     def progress(self) -> int:
         """Steps trained so far."""
         return last_step(self._run)
@@ -63,7 +73,7 @@ class RunPlan:
     def parts(self) -> list[Part]:
         config = self._config
         parts = [self._api(), self._trainer(), self._env()]
-        return parts if config["run"]["engine_url"] else [parts[0], self._engine(), *parts[1:]]
+        return parts if config["run"]["service"] else [parts[0], self._engine(), *parts[1:]]
 
     def _api(self) -> Part:
         port = str(self._config["run"]["ports"]["api"])
@@ -86,7 +96,7 @@ class RunPlan:
                 *("--state-dir", str(self._run.folder / "engine")),
             ),
             self._run.log_path("engine"),
-            lambda: ask(f"{engine_url(run)}/health") is not None,
+            lambda: ask(f"{policy_url(run)}/health") is not None,
             serves=True,
             start_patience_s=1800.0,
         )
@@ -132,7 +142,7 @@ def trainer_arguments(run: Run, config: JSONObject) -> tuple[str, ...]:
         "base-model": config["run"]["model"],
         "name": run.run_id,
         "run-dir": run.folder,
-        "policy-name": config["openai"][0]["model_name"],
+        "base-url": engine_url(config["run"]),
         "rank": tinker["lora_rank"],
         "seed": tinker["seed"],
         "learning-rate": tinker["learning_rate"],
@@ -148,39 +158,26 @@ def trainer_arguments(run: Run, config: JSONObject) -> tuple[str, ...]:
         "loss": tinker["loss"],
         "project": WANDB_PROJECT,
     }
+    if config["run"]["service"]:
+        flags["face-port"] = config["run"]["ports"]["trainer"]
     return ("train", "grpo", *(f"--{name}={value}" for name, value in flags.items()))
 
 
 def trainer_environ(config: JSONObject) -> dict[str, str]:
-    run = config["run"]
-    key = os.environ.get("TINKER_API_KEY", _LOCAL_KEY) if run["engine_url"] else _LOCAL_KEY
-    return {"TINKER_BASE_URL": engine_url(run), "TINKER_API_KEY": key}
-
-
-def engine_url(run: JSONObject) -> str:
-    return run["engine_url"] or f"http://127.0.0.1:{run['ports']['engine']}"
+    """A service's key is where `hermes train` looks for it; the run's own engine takes any."""
+    return {} if config["run"]["service"] else {"TINKER_API_KEY": LOCAL_KEY}
 
 
 def with_ports(config: JSONObject) -> JSONObject:
-    """The configuration with every address as the run's ports say.
-
-    An engine that several runs share knows each run's weights by a name of their own.
-    """
+    """The configuration with every address as the run's ports say."""
     run = config["run"]
-    if run["engine_url"]:
-        config["openai"][0]["model_name"] = f"policy-{run['run_id']}"
     config["env"]["rollout_server_url"] = f"http://127.0.0.1:{run['ports']['api']}"
-    config["openai"][0]["base_url"] = f"{engine_url(run)}/v1"
+    config["openai"][0]["base_url"] = f"{policy_url(run)}/v1"
     return config
 
 
 def write_config(run: Run, config: JSONObject) -> None:
     atomic_write(run.config_path, dump_yaml(config))
-
-
-def last_step(run: Run) -> int:
-    """The newest step that the metrics tell of; 0 before the first."""
-    return max((int(row.get("step", 0)) for row in read_metrics(run.metrics_path)), default=0)
 
 
 def ask(url: str) -> JSONObject | None:

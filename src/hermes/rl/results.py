@@ -91,7 +91,8 @@ def results(run: Run, status: Status) -> JSONObject:
     if (success := _eval_success(run)) is not None:
         found["eval_percent_correct"] = 100 * success
     if checkpoints := kept(run):
-        found["weights_path"] = str(checkpoints[-1]["folder"])
+        newest = checkpoints[-1]
+        found["weights_path"] = str(newest["folder"]) if newest["folder"].is_dir() else newest["path"]
         found["checkpoints"] = [{**each, "folder": str(each["folder"])} for each in checkpoints]
     return found
 

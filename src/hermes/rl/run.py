@@ -221,5 +221,10 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def last_step(run: Run) -> int:
+    """The newest step that the metrics tell of; 0 before the first."""
+    return max((int(row.get("step", 0)) for row in read_metrics(run.metrics_path)), default=0)
+
+
 def now_ms() -> int:
     return time.time_ns() // 1_000_000

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from hermes.rl import ports
-from hermes.rl.plan import HERMES, ask, engine_url
+from hermes.rl.plan import HERMES, ask
 from hermes.rl.run import Run, find_run
+from hermes.rl.service import connect, policy_url
 from hermes.rl.weights import choose, export_merged
 
 if TYPE_CHECKING:
@@ -19,8 +23,8 @@ PREFIX = "run:"
 
 
 def running_engine(run: Run) -> str | None:
-    """The address of the run's engine, while it is up."""
-    url = engine_url(run.config()["run"])
+    """Where the run's newest weights can be sampled, while it is up."""
+    url = policy_url(run.config()["run"])
     return url if ask(f"{url}/health") is not None else None
 
 
@@ -31,6 +35,26 @@ def serve_command(run: Run, port: int | None) -> list[str]:
     chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
     arguments = ["engine", "serve", "--model", about["model"], "--device", about["device"]]
     return [*HERMES, *arguments, "--port", str(chosen), "--state-dir", str(run.folder / "engine")]
+
+
+def serve_service(run: Run, port: int | None, announce: Callable[[str], None]) -> None:
+    """The newest weights of a run whose weights lie with a service, until a signal ends it."""
+    from hermes.training.face import offered, tokenizer_of
+    from hermes.training.meter import Meter
+
+    about, path = run.config()["run"], choose(run, None)["path"]
+    chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
+    tokenizer = tokenizer_of(about["model"], run.home)
+    with (
+        closing(Meter(run.folder)) as meter,
+        offered(connect(run.home, about["service"]), about["model"], tokenizer, chosen, meter) as face,
+    ):
+        face.show(path)
+        announce(f"serving {path} at {face.url}/v1, model policy")
+        ended = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *about: ended.set())
+        ended.wait()
 
 
 def open_run_model(config: Config, name: str, progress: Callable[[str], None] | None = None) -> ChatModel:

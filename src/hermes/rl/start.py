@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 from hermes.config.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
 from hermes.rl import ports
+from hermes.rl.budget import facts_for, grant
 from hermes.rl.config import Resolved, check_together
 from hermes.rl.plan import with_ports, write_config
 from hermes.rl.run import Run, Status, all_runs, now_ms
-from hermes.rl.settings import read_settings
+from hermes.rl.service import service_of
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -35,21 +36,22 @@ _LEAST_FREE_BYTES = 200 << 20
 _POLL_S = 0.05
 
 
-def start(config: Config, resolved: Resolved, *, by_agent: bool) -> Run:
-    """Makes the record, leaves it to a detached supervisor, and waits until that has taken it."""
+def start(config: Config, resolved: Resolved, *, task: str | None = None) -> Run:
+    """Makes the record, leaves it to a detached supervisor, and waits until that has taken it.
+
+    `task`: of the agent that starts it, whose budget it then has; None: a person does.
+    """
     check_together(resolved)
-    limits = read_settings(config.home)
-    steps = resolved.values["env.total_steps"]
-    if by_agent and limits.max_steps is not None and steps > limits.max_steps:
-        raise UsageError(
-            f"total_steps is {steps}, and the budget {limits.max_steps} steps a run",
-            "only a person can raise max_steps in rl.yaml",
-        )
     _check_machine(config, resolved)
     with _one_at_a_time(config.home):
+        granted = None if task is None else grant(config, resolved, task)
         run = Run(config.home, os.urandom(4).hex())
         ensure_dir(run.folder)
-        about = _about(config, resolved, run, limits.max_hours if by_agent else None)
+        about = {
+            **_about(config, resolved, run),
+            "task": task,
+            **facts_for(config.settings.rl, granted),
+        }
         data = with_ports(_as_data(resolved, about))
         data["env"]["data_dir_to_save_evals"] = data["env"]["data_dir_to_save_evals"] or str(
             run.folder / "evals"
@@ -118,23 +120,22 @@ def _has_supervisor(run: Run, status: Status) -> bool:
     return status.supervisor.alive()
 
 
-def _about(config: Config, resolved: Resolved, run: Run, max_hours: float | None) -> JSONObject:
+def _about(config: Config, resolved: Resolved, run: Run) -> JSONObject:
     """The supervisor's part of the configuration."""
-    settings = read_settings(config.home)
+    service = service_of(config.settings.rl, config.environ)
     taken = _promised(config.home)
     api = ports.choose(ports.API_PORT, taken)
-    engine = ports.choose(ports.ENGINE_PORT, {*taken, api})
+    policy = ports.choose(ports.ENGINE_PORT, {*taken, api})
     return {
         "run_id": run.run_id,
         "environment": resolved.selection.environment,
         "environment_file": resolved.selection.file_path,
         "model": resolved.model,
-        "device": settings.device,
-        "engine_url": settings.engine_url,
-        "ports": {"api": api, "engine": engine},
+        "device": config.settings.rl.device,
+        "service": service,
+        "ports": {"api": api, "trainer" if service else "engine": policy},
         "cwd": str(Path.cwd()),
         "created_at_ms": now_ms(),
-        "max_hours": max_hours,
     }
 
 

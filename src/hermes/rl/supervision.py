@@ -55,12 +55,13 @@ class Supervisor:
         move: Callable[[str], bool] = lambda part: False,
         cwd: Path,
         max_hours: float | None = None,
+        over_budget: Callable[[], str | None] = lambda: None,
         progress: Callable[[], int] = lambda: 0,
     ) -> None:
         """`plan` gives the parts in starting order; `move` gives a part another port if its own was taken;
-        `progress` counts the steps trained."""
+        `progress` counts the steps trained; `over_budget` says why the run has to stop, once it has."""
         self._run, self._plan, self._move, self._progress = run, plan, move, progress
-        self._cwd, self._max_hours = cwd, max_hours
+        self._cwd, self._max_hours, self._over_budget = cwd, max_hours, over_budget
         self._parts = tuple(plan())
         self._care = {part.name: _Care() for part in self._parts}
         self._status = run.status()
@@ -116,7 +117,7 @@ class Supervisor:
         hours = (now_ms() - self._status.started_at_ms) / 3.6e6
         if self._max_hours is not None and hours > self._max_hours:
             return f"the budget of {self._max_hours:g} h is used up"
-        return None
+        return self._over_budget()
 
     def _attend(self, part: Part, before: Sequence[Part]) -> None:
         status, care = self._of(part), self._care[part.name]

@@ -78,6 +78,7 @@ def own(run: Run) -> None:
             move=plan.move,
             cwd=plan.cwd,
             max_hours=plan.max_hours,
+            over_budget=plan.over_budget,
             progress=plan.progress,
         )
     except HermesError as error:

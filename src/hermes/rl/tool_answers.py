@@ -15,7 +15,7 @@ CHECK_EVERY_S = 1800.0
 """How often the agent may ask after a healthy run."""
 
 
-def list_environments(config: Config, arguments: JSONObject) -> JSONObject:
+def list_environments(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.config import list_environments
 
     found = list_environments(config)
@@ -29,7 +29,7 @@ def list_environments(config: Config, arguments: JSONObject) -> JSONObject:
     return {"environments": rows, "count": len(rows), "tips": tips}
 
 
-def select_environment(config: Config, arguments: JSONObject) -> JSONObject:
+def select_environment(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.config import list_environments, select
 
     try:
@@ -44,7 +44,7 @@ def select_environment(config: Config, arguments: JSONObject) -> JSONObject:
     }
 
 
-def get_current_config(config: Config, arguments: JSONObject) -> JSONObject:
+def get_current_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.config import resolve, selected
 
     resolved = resolve(config, selected(config.home))
@@ -57,7 +57,7 @@ def get_current_config(config: Config, arguments: JSONObject) -> JSONObject:
     }
 
 
-def edit_config(config: Config, arguments: JSONObject) -> JSONObject:
+def edit_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.config import LockedFieldError, edit, resolve, selected
     from hermes.rl.fields import find_field
 
@@ -76,14 +76,14 @@ def edit_config(config: Config, arguments: JSONObject) -> JSONObject:
     return {"message": f"{field} is now {value!r}.", "field": field, "value": value, "config": shown}
 
 
-def start_training(config: Config, arguments: JSONObject) -> JSONObject:
+def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.config import resolve, selected
     from hermes.rl.results import logs
     from hermes.rl.run import WANDB_PROJECT
     from hermes.rl.start import start
 
     resolved = resolve(config, selected(config.home))
-    run = start(config, resolved, by_agent=True)
+    run = start(config, resolved, task=task)
     return {
         "run_id": run.run_id,
         "status": run.status().state.value,
@@ -97,7 +97,7 @@ def start_training(config: Config, arguments: JSONObject) -> JSONObject:
     }
 
 
-def check_status(config: Config, arguments: JSONObject) -> JSONObject:
+def check_status(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.results import describe
     from hermes.rl.run import RunState, find_run, now_ms
     from hermes.rl.start import look
@@ -126,7 +126,7 @@ def _last_check_ms(run: Run) -> int:
         return 0
 
 
-def stop_training(config: Config, arguments: JSONObject) -> JSONObject:
+def stop_training(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.run import find_run
     from hermes.rl.start import stop
 
@@ -139,7 +139,7 @@ def stop_training(config: Config, arguments: JSONObject) -> JSONObject:
     }
 
 
-def get_results(config: Config, arguments: JSONObject) -> JSONObject:
+def get_results(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.results import results
     from hermes.rl.run import find_run
     from hermes.rl.start import look
@@ -148,7 +148,7 @@ def get_results(config: Config, arguments: JSONObject) -> JSONObject:
     return results(run, look(run))
 
 
-def list_runs(config: Config, arguments: JSONObject) -> JSONObject:
+def list_runs(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.run import all_runs
     from hermes.rl.start import look
 
@@ -166,14 +166,13 @@ def list_runs(config: Config, arguments: JSONObject) -> JSONObject:
     return {"runs": rows, "count": len(rows)}
 
 
-def test_inference(config: Config, arguments: JSONObject) -> JSONObject:
+def test_inference(config: Config, arguments: JSONObject, task: str) -> JSONObject:
+    from hermes.rl.budget import book_test
     from hermes.rl.config import resolve, selected
-    from hermes.rl.inference_test import GROUP_SIZE, STEPS, run_inference_test
+    from hermes.rl.inference_test import DEFAULT_MODELS, GROUP_SIZE, STEPS, run_inference_test
 
-    return run_inference_test(
-        config,
-        resolve(config, selected(config.home)),
-        arguments.get("models") or (),
-        arguments.get("num_steps", STEPS),
-        arguments.get("group_size", GROUP_SIZE),
-    )
+    resolved = resolve(config, selected(config.home))
+    models = arguments.get("models") or [name for name, _ in DEFAULT_MODELS]
+    steps, group_size = arguments.get("num_steps", STEPS), arguments.get("group_size", GROUP_SIZE)
+    book_test(config, resolved, task, models, steps * group_size)
+    return run_inference_test(config, resolved, models, steps, group_size)

@@ -1,8 +1,8 @@
 """The ten tools by which an agent trains a model: names, arguments and answers of the reference.
 
 Every answer is JSON text; a failure carries `error` and, where there is one, what to do. What an answer says
-was read at that moment. The agent cannot unlock fields, raise the budget (`max_steps`, `max_hours`), or
-ask after a healthy run more often than every 30 minutes: it would only spend turns.
+was read at that moment. The agent cannot unlock fields, raise its budget (see `rl.budget`), or ask after
+a healthy run more often than every 30 minutes: it would only spend turns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from hermes.config.settings import Settings
 
 TOOLSET = "rl"
-Answer = Callable[["Config", JSONObject], JSONObject]
+Answer = Callable[["Config", JSONObject, str], JSONObject]
+"""Configuration, arguments, and the id of the task that the agent is at."""
 
 
 def _tool(
@@ -34,9 +35,9 @@ def _tool(
     timeout_s: float = 180.0,
 ) -> Tool:
     async def handler(arguments: JSONObject, bench: Workbench) -> ToolOutput:
-        config = cast("Config", bench.resources["config"])
+        config, task = cast("Config", bench.resources["config"]), cast(str, bench.resources["task"])
         try:
-            said = await asyncio.to_thread(answer, config, arguments)
+            said = await asyncio.to_thread(answer, config, arguments, task)
         except HermesError as error:
             said = {"error": error.message, **({"fix": error.hint} if error.hint else {})}
         failed = "error" in said and "run_id" not in said
@@ -61,11 +62,9 @@ def _tool(
 
 
 def _unavailable(settings: Settings, environ: Mapping[str, str]) -> str | None:
-    from hermes.config.paths import home
     from hermes.rl.machine import missing_packages
-    from hermes.rl.settings import read_settings
 
-    missing = missing_packages(read_settings(home(environ)), environ)
+    missing = missing_packages(settings.rl, environ)
     return None if missing is None else f"{missing.what}; {missing.fix}"
 
 

@@ -120,10 +120,11 @@ def _name_base(folder: Path, base: str) -> None:
 
 
 def _download(run: Run, checkpoint: dict[str, Any], target: Path) -> Path:
-    """From an engine or service elsewhere."""
+    """From a service elsewhere."""
     from hermes.rl.download import download
+    from hermes.rl.service import connect
 
-    url = run.config()["run"]["engine_url"]
-    if url is None:
+    service = run.config()["run"]["service"]
+    if service is None:
         raise HermesError(f"{checkpoint['path']} is not in {run.folder / 'engine'}", "its files were removed")
-    return download(url, checkpoint["weights"], target)
+    return download(connect(run.home, service), checkpoint["weights"], target)

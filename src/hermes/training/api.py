@@ -25,6 +25,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 TOKEN_VARIABLE = "HERMES_API_TOKEN"
 LEASE_S = 600.0
 """A batch that is neither acknowledged nor asked for again comes back after this long, under its own id."""
+NO_LEASE = 0
+"""The lease of a batch from an API that knows none (the original): it is gone once it was served."""
 _TIMEOUT_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _HINT = "start it with: hermes api"
@@ -68,10 +70,13 @@ class TrainerApi:
             return str(answer.get("message"))
         if not answer.get("batch"):
             return str(answer.get("reason") or "nothing is queued")
-        return Batch(int(answer["lease_id"]), answer["batch"], int(answer["redelivered"]))
+        lease_id, redelivered = answer.get("lease_id", NO_LEASE), answer.get("redelivered", 0)
+        return Batch(int(lease_id), answer["batch"], int(redelivered))
 
     def again(self, lease_id: int) -> Batch | None:
         """A batch that was taken before; None if it is not outstanding."""
+        if lease_id == NO_LEASE:
+            return None
         try:
             answer = self._ask("GET", f"/batch?lease_id={lease_id}&lease_s={LEASE_S:g}")
         except ApiError as error:
@@ -82,6 +87,8 @@ class TrainerApi:
 
     def acknowledge(self, lease_id: int) -> None:
         """May be repeated. A lease that the API does not know belonged to another life of it."""
+        if lease_id == NO_LEASE:
+            return
         try:
             self._ask("POST", "/batch/ack", {"lease_id": lease_id})
         except ApiError as error:

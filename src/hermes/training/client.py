@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import os
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from hermes.config.settings import MANAGED
 from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.training.correction import Loss
 from hermes.training.datums import token_logprobs, weighted
+from hermes.training.meter import Meter
 
 if TYPE_CHECKING:
     import tinker
@@ -41,7 +45,13 @@ class EngineError(HermesError):
 @dataclass(frozen=True, slots=True)
 class Connection:
     url: str
+    """Or MANAGED."""
     key: str = field(repr=False)
+
+    @property
+    def base_url(self) -> str | None:
+        """For the SDK; None: wherever it goes of itself."""
+        return None if self.url == MANAGED else self.url
 
     @property
     def local(self) -> bool:
@@ -52,8 +62,8 @@ def connection(url: str | None, environ: Mapping[str, str]) -> Connection:
     """Where to train: the address given, else TINKER_BASE_URL, else the engine of this machine."""
     chosen = (url or environ.get(URL_VARIABLE) or LOCAL_URL).rstrip("/")
     parts = urlsplit(chosen)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"'{chosen}' is not an address", f"write it like {LOCAL_URL}")
+    if chosen != MANAGED and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise UsageError(f"'{chosen}' is not an address", f"write it like {LOCAL_URL}, or: {MANAGED}")
     token = environ.get(TOKEN_VARIABLE)
     key = environ.get(KEY_VARIABLE) or (f"tml-{token}" if token else "")
     found = Connection(chosen, key or "tml-local")
@@ -94,16 +104,17 @@ class Passed:
 class Trainee:
     """One adapter in training. Use as a context manager: leaving it says goodbye to the engine."""
 
-    def __init__(self, connection: Connection, wish: Wish, resume: str | None = None) -> None:
-        """`resume`: the tinker:// path to go on from, optimizer and all."""
+    def __init__(self, connection: Connection, wish: Wish, meter: Meter, resume: str | None = None) -> None:
+        """`resume`: the tinker:// path to go on from, optimizer and all. `meter` counts what is asked."""
         self._url = connection.url
+        self._meter = meter
         _quiet()
         if connection.local:
             knock(connection.url)
         with self._errors():
             import tinker
 
-            self._service = tinker.ServiceClient(base_url=connection.url, api_key=connection.key)
+            self._service = tinker.ServiceClient(base_url=connection.base_url, api_key=connection.key)
             self._rest: Any = None
             try:
                 self._training = self._open(wish, resume)
@@ -127,17 +138,20 @@ class Trainee:
     def forward(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """The logprobs of every token; gradients are not touched."""
         data = [weighted(tokens, [0.0] * len(tokens)) for tokens in sequences]
+        self._meter.count(prefill=sum(map(len, sequences)))
         with self._errors():
             return token_logprobs(self._training.forward(data, "cross_entropy").result())
 
     def evaluate(self, data: Sequence[tinker.Datum]) -> Passed:
         """Cross-entropy without gradients."""
+        self._meter.count(prefill=sum(one.model_input.length for one in data))
         with self._errors():
             output = self._training.forward(list(data), "cross_entropy").result()
             return Passed(token_logprobs(output), dict(output.metrics))
 
     def forward_backward(self, data: Sequence[tinker.Datum], loss: Loss) -> Passed:
         """Adds to the gradients."""
+        self._meter.count(trained=sum(one.model_input.length for one in data))
         with self._errors():
             name: Any = loss.name
             output = self._training.forward_backward(list(data), name, dict(loss.config) or None).result()
@@ -163,6 +177,7 @@ class Trainee:
 
     def score(self, weights: str, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Logprobs as the sampler computes them; `weights` is a tinker:// path, or the base model's name."""
+        self._meter.count(prefill=sum(map(len, sequences)))
         with self._errors():
             from tinker import ModelInput
 
@@ -178,7 +193,7 @@ class Trainee:
         import tinker
 
         if self._rest is None:
-            self._rest = tinker.RestClient(base_url=self._connection.url, api_key=self._connection.key)
+            self._rest = tinker.RestClient(base_url=self._connection.base_url, api_key=self._connection.key)
         try:
             self._rest.delete_checkpoint_from_tinker_path(path).result()
         except (tinker.NotFoundError, tinker.BadRequestError):
@@ -241,6 +256,17 @@ def knock(url: str) -> None:
         socket.create_connection((parts.hostname or "", port), timeout=_KNOCK_S).close()
     except (OSError, ValueError) as error:
         raise EngineError(f"no engine answers at {url}: {error}", _START, lost=True) from error
+
+
+def answers(url: str) -> bool:
+    """Whether an engine of this machine is ready for work."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=_KNOCK_S):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500  # it wants a key, say: it is there
+    except (OSError, ValueError):
+        return False
 
 
 def _quiet() -> None:

@@ -34,7 +34,7 @@ class TinkerTeacher:
         import tinker
 
         self._url = connection.url
-        service = tinker.ServiceClient(base_url=connection.url, api_key=connection.key)
+        service = tinker.ServiceClient(base_url=connection.base_url, api_key=connection.key)
         path = model.startswith("tinker://")
         try:
             self._sampler = service.create_sampling_client(

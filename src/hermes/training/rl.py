@@ -11,7 +11,8 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 from hermes.core.json import JSONObject
@@ -22,6 +23,7 @@ from hermes.training.checkpoints import StateFile
 from hermes.training.client import Trainee
 from hermes.training.correction import IMPORTANCE_SAMPLING
 from hermes.training.distill import Teacher, ask
+from hermes.training.meter import Meter
 from hermes.training.schedule import Schedule
 from hermes.training.session import Finished, Run, Session, Tell, carry_on, outcome
 from hermes.training.sinks import Sinks
@@ -63,6 +65,15 @@ class RlSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """An OpenAI face to be offered by the trainer."""
+
+    port: int
+    tokenizer: str
+    """Where transformers finds the base model's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Around:
     """What a loop talks to besides engine and API."""
 
@@ -72,6 +83,8 @@ class Around:
     """Set: finish the step, save, and end."""
     evaluate: Evaluate | None = None
     teacher: Teacher | None = None
+    face: Offer | None = None
+    """Where environments can sample the newest weights, if the engine or service has no such face itself."""
 
 
 def train(run: Run, settings: RlSettings, around: Around) -> Finished:
@@ -86,15 +99,29 @@ def _attempt(run: Run, settings: RlSettings, around: Around) -> Finished:
         return outcome(state, {})
     with (
         TrainerApi(settings.api_url, settings.api_patience_s) as api,
-        Trainee(run.connection, run.wish, state.weights) as trainee,
+        closing(Meter(run.folder)) as meter,
+        Trainee(run.connection, run.wish, meter, state.weights) as trainee,
+        _shown(run, around.face, meter) as show,
     ):
-        session = Session(run, state, trainee, around.sinks, higher=True)
+        session = Session(run, state, trainee, around.sinks, higher=True, show=show)
         session.write(finished=None)
         session.publish(state.step)
         for lease_id in state.settled:
             api.acknowledge(lease_id)
         api.register(_registration(run, settings, state.step))
         return _Loop(session, api, settings, around).run()
+
+
+@contextmanager
+def _shown(run: Run, offer: Offer | None, meter: Meter) -> Iterator[Callable[[str], None]]:
+    """Whom to tell what was published."""
+    if offer is None:
+        yield lambda path: None
+        return
+    from hermes.training.face import offered
+
+    with offered(run.connection, run.wish.base_model, offer.tokenizer, offer.port, meter) as face:
+        yield face.show
 
 
 class _Loop:
@@ -179,7 +206,7 @@ class _Loop:
         began_s = time.monotonic()
         session, settings = self._session, self._settings
         prepared = self._prepare(batch, step - 1)
-        values = dict(prepared.metrics)
+        values = {**prepared.metrics, "data/lease_id": float(batch.lease_id)}
         rate = settings.schedule.at(step)
         values["train/learning_rate"] = rate
         if prepared.items:

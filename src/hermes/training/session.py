@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from hermes.errors import HermesError
 from hermes.training import probe
 from hermes.training.checkpoints import Keep, Kept, RunState, StateFile, added
-from hermes.training.client import Connection, EngineError, Trainee, Wish, knock
+from hermes.training.client import Connection, EngineError, Trainee, Wish, answers
 from hermes.training.sinks import Sinks
 
 Tell = Callable[[str], None]
@@ -60,7 +60,19 @@ class Finished:
 class Session:
     """A run while it is under way."""
 
-    def __init__(self, run: Run, state: RunState, trainee: Trainee, sinks: Sinks, *, higher: bool) -> None:
+    def __init__(
+        self,
+        run: Run,
+        state: RunState,
+        trainee: Trainee,
+        sinks: Sinks,
+        *,
+        higher: bool,
+        show: Callable[[str], None] = lambda path: None,
+    ) -> None:
+        """`higher`: of two checkpoints the one with the higher value is better. `show` hears what is
+        published."""
+        self._show = show
         self.run = run
         self.state = state
         self.trainee = trainee
@@ -87,6 +99,7 @@ class Session:
     def publish(self, step: int) -> None:
         """The sampler gets the weights of this step; rollouts name it as the version that sampled them."""
         self.sampler = self.trainee.publish(f"step-{step}")
+        self._show(self.sampler)
         self._published.append(self.sampler)
         kept = {one.sampler for one in (*self.state.kept, *([self.state.best] if self.state.best else []))}
         while len(self._published) > _LIVE_SAMPLERS:
@@ -162,12 +175,10 @@ def carry_on(run: Run, attempt: Callable[[], T], tell: Tell) -> T:
 
 
 def _await_engine(connection: Connection) -> None:
+    """One that is coming up listens before it has loaded its model, so it is asked rather than knocked at."""
     deadline_s = time.monotonic() + _PATIENCE_S
-    while connection.local and time.monotonic() < deadline_s:
-        try:
-            return knock(connection.url)
-        except EngineError:
-            time.sleep(_PAUSE_S)
+    while connection.local and time.monotonic() < deadline_s and not answers(connection.url):
+        time.sleep(_PAUSE_S)
 
 
 def _changed_ns(run: Run) -> int | None:
@@ -176,11 +187,21 @@ def _changed_ns(run: Run) -> int | None:
     return path.stat().st_mtime_ns if path.exists() else None
 
 
+_GO_BACK = "go on from the last checkpoint with a lower learning rate: --start, and another --name"
+_LEARNED = 1e-6
+"""A loss at which no gradient is no wonder."""
+
+
 def check_finite(values: Mapping[str, float]) -> None:
     """HermesError if a number says that the weights are, or are about to be, lost."""
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:
+        raise HermesError(f"{', '.join(sorted(bad))} is not a finite number", _GO_BACK)
+
+
+def check_gradient(loss: float, norm: float | None) -> None:
+    """HermesError if there is something to learn and nothing that could: the weights have run away."""
+    if norm == 0 and loss > _LEARNED:
         raise HermesError(
-            f"{', '.join(sorted(bad))} is not a finite number",
-            "go on from the last checkpoint with a lower learning rate: --start, and another --name",
+            f"the gradient is 0 at a loss of {loss:.3g}: the weights no longer answer", _GO_BACK
         )

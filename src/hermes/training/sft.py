@@ -10,6 +10,7 @@ import hashlib
 import random
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,19 @@ from hermes.training.checkpoints import StateFile
 from hermes.training.client import Trainee
 from hermes.training.correction import Loss
 from hermes.training.datums import weighted
+from hermes.training.meter import Meter
 from hermes.training.rows import Lesson, Lessons
 from hermes.training.schedule import Schedule
-from hermes.training.session import Finished, Run, Session, Tell, carry_on, check_finite, outcome
+from hermes.training.session import (
+    Finished,
+    Run,
+    Session,
+    Tell,
+    carry_on,
+    check_finite,
+    check_gradient,
+    outcome,
+)
 
 if TYPE_CHECKING:
     import tinker
@@ -67,7 +78,10 @@ def _attempt(run: Run, lessons: Lessons, settings: SftSettings, sinks: Sinks, te
     last = steps_of(len(lessons.train), settings)
     if state.finished and state.step >= last:
         return outcome(state, {})
-    with Trainee(run.connection, run.wish, state.weights) as trainee:
+    with (
+        closing(Meter(run.folder)) as meter,
+        Trainee(run.connection, run.wish, meter, state.weights) as trainee,
+    ):
         session = Session(run, state, trainee, sinks, higher=False)
         session.publish(state.step)
         session.begin_proof(lessons.train[0].tokens)
@@ -93,7 +107,8 @@ class _Loop:
             due = due or stopped or ("eval/loss" in values and session.state.waited == 0)
             if due or step <= _PROVED_STEPS:
                 session.publish(step)
-                values |= session.prove(pushed=values["train/learning_rate"] > 0)
+                pushed = values["train/learning_rate"] > 0 and values.get("optim/grad_norm", 1.0) > 0
+                values |= session.prove(pushed=pushed)
             session.log(step, values)
             self._tell(_line(step, self._last, values))
             if due:
@@ -116,7 +131,8 @@ class _Loop:
         }
         check_finite(values)
         told = trainee.optim_step(rate, settings.beta1, settings.beta2, settings.clip_norm)
-        values |= {f"optim/{name}": value for name, value in told.items()}
+        values |= {f"optim/{name.partition(':')[0]}": value for name, value in told.items()}
+        check_gradient(passed.loss, values.get("optim/grad_norm"))
         if self._lessons.held_out and (step % settings.eval_every == 0 or due):
             values["eval/loss"] = self._held_out_loss()
         values["time/step_s"] = time.monotonic() - began_s

@@ -12,16 +12,18 @@ import importlib.util
 import json
 import logging
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hermes.config.files import atomic_write, ensure_dir, read_text
 from hermes.core.json import JSONObject
-from hermes.errors import HermesError, MissingDependencyError, UsageError
+from hermes.errors import HermesError, UsageError
 
 if TYPE_CHECKING:
     from hermes.store import Writer
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
+_INIT_S = 30.0
+"""How long a service that does not answer may hold up the start of a run."""
 EXTRAS = ("wandb", "wandb-offline", "tensorboard", "trackio")
 
 
@@ -84,24 +88,27 @@ class StoreSink:
 
 
 class _Tracker:
-    """W&B, or trackio, which has the same face."""
+    """W&B, or trackio, which has the same face. What they say goes to standard error."""
 
-    def __init__(self, module: str, run_id: str, project: str, settings: JSONObject, **more: Any) -> None:
+    def __init__(self, module: str, run_id: str, project: str, facts: JSONObject, **more: Any) -> None:
         self.name = module
         try:
             self._module = importlib.import_module(module)
         except ImportError as error:
-            raise MissingDependencyError(module, "train", f"The sink {module}") from error
-        self._module.init(project=project, name=run_id, config=settings, **more)
+            raise _missing(module, module) from error
+        with redirect_stdout(sys.stderr):
+            self._module.init(project=project, name=run_id, config=facts, resume="allow", **more)
 
     def rewind(self, step: int) -> None:
         """These services take a step once, and ignore it the second time."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._module.log(dict(values), step=step)
+        with redirect_stdout(sys.stderr):
+            self._module.log(dict(values), step=step)
 
     def close(self) -> None:
-        self._module.finish()
+        with redirect_stdout(sys.stderr):
+            self._module.finish()
 
 
 class _TensorBoard:
@@ -176,8 +183,9 @@ def _open(name: str, folder: Path, run_id: str, project: str, settings: JSONObje
         return _Tracker("trackio", run_id, project, settings)
     if name in ("wandb", "wandb-offline"):
         mode = "offline" if name == "wandb-offline" else "online"
+        quiet = {"init_timeout": _INIT_S, "silent": True}  # it would also speak on standard output, at exit
         return _Tracker(
-            "wandb", run_id, project, settings, id=run_id, dir=str(folder), mode=mode, resume="allow"
+            "wandb", run_id, project, settings, id=run_id, dir=str(folder), mode=mode, settings=quiet
         )
     raise UsageError(f"there is no sink '{name}'", f"one of: {', '.join(EXTRAS)}")
 
@@ -188,7 +196,13 @@ def _summary_writer() -> Any:
             return importlib.import_module(module).SummaryWriter
         except ImportError:
             continue
-    raise MissingDependencyError("tensorboardX", "train", "The sink tensorboard")
+    raise _missing("tensorboard", "tensorboardX")
+
+
+def _missing(sink: str, package: str) -> HermesError:
+    return HermesError(
+        f"the sink {sink} needs the package '{package}', which is not installed", f"pip install {package}"
+    )
 
 
 def configured(environ: Mapping[str, str]) -> tuple[str, ...]:

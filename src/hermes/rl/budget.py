@@ -1,0 +1,181 @@
+"""What the agent may spend in one task, and what it has spent: steps, wall clock and money.
+
+The limits are a person's settings (rl.max_steps, rl.max_hours, rl.max_usd). They hold for everything that one
+task of the agent's starts, together: a run that has not ended has what was left when it was started, all of
+it, so that no two can spend the same. Money is what a Tinker service asks by rl.price for the tokens that the
+run's trainer counts, and what a test may come to at most. What has no known price is refused: an environment
+that asks a paid model of its own is a person's to start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hermes.config.files import ensure_dir, read_text
+from hermes.errors import UsageError
+from hermes.rl.run import Run, all_runs, last_step, now_ms
+from hermes.rl.service import service_of
+from hermes.safety.access import leads_to_loopback
+from hermes.training.meter import Tokens, read_tokens
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.config.settings import RlSettings
+    from hermes.core import JSONObject
+    from hermes.rl.config import Resolved
+
+_PERSON = "only a person can raise it: hermes config set rl.{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """None: no limit."""
+
+    steps: int | None
+    hours: float | None
+    usd: float | None
+
+
+def left(config: Config, task: str) -> Left:
+    """Of the task's budget, beside what its runs have spent or hold."""
+    limits = config.settings.rl
+    runs = [run for run in all_runs(config.home) if run.config()["run"].get("task") == task]
+    usd = sum(map(_held_usd, runs)) + sum(row["usd"] for row in _tests(config) if row["task"] == task)
+    return Left(
+        None if limits.max_steps is None else limits.max_steps - sum(map(_held_steps, runs)),
+        None if limits.max_hours is None else limits.max_hours - sum(map(_held_hours, runs)),
+        None if limits.max_usd is None else limits.max_usd - usd,
+    )
+
+
+def grant(config: Config, resolved: Resolved, task: str) -> Left:
+    """What a run that the agent wants to start may spend; UsageError where it is not enough."""
+    limits, rest = config.settings.rl, left(config, task)
+    steps = int(resolved.values["env.total_steps"])
+    if rest.steps is not None and steps > rest.steps:
+        raise UsageError(
+            f"total_steps is {steps}, and {max(0, rest.steps)} are left of the budget of {limits.max_steps} "
+            "steps",
+            _PERSON.format("max_steps"),
+        )
+    if rest.hours is not None and rest.hours <= 0:
+        raise UsageError(f"the budget of {limits.max_hours:g} h is used up", _PERSON.format("max_hours"))
+    if rest.usd is None:
+        return rest
+    if (paid := _paid_endpoint(config, resolved)) is not None:
+        raise UsageError(
+            f"{paid} may cost money, and what it costs is not counted against the budget of "
+            f"${limits.max_usd:g}",
+            "a person can start this run, or state a price of 0 for it in prices",
+        )
+    if service_of(limits, config.environ) is None:
+        return Left(rest.steps, rest.hours, None)
+    if limits.price is None:
+        raise UsageError(
+            f"there is a budget of ${limits.max_usd:g}, and the price of the service is unknown",
+            "a person can state it, in US dollars per million tokens: hermes config set rl.price "
+            "'{prefill: …, sample: …, train: …}'",
+        )
+    if rest.usd <= 0:
+        raise UsageError(f"the budget of ${limits.max_usd:g} is used up", _PERSON.format("max_usd"))
+    return rest
+
+
+def cost_usd(tokens: Tokens, price: JSONObject | None) -> float:
+    """What the service asks for them; 0 where it has no price."""
+    if price is None:
+        return 0.0
+    asked = (
+        tokens.prefill * price["prefill"] + tokens.sampled * price["sample"] + tokens.trained * price["train"]
+    )
+    return float(asked) / 1e6
+
+
+def spent_usd(run: Run) -> float:
+    """What the run has cost so far."""
+    return cost_usd(read_tokens(run.folder), run.config()["run"]["price"])
+
+
+def book_test(config: Config, resolved: Resolved, task: str, models: Sequence[str], completions: int) -> None:
+    """Before a test: what it may come to at most is spent. UsageError where that is more than is left."""
+    limits, rest = config.settings.rl, left(config, task)
+    if rest.usd is None:
+        return
+    usd = sum(_worst_usd(config, resolved, name, completions) for name in models)
+    if usd > rest.usd:
+        raise UsageError(
+            f"the test may cost up to ${usd:.2f}, and ${max(0.0, rest.usd):.2f} are left of the budget of "
+            f"${limits.max_usd:g}",
+            "fewer or cheaper models, steps or completions cost less",
+        )
+    if usd:
+        path = ensure_dir(config.home / "rl") / "tests.jsonl"
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"task": task, "usd": usd, "at_ms": now_ms()}) + "\n")
+
+
+def _worst_usd(config: Config, resolved: Resolved, name: str, completions: int) -> float:
+    """Every model call of every rollout as long as it may be, prompt and answer."""
+    from hermes.models.prices import price_of
+    from hermes.rl.inference_test import is_local, priced_name
+
+    if is_local(name):
+        return 0.0
+    price = price_of(config.settings, priced_name(config, name))
+    if price is None:
+        raise UsageError(
+            f"there is a budget of ${config.settings.rl.max_usd:g}, and the price of {name} is unknown",
+            f"a person can state it in prices of config.yaml: {priced_name(config, name)}",
+        )
+    calls = completions * int(resolved.values.get("env.max_agent_turns") or 1)
+    return calls * int(resolved.values["env.max_token_length"]) * (price.input + price.output) / 1e6
+
+
+def _paid_endpoint(config: Config, resolved: Resolved) -> str | None:
+    """A field of the environment's that names a model or address that may ask for money."""
+    from hermes.models.prices import price_of
+
+    for name, value in resolved.section("env").items():
+        if not isinstance(value, str) or not value or name == "rollout_server_url":
+            continue
+        if name.endswith("_model"):
+            price = price_of(config.settings, value)
+            if price is None or price.input or price.output:
+                return f"env.{name} {value}"
+        elif name.endswith("_url") and not leads_to_loopback(value):
+            return f"env.{name} {value}"
+    return None
+
+
+def _held_steps(run: Run) -> int:
+    steps: int = run.config()["env"]["total_steps"]
+    return last_step(run) if run.status().state.ended else steps
+
+
+def _held_hours(run: Run) -> float:
+    status = run.status()
+    if status.ended_at_ms is not None:
+        return (status.ended_at_ms - status.started_at_ms) / 3.6e6
+    return float(run.config()["run"]["max_hours"] or 0.0)
+
+
+def _held_usd(run: Run) -> float:
+    held = run.config()["run"].get("max_usd") or 0.0
+    return spent_usd(run) if run.status().state.ended else max(float(held), spent_usd(run))
+
+
+def _tests(config: Config) -> Iterator[JSONObject]:
+    text = read_text(config.home / "rl" / "tests.jsonl") or ""
+    return (json.loads(line) for line in text.splitlines())
+
+
+def facts_for(settings: RlSettings, granted: Left | None) -> JSONObject:
+    """For the run's own record: the limits it is held to, and the price it is reckoned by."""
+    return {
+        "max_hours": granted.hours if granted else None,
+        "max_usd": granted.usd if granted else None,
+        "price": settings.price.model_dump() if settings.price else None,
+    }

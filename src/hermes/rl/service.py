@@ -1,0 +1,48 @@
+"""Who has a run's weights: an engine of the run's own, or a Tinker service elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.config.settings import MANAGED
+from hermes.safety.access import leads_to_loopback
+
+if TYPE_CHECKING:
+    from hermes.config.settings import RlSettings
+    from hermes.core import JSONObject
+    from hermes.training.client import Connection
+
+KEY_VARIABLES = ("TINKER_API_KEY", "HERMES_ENGINE_TOKEN")
+LOCAL_KEY = "tml-local"
+
+
+def service_of(settings: RlSettings, environ: Mapping[str, str]) -> str | None:
+    """Its address, or MANAGED; None: every run has an engine of its own."""
+    return settings.service or environ.get("TINKER_BASE_URL") or None
+
+
+def needs_key(service: str) -> bool:
+    return service == MANAGED or not leads_to_loopback(service)
+
+
+def engine_url(run: JSONObject) -> str:
+    """Where the run's trainer trains; `run` is the supervisor's part of its configuration."""
+    service: str | None = run["service"]
+    return service or policy_url(run)
+
+
+def policy_url(run: JSONObject) -> str:
+    """Where the newest weights can be sampled: the run's own engine, or its trainer in the service's name."""
+    return f"http://127.0.0.1:{run['ports']['trainer' if run['service'] else 'engine']}"
+
+
+def connect(home: Path, service: str) -> Connection:
+    """With the key of the home's own configuration."""
+    import os
+
+    from hermes.config.load import load
+    from hermes.training.client import connection
+
+    return connection(service, load(environ={**os.environ, "HERMES_HOME": str(home)}).environ)

@@ -1,0 +1,94 @@
+"""`hermes rl doctor` on the numbers of real runs, one of each sickness. The healthy one is in test_rl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hermes.errors import HermesError
+from hermes.rl.doctor import Cause, diagnose
+from hermes.training.batch import Rules
+from hermes.training.schedule import Schedule
+from tests.engine.http.engine_process import Server
+from tests.training.conftest import MakeRun
+from tests.training.proxy import proxy
+from tests.training.test_proof import stale_sampler
+from tests.training.test_rl import trained
+from tests.training.world import Environment, metrics
+
+
+def causes(make_run: MakeRun, environment: Environment, change: Any = None, **more: Any) -> list[Cause]:
+    run = make_run()
+    trained(run, environment, change, **{"steps": 4, **more})
+    return diagnose(metrics(run.folder), "running", None)
+
+
+def worth_nothing(made: dict[str, Any]) -> None:
+    made["scores"] = [0.0] * len(made["scores"])
+
+
+def worth_all(made: dict[str, Any]) -> None:
+    made["scores"] = [1.0 - 1e-12 * index for index in range(len(made["scores"]))]
+
+
+def cut_off(made: dict[str, Any]) -> None:
+    for index, facts in enumerate(made["overrides"]):
+        facts["stop_reason"] = "max_tokens" if index else "completed"
+
+
+def clumsy(made: dict[str, Any]) -> None:
+    for facts in made["overrides"]:
+        facts |= {"tool_calls": 2, "tool_errors": 1}
+
+
+def half_blind(made: dict[str, Any]) -> None:
+    made["inference_logprobs"][0] = [0.0] * len(made["inference_logprobs"][0])
+
+
+def always_the_first() -> Callable[[dict[str, Any]], None]:
+    first: list[str] = []
+
+    def change(made: dict[str, Any]) -> None:
+        first.append(made["overrides"][0]["policy_version"])
+        made["overrides"] = [{"policy_version": first[0]} for _ in made["tokens"]]
+        made["generation_params"] = {"temperature": 0.9}  # the weights were others: no proof by these
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "name", "evidence", "advice"),
+    [
+        (worth_nothing, {}, "reward never changes", "every rollout of 4 steps was worth 0", "env check"),
+        (worth_all, {}, "no signal", "0% of the groups have unequal scores; mean reward 1", "harder tasks"),
+        (cut_off, {}, "truncation", "75% of the rollouts were cut off", "max_token_length"),
+        (clumsy, {}, "tool errors", "50% of the tool calls fail", "trajectories list"),
+        (half_blind, {}, "untrainable rollouts", "2.0 sequences a batch are refused", "token-exact"),
+        (None, {"schedule": Schedule(3.0)}, "learning rate too high", "nats a step", "divide it by 3"),
+        (
+            always_the_first(),
+            {"steps": 9, "rules": Rules(max_staleness=20)},
+            "old rollouts",
+            "4.0 steps old on average",
+            "max_batches_offpolicy",
+        ),
+    ],
+    ids=["worth-nothing", "worth-all", "cut-off", "tools", "refused", "rate", "stale"],
+)
+def test_a_sick_run_is_given_its_cause(
+    make_run: MakeRun, environment: Environment, change: Any, more: Any, name: str, evidence: str, advice: str
+) -> None:
+    found = {cause.name: cause for cause in causes(make_run, environment, change, **more)}
+    assert name in found, found
+    assert evidence in found[name].evidence and advice in found[name].advice
+
+
+def test_a_run_that_the_proof_has_ended_says_so_first(
+    make_run: MakeRun, environment: Environment, engine: Server
+) -> None:
+    with proxy(engine.url, stale_sampler()) as url, pytest.raises(HermesError) as caught:
+        trained(make_run(url=url), environment, steps=9)
+    (first, *_) = diagnose([], "failed", f"trainer exited (1): {caught.value.message}")
+    assert first.evidence.startswith("trainer exited (1): stale adapter: the trainer's weights moved")
