@@ -82,6 +82,15 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
+def rounded(value: Any) -> Any:
+    """`datasets` reads 0.7 in a JSON column as 0.7000000000000001; `hermes import` reads the text itself."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.12g}") if isinstance(value, float) else value
+
+
 @pytest.mark.parametrize("ending", [".parquet", ".arrow"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_datasets_loads_every_format(reader: Reader, tmp_path: Path, name: str, ending: str) -> None:
@@ -93,7 +102,8 @@ def test_datasets_loads_every_format(reader: Reader, tmp_path: Path, name: str, 
     assert loaded.column_names == [column.name for column in FORMATS[name].columns]
     assert loaded.num_rows > 0
     if rows is not None:
-        assert [without_nulls(row) for row in loaded] == [without_nulls(row) for row in rows]
+        same = rounded if FORMATS[name].whole else without_nulls
+        assert [same(row) for row in loaded] == [same(row) for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -136,3 +136,10 @@ def test_a_database_from_the_future_is_refused(writer: Writer, db: Path) -> None
     for opened in (Reader, Writer):
         with pytest.raises(StoreError, match="schema 999"):
             opened(db)
+
+
+def test_a_question_with_half_a_surrogate_pair_is_listed_too(writer: Writer, db: Path) -> None:
+    records.record(writer, [Message.user("half a pair: \ud83d"), Message.assistant("what?")])
+    with Reader(db) as reader:
+        (summary,) = reader.summaries()
+    assert summary.task.startswith("half a pair: \ufffd")

@@ -19,9 +19,9 @@ _SHOWN_PROBLEMS = 20
 def import_(files: tuple[Path, ...], form: str | None, run_id: str | None, as_json: bool) -> None:
     """Store conversations from FILES: JSONL, JSON, Parquet, or folders of them.
 
-    ShareGPT, OpenAI messages, ATIF, session traces, and batch runs of hermes-agent. Rows that cannot be
-    read are reported with their line, the others stored, and the exit code is 1. A row that is in the
-    store already is not stored again.
+    ShareGPT, OpenAI messages, ATIF, session traces, batch runs of hermes-agent, and whole records of
+    another Hermes. Rows that cannot be read are reported with their line, the others stored, and the exit
+    code is 1. A row that is in the store already is not stored again.
     """
     import json
     import sys

@@ -23,7 +23,7 @@ from hermes.core import (
     Usage,
 )
 from hermes.errors import UsageError
-from hermes.store import Filter, Reader
+from hermes.store import Filter, Reader, Record
 from hermes.store.query import ALL
 
 IMPORTED = "imported"
@@ -43,6 +43,8 @@ class Example:
     """The latest one, on the 1…5 scale."""
     ratings: tuple[Rating, ...] = ()
     """All that stand."""
+    record: Record | None = None
+    """All that the store holds, for the format that writes it."""
 
     @property
     def id(self) -> str:

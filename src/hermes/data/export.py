@@ -114,14 +114,16 @@ def _rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrubber) -> 
 
 
 def _example_rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
-    for example in select(reader, plan.selection, left_out):
+    whole = plan.form.whole
+    for example in select(reader, plan.selection, left_out, whole=whole):
         try:
-            rows = list(plan.form.write(scrubber.example(example), plan.calls))
+            clean = example if whole else scrubber.example(example)
+            rows = list(plan.form.write(clean, plan.calls))
         except UnfitError as error:
             left_out.add(example.id, plan.form.name, str(error))
             continue
         side = side_of(example.task, plan.eval_share or 0.0)
-        yield from (_Row(row, side) for row in rows)
+        yield from (_Row(scrubber.record(row) if whole else row, side) for row in rows)
 
 
 def _pair_rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:

@@ -1,9 +1,9 @@
-"""Foreign conversations into the store: ShareGPT, messages, ATIF, session traces, predecessor batch runs.
+"""Conversations into the store: ShareGPT, messages, ATIF, session traces, predecessor runs, whole records.
 
 A file may be JSONL, a JSON document (or a list of them), Parquet, or a folder of such files. Every row that
 can be read is stored; every one that cannot is reported with its file and line. A row has the same id every
 time it is read, so importing a file again adds nothing. What the store keeps of an imported model call is
-what the row says of it, which is mostly the model's name.
+what the row says of it, which is mostly the model's name; whole records of another store stay what they are.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from typing import NamedTuple
 
 from hermes.core import JSONObject, Reward, Source, StepKind, StopReason
 from hermes.data.example import Example
-from hermes.data.formats import sts
+from hermes.data.formats import record, sts
 from hermes.data.formats.base import BadRowError, Format
 from hermes.data.formats.facts import content_id
 from hermes.data.formats.registry import FORMATS, get_format
 from hermes.data.lines import Line, read_lines
 from hermes.errors import UsageError
-from hermes.store import Filter, Reader, Writer
+from hermes.store import Filter, Reader, Record, RefusedError, Writer
 
 _READABLE = (".jsonl", ".ndjson", ".json", ".parquet")
 _MERGED = "trajectories.jsonl"
-_JSON_COLUMNS = ("metadata", "agent", "steps", "final_metrics", "extra")
+_JSON_COLUMNS = (
+    *("metadata", "agent", "steps", "final_metrics", "extra"),
+    *(column.name for column in record.FORMAT.columns if column.kind == "json"),
+)
 _NOT_DATA = ("statistics.json", "checkpoint.json", "run.json", "dataset_info.json", "removed.jsonl")
 
 
@@ -69,8 +72,13 @@ def import_files(
     for file, line in rows_of(paths):
         try:
             example = read_row(line, chosen, run_id)
-        except BadRowError as error:
+            restored = _restore(reader, writer, example.record) if example.record else None
+        except (BadRowError, RefusedError) as error:
             done.problems.append(Problem(file, line.number, str(error)))
+            continue
+        if restored is not None:
+            done.rows += restored
+            done.known += not restored
             continue
         before = occurrences[file, example.id]
         occurrences[file, example.id] += 1
@@ -84,6 +92,19 @@ def import_files(
         store(writer, example)
         done.rows += 1
     return done
+
+
+def _restore(reader: Reader, writer: Writer, found: Record) -> bool:
+    """Stores a whole record, or says that the same one is there; BadRowError if it is another one."""
+    identity = found.trajectory.header.id
+    if not reader.count(Filter(ids=(identity,))):
+        writer.restore(found).result()
+        return True
+    stored = reader.record(reader.get(identity))
+    changed = record.differing(record.to_row(stored), record.to_row(found))
+    if changed:
+        raise BadRowError(f"trajectory {identity} is in the store and differs in: {', '.join(changed)}")
+    return False
 
 
 def _past_cut_ones(reader: Reader, example: Example) -> Example:
@@ -119,6 +140,10 @@ def read_row(line: Line, form: Format | None, run_id: str | None) -> Example:
         raise
     except ValueError as error:
         raise BadRowError(f"not a row of {chosen.name}: {error}") from error
+    if chosen.whole:
+        if run_id is not None:
+            raise BadRowError("a whole record keeps the run it is of: leave out --run")
+        return example
     header = example.trajectory.header
     predecessor = "prompt_index" in line.row
     task_id = header.task_id or (str(line.row["prompt_index"]) if predecessor else None)
@@ -131,6 +156,8 @@ def read_row(line: Line, form: Format | None, run_id: str | None) -> Example:
 
 def detect(row: JSONObject) -> Format:
     """Which format a row is of, by the field that carries the conversation."""
+    if "record_version" in row:
+        return FORMATS["record"]
     if isinstance(row.get("conversations"), list):
         return FORMATS["sharegpt"]
     if str(row.get("schema_version", "")).startswith("ATIF-"):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.core import JSONObject
+from hermes.core import JSONObject, canonical_json
 from hermes.errors import UsageError
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
@@ -38,6 +38,12 @@ def encoded(row: JSONObject) -> tuple[JSONObject, str]:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         row = json.loads(text)
     return row, text
+
+
+def exact(row: JSONObject) -> str:
+    """The row as one line of JSON that says all of it; lone surrogates become escapes."""
+    text = canonical_json(row)
+    return text if text.isascii() else text.translate(_LINE_ENDS)
 
 
 def read_lines(path: Path) -> Iterator[Line]:

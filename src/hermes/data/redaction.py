@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from hermes.core import JSON, Message, Step, ToolCall
+from hermes.core import JSON, JSONObject, Message, Step, ToolCall
 from hermes.data.example import Example
+from hermes.data.formats import record
 from hermes.safety.patterns import Hit, Layer, find
 from hermes.safety.redact import Redactor
 
@@ -77,6 +78,15 @@ class Scrubber:
         return replace(
             example, trajectory=replace(trajectory, header=header, steps=steps, outcome=outcome), tools=tools
         )
+
+    def record(self, row: JSONObject) -> JSONObject:
+        """A row of the format `record` without secrets, raw replies and settings included; counted too."""
+        before = self.report.hits.copy()
+        clean: JSONObject = self.json(row)
+        if self.report.hits == before:
+            return row
+        self.report.examples += 1
+        return record.without_tokens(clean)
 
     def text(self, text: str) -> str:
         """The text without secrets, counted in `report`."""

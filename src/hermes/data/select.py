@@ -43,20 +43,25 @@ class LeftOut:
         self.removals.append(Removal(trajectory_id, rule, why))
 
 
-def select(reader: Reader, selection: Selection, left_out: LeftOut) -> Iterator[Example]:
-    """Oldest first, one in memory at a time."""
+def select(
+    reader: Reader, selection: Selection, left_out: LeftOut, *, whole: bool = False
+) -> Iterator[Example]:
+    """Oldest first, one in memory at a time. `whole`: records as they are, compressed ones beside their
+    originals, and also those in which the model never answered."""
     versions = compressed_versions(reader) if selection.compressed else {}
     curation = Curation(selection.rules)
     for trajectory in reader.each(selection.which):
-        if trajectory.header.relation is Relation.COMPRESSED:
+        if trajectory.header.relation is Relation.COMPRESSED and not whole:
             if not selection.compressed:
                 left_out.add(trajectory.header.id, "version", "a compressed version; --compressed takes it")
             continue
         example = load(reader, trajectory)
         version = versions.get(example.id)
-        if version is not None:
+        if whole:
+            example = replace(example, record=reader.record(trajectory))
+        elif version is not None:
             example = replace(example, trajectory=reader.get(version))
-        why = unfit(example, only_completed=selection.only_completed)
+        why = unfit(example, only_completed=selection.only_completed, unanswered=whole)
         failed = next((each.text for each in selection.where if not each.holds(example)), None)
         if why is not None:
             left_out.add(example.id, "fit", why)
@@ -69,12 +74,12 @@ def select(reader: Reader, selection: Selection, left_out: LeftOut) -> Iterator[
             left_out.add(last.id, last.rule, last.why, reason=last.rule)
 
 
-def unfit(example: Example, *, only_completed: bool) -> str | None:
-    """Why a trajectory is no training data, if so."""
+def unfit(example: Example, *, only_completed: bool, unanswered: bool = False) -> str | None:
+    """Why a trajectory is no training data, if so. `unanswered` ones may be asked for all the same."""
     outcome = example.trajectory.outcome
     if outcome is None:
         return "still running"
-    if not any(message.role is Role.ASSISTANT for message in example.messages):
+    if not unanswered and not any(message.role is Role.ASSISTANT for message in example.messages):
         return "the model never answered"
     if only_completed and outcome.stop_reason is not StopReason.COMPLETED:
         return outcome.stop_reason.value

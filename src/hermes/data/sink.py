@@ -21,7 +21,7 @@ from typing import BinaryIO, Protocol
 from hermes.config.files import sync_directory
 from hermes.core import JSONObject
 from hermes.data.formats.base import Format
-from hermes.data.lines import encoded
+from hermes.data.lines import encoded, exact
 from hermes.data.table import TableWriter
 from hermes.errors import HermesError, UsageError
 
@@ -89,7 +89,8 @@ def _file_sink(path: Path, form: Format) -> Iterator[Sink]:
     try:
         with os.fdopen(descriptor, "wb") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)  # says that somebody is at work here
-            sink = _TableSink(file, form, TABLES[path.suffix]) if path.suffix in TABLES else _LineSink(file)
+            arrow = TABLES.get(path.suffix)
+            sink = _LineSink(file, form) if arrow is None else _TableSink(file, form, arrow)
             try:
                 yield sink
                 sink.finish()
@@ -108,13 +109,15 @@ def _file_sink(path: Path, form: Format) -> Iterator[Sink]:
 
 
 class _LineSink:
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, form: Format) -> None:
         self._file = file
+        self._exact = form.whole
         self.rows = 0
         self.written: Written | None = None
 
     def add(self, row: JSONObject) -> None:
-        self._file.write(encoded(row)[1].encode("utf-8") + b"\n")
+        line = exact(row) if self._exact else encoded(row)[1]
+        self._file.write(line.encode("utf-8") + b"\n")
         self.rows += 1
 
     def finish(self) -> None:
@@ -127,11 +130,12 @@ class _LineSink:
 class _TableSink:
     def __init__(self, file: BinaryIO, form: Format, arrow: bool) -> None:
         self._table = TableWriter(file, form.columns, arrow=arrow)
+        self._exact = form.whole
         self.rows = 0
         self.written: Written | None = None
 
     def add(self, row: JSONObject) -> None:
-        clean, text = encoded(row)
+        clean, text = (row, exact(row)) if self._exact else encoded(row)
         self._table.add(clean, len(text))
         self.rows += 1
 

@@ -139,7 +139,14 @@ def is_available() -> bool:
 
 
 def json_text(value: JSON) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False)
+    if value is None:
+        return None
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # a lone surrogate, which has no form but an escape
+        return json.dumps(value)
+    return text
 
 
 def _value(value: JSON, column: Column) -> JSON:

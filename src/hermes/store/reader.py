@@ -17,6 +17,7 @@ from hermes.errors import StoreError, UsageError
 from hermes.store import metrics, migrations, owner, sqlite
 from hermes.store.encode import decode_header, decode_outcome, decode_rating, decode_step
 from hermes.store.query import ALL, JOINED, Filter, fts_query
+from hermes.store.record import Record, Seen
 from hermes.store.rows import cut_outcome
 from hermes.store.stats import Stats, statistics
 from hermes.store.summary import SUMMARY, SearchHit, Summary, decode_summary, snippet
@@ -142,7 +143,32 @@ class Reader:
         ).fetchone()
         if row is None or row["context"] is None:
             raise UsageError(f"step {step.index} of {trajectory_id} is not a model call")
-        return self._messages(row["context"]), json.loads(row["tools"]) if row["tools"] else ()
+        return self._messages(row["context"]), _schemas(row["tools"])
+
+    def record(self, trajectory: Trajectory) -> Record:
+        """The trajectory with all that the store holds about it."""
+        trajectory_id = trajectory.header.id
+        rows = self._db.execute(
+            "SELECT s.idx, s.context, k.body AS tools FROM steps s"
+            " JOIN trajectories t ON t.seq = s.trajectory LEFT JOIN tool_schemas k ON k.id = s.tools"
+            " WHERE t.id = ? AND (s.context IS NOT NULL OR s.tools IS NOT NULL)",
+            (trajectory_id,),
+        )
+        inputs = {
+            row["idx"]: Seen(self._messages(row["context"]), tuple(_schemas(row["tools"]))) for row in rows
+        }
+        finished = self._db.execute(
+            "SELECT o.finished_at_ms FROM outcomes o JOIN trajectories t ON t.seq = o.trajectory"
+            " WHERE t.id = ?",
+            (trajectory_id,),
+        ).fetchone()
+        return Record(
+            trajectory,
+            inputs,
+            tuple(self.rewards(trajectory_id)),
+            tuple(self._ratings(trajectory_id)),
+            finished["finished_at_ms"] if finished else None,
+        )
 
     def search(self, text: str, *, limit: int = 20) -> list[SearchHit]:
         """Steps whose message has every word of `text`, best match first."""
@@ -160,10 +186,14 @@ class Reader:
 
     def ratings(self, trajectory_id: str) -> list[Rating]:
         """Those that stand, oldest first."""
+        return self._ratings(
+            trajectory_id, "r.id NOT IN (SELECT replaces FROM ratings WHERE replaces IS NOT NULL)"
+        )
+
+    def _ratings(self, trajectory_id: str, condition: str = "TRUE") -> list[Rating]:
         rows = self._db.execute(
             "SELECT r.*, t.id AS trajectory_id FROM ratings r JOIN trajectories t ON t.seq = r.trajectory"
-            " WHERE t.id = ? AND r.id NOT IN (SELECT replaces FROM ratings WHERE replaces IS NOT NULL)"
-            " ORDER BY r.seq",
+            f" WHERE t.id = ? AND {condition} ORDER BY r.seq",
             (trajectory_id,),
         )
         return [decode_rating(row) for row in rows]
@@ -184,7 +214,7 @@ class Reader:
     def stats(self, which: Filter = ALL) -> Stats:
         return statistics(self._db, which)
 
-    def _messages(self, context: int) -> tuple[Message, ...]:
+    def _messages(self, context: int | None) -> tuple[Message, ...]:
         rows = self._db.execute(
             "WITH RECURSIVE up (parent, message, depth) AS ("
             " SELECT parent, message, 0 FROM contexts WHERE id = ?"
@@ -199,3 +229,7 @@ class Reader:
         if row["stop_reason"] is not None:
             return decode_outcome(row)
         return None if owner.is_alive(row["owner"]) else cut_outcome()
+
+
+def _schemas(body: str | None) -> Sequence[JSONObject]:
+    return json.loads(body) if body else ()

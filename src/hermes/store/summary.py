@@ -56,7 +56,8 @@ SELECT t.seq, t.id, t.source, t.model, t.created_at_ms, t.session_id, t.run_id, 
     t.relation, t.owner, o.stop_reason, o.boundary, o.turns, o.tool_calls, o.tool_errors, o.input_tokens,
     o.cached_input_tokens, o.cache_write_tokens, o.output_tokens, o.reasoning_tokens, o.cost_usd,
     {LATEST_REWARD} AS reward, {LATEST_RATING} AS rating,
-    (SELECT substr(m.body ->> '$.content', 1, 200) FROM steps s JOIN messages m ON m.id = s.message
+    (SELECT CAST(substr(m.body ->> '$.content', 1, 200) AS BLOB)
+        FROM steps s JOIN messages m ON m.id = s.message
         WHERE s.trajectory = t.seq AND NOT s.ephemeral AND m.role = 'user' ORDER BY s.idx LIMIT 1) AS task
 {JOINED}
 """
@@ -93,8 +94,13 @@ def decode_summary(row: sqlite3.Row, connection: sqlite3.Connection) -> Summary:
         cost_usd=totals["cost_usd"],
         reward=row["reward"],
         rating=row["rating"],
-        task=row["task"] or "",
+        task=_text(row["task"] or b""),
     )
+
+
+def _text(data: bytes) -> str:
+    """SQLite writes an escaped lone surrogate as bytes that are no UTF-8."""
+    return data.decode("utf-8", "replace")
 
 
 def snippet(body: str, query: str) -> str:

@@ -22,6 +22,7 @@ from hermes.core import Header, JSONObject, Message, Outcome, Rating, Reward, St
 from hermes.errors import StoreError
 from hermes.store import migrations, sqlite
 from hermes.store.group_commit import ClosedError, GroupCommit
+from hermes.store.record import Record, insert
 from hermes.store.rows import Rows
 
 Redact = Callable[[str], str]
@@ -66,6 +67,10 @@ class Writer:
     def finish(self, trajectory_id: str, outcome: Outcome) -> Future[None]:
         """Ends a trajectory. Ending it twice is an error: the first outcome stands."""
         return self._submit(lambda rows: rows.insert_outcome(trajectory_id, outcome, _now_ms()))
+
+    def restore(self, record: Record) -> Future[None]:
+        """A whole record from another store, all of it or nothing; StoreError if its id is taken."""
+        return self._submit(lambda rows: insert(rows, record, _now_ms()))
 
     def add_reward(self, reward: Reward) -> Future[None]:
         return self._submit(lambda rows: rows.insert_reward(reward))

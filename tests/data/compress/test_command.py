@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -262,3 +263,47 @@ def test_two_runs_do_not_write_the_same_output(tmp_path: Path, tokenizer_folder:
         fcntl.flock(lock, fcntl.LOCK_EX)
         error, _ = failure(compress(tmp_path, tokenizer_folder, "--input", str(rows)), 2)
     assert "another process is writing" in error
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_workers_of_a_killed_run_end_with_it(tmp_path: Path, tokenizer_folder: Path) -> None:
+    rows = made.write_jsonl(tmp_path / "rows.jsonl", [made.session_row(n, lines=200) for n in range(60)])
+    assert rows.stat().st_size > 4_000_000  # large enough for processes
+    flags = ("--input", str(rows), "--tokenizer", str(tokenizer_folder), "--target-max-tokens", "3000")
+    process = start(tmp_path / "home", *flags)
+    wait_for_rows(process, tmp_path / "rows_compressed.jsonl.work", 1)
+    workers = children(process.pid)
+    assert len(workers) > 1
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_fifty_runs_killed_at_random_moments_change_no_byte(tmp_path: Path, tokenizer_folder: Path) -> None:
+    rows = [made.session_row(n, exchanges=8, lines=60) for n in range(200)]
+    killed = made.write_jsonl(tmp_path / "killed.jsonl", rows)
+    whole = made.write_jsonl(tmp_path / "whole.jsonl", rows)
+    flags = ("--tokenizer", str(tokenizer_folder), "--target-max-tokens", "3000")
+    assert hermes(tmp_path / "home", "compress", "--input", str(whole), *flags).returncode == 0
+    unbroken = list(contents(tmp_path, "whole_compressed").values())
+    output, rng, kills = tmp_path / "killed_compressed.jsonl", random.Random(5), 0
+    work = output.with_name(f"{output.name}.work")
+    while kills < 50 or not output.exists():
+        process = start(tmp_path / "home", "--input", str(killed), *flags, "--resume")
+        if kills < 50:
+            wait_for_rows(process, work, finished_rows(work) + rng.randrange(12))
+            time.sleep(rng.random() / 20)
+            process.send_signal(signal.SIGKILL)
+        code = process.wait()
+        kills += code == -signal.SIGKILL
+        if code == 0 and kills < 50:  # it was faster than the kill: once more from the start
+            assert list(contents(tmp_path, "killed_compressed").values()) == unbroken
+            output.unlink()
+    assert list(contents(tmp_path, "killed_compressed").values()) == unbroken
+    assert not work.exists()

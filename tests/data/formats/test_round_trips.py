@@ -205,6 +205,14 @@ def check_tokens(example: Example) -> None:
         assert sum(row["mask"]) == sum(span["end"] - span["start"] for span in row["spans"])
 
 
+def check_record(example: Example) -> None:
+    """What was never in a store; whole stores are in test_record.py."""
+    form = FORMATS["record"]
+    (row,) = rows(form, example)
+    read = back(form, row)
+    assert (read.trajectory, read.ratings) == (example.trajectory, example.ratings)
+
+
 def check_tables(example: Example) -> None:
     """Parquet and Arrow hold the rows of the JSONL; only fields that are null are gone."""
     for form in FORMATS.values():
@@ -215,7 +223,7 @@ def check_tables(example: Example) -> None:
         except UnfitError:
             continue
         for arrow in (False, True):
-            assert table_rows(form, written, arrow=arrow) == [_without_nulls(row) for row in written]
+            assert table_rows(form, written, arrow=arrow) == [_without_nulls(row, form) for row in written]
 
 
 def table_rows(form: Format, written: list[JSONObject], *, arrow: bool) -> list[JSONObject]:
@@ -233,15 +241,14 @@ def table_rows(form: Format, written: list[JSONObject], *, arrow: bool) -> list[
     ]
 
 
-def _without_nulls(row: Any) -> Any:
+def _without_nulls(row: Any, form: Format) -> Any:
     """As a table gives it back: a null in a column, or in a struct with fixed fields, is no field at all."""
     kept = {name: value for name, value in row.items() if value is not None}
-    for name in ("outcome",):
-        if name in kept:
-            kept[name] = {key: value for key, value in kept[name].items() if value is not None}
-    for name in ("messages", "spans"):
-        if name in kept and isinstance(kept[name], list):
-            kept[name] = [{k: v for k, v in item.items() if v is not None} for item in kept[name]]
+    structs = {column.name for column in form.columns if column.kind != "json"} & kept.keys()
+    for name in structs & {"outcome"}:
+        kept[name] = {key: value for key, value in kept[name].items() if value is not None}
+    for name in structs & {"messages", "spans"}:
+        kept[name] = [{k: v for k, v in item.items() if v is not None} for item in kept[name]]
     return kept
 
 
@@ -333,6 +340,7 @@ CHECKS = (
     check_unpaired,
     check_stepwise,
     check_tokens,
+    check_record,
     check_tables,
 )
 
@@ -355,4 +363,4 @@ def test_what_a_format_keeps_comes_back_ten_thousand_times(example: Example) -> 
 
 def test_every_format_with_a_reader_is_checked_here() -> None:
     checked = {"sharegpt", "sharegpt-user-assistant", "messages", "openai-finetune", "trl-sft", "axolotl"}
-    assert {name for name, form in FORMATS.items() if form.read} == checked | {"atif", "sts"}
+    assert {name for name, form in FORMATS.items() if form.read} == checked | {"atif", "sts", "record"}

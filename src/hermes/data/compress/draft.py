@@ -209,11 +209,12 @@ class Draft:
 
     def _thinking_counts(self, order: Sequence[int]) -> bool:
         """Whether the template shows the thinking at all; some leave out that of earlier turns."""
+        self.fits()  # counts what changed since it was counted last
         without: list[Message | None] = list(self._messages)
         for i in order:
             message = without[i]
             without[i] = message and replace(message, reasoning=None)
-        return self._exact_count(without) < self._exact_count(self._messages)
+        return self._exact_count(without) < self._exact
 
     def _estimate(self, i: int, text: str) -> float:
         """Tokens of a text in the place of message i, if it is about as dense as what stood there."""

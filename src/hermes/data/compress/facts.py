@@ -21,15 +21,13 @@ _MAX_CHARS = 160
 
 def facts_by_output(messages: Sequence[Message]) -> dict[int, dict[str, int]]:
     """For each tool message that has any: its facts in its own order, each with the index of its last use."""
-    last_use: dict[str, int] = {}
-    for index, message in enumerate(messages):
-        if message.role is Role.ASSISTANT:
-            last_use.update(dict.fromkeys(_facts(said(message)), index))
+    used = {i: words(said(message)) for i, message in enumerate(messages) if message.role is Role.ASSISTANT}
+    last_use = {word: index for index, spoken in used.items() for word in spoken if _is_fact(word)}
     stated: set[str] = set()
     found: dict[int, dict[str, int]] = {}
     for index, message in enumerate(messages):
-        text = said(message) if message.role is Role.ASSISTANT else message.content
-        fresh = [word for word in words(text) if word in last_use and word not in stated]
+        there = used[index] if index in used else words(message.content)
+        fresh = [word for word in filter(last_use.__contains__, there) if word not in stated]
         stated.update(fresh)
         needed = {word: last_use[word] for word in fresh if last_use[word] > index}
         if needed and message.role is Role.TOOL:
@@ -48,10 +46,6 @@ def said(message: Message) -> str:
     """What an assistant message says and asks for, as plain text."""
     arguments = (text for call in message.tool_calls for text in _argument_texts(call.arguments))
     return "\n".join((message.content, *arguments))
-
-
-def _facts(text: str) -> Iterator[str]:
-    return (word for word in words(text) if _is_fact(word))
 
 
 def _is_fact(word: str) -> bool:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import NamedTuple
 
 from hermes.core import JSONObject, Message, Role, ToolCall
@@ -50,6 +51,8 @@ class ShareGPTForm:
     """For each tool message, its place in its turn."""
     field: str = "conversations"
     tools: Sequence[JSONObject] = ()
+    written: dict[tuple[int, str], str] = dataclass_field(default_factory=dict)
+    """Blocks with changed contents, which are asked for once for each count of the conversation."""
 
     def turns(self, messages: Edited) -> list[JSONObject]:
         kept = {self.turn_of[i] for i, message in enumerate(messages) if message is not None}
@@ -76,7 +79,9 @@ class ShareGPTForm:
                 value = _THINKING.sub("", value, count=1)
             else:
                 block = self.blocks[i]
-                value = value[: block.start] + _block_text(block, message.content) + value[block.end :]
+                key = i, message.content
+                text = self.written.get(key) or self.written.setdefault(key, _block_text(block, key[1]))
+                value = value[: block.start] + text + value[block.end :]
         return value
 
 

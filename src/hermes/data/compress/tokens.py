@@ -3,7 +3,8 @@
 The count is that of the rendered conversation as a trainer tokenises it: never a sum over messages. It is
 cheap to repeat all the same. Most tokenizers cut a text at its added tokens before they do anything else,
 so the count of the whole is exactly the sum over the pieces between them, and after a change only the
-pieces that changed are tokenised again. A tokenizer for which that does not hold is given whole texts.
+pieces that changed are counted again; by their words, where words.py knows those of the tokenizer. A
+tokenizer for which that does not hold is given whole texts.
 
 A `Counter` is not shared between threads; a `TokenizerSpec` is plain data and travels to other processes.
 """
@@ -12,18 +13,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hermes.core import JSONObject, Role
 from hermes.data.compress.template import ChatTemplate, TemplateRefusalError
+from hermes.data.compress.words import Encode, WordCounts, word_expression
 
 _MEMORY_CHARS = 16_000_000
 """How much text the counts are remembered for; what many rows share (system prompts) is counted once."""
-
-Encode = Callable[[list[str]], list[int]]
-"""Texts in, number of tokens of each out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class Counter:
 
     def texts(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text by itself."""
-        return self._count(list(texts))
+        return [sum(self._pieces(text)[1]) for text in texts]
 
     def _pieces(self, text: str) -> tuple[list[str], list[int]]:
         """The rendered text in pieces, and the tokens of each. Their sum is the count of the whole."""
@@ -129,7 +128,11 @@ def _tokenizers(spec: TokenizerSpec) -> tuple[Encode, re.Pattern[str] | None]:
             found = tokenizer.encode_batch_fast(clean, add_special_tokens=False)
         return [len(each) for each in found]
 
-    return encode, cutting_expression(json.loads(spec.tokenizer_json))
+    form = json.loads(spec.tokenizer_json)
+    cut = cutting_expression(form)
+    # Added tokens lie across words: only where they are cut out first is the rest counted by words.
+    words = word_expression(form) if cut else None
+    return WordCounts(encode, words) if words else encode, cut
 
 
 def _tiktoken(spec: TokenizerSpec) -> tuple[Encode, re.Pattern[str] | None]:

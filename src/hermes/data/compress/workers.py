@@ -2,7 +2,7 @@
 loop.
 
 Each worker has a tokenizer of its own. Processes are started afresh, not forked, so nothing of the parent
-(its threads, its database connections) is in them.
+(its threads, its database connections) is in them; they end with it, however it ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -76,8 +77,17 @@ def processes_for(size_bytes: int) -> int:
 def _start(spec: TokenizerSpec) -> None:
     global _counter
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     _counter = Counter(spec)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed tells nobody, and its workers would wait for rows for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _compress_here(

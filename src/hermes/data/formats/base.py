@@ -57,6 +57,8 @@ class Format:
     read: Callable[[JSONObject], Example] | None = None
     """None: rows of this format cannot be turned back into a trajectory."""
     unit: Unit = Unit.TRAJECTORY
+    whole: bool = False
+    """A row is the record itself: of any version and any end, and every text to the last code unit."""
     lines: Callable[[JSONObject], list[JSONObject]] | None = None
     """For formats that want one file a conversation: the lines of that file."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes.data.formats import atif, axolotl, messages, openai_preference, sharegpt, sts, tokens, trl
+from hermes.data.formats import atif, axolotl, messages, openai_preference, record, sharegpt, sts, tokens, trl
 from hermes.data.formats.base import Format
 from hermes.errors import UsageError
 
@@ -22,6 +22,7 @@ FORMATS: dict[str, Format] = {
         atif.FORMAT,
         sts.FORMAT,
         tokens.FORMAT,
+        record.FORMAT,
     )
 }
 

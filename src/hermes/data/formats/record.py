@@ -1,0 +1,183 @@
+"""The whole record of a trajectory: whatever the store holds about it, so that another store gets the same.
+
+As in the store, each message and each set of tool schemas is there once, and steps point at them: `message`
+is a position in `messages`, `context` (what a model call saw) is spans of positions `[first, behind last]`,
+`tools` a position in `tool_schemas`. A number that JSON cannot spell (an infinite logprob) is a text.
+A row is read only if it is, to the last field, what this version would write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from hermes.core import JSON, JSONObject, ModelCall, Step, StepKind, TokenTrace, canonical_json
+from hermes.data.example import Example
+from hermes.data.formats.base import BadRowError, Calls, Column, Format
+from hermes.data.formats.record_read import from_row
+from hermes.store import Record, Seen
+
+VERSION = 1
+
+
+def write(example: Example, calls: Calls) -> Iterator[JSONObject]:
+    yield to_row(example.record or Record(example.trajectory, ratings=example.ratings))
+
+
+def read(row: JSONObject) -> Example:
+    version = row.get("record_version")
+    if version != VERSION:
+        raise BadRowError(f"record_version is {version!r}; this version of Hermes reads {VERSION}")
+    record = from_row(row)
+    changed = differing(to_row(record), row)
+    if changed:
+        raise BadRowError(f"{', '.join(changed)}: not as a record of version {VERSION} has it")
+    first = next((record.inputs[step.index].tools for step in _model_steps(record)), ())
+    return Example(record.trajectory, first, ratings=record.ratings, record=record)
+
+
+def to_row(record: Record) -> JSONObject:
+    trajectory = record.trajectory
+    messages, schemas = _Once(), _Once()
+    steps = [_step_row(step, record.inputs.get(step.index), messages, schemas) for step in trajectory.steps]
+    return {
+        "record_version": VERSION,
+        "header": {**asdict(trajectory.header), "tools": list(trajectory.header.tools)},
+        "messages": messages.values,
+        "tool_schemas": schemas.values,
+        "steps": steps,
+        "outcome": trajectory.outcome.to_json() if trajectory.outcome else None,
+        "finished_at_ms": record.finished_at_ms,
+        "rewards": [_verdict_row(asdict(reward)) for reward in record.rewards],
+        "ratings": [_verdict_row(asdict(rating)) for rating in record.ratings],
+    }
+
+
+def differing(one: JSONObject, other: JSONObject) -> list[str]:
+    """Fields of two rows that are not the same."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def without_tokens(row: JSONObject) -> JSONObject:
+    """The row after a redaction: token ids would spell what its text no longer says."""
+    steps = []
+    for step in row["steps"]:
+        call = step.get("call")
+        withheld = call and call["tokens"] and {**call, "tokens": None, "tokens_withheld": "redacted"}
+        steps.append({**step, "call": withheld} if withheld else step)
+    return {**row, "steps": steps}
+
+
+class _Once:
+    """Values, each of them once, by their position."""
+
+    def __init__(self) -> None:
+        self.values: list[JSON] = []
+        self._places: dict[str, int] = {}
+
+    def place(self, value: JSON) -> int:
+        key = canonical_json(value)
+        if key not in self._places:
+            self._places[key] = len(self.values)
+            self.values.append(value)
+        return self._places[key]
+
+
+def _step_row(step: Step, seen: Seen | None, messages: _Once, schemas: _Once) -> JSONObject:
+    # What was seen came first: in this order a context is mostly one span.
+    context = [messages.place(message.to_json()) for message in seen.messages] if seen else []
+    row: JSONObject = {
+        "index": step.index,
+        "kind": step.kind.value,
+        "message": messages.place(step.message.to_json()),
+        "started_at_ms": step.started_at_ms,
+    }
+    if step.ephemeral:
+        row["ephemeral"] = True
+    if step.result is not None:
+        row["result"] = step.result.to_json()
+    if step.call is not None:
+        row["call"] = _call_row(step.call)
+    if context:
+        row["context"] = _spans(context)
+    if seen and seen.tools:
+        row["tools"] = schemas.place(list(seen.tools))
+    return row
+
+
+def _call_row(call: ModelCall) -> JSONObject:
+    sampling = call.sampling.to_json()
+    if "stop" in sampling:
+        sampling["stop"] = list(sampling["stop"])
+    return {**call.to_json(), "sampling": sampling, "raw": call.raw, "tokens": _tokens_row(call.tokens)}
+
+
+def _tokens_row(tokens: TokenTrace | None) -> JSONObject | None:
+    if tokens is None:
+        return None
+    return {
+        "prompt_ids": list(tokens.prompt_ids),
+        "sampled_ids": list(tokens.sampled_ids),
+        "logprobs": [_spelled(logprob) for logprob in tokens.logprobs],
+        "policy_version": tokens.policy_version,
+    }
+
+
+def _verdict_row(verdict: JSONObject) -> JSONObject:
+    """Of the trajectory of its row, so its id is not repeated."""
+    del verdict["trajectory_id"]
+    return {**verdict, "value": _spelled(verdict["value"])}
+
+
+def _spelled(number: float) -> float | str:
+    return number if math.isfinite(number) else str(number)
+
+
+def _spans(places: Sequence[int]) -> list[list[int]]:
+    spans: list[list[int]] = []
+    for place in places:
+        if spans and spans[-1][1] == place:
+            spans[-1][1] += 1
+        else:
+            spans.append([place, place + 1])
+    return spans
+
+
+def _model_steps(record: Record) -> Iterator[Step]:
+    """Those of which it is known what they saw."""
+    return (
+        step
+        for step in record.trajectory.steps
+        if step.kind is StepKind.MODEL and step.index in record.inputs
+    )
+
+
+FORMAT = Format(
+    name="record",
+    version=VERSION,
+    summary="the whole record, for another store: nothing is lost",
+    columns=(
+        Column("record_version", "int64", "of the row's layout"),
+        Column("header", "json", "who ran it and how: id, source, model, run, parent, relation, config …"),
+        Column("messages", "json", "every message that was said or seen, once"),
+        Column("tool_schemas", "json", "every set of tools that was offered, once"),
+        Column("steps", "json", "what happened: messages, model calls with their input and tokens, results"),
+        Column("outcome", "json", "how it ended"),
+        Column("finished_at_ms", "int64", "when"),
+        Column("rewards", "json", "all of them"),
+        Column("ratings", "json", "all of them, withdrawn ones included"),
+    ),
+    write=write,
+    read=read,
+    keeps=(
+        "the header: id, source, model, time, session, run, task, sample, parent, relation, config, metadata",
+        "every step, ephemeral ones too: its message with calls and images, its time, its tool's result",
+        "every model call: what it saw, sampling, usage, cost, latency, attempts, raw reply",
+        "token ids, logprobs (infinite ones too), policy versions",
+        "every reward and every rating, withdrawn ones too; the outcome, and when it was written",
+        "every text to the last code unit, lone surrogates included",
+    ),
+    loses=("nothing; but what redaction takes away is gone (`--redact none` leaves it)",),
+    whole=True,
+)

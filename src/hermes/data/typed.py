@@ -1,0 +1,51 @@
+"""Whether a dataclass holds what its fields' types say, all the way down.
+
+For values that came out of a file: the classes themselves check nothing, and a number where a text belongs
+would be found much later, by somebody else.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Hashable
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+_LARGEST_INT = 2**63 - 1
+
+
+def problem(value: object, hint: Any, where: str) -> str | None:
+    """What is wrong first, with the name of the field; None if nothing is. Knows the types that core uses."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return None
+    if origin in (Union, types.UnionType):
+        found = [problem(value, each, where) for each in inner]
+        return None if None in found else found[0]
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return f"{where} is {type(value).__name__}"
+        parts = (problem(item, inner[0], f"{where}[{i}]") for i, item in enumerate(value))
+        return next((each for each in parts if each is not None), None)
+    if not _is_a(value, origin or hint):
+        return f"{where} is {type(value).__name__}"
+    if is_dataclass(value) and not isinstance(value, type):
+        hints = _hints(type(value))
+        names = ((each.name, getattr(value, each.name)) for each in fields(value))
+        parts = (problem(item, hints[name], f"{where}.{name}") for name, item in names)
+        return next((each for each in parts if each is not None), None)
+    return None
+
+
+def _is_a(value: object, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_INT
+    return isinstance(value, kind)
+
+
+@cache
+def _hints(kind: Hashable) -> dict[str, Any]:
+    return get_type_hints(kind)
