@@ -32,7 +32,9 @@ _MAX_BATCH = {"cpu": 64, "cuda": 1024}
 _CPU_PREFILL_TOKENS = 512
 _PREFILL_WORK = 16e12
 """Multiplications of one turn of prompts on a GPU, about 40 ms: small models take more tokens at once."""
-_CPU_TRAIN_TOKENS = 1024
+_CPU_TRAIN_TOKENS = (1024, 2048)
+"""Fewest and most of a training micro-batch: more share a prompt and fill the cores, but want memory."""
+_CPU_ACTIVATION_SHARE = 0.08
 _ACTIVATION_SHARE = 0.6
 """Of what is free beside weights and cache, for the activations of one training micro-batch."""
 _KV_SHARE = {"cpu": 0.25, "cuda": 0.5}
@@ -101,12 +103,13 @@ def _prefill_tokens(spec: ModelSpec, device: torch.device) -> int:
 
 
 def _train_tokens(backbone: Backbone) -> int:
-    """Tokens of a training micro-batch: on a GPU as many as their activations leave room for."""
-    if backbone.device.type != "cuda":
-        return _CPU_TRAIN_TOKENS
-    spec = backbone.spec
+    """Tokens of a training micro-batch: as many as their activations leave room for."""
+    spec, free = backbone.spec, free_bytes(backbone.device)
     each = spec.layers * (8 * spec.hidden + 4 * spec.intermediate) * backbone.dtype.itemsize
-    return max(1024, min(65536, int(free_bytes(backbone.device) * _ACTIVATION_SHARE / each)))
+    if backbone.device.type != "cuda":
+        fewest, most = _CPU_TRAIN_TOKENS
+        return max(fewest, min(most, int(free * _CPU_ACTIVATION_SHARE / each)))
+    return max(1024, min(65536, int(free * _ACTIVATION_SHARE / each)))
 
 
 def _parameters(spec: ModelSpec) -> int:
