@@ -37,7 +37,7 @@ _CPU_TRAIN_TOKENS = (1024, 2048)
 _CPU_ACTIVATION_SHARE = 0.08
 _ACTIVATION_SHARE = 0.6
 """Of what is free beside weights and cache, for the activations of one training micro-batch."""
-_KV_SHARE = {"cpu": 0.25, "cuda": 0.5}
+_KV_SHARE = {"cpu": 0.15, "cuda": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
