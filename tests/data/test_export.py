@@ -218,6 +218,17 @@ def test_traces_are_a_folder_that_is_replaced_whole(reader: Reader, tmp_path: Pa
     ]
 
 
+def test_what_a_killed_export_left_beside_its_target_is_removed_by_the_next(
+    reader: Reader, tmp_path: Path
+) -> None:
+    target = tmp_path / "out" / "data.jsonl"
+    target.parent.mkdir()
+    for name in ("data.jsonl", "data.manifest.json", "data.removed.jsonl"):
+        (target.parent / f".{name}.abcd1234").write_text("half")
+    export(reader, Plan(FORMATS["messages"], target))
+    assert not [path.name for path in target.parent.iterdir() if path.name.startswith(".")]
+
+
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_a_killed_export_leaves_the_target_absent_old_or_complete(
     db: Path, tmp_path: Path, ending: str

@@ -39,7 +39,8 @@ class RayWorkers:
         """`ray`: the module, connected to a cluster."""
         self._folder = folder
         self._ray = ray
-        self._actor_class = ray.remote(num_cpus=0)(RayActor)
+        # No CPU, but one byte: Ray heeds the wish for a node only of actors that ask for something.
+        self._actor_class = ray.remote(num_cpus=0, memory=1)(RayActor)
         self._placed: Counter[str] = Counter()
 
     async def start(self, job: Job) -> WorkerHandle:

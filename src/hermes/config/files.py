@@ -76,11 +76,14 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[TextIO]:
+    import fcntl
+
     target = Path(os.path.realpath(path))
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)  # says that somebody is at work here
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -27,7 +27,7 @@ from hermes.data.lines import encoded
 from hermes.data.pairs import Candidate, Origin, candidate, find_claims, make_pair
 from hermes.data.redaction import Level, Scrubber
 from hermes.data.select import EVERYTHING, LeftOut, Selection, select
-from hermes.data.sink import Sink, Written, check_target, open_sink
+from hermes.data.sink import Sink, Written, check_target, open_sink, sweep
 from hermes.data.split import Side, side_of
 from hermes.safety.redact import Redactor
 from hermes.store import Filter, Reader
@@ -199,6 +199,8 @@ def _file_facts(plan: Plan, side: Side, file: Written) -> JSONObject:
 def _write_beside(output: Path, facts: JSONObject, left_out: LeftOut) -> list[Path]:
     removed = manifest.removed_path_for(output)
     paths = [manifest.path_for(output)]
+    for beside in (removed, *paths):
+        sweep(beside)
     if left_out.removals:
         with replacing(removed) as file:
             for removal in left_out.removals:

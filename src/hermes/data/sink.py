@@ -67,7 +67,7 @@ def open_sink(path: Path, form: Format) -> Iterator[Sink]:
     """The sink for this target; the target changes only if the block ends well."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path)
+        sweep(path)
         if path.suffix in (*LINES, *TABLES):
             with _file_sink(path, form) as sink:
                 yield sink
@@ -206,7 +206,7 @@ def _folder_digest(folder: Path) -> tuple[str, int]:
     return whole.hexdigest(), size
 
 
-def _sweep(path: Path) -> None:
+def sweep(path: Path) -> None:
     """Removes what killed exports to this place left; one that is at work holds a lock on its own."""
     target = Path(os.path.realpath(path))
     for left in target.parent.glob(f".{target.name}.????????"):  # the names that tempfile makes

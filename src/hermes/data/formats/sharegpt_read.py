@@ -1,9 +1,9 @@
 """Reading ShareGPT rows: ours exactly, the predecessor's as far as it goes.
 
 Ours come back as they were written, but for what the form cannot tell apart: text that itself contains the
-dialect's tags, ids of calls that nobody answered, spacing of results that were JSON. The predecessor
-inserts an empty thinking block where there was none and a system turn of its own making: neither was said
-by anyone, so neither is read.
+dialect's tags, ids of calls that nobody answered, or beside whose result lies one of the same name that no
+call asked for, spacing of results that were JSON. The predecessor inserts an empty thinking block where there
+was none and a system turn of its own making: neither was said by anyone, so neither is read.
 """
 
 from __future__ import annotations
