@@ -26,12 +26,13 @@ from typing import Any
 from hermes.core import Role
 from hermes.data.formats.messages import strict_message
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
-from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.stats import interval
 from hermes.envs.tasks.split import Split
 from hermes.quickstart import probes
 from hermes.quickstart.chart import png
+from hermes.quickstart.evaluate import on_engine
 from hermes.quickstart.processes import Crew, terminated_like_interrupted
+from hermes.rl.part import ask
 from hermes.rl.run import read_metrics
 
 MODEL = "hermes/smollm2"
@@ -49,14 +50,7 @@ def environment(args: argparse.Namespace, categories: Sequence[str], weights: st
         extra_body={"model": weights},
         use_wandb=False,
     )
-    server = APIServerConfig(
-        base_url=f"{ENGINE}/v1",
-        model_name=weights,
-        server_type="sglang",
-        num_max_requests_at_once=args.at_once,
-        health_check=False,
-    )
-    return ToolCallingEnv(config, [server])
+    return ToolCallingEnv(config, [on_engine(ENGINE, weights, args.at_once)])
 
 
 def write_gold(env: ToolCallingEnv, rows: int, into: Path) -> None:
@@ -87,9 +81,7 @@ async def measure(args: argparse.Namespace, weights: str) -> dict[str, Any]:
 def serve_engine(args: argparse.Namespace, crew: Crew) -> None:
     flags = ("--model", MODEL, "--device", args.device, "--port", ENGINE.rsplit(":", 1)[1])
     state = ("--state-dir", str(args.output / "engine"))
-    crew.serve(
-        "engine", ("engine", "serve", *flags, *state), lambda: probes.ask(f"{ENGINE}/health") is not None
-    )
+    crew.serve("engine", ("engine", "serve", *flags, *state), lambda: ask(f"{ENGINE}/health") is not None)
 
 
 def format_start(args: argparse.Namespace, crew: Crew) -> dict[str, Any]:
@@ -112,7 +104,7 @@ def reinforce(args: argparse.Namespace, crew: Crew, weights: str) -> dict[str, A
     crew.serve(
         "api",
         ("api", "--port", API.rsplit(":", 1)[1], *state),
-        lambda: probes.ask(f"{API}/status") is not None,
+        lambda: ask(f"{API}/status") is not None,
     )
     trainer = (
         *("train", "grpo", "--base-url", ENGINE, "--start", weights, "--name", "tool-calling", "--json"),
@@ -127,7 +119,7 @@ def reinforce(args: argparse.Namespace, crew: Crew, weights: str) -> dict[str, A
         *("--num-steps", str(args.steps), "--batch-size", str(args.groups * args.group_size)),
         *("--api-url", API, "--checkpoint-every", "1000"),
     )
-    crew.serve("trainer", trainer, lambda: bool((probes.ask(f"{API}/status") or {}).get("started")))
+    crew.serve("trainer", trainer, lambda: bool((ask(f"{API}/status") or {}).get("started")))
     for number in range(args.envs):
         crew.serve(f"env-{number}", serve_env(args, number), lambda: True)
     alarm = threading.Timer(args.ends_s - time.monotonic(), crew.ask_to_end, ["trainer"])

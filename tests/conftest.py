@@ -15,6 +15,7 @@ import pytest
 
 from hermes.models.bundled import prepare, read_manifest
 from hermes.models.local_torch import import_torch
+from tests import disks
 
 CONVERT = "import sys; from pathlib import Path; from hermes.models.bundled import prepare; "
 CONVERT += "prepare(Path(sys.argv[1]), lambda line: print(line, flush=True))"
@@ -23,14 +24,8 @@ CONVERT += "prepare(Path(sys.argv[1]), lambda line: print(line, flush=True))"
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with 1 MiB of room."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    mounted = subprocess.run(mount, capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with disks.disk(tmp_path / "small", "1m") as place:
+        yield place
 
 
 @pytest.fixture(scope="session")

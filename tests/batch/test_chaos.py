@@ -14,7 +14,7 @@ import pytest
 from hermes.batch.journal import State, read_journal
 from hermes.config.paths import db_path
 from hermes.store import Filter, Reader
-from tests.batch.test_run import command, rows, solve, start, write_tasks
+from tests.batch.drive import command, rows, solve, start, write_tasks
 from tests.fakes.provider import FakeProvider, Reply, bad_json, cut_stream, delayed, hang, status
 
 RETRY_AFTER_S = 0.05

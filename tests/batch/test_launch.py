@@ -16,8 +16,8 @@ from hermes.batch.pool import Pool, RunOptions, RunResult
 from hermes.batch.process_workers import ProcessWorkers
 from hermes.batch.progress import open_view
 from hermes.batch.spec import open_run
+from tests.batch.drive import solve, write_tasks
 from tests.batch.made import spec
-from tests.batch.test_run import solve, write_tasks
 from tests.fakes.provider import FakeProvider
 
 
@@ -58,7 +58,7 @@ def test_a_process_that_nobody_needed_is_gone_when_its_block_ends() -> None:
 def test_a_command_that_fails_before_it_has_work_leaves_no_worker_behind(tmp_path: Path) -> None:
     program = (
         "import os, runpy, sys\n"
-        "from tests.batch.test_run import workers_of\n"
+        "from tests.batch.drive import workers_of\n"
         "sys.argv[1:] = ['batch', '--dataset-file', 'missing.jsonl', '--run-name', 'run']\n"
         "try:\n    runpy.run_module('hermes', run_name='__main__')\n"
         "except SystemExit as ending:\n    print(ending.code, workers_of(os.getpid()))\n"

@@ -20,7 +20,7 @@ import pytest
 
 from hermes.config.paths import db_path
 from hermes.store import Filter, Reader
-from tests.batch.test_run import command, rows, solve, start, write_tasks
+from tests.batch.drive import command, rows, solve, start, write_tasks
 from tests.cli.process import failure, hermes
 from tests.fakes.provider import FakeProvider, delayed
 

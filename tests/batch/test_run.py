@@ -1,16 +1,11 @@
-"""Whole runs with real worker processes against a real endpoint: resumed, killed, refused, poisoned."""
+"""Whole runs with real worker processes against a real endpoint: done once, resumed, refused."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,72 +13,9 @@ import pytest
 
 from hermes.config.paths import db_path
 from hermes.store import Filter, Reader
+from tests.batch.drive import command, rows, solve, write_tasks
 from tests.cli.process import hermes
-from tests.fakes.provider import FakeProvider, Reply, delayed, status, text, tool_calls
-
-Answer = Callable[[dict[str, Any]], Reply]
-
-
-def solve(body: dict[str, Any]) -> Reply:
-    """Deterministic: one tool call, then the tool's result as the answer."""
-    last = body["messages"][-1]
-    if last["role"] == "tool":
-        return text(f"The answer is {last['content']}.")
-    return tool_calls([("calculator", {"expression": last["content"].removeprefix("Compute ")})])
-
-
-def write_tasks(folder: Path, count: int, repeat: int = 1) -> Path:
-    path = folder / "tasks.jsonl"
-    rows = [{"prompt": f"Compute {n} + {n}", "expected": str(2 * n)} for n in range(count)] * repeat
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def command(folder: Path, provider: FakeProvider, *flags: str, name: str = "run") -> list[str]:
-    return [
-        *(
-            "batch",
-            "--dataset-file",
-            str(folder / "tasks.jsonl"),
-            "--run-name",
-            name,
-            "--output-dir",
-            str(folder / "data"),
-        ),
-        *(
-            "--model",
-            "m",
-            "--base-url",
-            provider.base_url,
-            "--toolsets",
-            "math",
-            "--num-workers",
-            "2",
-            "--json",
-            *flags,
-        ),
-    ]
-
-
-def rows(folder: Path, name: str = "run", file: str = "trajectories.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "data" / name / file).read_text("utf-8").splitlines()]
-
-
-def essence(row: dict[str, Any]) -> str:
-    """What must be equal however the run was interrupted: no ids, no times."""
-    return json.dumps(
-        [
-            row["key"],
-            row["sample"],
-            row["completed"],
-            row["turns"],
-            [
-                t["value"]
-                for t in row["conversations"]
-                if t["from"] != "tool" and "<tool_call>" not in t["value"]
-            ],
-        ]
-    )
+from tests.fakes.provider import FakeProvider, Reply, status, text
 
 
 def test_every_row_and_sample_is_run_once_and_written_in_order(tmp_path: Path) -> None:
@@ -205,107 +137,6 @@ def test_a_reward_function_scores_with_the_sandbox_and_its_failure_is_no_zero(tm
         assert reader.count(Filter(run_id="run", min_reward=1.0)) == 2
 
 
-def start(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    environ = {"HERMES_HOME": str(folder), "PATH": os.environ["PATH"], "HOME": str(folder), **(env or {})}
-    return subprocess.Popen(
-        [sys.executable, "-m", "hermes", *arguments],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def workers_of(parent: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[1]) == parent and b"hermes.batch.worker" in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
-def kill_sometimes(folder: Path, provider: FakeProvider, kills: int, arguments: list[str]) -> int:
-    """Runs to the end with `kills` kill -9s of the parent or of a worker; returns how many starts it took."""
-    moments = random.Random(7)
-    starts = 0
-    while True:
-        starts += 1
-        process = start(folder, *arguments)
-        while process.poll() is None and kills:
-            seen = len(provider.posts)
-            while process.poll() is None and len(provider.posts) == seen:
-                time.sleep(0.005)  # it works
-            time.sleep(moments.uniform(0, 0.1))
-            workers = workers_of(process.pid)
-            if moments.random() < 0.5 and workers:
-                os.kill(moments.choice(workers), signal.SIGKILL)
-            else:
-                process.kill()
-            kills -= 1
-        _, err = process.communicate()
-        if process.returncode == 0:
-            return starts
-        assert process.returncode in (-signal.SIGKILL, 1), err
-
-
-def test_killed_again_and_again_the_dataset_equals_an_unbroken_one(tmp_path: Path) -> None:
-    run_with_kills(tmp_path, kills=8, tasks=40)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_killed_a_hundred_times_the_dataset_equals_an_unbroken_one(tmp_path: Path) -> None:
-    run_with_kills(tmp_path, kills=100, tasks=400)
-
-
-def run_with_kills(tmp_path: Path, kills: int, tasks: int) -> None:
-    write_tasks(tmp_path, tasks)
-
-    def unhurried(body: dict[str, Any]) -> Reply:
-        return delayed(0.05, solve(body))
-
-    flags = ("--samples-per-prompt", "2", "--concurrency", "8", "--max-tries", "100")
-    with FakeProvider(unhurried) as provider:
-        whole = hermes(tmp_path, *command(tmp_path, provider, *flags, name="whole"))
-        assert whole.returncode == 0, whole.stderr
-        minimum = len(provider.posts)
-        starts = kill_sometimes(tmp_path, provider, kills, command(tmp_path, provider, *flags, name="broken"))
-        paid = len(provider.posts) - minimum
-    assert starts > 1
-    broken, unbroken = rows(tmp_path, "broken"), rows(tmp_path, "whole")
-    assert [essence(row) for row in broken] == [essence(row) for row in unbroken]
-    assert Counter((row["key"], row["sample"]) for row in broken).most_common(1)[0][1] == 1
-    assert paid <= minimum + kills * 8 * 2  # at most what was in flight at each kill
-    broken_stats, whole_stats = (
-        json.loads((tmp_path / "data" / name / "statistics.json").read_text()) for name in ("broken", "whole")
-    )
-    for stats in (broken_stats, whole_stats):
-        stats.pop("timing", None)
-        stats.pop("run_name")
-    assert broken_stats == whole_stats
-
-
-def test_a_sample_that_kills_its_worker_is_given_up_and_no_other_is_harmed(tmp_path: Path) -> None:
-    write_tasks(tmp_path, 12)
-    (tmp_path / "poison.py").write_text(
-        "import os\n"
-        "def score(ctx):\n"
-        "    if 'Compute 5 ' in ctx.row.prompts[0]: os.kill(os.getpid(), 9)\n"
-        "    return 1.0\n"
-    )
-    with FakeProvider(solve) as provider:
-        done = hermes(tmp_path, *command(tmp_path, provider, "--reward", f"{tmp_path / 'poison.py'}:score"))
-    assert done.returncode == 1
-    assert len(rows(tmp_path)) == 11
-    (failed,) = rows(tmp_path, file="failed.jsonl")
-    assert "WorkerDied: 3 times" in json.dumps(failed)
-
-
 def test_a_known_secret_reaches_neither_journal_nor_dataset(tmp_path: Path) -> None:
     secret = "sk-verysecret-0123456789"
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": f"Compute 1 + 1 with {secret}"}) + "\n")
@@ -327,42 +158,6 @@ def test_how_many_run_at_once_may_change_between_starts(tmp_path: Path) -> None:
             ).returncode
             == 0
         )
-
-
-def test_ctrl_c_once_drains_and_the_same_command_continues(tmp_path: Path) -> None:
-    write_tasks(tmp_path, 30)
-    with FakeProvider(lambda body: delayed(0.1, solve(body))) as provider:
-        process = start(tmp_path, *command(tmp_path, provider, "--concurrency", "4"))
-        while len(provider.posts) < 8:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == 1
-        assert "Ctrl-C again" in err
-        report = json.loads(out.splitlines()[-1])
-        assert report["stopped"]
-        assert 0 < report["finished"] < 30
-        # what was in flight was finished, not thrown away: no request was wasted
-        assert len(provider.posts) == 2 * report["finished"]
-        assert hermes(tmp_path, *command(tmp_path, provider, "--concurrency", "4")).returncode == 0
-        assert len(provider.posts) == 60
-    assert len(rows(tmp_path)) == 30
-
-
-def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
-    write_tasks(tmp_path, 30)
-    with FakeProvider(lambda body: delayed(0.2, solve(body))) as provider:
-        process = start(tmp_path, *command(tmp_path, provider))
-        while len(provider.posts) < 4:
-            time.sleep(0.01)
-        workers = workers_of(process.pid)
-        assert workers
-        process.kill()
-        process.communicate()
-        deadline = time.monotonic() + 30
-        while any(Path(f"/proc/{pid}").exists() for pid in workers):
-            assert time.monotonic() < deadline, "a worker outlived its parent"
-            time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

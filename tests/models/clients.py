@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from hermes.config.providers import ModelTarget
 from hermes.config.settings import PriceSettings, ProviderSettings
 from hermes.core import JSONObject, Message, Sampling
-from hermes.models.base import ChatRequest
+from hermes.errors import ProviderError
+from hermes.models.base import ChatRequest, OnDelta
 from hermes.models.budget import Budget
 from hermes.models.completions import CompletionModel
 from hermes.models.openai_chat import OpenAIChat
@@ -57,3 +60,9 @@ async def until(condition: Callable[[], object]) -> None:
             return
         await asyncio.sleep(0.005)
     raise AssertionError("it never happened")
+
+
+async def failing(chat: OpenAIChat, on_delta: OnDelta | None = None, **fields: Any) -> ProviderError:
+    with pytest.raises(ProviderError) as error:
+        await chat.complete(asking(**fields), on_delta)
+    return error.value

@@ -13,6 +13,7 @@ import pytest
 
 from hermes.quickstart import probes
 from hermes.quickstart.processes import Crew, ProcessFailedError, terminated_like_interrupted
+from hermes.rl.part import ask
 from hermes.rl.ports import choose, is_free
 
 
@@ -30,7 +31,7 @@ def start_api(crew: Crew, port: int) -> None:
     crew.serve(
         "api",
         ("api", "--port", str(port)),
-        lambda: probes.ask(f"http://127.0.0.1:{port}/status") is not None,
+        lambda: ask(f"http://127.0.0.1:{port}/status") is not None,
     )
 
 
@@ -105,4 +106,4 @@ def test_the_engines_counts_are_read_from_its_metrics_page() -> None:
         "# TYPE hermes_engine_sampled_tokens_total counter\nhermes_engine_sampled_tokens_total 12\nother 3\n"
     )
     assert probes.read_counts(page) == {"sampled_tokens_total": 12.0}
-    assert probes.ask(f"http://127.0.0.1:{free_port()}/health") is None
+    assert ask(f"http://127.0.0.1:{free_port()}/health") is None

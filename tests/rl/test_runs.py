@@ -26,6 +26,7 @@ from hermes.models.base import ChatRequest
 from hermes.rl.run import Run, RunState, find_run, last_step, read_metrics
 from hermes.rl.serve import open_run_model, serve_command
 from hermes.training.meter import read_tokens
+from tests import disks
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
 from tests.rl.world import answer, hermes, make_home, wait_for
@@ -199,14 +200,8 @@ def test_two_runs_at_once_and_a_stop_in_the_middle_of_one(home_with: MakeHome) -
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, with room for a run and a little more."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(place)]
-    mounted = subprocess.run(mount, capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with disks.disk(tmp_path / "disk", "300m") as place:
+        yield place
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from hermes.quickstart.recipe import MODEL, Recipe
 
 if TYPE_CHECKING:
     from hermes.envs.builtin.calculator import CalculatorEnv
+    from hermes.envs.servers.config import APIServerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,6 @@ def measure(recipe: Recipe, engine_url: str, weights: str, tell: Tell) -> Measur
 
 def open_env(recipe: Recipe, engine_url: str, weights: str = MODEL) -> CalculatorEnv:
     from hermes.envs.builtin.calculator import CalculatorConfig, CalculatorEnv
-    from hermes.envs.servers.config import APIServerConfig
 
     config = CalculatorConfig(
         eval_size=recipe.eval_tasks,
@@ -44,14 +44,20 @@ def open_env(recipe: Recipe, engine_url: str, weights: str = MODEL) -> Calculato
         extra_body={"model": weights},
         use_wandb=False,
     )
-    server = APIServerConfig(
+    return CalculatorEnv(config, [on_engine(engine_url, weights, recipe.at_once)])
+
+
+def on_engine(engine_url: str, weights: str, at_once: int) -> APIServerConfig:
+    """Where an environment samples these weights, token by token."""
+    from hermes.envs.servers.config import APIServerConfig
+
+    return APIServerConfig(
         base_url=f"{engine_url}/v1",
         model_name=weights,
         server_type="sglang",
-        num_max_requests_at_once=recipe.at_once,
+        num_max_requests_at_once=at_once,
         health_check=False,
     )
-    return CalculatorEnv(config, [server])
 
 
 async def _measure(recipe: Recipe, engine_url: str, weights: str, tell: Tell) -> Measured:

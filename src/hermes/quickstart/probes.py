@@ -1,28 +1,14 @@
-"""Questions to the quickstart's servers: is one there, and what has the engine counted?"""
+"""What the quickstart's engine has counted."""
 
 from __future__ import annotations
 
-import json
 import urllib.request
-from urllib.error import URLError
 
-from hermes.core import JSONObject
 from hermes.errors import HermesError
 from hermes.quickstart.outcome import Tokens
 
-_READY_S = 2.0
 _COUNTS_S = 30.0
 _PREFIX = "hermes_engine_"
-
-
-def ask(url: str) -> JSONObject | None:
-    """What a server answers; None while it does not."""
-    try:
-        with urllib.request.urlopen(url, timeout=_READY_S) as answer:
-            body: JSONObject = json.loads(answer.read() or b"{}")
-            return body
-    except (URLError, OSError, ValueError):
-        return None
 
 
 def tokens(engine_url: str) -> Tokens:

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +19,10 @@ from types import TracebackType
 from hermes.config.files import ensure_dir
 from hermes.core import JSONObject
 from hermes.errors import HermesError
-from hermes.rl.part import Part, launch
+from hermes.rl.part import HERMES, Part, launch
 from hermes.rl.processes import ProcessId, signal_group
 from hermes.safety.text import printable
 
-HERMES = (sys.executable, "-m", "hermes")
 _POLL_S = 0.1
 _SHOWN_LINES = 12
 _TAIL_BYTES = 16_384

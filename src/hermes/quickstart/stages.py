@@ -23,6 +23,7 @@ from hermes.quickstart.processes import Crew, terminated_like_interrupted
 from hermes.quickstart.progress import Meter, Tell
 from hermes.quickstart.recipe import ENVIRONMENT, MODEL, Recipe
 from hermes.rl import ports
+from hermes.rl.part import ask
 from hermes.rl.run import read_metrics
 
 BASE, AFTER_SFT, AFTER_GRPO = "base", "after SFT", "after GRPO"
@@ -115,7 +116,7 @@ class _Run:
                 *("engine", "serve", "--model", MODEL, "--device", self._device),
                 *("--port", str(port), "--state-dir", str(self._folder / "engine")),
             ),
-            lambda: probes.ask(f"{url}/health") is not None,
+            lambda: ask(f"{url}/health") is not None,
         )
         self._engine_url = url
 
@@ -179,7 +180,7 @@ class _Run:
         self._crew.serve(
             "api",
             ("api", "--port", str(port), "--state-dir", str(self._folder / "api")),
-            lambda: probes.ask(f"http://127.0.0.1:{port}/status") is not None,
+            lambda: ask(f"http://127.0.0.1:{port}/status") is not None,
         )
         return port
 
@@ -220,7 +221,7 @@ class _Run:
 
 def _says(api: str, name: str) -> Callable[[], bool]:
     """Whether the trajectory API's status has something there."""
-    return lambda: bool((probes.ask(f"{api}/status") or {}).get(name))
+    return lambda: bool((ask(f"{api}/status") or {}).get(name))
 
 
 def points(metrics: Path) -> tuple[Point, ...]:

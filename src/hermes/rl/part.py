@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from urllib.error import URLError
 
+from hermes.core import JSONObject
+
+HERMES = (sys.executable, "-m", "hermes")
+_PROBE_S = 2.0
 SETTINGS_ARE_WRONG = 2
 """Exit code of every Hermes command that cannot work as configured: trying again changes nothing."""
 
@@ -32,6 +40,16 @@ class Part:
     """Whether it is a server, which never ends by itself."""
     start_patience_s: float = 600.0
     """How long it may take to become ready."""
+
+
+def ask(url: str) -> JSONObject | None:
+    """What a server answers; None while it does not."""
+    try:
+        with urllib.request.urlopen(url, timeout=_PROBE_S) as answer:
+            body: JSONObject = json.loads(answer.read() or b"{}")
+            return body
+    except (URLError, OSError, ValueError):
+        return None
 
 
 class End(StrEnum):

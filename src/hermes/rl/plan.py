@@ -7,25 +7,19 @@ the weights there is no engine: the trainer offers them to the environment.
 
 from __future__ import annotations
 
-import json
-import sys
-import urllib.request
 from pathlib import Path
-from urllib.error import URLError
 
 from hermes.config.files import atomic_write
 from hermes.core import JSONObject
 from hermes.rl import ports
 from hermes.rl.budget import cost_usd
 from hermes.rl.config import dump_yaml
-from hermes.rl.part import Part
+from hermes.rl.part import HERMES, Part, ask
 from hermes.rl.results import kept
 from hermes.rl.run import WANDB_PROJECT, Run, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.training.meter import read_tokens
 
-HERMES = (sys.executable, "-m", "hermes")
-_PROBE_S = 2.0
 _API_PATIENCE_S = 300.0
 """Longer than the API takes to come back after it was killed."""
 
@@ -178,13 +172,3 @@ def with_ports(config: JSONObject) -> JSONObject:
 
 def write_config(run: Run, config: JSONObject) -> None:
     atomic_write(run.config_path, dump_yaml(config))
-
-
-def ask(url: str) -> JSONObject | None:
-    """What a server answers; None while it does not."""
-    try:
-        with urllib.request.urlopen(url, timeout=_PROBE_S) as answer:
-            body: JSONObject = json.loads(answer.read() or b"{}")
-            return body
-    except (URLError, OSError, ValueError):
-        return None

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from hermes.rl import ports
-from hermes.rl.plan import HERMES, ask
+from hermes.rl.part import HERMES, ask
 from hermes.rl.run import Run, find_run
 from hermes.rl.service import connect, policy_url
 from hermes.rl.weights import choose, export_merged

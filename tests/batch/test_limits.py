@@ -1,0 +1,194 @@
+"""Runs at their limits: full and forbidden disks, spent money, and orders to stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.batch.journal import read_journal
+from hermes.config.paths import db_path
+from hermes.sandbox import usable
+from hermes.store import Filter, Reader
+from tests.batch.drive import (
+    command,
+    last_lines,
+    look_around,
+    rows,
+    solve,
+    start,
+    workers_of,
+    write_rows,
+    write_tasks,
+)
+from tests.cli.process import failure, hermes
+from tests.disks import disk
+from tests.fakes.provider import FakeProvider, Reply, delayed, text
+
+PRICED = {"HERMES_PRICES": json.dumps({"custom/m": {"input": 1000.0, "output": 1000.0}})}
+"""15 tokens a call: 1.5 cents."""
+
+
+CALL_USD = 0.015
+
+
+def remount(place: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", place], check=True)
+
+
+def wordy(body: dict[str, Any]) -> Reply:
+    return text(f"{body['messages'][-1]['content']}: {'word ' * 4000}")
+
+
+@pytest.mark.parametrize("size", ["300k", "1000k"], ids=["the journal", "the dataset"])
+def test_a_full_disk_is_named_and_with_room_the_same_command_goes_on(tmp_path: Path, size: str) -> None:
+    write_rows(tmp_path, *({"prompt": f"task {number}"} for number in range(40)))
+    with disk(tmp_path / "data", size), FakeProvider(wordy) as provider:
+        done = hermes(tmp_path, *command(tmp_path, provider, "--concurrency", "4"))
+        error, fix = last_lines(done.stderr)
+        assert done.returncode == 1
+        assert str(tmp_path / "data/run") in error
+        assert "No space left on device" in error
+        assert "free space" in fix
+        paid, kept = len(provider.posts), len(list(read_journal(tmp_path / "data/run/journal")))
+        remount(tmp_path / "data", "size=64m")
+        again = hermes(tmp_path, *command(tmp_path, provider, "--concurrency", "4"))
+        assert again.returncode == 0, again.stderr
+        assert len(provider.posts) == paid + 40 - kept
+        assert len(rows(tmp_path)) == 40
+
+
+def test_a_full_home_stops_the_run_before_it_outruns_its_record(tmp_path: Path) -> None:
+    write_rows(tmp_path, *({"prompt": f"task {number}"} for number in range(60)))
+    with disk(tmp_path / "home", "2m"), FakeProvider(wordy) as provider:
+        done = hermes(tmp_path / "home", *command(tmp_path, provider, "--concurrency", "4"))
+        error, fix = last_lines(done.stderr)
+        assert done.returncode == 1
+        assert str(tmp_path / "home") in error
+        assert fix
+        assert len(provider.posts) < 60
+        remount(tmp_path / "home", "size=64m")
+        again = hermes(tmp_path / "home", *command(tmp_path, provider, "--concurrency", "4"))
+        assert again.returncode == 0, again.stderr
+        with Reader(db_path(tmp_path / "home")) as reader:
+            assert reader.count(Filter(run_id="run", stop_reason="completed")) >= 60
+    assert len(rows(tmp_path)) == 60
+
+
+def test_an_output_folder_that_cannot_be_is_refused_before_anything_is_paid(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 2)
+    (tmp_path / "data").write_text("a file, not a folder")
+    with FakeProvider(solve) as provider:
+        error, fix = failure(hermes(tmp_path, *command(tmp_path, provider)), 2)
+        assert provider.posts == []
+    assert str(tmp_path / "data") in error
+    assert "--output-dir" in fix
+
+
+def test_a_write_protected_output_folder_is_refused_before_anything_is_paid(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 2)
+    with disk(tmp_path / "data", "1m"), FakeProvider(solve) as provider:
+        remount(tmp_path / "data", "ro")
+        error, fix = failure(hermes(tmp_path, *command(tmp_path, provider)), 2)
+        assert provider.posts == []
+    assert "Read-only file system" in error and str(tmp_path / "data") in error
+    assert "--output-dir" in fix
+
+
+def test_the_money_runs_out_before_it_is_overspent_and_more_of_it_continues(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 10)
+    flags = ("--num-workers", "1", "--max-tokens", "5")
+    with FakeProvider(solve) as provider:
+        cheap = hermes(tmp_path, *command(tmp_path, provider, *flags, "--max-cost", "0.1"), env=PRICED)
+        assert cheap.returncode == 1
+        error, fix = last_lines(cheap.stderr)
+        assert "$0.1" in error and "--max-cost" in fix
+        spent = len(provider.posts)
+        assert 0.1 - CALL_USD < spent * CALL_USD <= 0.1 + CALL_USD
+        rich = hermes(tmp_path, *command(tmp_path, provider, *flags, "--max-cost", "10"), env=PRICED)
+        assert rich.returncode == 0, rich.stderr
+    assert len(rows(tmp_path)) == 10
+    assert {round(row["cost_usd"], 6) for row in rows(tmp_path)} == {2 * CALL_USD}
+
+
+def test_what_a_dead_worker_had_left_goes_to_the_next_one(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 6)
+    (tmp_path / "poison.py").write_text(
+        "import os\n"
+        "def score(ctx):\n"
+        "    if 'Compute 3 ' in ctx.row.prompts[0]: os.kill(os.getpid(), 9)\n"
+        "    return 1.0\n"
+    )
+    flags = ("--reward", f"{tmp_path / 'poison.py'}:score", "--max-cost", "0.9")
+    with FakeProvider(solve) as provider:
+        done = hermes(tmp_path, *command(tmp_path, provider, *flags), env=PRICED)
+        assert len(provider.posts) * CALL_USD <= 0.9
+    assert "used up" not in done.stderr
+    assert len(rows(tmp_path)) == 5
+    assert "WorkerDied: 3 times" in rows(tmp_path, file="failed.jsonl")[0]["cause"]
+
+
+def test_a_budget_without_a_price_is_refused(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 2)
+    with FakeProvider(solve) as provider:
+        done = hermes(tmp_path, *command(tmp_path, provider, "--max-cost", "1"))
+        assert provider.posts == []
+    error, fix = failure(done, 2)
+    assert "the price of custom/m is unknown" in error
+    assert "prices" in fix
+
+
+def test_sigterm_leaves_no_process_behind_and_a_run_that_continues(tmp_path: Path) -> None:
+    if reason := usable("bubblewrap"):
+        pytest.skip(reason)
+    write_rows(tmp_path, *({"prompt": f"sleep 0.{number % 10 + 1}; echo {number}"} for number in range(20)))
+    flags = ("--toolsets", "terminal", "--sandbox", "bubblewrap", "--concurrency", "6")
+    with FakeProvider(lambda body: delayed(0.05, look_around(body))) as provider:
+        process = start(tmp_path, *command(tmp_path, provider, *flags))
+        while len(provider.posts) < 8:
+            time.sleep(0.01)
+        workers = workers_of(process.pid)
+        family = descendants(process.pid)
+        assert set(workers) < set(family)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 1, err
+        assert json.loads(out.splitlines()[-1])["stopped"]
+        wait_gone(family)
+        again = hermes(tmp_path, *command(tmp_path, provider, *flags))
+        assert again.returncode == 0, again.stderr
+    answers = [row["conversations"][-1]["value"].strip() for row in rows(tmp_path)]
+    assert answers == [str(number) for number in range(20)]
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Every process below `pid`, with the time it started, which tells it from a later one of its number."""
+    parents: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (found := stat_of(int(entry.name))):
+            parents[int(entry.name)] = found
+    below = {pid}
+    while more := {child for child, (parent, _) in parents.items() if parent in below} - below:
+        below |= more
+    return {child: parents[child][1] for child in below - {pid}}
+
+
+def stat_of(pid: int) -> tuple[int, str] | None:
+    """(parent, start time); None for one that is gone or only waits to be buried."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else (int(fields[1]), fields[19])
+
+
+def wait_gone(family: dict[int, str]) -> None:
+    deadline = time.monotonic() + 30
+    while alive := [pid for pid, began in family.items() if (found := stat_of(pid)) and found[1] == began]:
+        assert time.monotonic() < deadline, f"still running: {alive}"
+        time.sleep(0.05)
