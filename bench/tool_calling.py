@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     for name, default in (("steps", 80), ("groups", 32), ("group-size", 16), ("envs", 1), ("at-once", 512)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name, default in (("eval-size", 256), ("max-tokens", 128), ("sft-steps", 4)):
+    for name, default in (("eval-size", 256), ("max-tokens", 256), ("sft-steps", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seconds", type=float, default=480, help="GRPO ends so long after the start")
     parser.add_argument("--schedule", default="constant")

@@ -91,8 +91,29 @@ def test_a_group_computes_its_prompt_once(bench: Bench) -> None:
 def test_equal_prompts_of_separate_requests_are_computed_once(bench: Bench) -> None:
     counted = count_prefilled(bench)
     results = bench.run(*(bench.ask(prompt(100), max_tokens=2, seed=n) for n in range(8)))
-    assert sum(counted) == 100 + 7
+    assert sum(counted) == 100, "the last token of the others is decoded"
     assert [result.cached_tokens for result in results] == [0] + [99] * 7
+
+
+def test_what_joins_with_a_cached_prompt_draws_what_it_draws_alone(bench: Bench) -> None:
+    shared, longer = prompt(100), np.concatenate([prompt(100), prompt(40, 5)])
+    first = bench.ask(shared, max_tokens=20, seed=0)
+    for _ in range(5):
+        bench.sampler.step()
+    scored = {"seed": 4, "prompt_logprobs": True, "prompt_logprobs_last_n": 5}
+    wishes: list[dict[str, Any]] = [
+        {"prompt": shared, "seed": 1},
+        {"prompt": longer, "seed": 2},
+        {"prompt": shared, "seed": 3, "num_samples": 3},
+        {"prompt": shared, **scored},
+    ]
+    counted = count_prefilled(bench)
+    jobs = [bench.ask(**wish, max_tokens=9) for wish in wishes]
+    results = bench.run(first, *jobs)[1:]
+    assert sum(counted) == 40 + 6, "what follows the shared part, and what a score needs"
+    for wish, result in zip(wishes, results, strict=True):
+        alone = Bench().sample(**wish, max_tokens=9)
+        assert all(map(same, alone.sequences, result.sequences))
 
 
 def test_a_later_turn_starts_from_what_the_earlier_one_left(bench: Bench) -> None:

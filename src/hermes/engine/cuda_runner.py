@@ -2,8 +2,8 @@
 
 Between two `load`s everything a step reads and writes stays on the device: tokens, lengths, seeds. The step
 for a number of rows is captured once and replayed; rows are padded to the next captured number, and padding
-works on cells of its own. A batch of one adapter runs on weights with that merged in, in buffers that keep
-their place, so that graphs outlive the adapters. Batches of several adapters, and draws with top-k, top-p or
+works on cells of its own. The rows of each policy run on weights with its adapter merged in (merged.py), one
+graph after the other. Batches of more policies than there are such copies, and draws with top-k, top-p or
 alternatives, are launched without a graph. What was drawn comes back by an asynchronous copy.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -18,40 +19,21 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from hermes.engine.backbone import Attend, Backbone
-from hermes.engine.compact import CompactBackbone, merge_head, merge_layer
+from hermes.engine.compact import CompactBackbone
 from hermes.engine.decode import fits, fused_hidden, gather_rows
 from hermes.engine.draw_kernels import draw_rows
 from hermes.engine.kernels import attend_rows, copy_cells
 from hermes.engine.kv import KvPool
+from hermes.engine.lora import LoraView
+from hermes.engine.merged import Copies, Copy, State
 from hermes.engine.prompts_varlen import Prompts
-from hermes.engine.runner import Batch, Choice, Drawn, DrawnNow, Fetched, Piece, Policy, TorchRunner, join
+from hermes.engine.runner import Batch, Choice, Drawn, DrawnNow, Fetched, Piece, Policy, TorchRunner
 
 _SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 """Numbers of rows a step is captured for; larger batches go up in steps of 256."""
 
 PADDING_CELLS = 1
 """Cells at the end of the pool that only padding uses."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _State:
-    """The running batch on the device, at addresses that never change; [rows] each."""
-
-    ints: Tensor
-    """[6, rows]: tokens, cells, lengths, seeds, counts, and 1 where the row is real (0: padding)."""
-    temperature: Tensor
-    tokens: Tensor
-    """What the last step drew, and under which logprob."""
-    logprobs: Tensor
-
-    @classmethod
-    def empty(cls, rows: int, device: torch.device) -> _State:
-        return cls(
-            torch.zeros(6, rows, dtype=torch.int64, device=device),
-            torch.ones(rows, device=device),
-            torch.zeros(rows, dtype=torch.int64, device=device),
-            torch.zeros(rows, device=device),
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,96 +55,118 @@ class CudaRunner(TorchRunner):
     def __init__(self, backbone: Backbone, pool: KvPool, max_batch: int) -> None:
         super().__init__(backbone, pool)
         self._most = _size(max_batch)
-        self._state = _State.empty(self._most, backbone.device)
+        self._state = State.empty(self._most, backbone.device)
+        """Of batches that are launched without a graph."""
         self._padding_cell = pool.keys.shape[1] - PADDING_CELLS
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
-        """By the number of rows, and whether they run on merged weights."""
         self._memory = torch.cuda.graph_pool_handle()
-        self._buffers: CompactBackbone | None = None
+        self._copies = self._make_copies()
+        self._parts: tuple[tuple[Copy, int], ...] = ()
+        """The copies the running batch's rows run on, in order; none if they go without a graph."""
         self._rows = 0
         self._host = [_pinned(self._most) for _ in range(self.depth + 2)]
         self._turn = 0
 
+    def _make_copies(self) -> Copies | None:
+        base = self._base
+        if not isinstance(base, CompactBackbone):
+            return None
+        return Copies(base, self._most, lambda: torch.cuda.mem_get_info(base.device)[0])
+
     def merge(self, policy: Policy) -> None:
-        if not isinstance(self._base, CompactBackbone):
-            return
-        if policy.weights is None or (self._merged is not None and self._merged[0] is policy):
-            return
-        if self._buffers is None:
-            self._buffers = _clone(self._base)
-        _merge_into(self._buffers, self._base, policy)
-        self._merged = (policy, self._buffers)
+        self._copy_of(policy)
+
+    def unmerge(self, policy: Policy) -> None:
+        super().unmerge(policy)
+        if self._copies is not None:
+            self._copies.drop(policy)
+
+    def _copy_of(self, policy: Policy) -> Copy | None:
+        """The model as this policy has it; None if there is no room for one more."""
+        running = () if self._batch is None else self._batch.choice.policies
+        return None if self._copies is None else self._copies.merge(policy, [one for one, _ in running])
+
+    def _weights(self, policies: Sequence[tuple[Policy, int]]) -> tuple[Backbone, LoraView | None]:
+        if self._copies is not None and len(policies) == 1:
+            copy = self._copies.of(policies[0][0])
+            if copy is not None:
+                return copy.backbone, None
+        return super()._weights(policies)
 
     def _prompts_hidden(self, pieces: Sequence[Piece]) -> Tensor:
-        policies = join((piece.policy, len(piece.tokens)) for piece in pieces)
-        if len(policies) == 1:
-            self.merge(policies[0][0])
-        backbone, lora = self._weights(policies)
-        if lora is not None or not fits(backbone) or self._pool.keys.dtype == torch.float32:
+        hidden = [self._prompts_of(policy, list(some)) for policy, some in groupby(pieces, _policy)]
+        return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+
+    def _prompts_of(self, policy: Policy, pieces: Sequence[Piece]) -> Tensor:
+        copy = self._copy_of(policy)
+        if copy is None or not fits(copy.backbone) or self._pool.keys.dtype == torch.float32:
             return super()._prompts_hidden(pieces)
         tokens = np.concatenate([piece.tokens for piece in pieces])
         positions = np.concatenate([np.arange(len(one.tokens)) + one.offset for one in pieces])
         cells = np.repeat([piece.cell for piece in pieces], [len(piece.tokens) for piece in pieces])
-        prompts = Prompts(backbone.spec, self._pool, pieces)
+        prompts = Prompts(copy.backbone.spec, self._pool, pieces)
         tokens_t, cells_t, positions_t = (self._tensor(one) for one in (tokens, cells, positions))
-        return fused_hidden(backbone, self._pool, tokens_t, cells_t, positions_t, prompts.gather)
+        return fused_hidden(copy.backbone, self._pool, tokens_t, cells_t, positions_t, prompts.gather)
 
     @torch.inference_mode()
     def load(self, batch: Batch) -> None:
         self._batch = batch
-        policies = batch.choice.policies
-        if len(policies) == 1:
-            self.merge(policies[0][0])
-        self._rows = rows = len(batch.cells)
-        size = _size(rows)
+        self._rows = len(batch.cells)
+        self._choice = self._draws(batch.choice)
+        self._parts = self._graphed(batch.choice)
+        start = 0
+        for copy, rows in self._parts:
+            self._fill(copy.state, batch, slice(start, start + rows))
+            start += rows
+        if not self._parts:
+            self._fill(self._state, batch, slice(0, self._rows))
+
+    def _graphed(self, choice: Choice) -> tuple[tuple[Copy, int], ...]:
+        """Each policy's copy with its rows; nothing if one has none, or the draws do not fit a graph."""
+        found = [(self._copy_of(policy), rows) for policy, rows in choice.policies]
+        parts = tuple((copy, rows) for copy, rows in found if copy is not None)
+        whole = len(parts) == len(found) and fits(self._base)
+        return parts if whole and not choice.topk and not self._choice.filtered else ()
+
+    def _fill(self, state: State, batch: Batch, rows: slice) -> None:
+        choice, count = batch.choice, rows.stop - rows.start
+        size = _size(count)
         ints = np.zeros((6, size), np.int64)
         ints[1] = self._padding_cell
-        choice = batch.choice
-        real = np.ones(rows, np.int64)
-        columns = (batch.tokens, batch.cells, batch.lengths, choice.seeds, choice.counts, real)
-        for into, values in zip(ints, columns, strict=True):
-            into[:rows] = values
-        self._state.ints[:, :size].copy_(torch.from_numpy(ints))
-        self._state.temperature[:rows].copy_(torch.from_numpy(choice.temperature))
-        self._choice = self._draws(choice)
+        columns = (batch.tokens, batch.cells, batch.lengths, choice.seeds, choice.counts)
+        for into, values in zip(ints, columns, strict=False):
+            into[:count] = values[rows]
+        ints[5, :count] = 1
+        state.ints[:, :size].copy_(torch.from_numpy(ints))
+        state.temperature[:count].copy_(torch.from_numpy(choice.temperature[rows]))
 
     @torch.inference_mode()
     def step(self) -> Drawn:
         assert self._batch is not None
-        choice = self._batch.choice
-        if len(choice.policies) > 1 or not fits(self._base):
-            return self._eager_step(choice)
-        backbone, lora = self._weights(choice.policies)
-        if (
-            choice.topk
-            or self._choice.filtered
-            or lora is not None
-            or not isinstance(backbone, CompactBackbone)
-        ):
-            return self._eager_step(choice)
-        key = (_size(self._rows), backbone is self._buffers)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(backbone, key[0])
-        self._graphs[key].replay()
+        if not self._parts:
+            return self._eager_step(self._batch.choice)
+        for copy, rows in self._parts:
+            size = _size(rows)
+            if size not in copy.graphs:
+                copy.graphs[size] = self._capture(copy, size)
+            copy.graphs[size].replay()
         return self._send()
 
-    def _capture(self, backbone: CompactBackbone, size: int) -> torch.cuda.CUDAGraph:
-        kept = (self._state.ints.clone(), self._state.tokens.clone(), self._state.logprobs.clone())
-        self._advance(backbone, size)  # compiles what is not compiled yet
+    def _capture(self, copy: Copy, size: int) -> torch.cuda.CUDAGraph:
+        state = copy.state
+        kept = (state.ints.clone(), state.tokens.clone(), state.logprobs.clone())
+        self._advance(copy, size)  # compiles what is not compiled yet
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Another thread may copy weights to the host meanwhile, for a checkpoint: that is not to fail.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            self._advance(backbone, size)
-        for into, values in zip(
-            (self._state.ints, self._state.tokens, self._state.logprobs), kept, strict=True
-        ):
+            self._advance(copy, size)
+        for into, values in zip((state.ints, state.tokens, state.logprobs), kept, strict=True):
             into.copy_(values)
         return graph
 
-    def _advance(self, backbone: CompactBackbone, size: int) -> None:
+    def _advance(self, copy: Copy, size: int) -> None:
         """One step of the first `size` rows, on the device's own state."""
-        state = self._state
+        backbone, state = copy.backbone, copy.state
         tokens, cells, lengths = state.ints[:3, :size]
         gather = gather_rows(backbone.spec, self._pool, cells, lengths)
         hidden = fused_hidden(backbone, self._pool, tokens, cells, lengths, gather)
@@ -204,8 +208,12 @@ class CudaRunner(TorchRunner):
     def _send(self) -> _DrawnLater:
         tokens, logprobs = self._host[self._turn]
         self._turn = (self._turn + 1) % len(self._host)
-        tokens[: self._rows].copy_(self._state.tokens[: self._rows], non_blocking=True)
-        logprobs[: self._rows].copy_(self._state.logprobs[: self._rows], non_blocking=True)
+        start = 0
+        for copy, rows in self._parts:
+            part = slice(start, start + rows)
+            tokens[part].copy_(copy.state.tokens[:rows], non_blocking=True)
+            logprobs[part].copy_(copy.state.logprobs[:rows], non_blocking=True)
+            start += rows
         arrived = torch.cuda.current_stream().record_event()
         return _DrawnLater(tokens[: self._rows], logprobs[: self._rows], arrived)
 
@@ -215,36 +223,13 @@ class CudaRunner(TorchRunner):
         return Prompts(self._base.spec, self._pool, pieces).attend(cells)
 
 
+def _policy(piece: Piece) -> Policy:
+    return piece.policy
+
+
 def _size(rows: int) -> int:
     return next((size for size in _SIZES if size >= rows), -(-rows // 256) * 256)
 
 
 def _pinned(rows: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(rows, dtype=torch.int64).pin_memory(), torch.zeros(rows).pin_memory()
-
-
-def _clone(base: CompactBackbone) -> CompactBackbone:
-    """A backbone whose matrices are its own; embedding and norms are shared."""
-    layers = tuple(
-        replace(
-            layer,
-            qkv=layer.qkv.clone(),
-            o=layer.o.clone(),
-            gate_up=layer.gate_up.clone(),
-            down=layer.down.clone(),
-        )
-        for layer in base.layers
-    )
-    return replace(base, layers=layers, head_weight=base.head_weight.clone())
-
-
-def _merge_into(buffers: CompactBackbone, base: CompactBackbone, policy: Policy) -> None:
-    """The policy's weights into buffers that keep their place, layer by layer."""
-    assert policy.weights is not None
-    for index, into in enumerate(buffers.layers):
-        layer = merge_layer(base, index, policy.weights)
-        into.qkv.copy_(layer.qkv)
-        into.o.copy_(layer.o)
-        into.gate_up.copy_(layer.gate_up)
-        into.down.copy_(layer.down)
-    buffers.head_weight.copy_(merge_head(base, policy.weights))

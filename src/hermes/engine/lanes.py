@@ -77,13 +77,14 @@ class Lanes:
         return lane
 
     def open(self, lane: Lane, policy_order: int) -> int:
-        """A lane for a sequence whose prompt is in its slot."""
+        """A lane for a sequence whose prompt is in its slot, or all but the last token of it."""
         index, job, params = self._free.pop(), lane.job, lane.job.request.params
         self._lanes[index] = lane
         self._opened += 1
         self._age[index] = self._opened
         self.cell[index], self.size[index] = lane.slot.start, lane.slot.size
         self.length[index] = len(job.prompt) - 1  # the first draw makes it the prompt's length
+        self.last[index] = job.prompt[-1]
         self.count[index], self._limit[index] = 0, job.limit
         self._seed[index], self._policy[index] = job.sample_seed(lane.sample), policy_order
         self._stem[index] = zlib.crc32(job.prompt[:_STEM_TOKENS].tobytes())
@@ -153,7 +154,7 @@ class Lanes:
         )
 
     def batch(self, rows: Ints) -> Batch:
-        prompts = [self[index].job.prompt for index in rows.tolist()]
+        prompts = [self[index].job.prompt[: self.length[index]] for index in rows.tolist()]
         columns = (self.cell[rows], self.size[rows], self.length[rows], self.last[rows])
         return Batch(*columns, prompts, self.choice(rows))
 

@@ -90,7 +90,7 @@ class Batch:
     tokens: Ints
     """The last token drawn."""
     prompts: Sequence[Ints]
-    """What each one's sequence begins with."""
+    """What each one's sequence begins with, as far as it is in the cache."""
     choice: Choice
 
 

@@ -45,6 +45,8 @@ class Sampler:
         self._lanes = Lanes(max_batch)
         self._prefill_tokens = prefill_tokens
         self._prompts: list[Prompt] = []
+        self._joined: list[Entry] = []
+        """Their prompts' last tokens are computed by the next decode step."""
         self._rows: Ints = np.zeros(0, np.int64)
         self._stale = False
         self._under_way: deque[tuple[Tenants, Drawn]] = deque()
@@ -121,10 +123,30 @@ class Sampler:
     def _admit(self) -> None:
         taken = sum(len(prompt.samples) for prompt in self._prompts)
         for prompt in self._admission.admit(self._lanes.free - taken):
+            job = prompt.job
             if prompt.samples[0] == 0:
-                prompt.job.cached_tokens = prompt.done
+                job.cached_tokens = prompt.done
                 self.counts.cached_tokens += prompt.done
-            self._prompts.append(prompt)
+            if job.limit and job.scores is None and prompt.done == len(job.prompt) - 1:
+                self._join(prompt)
+            else:
+                self._prompts.append(prompt)
+
+    def _join(self, prompt: Prompt) -> None:
+        """All but the last token is in the cache: that one is decoded like any other."""
+        self._stale = True
+        self._joined.append(prompt.entry)
+        self._open(prompt)
+
+    def _open(self, prompt: Prompt) -> list[int]:
+        """A lane for each of the prompt's samples, whose slots are filled from the first's."""
+        job, cells = prompt.job, [slot.start for slot in prompt.slots]
+        self._runner.copy(cells[0], cells[1:], prompt.done)
+        order = self._ledger.order(job.policy)
+        return [
+            self._lanes.open(Lane(job, sample, slot, None if number else prompt.entry), order)
+            for number, (sample, slot) in enumerate(zip(prompt.samples, prompt.slots, strict=True))
+        ]
 
     def _prefill(self) -> None:
         """The next tokens of the prompts that came first; what is then complete starts to run."""
@@ -187,12 +209,8 @@ class Sampler:
             if not job.limit:
                 self._finish_without_sampling(prompt, hidden)
                 continue
-            cells = [slot.start for slot in prompt.slots]
-            self._runner.copy(cells[0], cells[1:], len(job.prompt))
-            for number, (sample, slot) in enumerate(zip(prompt.samples, prompt.slots, strict=True)):
-                lane = Lane(job, sample, slot, None if number else prompt.entry)
-                rows.append(self._lanes.open(lane, self._ledger.order(job.policy)))
-            states.append(hidden.expand(len(cells), -1))
+            rows += self._open(prompt)
+            states.append(hidden.expand(len(prompt.slots), -1))
         if rows:
             self._draw_first(np.array(rows, np.int64), torch.cat(states))
 
@@ -244,6 +262,7 @@ class Sampler:
     def _decode(self) -> None:
         try:
             self._under_way.append((self._lanes.tenants(self._rows), self._runner.step()))
+            self._ready_joined()
             if len(self._under_way) > self._runner.depth:
                 self._accept(*self._under_way.popleft())
         except (RuntimeError, MemoryError) as error:
@@ -251,6 +270,11 @@ class Sampler:
                 raise
             youngest = self._lanes[self._lanes.youngest(self._rows)].job
             self.end(youngest, capacity_error(error, "the running batch"))
+
+    def _ready_joined(self) -> None:
+        for entry in self._joined:
+            entry.ready = len(entry.tokens)
+        self._joined.clear()
 
     def _accept(self, tenants: Tenants, drawn: Drawn) -> None:
         """Appends what was drawn, but for lanes that have ended since; ends what has ended."""
