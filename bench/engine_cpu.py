@@ -1,11 +1,12 @@
-"""One GRPO training step on the CPU: the engine against padded transformers + PEFT, in the same run.
+"""One GRPO step on the CPU: the engine against `generate` and padded training with PEFT, in the same run.
 
     python bench/engine_cpu.py MODEL_FOLDER [--groups 4] [--repeat 3] [--threads 2]
 
-A step is forward, backward and AdamW over groups of 8 completions of 40 to 64 tokens that share a prompt of
-about 200, LoRA rank 32 on all linear layers and the output projection. Rollout tokens count every completion
-with its own copy of the prompt. The best of the repetitions is reported, in wall time and in CPU time of the
-process; on a busy machine the latter is the one to compare, with --threads 1.
+A step samples groups of 8 answers to prompts of about 200 tokens with the current adapter, and trains on 8
+completions of 40 to 64 tokens for each prompt: forward, backward and AdamW, LoRA rank 32 on all linear layers
+and the output projection. Rollout tokens count every completion with its own copy of the prompt. The best of
+the repetitions is reported, in wall time and in CPU time of the process; on a busy machine the latter is the
+one to compare, with --threads 1.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hermes.engine.adapter import Adapter, optim_step
-from hermes.engine.backbone import load_backbone
-from hermes.engine.training import forward_backward
-from hermes.engine.types import AdamParams, Datum, LoraConfig, Loss
+from hermes.engine.engine import Engine
+from hermes.engine.info import EngineOptions
+from hermes.engine.types import AdamParams, Datum, Ints, LoraConfig, Loss, SampleRequest, SamplingParams
 
 GROUP = 8
 PROMPT = (180, 221)
 COMPLETION = (40, 65)
-BUDGET_TOKENS = 4096
+NEW = 52
 
 
 def make_data(groups: int, vocab: int) -> list[Datum]:
@@ -45,35 +45,72 @@ def make_data(groups: int, vocab: int) -> list[Datum]:
     return data
 
 
-def engine_step(folder: str, dtype: torch.dtype, data: Sequence[Datum]) -> Callable[[], None]:
-    backbone = load_backbone(folder, "cpu", dtype)
-    adapter = Adapter(backbone.spec, LoraConfig(rank=32, seed=0), torch.device("cpu"))
-
-    def step() -> None:
-        loss = Loss("importance_sampling")
-        for _ in forward_backward(backbone, adapter, data, loss, budget_tokens=BUDGET_TOKENS):
-            pass
-        optim_step(adapter, AdamParams(learning_rate=1e-5))
-
-    return step
+def prompts_of(data: Sequence[Datum]) -> list[Ints]:
+    """Of each group once."""
+    firsts = data[::GROUP]
+    return [datum.tokens[: int(np.flatnonzero(datum.inputs["advantages"])[0]) + 1] for datum in firsts]
 
 
-def padded_step(folder: str, dtype: torch.dtype, data: Sequence[Datum]) -> Callable[[], None]:
-    import peft
-    from transformers import AutoModelForCausalLM
+class Ours:
+    def __init__(self, folder: str, dtype: str, data: Sequence[Datum]) -> None:
+        self._engine = Engine(EngineOptions(folder, "cpu", dtype, kv_bytes=1 << 30))
+        self._engine.start()
+        self._adapter = self._engine.create_adapter(LoraConfig(rank=32, seed=0)).result()
+        self._data, self._prompts = data, prompts_of(data)
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
-    twin = peft.get_peft_model(model, peft.LoraConfig(r=32, lora_alpha=32, target_modules=targets))
-    optimizer = torch.optim.AdamW([one for one in twin.parameters() if one.requires_grad], lr=1e-5)
+    def sample(self) -> None:
+        policy = self._engine.snapshot(self._adapter).result()
+        params = SamplingParams(max_tokens=NEW, stop=())
+        asked = [self._engine.sample(policy, SampleRequest(one, params, GROUP)) for one in self._prompts]
+        for future in asked:
+            future.result()
+        self._engine.drop_policy(policy)
 
-    def step() -> None:
-        for start in range(0, len(data), GROUP):
-            _padded_loss(twin, data[start : start + GROUP]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def train(self) -> None:
+        self._engine.forward_backward(self._adapter, self._data, Loss("importance_sampling")).result()
+        self._engine.optim_step(self._adapter, AdamParams(learning_rate=1e-5)).result()
 
-    return step
+    def close(self) -> None:
+        self._engine.close()
+
+
+class Theirs:
+    def __init__(self, folder: str, dtype: str, data: Sequence[Datum]) -> None:
+        import peft
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
+        self._twin = peft.get_peft_model(model, peft.LoraConfig(r=32, lora_alpha=32, target_modules=targets))
+        trained = [one for one in self._twin.parameters() if one.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=1e-5)
+        self._data, self._prompts = data, prompts_of(data)
+
+    def sample(self) -> None:
+        rows = [
+            torch.as_tensor(one).flip(0) for one in self._prompts
+        ]  # padded at the left, as generate wants
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).flip(1)
+        with torch.inference_mode():
+            self._twin.generate(
+                input_ids=ids.clamp_min(0),
+                attention_mask=(ids >= 0).long(),
+                num_return_sequences=GROUP,
+                max_new_tokens=NEW,
+                min_new_tokens=NEW,
+                do_sample=True,
+                top_k=0,
+                pad_token_id=0,
+            )
+
+    def train(self) -> None:
+        for start in range(0, len(self._data), GROUP):
+            _padded_loss(self._twin, self._data[start : start + GROUP]).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def close(self) -> None:
+        """Nothing runs on."""
 
 
 def _padded_loss(twin: Any, data: Sequence[Datum]) -> torch.Tensor:
@@ -114,18 +151,25 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     data = make_data(options.groups, 49152)
     tokens = sum(len(datum.tokens) for datum in data)
-    sides = {"padded": padded_step, "engine": engine_step}
-    for dtype in (torch.float32, torch.bfloat16):
+    sides: dict[str, type[Ours | Theirs]] = {"padded": Theirs, "engine": Ours}
+    for dtype in ("float32", "bfloat16"):
         for name, side in sides.items():
             if options.only in (None, name):
-                wall_s, cpu_s = best(side(options.model, dtype, data), options.repeat)
-                row = {
-                    "side": name,
-                    "dtype": str(dtype)[6:],
-                    "wall_s": round(wall_s, 3),
-                    "cpu_s": round(cpu_s, 3),
-                }
-                print(json.dumps({**row, "rollout_tokens_per_s": round(tokens / wall_s)}), flush=True)
+                row = {"side": name, "dtype": dtype, **measured(side(options.model, dtype, data), options)}
+                row["trained_rollout_tokens_per_s"] = round(tokens / row["train_s"])
+                print(json.dumps(row), flush=True)
+
+
+def measured(side: Ours | Theirs, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a step and of its halves."""
+    try:
+        sample_s, sample_cpu_s = best(side.sample, options.repeat)
+        train_s, train_cpu_s = best(side.train, options.repeat)
+    finally:
+        side.close()
+    parts = {"sample_s": sample_s, "train_s": train_s, "step_s": sample_s + train_s}
+    cpu = {"sample_cpu_s": sample_cpu_s, "train_cpu_s": train_cpu_s, "step_cpu_s": sample_cpu_s + train_cpu_s}
+    return {name: round(value, 2) for name, value in (parts | cpu).items()}
 
 
 if __name__ == "__main__":

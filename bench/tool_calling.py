@@ -87,7 +87,7 @@ def serve_engine(args: argparse.Namespace, crew: Crew) -> None:
 def format_start(args: argparse.Namespace, crew: Crew) -> dict[str, Any]:
     """The few supervised steps; what `hermes train sft` says of them."""
     rows = args.output / "format.jsonl"
-    write_gold(environment(args, MEASURED, MODEL), args.sft_steps * 16, rows)
+    write_gold(environment(args, args.train_on, MODEL), args.sft_steps * 16, rows)
     return crew.run(
         "sft",
         (
@@ -134,7 +134,7 @@ def reinforce(args: argparse.Namespace, crew: Crew, weights: str) -> dict[str, A
 def serve_env(args: argparse.Namespace, number: int) -> tuple[str, ...]:
     settings = {
         "env.seed": 1 + number,
-        "env.categories": json.dumps(MEASURED),
+        "env.categories": json.dumps(args.train_on),
         "env.max_token_length": args.max_tokens,
         "env.group_size": args.group_size,
         "env.max_num_workers": max(1, args.groups // args.envs),
@@ -184,6 +184,10 @@ def run(args: argparse.Namespace, found: dict[str, Any]) -> None:
         measured("after GRPO", learned["sampler"])
 
 
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -196,15 +200,16 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seconds", type=float, default=480, help="GRPO ends so long after the start")
     parser.add_argument("--schedule", default="constant")
+    parser.add_argument("--train-on", nargs="+", default=list(MEASURED), help="kinds of requests, by weight")
+    parser.add_argument("--commit", default=commit(), help="where the checkout is not there to be asked")
     parser.add_argument("--sft-rate", type=float, default=1e-3)
     parser.add_argument("--rate", type=float, default=3e-4)
     args = parser.parse_args()
     args.ends_s = time.monotonic() + args.seconds
     args.output = args.output.absolute()
     args.output.mkdir(parents=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-    found = {"settings": settings, "commit": commit, "machine": platform.platform()}
+    found = {"settings": settings, "machine": platform.platform()}
     run(args, found)
     metrics = args.output / "grpo" / "metrics.jsonl"
     (args.output / "metrics.jsonl").write_bytes(metrics.read_bytes())

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hermes.engine import head
 from hermes.engine.adapter import Adapter
 from hermes.engine.backbone import Backbone, wrap_model
 from hermes.engine.head import logprobs_backward, token_logprobs
@@ -23,12 +24,15 @@ def plain(hidden: Tensor, targets: Tensor, backbone: Backbone, a: Tensor, b: Ten
     return logits.log_softmax(-1).gather(1, columns).view(targets.shape)
 
 
-@pytest.mark.parametrize("width", [(), (4,)])
-def test_logprobs_and_gradients_equal_the_plain_formula(width: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("width", "side_by_side"), [((), False), ((4,), False), ((), True), ((4,), True)])
+def test_logprobs_and_gradients_equal_the_plain_formula(
+    width: tuple[int, ...], side_by_side: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "_SIDE_BY_SIDE", ("cpu",) if side_by_side else ())
     # With so large a vocabulary, 35 positions take two chunks.
     model = tiny_model("llama-tied", vocab_size=1 << 18, hidden_size=16, num_hidden_layers=1)
     backbone = wrap_model(model, "tiny")
-    adapter = Adapter(backbone.spec, LoraConfig(rank=4, seed=0), torch.device("cpu"))
+    adapter = Adapter(backbone.spec, LoraConfig(rank=4, alpha=6.0, seed=0), torch.device("cpu"))
     shake(adapter)
     lora = adapter.freeze()
     group = lora.groups[HEAD]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.engine.attention_varlen import key_rows, plan_repeat, repeat_rows
+from hermes.engine.attention_varlen import VarlenAttention, plan_repeat, repeat_rows, tree_of
 from hermes.engine.packing import MAX_DEPTH, MIN_SHARED, Pack, pack, pack_plainly
 from hermes.engine.types import Ints
 
@@ -112,14 +112,33 @@ def test_repeated_keys_are_those_a_node_may_see_and_their_gradients_add_up(
 ) -> None:
     sequences = build(parts, chosen)
     (batch,) = pack(sequences, 10_000)
-    paths = key_rows(batch.nodes)
+    tree = tree_of(batch)
     seen = visible(batch)
+    paths = np.split(tree.source, np.cumsum(tree.seen)[:-1])
     for node, path in zip(batch.nodes, paths, strict=True):
         assert seen[node.end - 1] == set(path.tolist())
         assert np.array_equal(batch.positions[path], np.arange(len(path)))
-    repeat = plan_repeat(batch.nodes, paths, torch.device("cpu"))
+    repeat = plan_repeat(batch, tree, torch.device("cpu"))
     x = torch.randn(len(batch.tokens), 2, dtype=torch.float64, requires_grad=True)
-    upstream = torch.randn(sum(map(len, paths)), 2, dtype=torch.float64)
+    upstream = torch.randn(len(tree.source), 2, dtype=torch.float64)
     (gradient,) = torch.autograd.grad(repeat_rows(x, repeat), x, upstream)
-    expected = torch.zeros_like(x).index_add(0, torch.as_tensor(np.concatenate(paths)), upstream)
+    expected = torch.zeros_like(x).index_add(0, torch.as_tensor(tree.source), upstream)
     torch.testing.assert_close(gradient, expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+@settings(deadline=None)
+@given(parts=PARTS, chosen=SEQUENCES)
+def test_the_copies_of_a_row_are_found_from_its_node_and_position(
+    parts: list[list[int]], chosen: list[tuple[int, list[int]]]
+) -> None:
+    (batch,) = pack(build(parts, chosen), 10_000)
+    tree = tree_of(batch)
+    copies = VarlenAttention(batch, [None], torch.device("cpu")).copies
+    assert (copies is None) == (len(tree.source) == len(batch.tokens))
+    if copies is not None:
+        found: list[list[int]] = [[] for _ in batch.tokens]
+        for row, (node, position) in enumerate(
+            zip(copies.node.tolist(), copies.position.tolist(), strict=True)
+        ):
+            found[row] = [int(copies.begin[one]) + position for one in range(node, int(copies.last[node]))]
+        assert found == [np.flatnonzero(tree.source == row).tolist() for row in range(len(batch.tokens))]

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hermes.engine.attention_varlen import Copies, VarlenAttention, varlen_attend
 from hermes.engine.backbone import Attend
 from hermes.engine.packing import Node, Pack
 from hermes.engine.pieces import piece_backward, piece_forward
@@ -58,12 +59,64 @@ class _Plan:
     """Narrower than the longest sequence, or None. Only for packs that share nothing."""
 
 
+class PackedAttention(Protocol):
+    """Attention of one pack with its backward pass written out, beside any graph."""
+
+    copies: Copies | None
+    """How keys and values must be repeated before they are given; None: not at all."""
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The result, and what `backward` wants to see again."""
+        ...
+
+    def backward(
+        self,
+        layer: int,
+        grad: Tensor,
+        heads: tuple[Tensor, Tensor, Tensor],
+        out: Tensor,
+        weights: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of `heads`: q, k and v."""
+        ...
+
+
+class DenseAttention:
+    """`PackedAttention` by dense products."""
+
+    copies: Copies | None = None
+
+    def __init__(self, pack: Pack, windows: Sequence[int | None], device: torch.device) -> None:
+        self._windows = windows
+        self._plans = {window: _plan(pack.nodes, window, device) for window in set(windows)}
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        out, lse = _forward(q, k, v, self._plans[self._windows[layer]])
+        return out, (lse,)
+
+    def backward(
+        self,
+        layer: int,
+        grad: Tensor,
+        heads: tuple[Tensor, Tensor, Tensor],
+        out: Tensor,
+        weights: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        (lse,) = weights
+        return _backward(grad, heads, out, lse, self._plans[self._windows[layer]])
+
+
+def packed_attention(
+    pack: Pack, spec: ModelSpec, device: torch.device, dtype: torch.dtype
+) -> PackedAttention:
+    """What `packed_attend` does, for a pass that is written out."""
+    fast = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    return (VarlenAttention if fast else DenseAttention)(pack, _windows(pack, spec), device)
+
+
 def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device) -> Attend:
     """The `Attend` of one pack, which shares nothing where a window is narrower than its sequences."""
-    from hermes.engine.attention_varlen import varlen_attend
-
-    longest = int(pack.positions.max()) + 1
-    windows = [None if window is None or window >= longest else window for window in spec.windows]
+    windows = _windows(pack, spec)
     dense: dict[int | None, _Plan] = {}
     varlen: list[Attend] = []
 
@@ -79,6 +132,12 @@ def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device) -> Attend:
         return out
 
     return attend
+
+
+def _windows(pack: Pack, spec: ModelSpec) -> list[int | None]:
+    """Per layer, those that hide something."""
+    longest = int(pack.positions.max()) + 1
+    return [None if window is None or window >= longest else window for window in spec.windows]
 
 
 def _plan(nodes: Sequence[Node], window: int | None, device: torch.device) -> _Plan:
@@ -113,16 +172,7 @@ def _own(nodes: Sequence[Node], device: torch.device) -> _Own:
 class _Packed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: _Plan) -> Tensor:
-        out = torch.empty_like(q)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        for own in plan.own:
-            piece, weight = piece_forward(own.take(q), own.take(k), own.take(v), True, plan.window)
-            own.put(out, piece)
-            own.put(lse, weight)
-        for node in plan.shared:
-            keys, below = slice(node.start, node.end), slice(node.end, node.below)
-            piece, weight = piece_forward(q[None, below], k[None, keys], v[None, keys], False, None)
-            _join(out[below], lse[below], piece[0], weight[0])
+        out, lse = _forward(q, k, v, plan)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.plan = plan
         return out
@@ -130,25 +180,48 @@ class _Packed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        plan: _Plan = ctx.plan
-        drift = (grad.float() * out.float()).sum(-1)
-        grads = tuple(torch.empty_like(one) for one in (q, k, v))
-        for own in plan.own:
-            weight, upstream = own.take(lse), own.take(grad)
-            if own.padding is not None:
-                # A padded row is another token's: weighing it at zero keeps its scores from overflowing.
-                weight.masked_fill_(own.padding[..., None], torch.inf)
-                upstream.masked_fill_(own.padding[..., None, None], 0.0)
-            taken = (own.take(q), own.take(k), own.take(v), weight, own.take(drift))
-            for into, piece in zip(grads, piece_backward(upstream, *taken, True, plan.window), strict=True):
-                own.put(into, piece)
-        for node in plan.shared:
-            keys, below = slice(node.start, node.end), slice(node.end, node.below)
-            rows = (q[None, below], k[None, keys], v[None, keys], lse[None, below], drift[None, below])
-            pieces = piece_backward(grad[None, below], *rows, False, None)
-            for into, part, piece in zip(grads, (below, keys, keys), pieces, strict=True):
-                into[part] += piece[0].to(into.dtype)
-        return *grads, None
+        return *_backward(grad, (q, k, v), out, lse, ctx.plan), None
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
+    """The result, and the log-sum-exp of the scores [T, heads]."""
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    for own in plan.own:
+        piece, weight = piece_forward(own.take(q), own.take(k), own.take(v), True, plan.window)
+        own.put(out, piece)
+        own.put(lse, weight)
+    for node in plan.shared:
+        keys, below = slice(node.start, node.end), slice(node.end, node.below)
+        piece, weight = piece_forward(q[None, below], k[None, keys], v[None, keys], False, None)
+        _join(out[below], lse[below], piece[0], weight[0])
+    return out, lse
+
+
+def _backward(
+    grad: Tensor, heads: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor, plan: _Plan
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = heads
+    drift = (grad.float() * out.float()).sum(-1)
+    dq, dk, dv = (torch.empty_like(one) for one in heads)
+    for own in plan.own:
+        weight, upstream = own.take(lse), own.take(grad)
+        if own.padding is not None:
+            # A padded row is another token's: weighing it at zero keeps its scores from overflowing.
+            weight.masked_fill_(own.padding[..., None], torch.inf)
+            upstream.masked_fill_(own.padding[..., None, None], 0.0)
+        taken = (own.take(q), own.take(k), own.take(v), weight, own.take(drift))
+        for into, piece in zip(
+            (dq, dk, dv), piece_backward(upstream, *taken, True, plan.window), strict=True
+        ):
+            own.put(into, piece)
+    for node in plan.shared:
+        keys, below = slice(node.start, node.end), slice(node.end, node.below)
+        rows = (q[None, below], k[None, keys], v[None, keys], lse[None, below], drift[None, below])
+        pieces = piece_backward(grad[None, below], *rows, False, None)
+        for into, part, piece in zip((dq, dk, dv), (below, keys, keys), pieces, strict=True):
+            into[part] += piece[0].to(into.dtype)
+    return dq, dk, dv
 
 
 def _join(out: Tensor, lse: Tensor, piece: Tensor, weight: Tensor) -> None:

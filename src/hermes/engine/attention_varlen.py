@@ -13,12 +13,30 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hermes.engine.backbone import Attend
-from hermes.engine.packing import Node, Pack
+from hermes.engine.packing import Pack, ranges
+from hermes.engine.ship import ship
 from hermes.engine.types import Ints
-from hermes.engine.varlen import offsets, varlen
+from hermes.engine.varlen import varlen, varlen_backward, varlen_forward
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copies:
+    """How the keys of shared nodes are repeated: each node has, in a run, those it sees."""
+
+    source: Tensor
+    """[repeated rows]: the pack's row each one is a copy of."""
+    node: Tensor
+    """[T] int32: the node of each row …"""
+    position: Tensor
+    """[T] int32: … which in the runs of all nodes that see it is in this place."""
+    last: Tensor
+    """[nodes] int32: those that see a node are itself and all up to here."""
+    begin: Tensor
+    """[nodes + 1] int32: where their runs begin."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,13 +53,77 @@ class Repeat:
     """[shared rows, most copies]: their other copies; the number of repeated rows where there are fewer."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tree:
+    """The nodes of a pack as arrays."""
+
+    starts: Ints
+    own: Ints
+    """How many tokens each has …"""
+    seen: Ints
+    """… and how many keys it sees."""
+    last: Ints
+    source: Ints
+    """The rows of these keys, node after node."""
+
+    @property
+    def shares(self) -> bool:
+        return len(self.source) > int(self.own.sum())
+
+
+def tree_of(pack: Pack) -> _Tree:
+    spans = np.array([(node.start, node.end, node.below) for node in pack.nodes], dtype=np.int64)
+    starts, ends, belows = spans.T
+    own, seen = ends - starts, pack.positions[ends - 1] + 1
+    paths: list[int] = []
+    above: list[int] = []
+    for number, (start, _, _) in enumerate(spans.tolist()):
+        while above and belows[above[-1]] <= start:
+            above.pop()
+        above.append(number)
+        paths += above
+    return _Tree(starts, own, seen, np.searchsorted(starts, belows), ranges(starts[paths], own[paths]))
+
+
+class VarlenAttention:
+    """`PackedAttention` in half precision on CUDA."""
+
+    def __init__(self, pack: Pack, windows: Sequence[int | None], device: torch.device) -> None:
+        tree = tree_of(pack)
+        self._windows = windows
+        self._longest = int(tree.own.max()), int(tree.seen.max())
+        small = (
+            _begins(tree.own),
+            _begins(tree.seen),
+            np.repeat(np.arange(len(tree.own), dtype=np.int32), tree.own),
+            pack.positions.astype(np.int32),
+            tree.last.astype(np.int32),
+        )
+        source, self._queries, self._keys, node, position, last = ship((tree.source, *small), device)
+        self.copies = Copies(source, node, position, last, self._keys) if tree.shares else None
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        ends = self._queries, self._keys
+        out, *weights = varlen_forward(q, k, v, *ends, self._longest, self._windows[layer])
+        return out, tuple(weights)
+
+    def backward(
+        self,
+        layer: int,
+        grad: Tensor,
+        heads: tuple[Tensor, Tensor, Tensor],
+        out: Tensor,
+        weights: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ends = self._queries, self._keys
+        return varlen_backward(grad, *heads, out, weights, *ends, self._longest, self._windows[layer])
+
+
 def varlen_attend(pack: Pack, windows: Sequence[int | None], device: torch.device) -> Attend:
-    own = np.array([node.end - node.start for node in pack.nodes])
-    paths = key_rows(pack.nodes)
-    seen = np.array([len(path) for path in paths])
-    repeat = plan_repeat(pack.nodes, paths, device) if len(paths) and (seen > own).any() else None
-    cu_q, cu_k = offsets(own, device), offsets(seen, device)
-    longest = int(own.max()), int(seen.max())
+    tree = tree_of(pack)
+    repeat = plan_repeat(pack, tree, device) if tree.shares else None
+    cu_q, cu_k = ship((_begins(tree.own), _begins(tree.seen)), device)
+    longest = int(tree.own.max()), int(tree.seen.max())
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if repeat is not None:
@@ -51,33 +133,21 @@ def varlen_attend(pack: Pack, windows: Sequence[int | None], device: torch.devic
     return attend
 
 
-def key_rows(nodes: Sequence[Node]) -> list[Ints]:
-    """Per node, the rows of its keys in order: those of the nodes above it, then its own."""
-    paths: list[Ints] = []
-    above: list[Node] = []
-    for node in nodes:
-        above = [one for one in above if one.below >= node.below and one.end <= node.start]
-        above.append(node)
-        paths.append(np.concatenate([np.arange(one.start, one.end) for one in above]))
-    return paths
-
-
-def plan_repeat(nodes: Sequence[Node], paths: Sequence[Ints], device: torch.device) -> Repeat:
-    source = np.concatenate(paths)
-    ends = np.cumsum([len(path) for path in paths])
-    own = np.concatenate(
-        [np.arange(end - (node.end - node.start), end) for node, end in zip(nodes, ends, strict=True)]
+def plan_repeat(pack: Pack, tree: _Tree, device: torch.device) -> Repeat:
+    begins = _begins(tree.seen).astype(np.int64)
+    node = np.repeat(np.arange(len(tree.own)), tree.own)
+    readers = (tree.last - np.arange(len(tree.own)) - 1)[node]
+    shared = np.flatnonzero(readers)
+    number = np.arange(readers.max(initial=0))
+    which = np.minimum(node[shared, None] + 1 + number, len(tree.own) - 1)
+    others = np.where(
+        number < readers[shared, None], begins[which] + pack.positions[shared, None], len(tree.source)
     )
-    repeated = np.ones(len(source), np.bool_)
-    repeated[own] = False
-    extra = np.flatnonzero(repeated)
-    order = extra[np.argsort(source[extra], kind="stable")]
-    shared, first, counts = np.unique(source[order], return_index=True, return_counts=True)
-    others = np.full((len(shared), counts.max(initial=0)), len(source))
-    number = np.arange(len(order)) - np.repeat(first, counts)
-    others[np.repeat(np.arange(len(shared)), counts), number] = order
-    tensors = (torch.as_tensor(one, device=device) for one in (source, own, shared, others))
-    return Repeat(*tensors)
+    return Repeat(*ship((tree.source, begins[node] + pack.positions, shared, others), device))
+
+
+def _begins(lengths: Ints) -> NDArray[np.int32]:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
 
 def repeat_rows(x: Tensor, repeat: Repeat) -> Tensor:

@@ -26,8 +26,15 @@ if TYPE_CHECKING:
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
+WRITTEN_OUT: tuple[str, ...] = ()
+"""Devices on which training is `layer_stack`; on the others the graph of the layers is recorded."""
+
 _GROUPS = ("qkv", "o", "gate_up", "down")
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+def written_out(device: torch.device) -> bool:
+    return device.type in WRITTEN_OUT
 
 
 def why_not_compact(config: PretrainedConfig) -> str:

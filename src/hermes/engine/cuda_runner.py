@@ -111,13 +111,13 @@ class CudaRunner(TorchRunner):
     def load(self, batch: Batch) -> None:
         self._batch = batch
         self._rows = len(batch.cells)
-        self._choice = self._draws(batch.choice)
         self._parts = self._graphed(batch.choice)
         start = 0
         for copy, rows in self._parts:
             self._fill(copy.state, batch, slice(start, start + rows))
             start += rows
         if not self._parts:
+            self._choice = self._draws(batch.choice)
             self._fill(self._state, batch, slice(0, self._rows))
 
     def _graphed(self, choice: Choice) -> tuple[tuple[Copy, int], ...]:
@@ -125,7 +125,7 @@ class CudaRunner(TorchRunner):
         found = [(self._copy_of(policy), rows) for policy, rows in choice.policies]
         parts = tuple((copy, rows) for copy, rows in found if copy is not None)
         whole = len(parts) == len(found) and fits(self._base)
-        return parts if whole and not choice.topk and not self._choice.filtered else ()
+        return parts if whole and not choice.topk and not choice.filtered else ()
 
     def _fill(self, state: State, batch: Batch, rows: slice) -> None:
         choice, count = batch.choice, rows.stop - rows.start

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from hermes.engine.losses import ResolvedLoss, trained_mask
 from hermes.engine.packing import Pack
+from hermes.engine.ship import ship
 from hermes.engine.types import Datum, Ints
 
 
@@ -61,33 +63,49 @@ def _gather(
 ) -> Entries:
     chosen = [data[batch.members[place]] for place in places]
     rows = np.concatenate([batch.rows[place] for place in places])
-    targets = np.concatenate([datum.inputs["target_tokens"].astype(np.int64) for datum in chosen])
-    mask = np.concatenate([trained_mask(loss.name, datum.inputs) for datum in chosen])
+    targets = _stacked(chosen, "target_tokens", np.int64)
+    columns = _columns(chosen, loss)
+    mask = trained_mask(loss.name, columns)
     apart = np.arange(len(rows)) if score_all else np.flatnonzero(~mask)
     first, inverse = _distinct(rows[apart], targets[apart])
     indices = (rows, targets, np.flatnonzero(mask), apart[first], apart, inverse)
-    rows_t, targets_t, *others = (torch.as_tensor(one, device=device) for one in indices)
+    rows_t, targets_t, trained, scored, into, as_, *inputs = ship((*indices, *columns.values()), device)
     members = tuple((batch.members[place], len(batch.rows[place])) for place in places)
-    return Entries(members, rows_t, targets_t, _inputs(chosen, loss, device), *others)
+    named = dict(zip(columns, inputs, strict=True))
+    return Entries(members, rows_t, targets_t, named, trained, scored, into, as_)
 
 
 def _distinct(rows: Ints, targets: Ints) -> tuple[Ints, Ints]:
-    """Where each different (row, target) occurs first, and which of these every entry is."""
+    """Where each different (row, target) occurs, and which of these every entry is."""
     if targets.ndim > 1 or not len(rows):
         return np.arange(len(rows)), np.arange(len(rows))
-    keys = rows * (int(targets.max()) + 1) + targets
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    return first, inverse
+    # Nearly all that share a row share its target: those are found without sorting.
+    earliest = np.empty(int(rows.max()) + 1, np.int64)
+    earliest[rows[::-1]] = np.arange(len(rows))[::-1]
+    same = earliest[rows]
+    odd = np.flatnonzero(targets[same] != targets)
+    keys = rows[odd] * (int(targets.max()) + 1) + targets[odd]
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    same[odd] = odd[first][which]
+    chosen = np.zeros(len(rows), np.bool_)
+    chosen[same] = True
+    return np.flatnonzero(chosen), (np.cumsum(chosen) - 1)[same]
 
 
-def _inputs(chosen: Sequence[Datum], loss: ResolvedLoss, device: torch.device) -> dict[str, Tensor]:
-    names = [*loss.kind.inputs]
-    names += [name for name in loss.kind.optional if any(name in datum.inputs for datum in chosen)]
-    columns: dict[str, NDArray[np.generic]] = {
-        name: np.concatenate([_column(datum, name, loss) for datum in chosen]) for name in names
-    }
+def _columns(chosen: Sequence[Datum], loss: ResolvedLoss) -> dict[str, NDArray[np.generic]]:
+    """What the loss reads, of all data one after the other."""
+    columns: dict[str, NDArray[np.generic]] = {}
+    for name in loss.kind.inputs:
+        columns[name] = _stacked(chosen, name, np.float32)
+    for name in loss.kind.optional:
+        if any(name in datum.inputs for datum in chosen):
+            columns[name] = np.concatenate([_column(datum, name, loss) for datum in chosen])
     columns["sequence"] = np.repeat(np.arange(len(chosen)), [len(datum.tokens) for datum in chosen])
-    return {name: torch.as_tensor(values, device=device) for name, values in columns.items()}
+    return columns
+
+
+def _stacked(chosen: Sequence[Datum], name: str, dtype: type[np.generic]) -> NDArray[Any]:
+    return np.concatenate([datum.inputs[name] for datum in chosen], dtype=dtype, casting="unsafe")
 
 
 def _column(datum: Datum, name: str, loss: ResolvedLoss) -> NDArray[np.float32]:

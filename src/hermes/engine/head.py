@@ -17,11 +17,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from hermes.engine.backbone import Backbone
+from hermes.engine.compact import written_out
 from hermes.engine.lora import LoraWeights
 from hermes.engine.spec import HEAD
 
 _CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 28}
 """Logits in memory at once."""
+
+_SIDE_BY_SIDE: tuple[str, ...] = ("cuda",)
+"""Devices where a copy of the projection with its adapter beside it is worth its memory: passes over the
+logits are what costs most there."""
 
 Derivative = Callable[[Tensor, slice], Tensor]
 """(logprobs of a chunk, its rows) to d loss / d logprobs, of the same shape."""
@@ -44,12 +49,13 @@ def token_logprobs(
     """fp32 logprobs of `targets` [T] or [T, K] after the positions with the given hidden states [T, H]."""
     out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
     wanted = _columns(targets)
+    projection = _Projection.of(backbone, lora)
     for rows in _chunks(hidden, backbone):
-        logits = _logits(hidden[rows], backbone, lora).float()
+        logits, _ = projection.logits(hidden[rows])
         if temperature != 1.0:
-            logits = logits / temperature
-        chosen = logits.gather(1, wanted[rows])
-        out[rows] = (chosen - logits.logsumexp(-1, keepdim=True)).view(out[rows].shape)
+            logits = logits.float() / temperature
+        chosen = logits.gather(1, wanted[rows]).float()
+        out[rows] = (chosen - log_total(logits)).view(out[rows].shape)
     return out
 
 
@@ -61,66 +67,119 @@ def logprobs_backward(
     out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
     grad = torch.empty_like(hidden)
     wanted = _columns(targets)
-    group = lora.groups.get(HEAD) if lora else None
-    head_grad = _HeadGradient.start(lora) if lora and group else None
+    projection = _Projection.of(backbone, lora)
     for rows in _chunks(hidden, backbone):
         states, columns = hidden[rows], wanted[rows]
-        logits = _logits(states, backbone, lora)
+        logits, low = projection.logits(states)
         chosen = logits.gather(1, columns).float()
-        weights, top, total = (_compiled() if logits.is_cuda else exponentials)(logits)
+        weights, top, total = exponentials(logits)
         found = chosen - top - total.log()
         out[rows] = found.view(out[rows].shape)
         pull = derivative(out[rows], rows).view(found.shape)
         share = pull.sum(-1, keepdim=True) / total
-        toward = torch.einsum("nk,nkh->nh", pull.to(hidden.dtype), backbone.head_weight[columns])
-        grad[rows] = toward - share.to(hidden.dtype) * (weights @ backbone.head_weight)
-        if head_grad is not None:
-            grad[rows] += head_grad.add(states, columns, weights, pull, share)
-    return HeadResult(out, grad, head_grad.a if head_grad else None, head_grad.b if head_grad else None)
+        grad[rows] = projection.backward(states, low, columns, weights, pull, share)
+    return HeadResult(out, grad, projection.a_grad, projection.b_grad)
+
+
+def log_total(logits: Tensor) -> Tensor:
+    """log of the sum of exp(logits), [T, 1] in fp32."""
+    if logits.is_cuda and written_out(logits.device):
+        from hermes.engine.head_kernels import normalise
+
+        top, total = normalise(logits, write=False)
+        return top + total.log()
+    return logits.float().logsumexp(-1, keepdim=True)
 
 
 def exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(logits - top) in the logits' dtype; top and the exponentials' sum [T, 1] in fp32."""
+    """exp(logits - top) in the logits' dtype, perhaps in their place; top and the exponentials' sum [T, 1] in
+    fp32."""
+    if logits.is_cuda and written_out(logits.device):
+        from hermes.engine.head_kernels import normalise
+
+        return logits, *normalise(logits, write=True)
+    return (_compiled() if logits.is_cuda else _exponentials)(logits)
+
+
+def _exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     top = logits.amax(-1, keepdim=True).float()
-    weights = (logits.float() - top).exp()
+    weights = (logits.float() - top).exp_()
     return weights.to(logits.dtype), top, weights.sum(-1, keepdim=True)
 
 
 @cache
 def _compiled() -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
     """The same in two passes over the logits."""
-    return torch.compile(exponentials)
+    return torch.compile(_exponentials)
 
 
 @dataclass(slots=True)
-class _HeadGradient:
-    """Gradients of the output projection's adapter, summed over chunks."""
+class _Projection:
+    """The output projection with its adapter's part, whose gradients are summed over chunks."""
 
-    low_a: Tensor
-    low_b: Tensor
+    weight: Tensor
+    a: Tensor | None
+    b: Tensor | None
     scale: float
-    a: Tensor
-    b: Tensor
+    both: Tensor | None
+    """[vocab, hidden + rank]: weight and b side by side, or None."""
+    a_grad: Tensor | None = None
+    b_grad: Tensor | None = None
 
     @classmethod
-    def start(cls, lora: LoraWeights) -> _HeadGradient:
-        group = lora.groups[HEAD]
+    def of(cls, backbone: Backbone, lora: LoraWeights | None) -> _Projection:
+        weight = backbone.head_weight
+        group = lora.groups.get(HEAD) if lora else None
+        if group is None:
+            return cls(weight, None, None, 1.0, None)
         (part,) = group.parts
         assert part is not None
-        zeros = (torch.zeros_like(one, dtype=torch.float32) for one in (group.a, part.b))
-        return cls(group.a.detach(), part.b.detach(), part.scale, *zeros)
+        a, b = (one.detach().to(weight.dtype) for one in (group.a, part.b))
+        wide = weight.device.type in _SIDE_BY_SIDE
+        return cls(weight, a, b, part.scale, torch.cat((weight, b), dim=1) if wide else None)
 
-    def add(self, states: Tensor, columns: Tensor, weights: Tensor, pull: Tensor, share: Tensor) -> Tensor:
-        """Takes one chunk's part; returns what it adds to the gradient of the hidden states."""
-        dtype = states.dtype
-        low = functional.linear(states, self.low_a)
-        toward = torch.einsum("nk,nkr->nr", pull.to(dtype), self.low_b[columns])
-        down = self.scale * (toward - share.to(dtype) * (weights @ self.low_b))
-        self.a += down.t() @ states
-        self.b -= self.scale * (weights.t() @ (share.to(dtype) * low))
-        spread = self.scale * pull[..., None] * low.float()[:, None]
-        add_rows(self.b, columns.flatten(), spread.flatten(0, 1))
-        return down @ self.low_a
+    def logits(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """And states · Aᵀ, scaled."""
+        if self.a is None or self.b is None:
+            return functional.linear(states, self.weight), None
+        low = functional.linear(states, self.a).mul_(self.scale)
+        if self.both is not None:
+            return functional.linear(torch.cat((states, low), dim=1), self.both), low
+        return functional.linear(states, self.weight).addmm_(low, self.b.t()), low
+
+    def backward(
+        self,
+        states: Tensor,
+        low: Tensor | None,
+        columns: Tensor,
+        weights: Tensor,
+        pull: Tensor,
+        share: Tensor,
+    ) -> Tensor:
+        """The gradient of the states; one chunk's part of those of the adapter is taken."""
+        near, far = pull.to(states.dtype), share.to(states.dtype)
+        if self.a is None or self.b is None or low is None:
+            return _toward(near, self.weight[columns]) - far * (weights @ self.weight)
+        if self.both is not None:
+            whole = _toward(near, self.both[columns]) - far * (weights @ self.both)
+            grad, down = torch.split(whole, [states.shape[1], low.shape[1]], dim=1)
+        else:
+            grad = _toward(near, self.weight[columns]) - far * (weights @ self.weight)
+            down = _toward(near, self.b[columns]) - far * (weights @ self.b)
+        if self.a_grad is None or self.b_grad is None:
+            self.a_grad, self.b_grad = (
+                torch.zeros_like(one, dtype=torch.float32) for one in (self.a, self.b)
+            )
+        self.a_grad += self.scale * (down.t() @ states)
+        self.b_grad -= weights.t() @ (far * low)
+        spread = pull[..., None] * low.float()[:, None]
+        add_rows(self.b_grad, columns.flatten(), spread.flatten(0, 1))
+        return torch.addmm(grad, down, self.a, alpha=self.scale)
+
+
+def _toward(pull: Tensor, rows: Tensor) -> Tensor:
+    """Of each position, its targets' rows [T, K, …], weighed."""
+    return pull * rows[:, 0] if pull.shape[1] == 1 else torch.einsum("nk,nkh->nh", pull, rows)
 
 
 def add_rows(into: Tensor, index: Tensor, values: Tensor) -> None:
@@ -139,8 +198,3 @@ def _chunks(hidden: Tensor, backbone: Backbone) -> Iterator[slice]:
     step = max(1, _CHUNK_LOGITS.get(hidden.device.type, 1 << 23) // backbone.spec.vocab)
     for start in range(0, hidden.shape[0], step):
         yield slice(start, min(start + step, hidden.shape[0]))
-
-
-def _logits(states: Tensor, backbone: Backbone, lora: LoraWeights | None) -> Tensor:
-    logits = functional.linear(states, backbone.head_weight)
-    return logits if lora is None else lora.apply(HEAD, states, (logits,))[0]

@@ -10,8 +10,8 @@ through `rows`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -49,30 +49,32 @@ class Pack:
 
 
 @dataclass(slots=True)
-class _Builder:
-    sequences: Sequence[Ints]
-    order: Sequence[int]
+class _Forest:
+    """The nodes of a pack, as plain numbers; what lies where is worked out for all of them at once."""
+
+    lengths: Sequence[int]
     shared: Sequence[int]
-    """Common prefix of each sequence in `order` with the one before it."""
-    tokens: list[Ints]
-    positions: list[Ints]
-    nodes: list[Node]
-    rows: dict[int, list[Ints]]
+    """Common prefix of each sequence, in the pack's order, with the one before it."""
+    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """Per node: the sequence its tokens are from, from which position, to which, and its depth."""
+    belows: list[int] = field(default_factory=list)
+    paths: list[tuple[int, ...]] = field(default_factory=list)
+    """Per sequence, its nodes."""
     size: int = 0
 
-    def add(self, first: int, last: int, start: int, depth: int) -> None:
-        """Lay out order[first:last], whose first `start` tokens lie in the nodes above."""
-        for low, high in self._runs(first, last, start, depth):
-            run = self.order[low:high]
-            end = min(
-                (self.shared[index] for index in range(low + 1, high)), default=len(self.sequences[run[0]])
-            )
-            slot, here = len(self.nodes), self.size
-            self._place(run, start, end)
-            self.nodes.append(Node(here, self.size, self.size, depth))
-            if len(run) > 1:
-                self.add(low, high, end, depth + 1)
-                self.nodes[slot] = replace(self.nodes[slot], below=self.size)
+    def add(self, first: int, last: int, start: int, above: tuple[int, ...]) -> None:
+        """Lay out sequences [first, last), whose first `start` tokens lie in the nodes above."""
+        for low, high in self._runs(first, last, start, len(above)):
+            end = min(self.shared[low + 1 : high]) if high - low > 1 else self.lengths[low]
+            path = (*above, len(self.spans))
+            self.spans.append((low, start, end, len(above)))
+            self.size += end - start
+            self.belows.append(self.size)
+            if high - low > 1:
+                self.add(low, high, end, path)
+                self.belows[path[-1]] = self.size
+            else:
+                self.paths.append(path)
 
     def _runs(self, first: int, last: int, start: int, depth: int) -> Iterator[tuple[int, int]]:
         low = first
@@ -81,12 +83,11 @@ class _Builder:
                 yield low, index
                 low = index
 
-    def _place(self, run: Sequence[int], start: int, end: int) -> None:
-        for index in run:
-            self.rows[index].append(np.arange(self.size, self.size + end - start))
-        self.tokens.append(self.sequences[run[0]][start:end])
-        self.positions.append(np.arange(start, end))
-        self.size += end - start
+
+def ranges(starts: Ints, lengths: Ints) -> Ints:
+    """start, start + 1, …, length of them, for each pair, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
 def pack(sequences: Sequence[Ints], budget_tokens: int, *, share: bool = True) -> list[Pack]:
@@ -124,15 +125,25 @@ def pack_plainly(sequences: Sequence[Ints]) -> Pack:
 def _build(sequences: Sequence[Ints], order: Sequence[int], shared: Sequence[int]) -> Pack:
     """The pack of sequences in an order where those that begin alike are neighbours."""
     kept, common, inside = _without_prefixes(sequences, order, shared)
-    builder = _Builder(sequences, kept, common, [], [], [], {index: [] for index in kept})
-    builder.add(0, len(kept), 0, 0)
-    rows = {index: np.concatenate(parts) for index, parts in builder.rows.items()}
+    chosen = [sequences[index] for index in kept]
+    lengths = [len(one) for one in chosen]
+    forest = _Forest(lengths, common)
+    forest.add(0, len(kept), 0, ())
+    source, first, last, depths = np.array(forest.spans, dtype=np.int64).T
+    sizes = last - first
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    begins = np.cumsum(lengths) - lengths
+    path = np.fromiter(chain.from_iterable(forest.paths), np.int64)
+    rows = ranges(starts[path], sizes[path])
+    begin = dict(zip(kept, begins.tolist(), strict=True))
+    spans = (starts.tolist(), ends.tolist(), forest.belows, depths.tolist())
     return Pack(
-        tokens=np.concatenate(builder.tokens),
-        positions=np.concatenate(builder.positions),
-        nodes=tuple(builder.nodes),
+        tokens=np.concatenate(chosen)[ranges(begins[source] + first, sizes)],
+        positions=ranges(first, sizes),
+        nodes=tuple(map(Node, *spans)),
         members=tuple(order),
-        rows=tuple(rows[inside[index]][: len(sequences[index])] for index in order),
+        rows=tuple(rows[(at := begin[inside[index]]) : at + len(sequences[index])] for index in order),
     )
 
 
@@ -160,14 +171,28 @@ def _without_prefixes(
 
 def _sorted(sequences: Sequence[Ints]) -> tuple[list[int], list[int]]:
     """Indices in lexicographic order, and what each shares with its predecessor."""
+    if not sequences:
+        return [], []
+    flat = np.concatenate(sequences)
+    ends = np.cumsum([len(one) for one in sequences])
     # Big-endian bytes sort like the numbers they spell, and comparing them is one memcmp.
-    keys = [np.asarray(one, dtype=">i4").tobytes() for one in sequences]
+    spelled = flat.astype(">i4").tobytes()
+    bounds = [0, *(4 * ends).tolist()]
+    keys = [spelled[start:end] for start, end in pairwise(bounds)]
     order = sorted(range(len(sequences)), key=keys.__getitem__)
-    shared = [0] + [_common(sequences[before], sequences[after]) for before, after in pairwise(order)]
-    return order, shared[: len(order)]
+    return order, [0, *_common(flat, ends, np.array(order))]
 
 
-def _common(a: Ints, b: Ints) -> int:
-    length = min(len(a), len(b))
-    differs = np.flatnonzero(a[:length] != b[:length])
-    return int(differs[0]) if len(differs) else length
+def _common(flat: Ints, ends: Ints, order: Ints) -> list[int]:
+    """How much each sequence but the first shares with the one before it in `order`."""
+    lengths = np.diff(ends, prepend=0)
+    starts = ends - lengths
+    before, after = order[:-1], order[1:]
+    least = np.minimum(lengths[before], lengths[after])
+    differs = flat[ranges(starts[before], least)] != flat[ranges(starts[after], least)]
+    firsts = np.cumsum(least) - least
+    # Where none differs, the next pair's first is found, which is too far.
+    places = np.append(np.flatnonzero(differs), len(differs))
+    found = places[np.searchsorted(places, firsts)] - firsts
+    shared: list[int] = np.minimum(found, least).tolist()
+    return shared

@@ -76,6 +76,11 @@ class Choice:
     topk: int = 0
     """How many alternatives to report with each token."""
 
+    @property
+    def filtered(self) -> bool:
+        """Whether some row does not draw from the whole vocabulary."""
+        return bool((self.top_k > 0).any() or (self.top_p < 1).any())
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -281,7 +286,7 @@ class TorchRunner:
             top_k=self._tensor(choice.top_k),
             top_p=self._tensor(choice.top_p),
             greedy=bool((choice.temperature <= 0).any()),
-            filtered=bool((choice.top_k > 0).any() or (choice.top_p < 1).any()),
+            filtered=choice.filtered,
         )
 
     def _tensor(self, values: Ints | Floats) -> Tensor:

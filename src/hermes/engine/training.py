@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from hermes.engine.adapter import Adapter, optim_step
-from hermes.engine.attention import packed_attend
 from hermes.engine.backbone import Backbone
 from hermes.engine.entries import Entries, gather_entries
 from hermes.engine.head import Derivative, add_rows, logprobs_backward, token_logprobs
 from hermes.engine.lora import LoraWeights
 from hermes.engine.losses import ResolvedLoss, health, losses_and_derivative, resolve
 from hermes.engine.packing import Pack, pack
+from hermes.engine.passes import run_pass
 from hermes.engine.types import Datum, Floats, Loss, TrainOutput
 from hermes.engine.validation import validate
 
@@ -76,23 +76,17 @@ class _Call:
         return TrainOutput(self._logprobs(), self._metrics())
 
     def _micro_batch(self, batch: Pack) -> None:
-        backbone, device = self.backbone, self.backbone.device
-        tokens, positions = (torch.as_tensor(one, device=device) for one in (batch.tokens, batch.positions))
         train = self.gradient is not None
         self.computed_tokens += len(batch.tokens)
-        with torch.set_grad_enabled(train):
-            lora = self.adapter.weights(backbone.dtype)
-            attend = packed_attend(batch, backbone.spec, device)
-            too_long = train and len(batch.tokens) > self.budget_tokens
-            hidden = backbone.hidden(tokens, positions, attend, lora, checkpoint=too_long)
-        states = hidden.detach()
-        upstream = torch.zeros_like(states) if train else None
+        too_long = train and len(batch.tokens) > self.budget_tokens
+        passed = run_pass(self.backbone, self.adapter, batch, train=train, checkpoint=too_long)
+        upstream = torch.zeros_like(passed.states) if train else None
         score_all = self.loss.kind.by_sequence or not train
+        device = self.backbone.device
         for entries in gather_entries(self.data, batch, self.loss, device, score_all=score_all):
-            self._entries(states, entries, lora, upstream)
-        if self.gradient is not None and hidden.requires_grad:
-            (flat,) = torch.autograd.grad(hidden, self.adapter.parameters, upstream)
-            self.gradient.add_(flat)
+            self._entries(passed.states, entries, passed.lora, upstream)
+        if self.gradient is not None and upstream is not None:
+            passed.backward(upstream, self.gradient)
 
     def _entries(self, states: Tensor, entries: Entries, lora: LoraWeights, upstream: Tensor | None) -> None:
         """Logprobs and loss of all entries; with `upstream`, the gradients of the trained ones."""
@@ -142,15 +136,12 @@ class _Call:
         return tuple(found[index] for index in range(len(self.data)))
 
     def _metrics(self) -> dict[str, float]:
-        total = torch.stack(self.losses).sum() if self.losses else torch.zeros(())
-        metrics = {"loss:sum": float(total), "computed_tokens:sum": float(self.computed_tokens)}
+        found = {"loss:sum": torch.stack(self.losses).sum() if self.losses else torch.zeros(())}
         for name, parts in self.watched.items():
             values = torch.cat(parts)
             if len(values):
-                metrics[f"{name}:mean"] = float(values.mean())
-                metrics |= _extremes(name, values) if name != "clip_fraction" else {}
-        return metrics
-
-
-def _extremes(name: str, values: Tensor) -> dict[str, float]:
-    return {f"{name}:min": float(values.min()), f"{name}:max": float(values.max())}
+                found[f"{name}:mean"] = values.mean()
+                if name != "clip_fraction":
+                    found |= {f"{name}:min": values.min(), f"{name}:max": values.max()}
+        told = torch.stack([one.double() for one in found.values()]).tolist()  # waits for the device, once
+        return {**dict(zip(found, told, strict=True)), "computed_tokens:sum": float(self.computed_tokens)}

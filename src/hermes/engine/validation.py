@@ -16,6 +16,8 @@ def validate(data: Sequence[Datum], loss: Loss, spec: ModelSpec) -> None:
     """Raises EngineUserError at the first thing that is wrong."""
     kind = resolve(loss).kind
     with np.errstate(over="ignore"):
+        if all(_shaped(datum, kind, spec) for datum in data) and _valued(data, kind, spec):
+            return  # the rule, and far faster than looking at each by itself
         for index, datum in enumerate(data):
             try:
                 _check_tokens(datum, spec)
@@ -24,12 +26,58 @@ def validate(data: Sequence[Datum], loss: Loss, spec: ModelSpec) -> None:
                 raise EngineUserError(f"Datum {index}: {error}.") from error
 
 
+def _shaped(datum: Datum, kind: LossKind, spec: ModelSpec) -> bool:
+    """Whether all that is wanted is there, in dtypes and shapes that fit."""
+    tokens, inputs = datum.tokens, datum.inputs
+    targets = inputs.get("target_tokens")
+    if targets is None or tokens.ndim != 1 or not 1 <= len(tokens) <= spec.max_length:
+        return False
+    shape = targets.shape
+    if shape != tokens.shape and not (
+        kind.several_targets and len(shape) == 2 and shape[0] == len(tokens) and shape[1] > 0
+    ):
+        return False
+    if tokens.dtype.kind not in "iu" or targets.dtype.kind not in "iu":
+        return False
+    for name, values in inputs.items():
+        if name != "target_tokens" and not (
+            (name in kind.inputs or name in kind.optional)
+            and values.dtype.kind in "fiu"
+            and values.shape == shape
+        ):
+            return False
+    return all(name in inputs for name in kind.inputs)
+
+
+def _valued(data: Sequence[Datum], kind: LossKind, spec: ModelSpec) -> bool:
+    """Whether all numbers are ones that can be computed with."""
+    ids = [one.ravel() for datum in data for one in (datum.tokens, datum.inputs["target_tokens"])]
+    if ids:
+        tokens = np.concatenate(ids, dtype=np.int64, casting="unsafe")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= spec.vocab:
+            return False
+    for name in (*kind.inputs, *kind.optional):
+        values = [datum.inputs[name].ravel() for datum in data if name in datum.inputs]
+        if values and not np.isfinite(np.concatenate(values, dtype=np.float32, casting="unsafe")).all():
+            return False
+    return all(_ordered(datum, kind) for datum in data) if kind.optional else True
+
+
+def _ordered(datum: Datum, kind: LossKind) -> bool:
+    if not all(one in datum.inputs for one in kind.optional):
+        return True
+    low, high = (datum.inputs[one].astype(np.float64) for one in kind.optional)
+    return bool((low >= 0).all() and (low <= high).all())
+
+
 def _check_tokens(datum: Datum, spec: ModelSpec) -> None:
     tokens = datum.tokens
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ValueError(f"tokens must be a list of integers, not {tokens.dtype} of shape {tokens.shape}")
-    if not 1 <= len(tokens) <= spec.max_length:
-        raise ValueError(f"it has {len(tokens)} tokens; between 1 and {spec.max_length} can be trained")
+    if not len(tokens):
+        raise ValueError("it has no tokens")
+    if len(tokens) > spec.max_length:
+        raise ValueError(f"it has {len(tokens)} tokens; at most {spec.max_length} can be trained")
     _check_vocabulary("tokens", tokens, spec)
 
 
@@ -45,10 +93,8 @@ def _check_inputs(datum: Datum, name: str, kind: LossKind, spec: ModelSpec) -> N
     for field, values in datum.inputs.items():
         if field != "target_tokens":
             _check_reals(field, values, targets.shape)
-    if all(one in datum.inputs for one in kind.optional) and kind.optional:
-        low, high = (datum.inputs[one].astype(np.float64) for one in kind.optional)
-        if (low < 0).any() or (low > high).any():
-            raise ValueError(f"{kind.optional[0]} must lie between 0 and {kind.optional[1]}")
+    if kind.optional and not _ordered(datum, kind):
+        raise ValueError(f"{kind.optional[0]} must lie between 0 and {kind.optional[1]}")
 
 
 def _check_targets(

@@ -34,6 +34,41 @@ def _names_gqa() -> bool:
     return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
+def varlen_forward(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest: tuple[int, int], window: int | None
+) -> tuple[Tensor, ...]:
+    """The same, beside any graph: the result, and what `varlen_backward` needs of it (its `weights`)."""
+    causal, back = window is None, -1 if window is None else window - 1
+    found: Any = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_q, cu_k, *longest, 0.0, causal, False, window_size_left=back, window_size_right=0
+    )
+    out, lse, random, unused, _ = found
+    return out, lse, random, unused
+
+
+def varlen_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    weights: tuple[Tensor, ...],
+    cu_q: Tensor,
+    cu_k: Tensor,
+    longest: tuple[int, int],
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    causal, back = window is None, -1 if window is None else window - 1
+    lse, random, unused = weights
+    found: Any = torch.ops.aten._flash_attention_backward(
+        grad, q, k, v, out, lse, cu_q, cu_k, *longest, 0.0, causal, random, unused,
+        window_size_left=back, window_size_right=0,
+    )  # fmt: skip
+    dq, dk, dv = found
+    return dq, dk, dv
+
+
 def offsets(lengths: object, device: torch.device) -> Tensor:
     """[n + 1] int32: where sequences of these lengths begin, packed."""
     counted = torch.as_tensor(lengths, dtype=torch.int32)

@@ -1,0 +1,64 @@
+"""Training kernels under Triton's interpreter, chosen before they are imported: run as a module."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from hermes.engine import layer_plain
+from hermes.engine.packing import pack, pack_plainly
+from tests.engine.layer_parts import states_and_gradient, texts
+
+
+def stack() -> None:
+    """Whole passes: head norms, biases, keys repeated and not, odd widths."""
+    from hermes.engine import layer_kernels
+
+    few = [text[:30] for text in texts()[:4]]
+    (shared,) = pack(few, 10**5)
+    for family, batch in (("llama", shared), ("qwen3", shared), ("qwen2", pack_plainly(few[:2]))):
+        wanted = states_and_gradient(family, batch, layer_plain, repeated=True)
+        found = states_and_gradient(family, batch, layer_kernels, repeated=True)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5 * float(other.abs().max()), rtol=1e-4)
+
+
+def half() -> None:
+    """Each kernel in half precision, with inputs that are part of a wider matrix."""
+    from hermes.engine import layer_kernels as fused
+
+    generator = torch.Generator().manual_seed(0)
+    x, delta, wide = (torch.randn(5, 40, generator=generator).bfloat16() for _ in range(3))
+    weight = torch.randn(24, generator=generator).bfloat16()
+    x, delta, grad = x[:, :24].contiguous(), delta[:, :24].contiguous(), wide[:, :24]
+    pairs = (part.add_norm(x, delta, weight, 1e-5, 8) for part in (fused, layer_plain))
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one[:, :24], other[:, :24], atol=0.02, rtol=0.02)
+    for residual in (None, delta):
+        one, other = (part.norm_backward(grad, x, weight, 1e-5, residual) for part in (fused, layer_plain))
+        torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
+    gate_up = torch.randn(5, 48, generator=generator).bfloat16()
+    one, other = (part.gate(gate_up, 8)[:, :24] for part in (fused, layer_plain))
+    torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
+    one, other = (part.gate_backward(gate_up.clone(), grad) for part in (fused, layer_plain))
+    torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
+
+
+def head() -> None:
+    from hermes.engine.head_kernels import normalise
+
+    logits = 5 * torch.randn(3, 9000, generator=torch.Generator().manual_seed(0))
+    for given in (logits, logits.bfloat16()):
+        wide = given.float()
+        for write in (False, True):
+            found = given.clone()
+            top, total = normalise(found, write=write)
+            torch.testing.assert_close(top, wide.amax(-1, keepdim=True))
+            torch.testing.assert_close(top + total.log(), wide.logsumexp(-1, keepdim=True))
+            wanted = (wide - top).exp().to(given.dtype) if write else given
+            torch.testing.assert_close(found, wanted)
+
+
+if __name__ == "__main__":
+    {"stack": stack, "half": half, "head": head}[sys.argv[1]]()
