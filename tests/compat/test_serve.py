@@ -63,6 +63,7 @@ def test_serving_goes_on_over_a_crash_of_the_api_and_no_group_is_lost(
     assert code == 0, log
     served = [item for item in map(item_of, trainer.groups) if item]
     assert len(served) == len(set(served)), "a group was taken twice"
+    assert trainer.again <= 1, "more than the batch that was on its way came again"
     assert set(served) == set(map(item_of, groups_in(kept))), "a group was lost"
     assert state["current_step"] >= 40
     assert all(len(one["tokens"]) == 2 for one in trainer.groups)
@@ -113,6 +114,34 @@ def api(tmp_path: Path) -> Iterator[Client]:
 @pytest.fixture(autouse=True)
 def home(bundled_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_HOME", str(bundled_home))
+
+
+def test_an_environment_registers_anew_with_an_api_that_has_forgotten_it(tmp_path: Path) -> None:
+    """Without a state directory it starts empty; the trainer registers again, the environment by itself."""
+    port = free_port()
+    client = Client(port)
+    api = start(port, None)
+    with adder() as model:
+        try:
+            client.start(batch_size=BATCH)
+            env = Running("serve", SUMS, *flags(port, model.base_url, total_steps=8))
+            env.start()
+            wait_for(lambda: client.get("/status")["queue"]["sequences"] == 3 * BATCH)
+            api.kill()
+            api.wait()
+            api = start(port, None)
+            client.start(batch_size=BATCH)
+            trainer = Trainer(client)
+            trainer.start()
+            env.join(90)
+            named = [one["wandb_name"] for one in client.get("/status")["envs"]]
+        finally:
+            api.kill()
+            api.wait()
+    trainer.stop()
+    assert not env.is_alive() and env.error is None
+    assert named == ["sums_0"] and trainer.batches >= 8
+    assert all(one["env_id"] == 0 for one in trainer.groups)
 
 
 def test_exact_tokens_of_several_turns_reach_the_trainer(api: Client) -> None:

@@ -94,13 +94,16 @@ def item_of(group: dict[str, Any]) -> int:
 
 
 class Trainer(threading.Thread):
-    """Knows only the original's contract: polls for batches, and goes on over failures."""
+    """Polls for batches as the original's contract has it, and goes on over failures."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(daemon=True)
         self.client = client
         self.groups: list[dict[str, Any]] = []
         self.batches = 0
+        self.again = 0
+        """Batches that came once more, and said so by their lease: on their way when the API died."""
+        self._leases: set[int] = set()
         self.stopping = threading.Event()
         self.most_batches: int | None = None
 
@@ -110,15 +113,20 @@ class Trainer(threading.Thread):
                 time.sleep(0.02)
                 continue
             try:
-                batch = self.client.get("/batch")["batch"]
+                answer = self.client.get("/batch")
             except (OSError, http.client.HTTPException, AssertionError):
                 time.sleep(0.02)
                 continue
-            if not batch:
+            if not answer["batch"]:
                 time.sleep(0.01)
                 continue
+            if answer.get("lease_id") in self._leases:
+                self.again += 1
+                continue
+            if "lease_id" in answer:  # the original's answers have none
+                self._leases.add(answer["lease_id"])
             self.batches += 1
-            self.groups += batch
+            self.groups += answer["batch"]
 
     def stop(self) -> None:
         self.stopping.set()

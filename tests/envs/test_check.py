@@ -49,6 +49,15 @@ def test_the_template_passes_and_leaves_nothing_in_the_store(sums: Path) -> None
         ("chance = random", "raise OSError('no data'); chance = random", "sets up", "no data"),
         ("self._next += 1", "return None", "sets up", "gave none"),
         ('return "Add up', 'return "" and "Add up', "prompts", "different"),
+        ('return "Add up', 'return item["no such key"] + "Add up', "prompts", "KeyError: 'no such key'"),
+        ("total = str(sum(", "total = item['lost'] or str(sum(", "gold earns 1.0", "KeyError: 'lost'"),
+        (
+            "everything = ",
+            "raise KeyError('lost'); everything = ",
+            "exploits earn no more",
+            "KeyError: 'lost'",
+        ),
+        ('return {"numbers.txt"', 'return 1 / 0 and {"numbers.txt"', "runs", "ZeroDivisionError"),
     ],
 )
 def test_what_is_wrong_is_found(sums: Path, old: str, new: str, what: str, words: str) -> None:
@@ -66,6 +75,15 @@ def test_what_an_environment_does_not_offer_is_skipped_and_said(sums: Path) -> N
     assert report.passed
     skipped = [finding.what for finding in report.findings if finding.state is State.SKIPPED]
     assert skipped == ["gold earns 1.0", "exploits earn no more than doing nothing", "rewards vary"]
+
+
+@pytest.mark.parametrize("gold", ["def gold_(", "def gold(self, item):\n        return []\n\n    def gold_("])
+def test_where_nothing_solves_a_task_equal_rewards_are_not_held_against_it(sums: Path, gold: str) -> None:
+    sums.write_text(sums.read_text().replace("def gold(", gold))
+    report = check(sums)
+    assert report.passed, failures(report)
+    skipped = [finding.what for finding in report.findings if finding.state is State.SKIPPED]
+    assert skipped == ["gold earns 1.0", "rewards vary"]
 
 
 def test_settings_that_do_not_exist_are_refused(sums: Path) -> None:

@@ -112,6 +112,15 @@ def test_the_built_in_environments_are_listed_with_what_they_teach(tmp_path: Pat
     assert all(each.path.is_relative_to(BUILT_IN) and each.description for each in found.environments)
 
 
+def test_environments_of_the_users_own_folder_are_listed_beside_the_built_in_ones(folder: Path) -> None:
+    home = folder.parent / "home"
+    home.mkdir()
+    (home / "environments").symlink_to(folder)
+    names = {each.name for each in find_environments(environment_folders(home)).environments}
+    assert {"calculator", "straight", "last"} <= names
+    assert locate("straight", environment_folders(home)).name == "direct.py"
+
+
 def test_an_environment_is_named_by_path_or_by_name(folder: Path) -> None:
     folders = environment_folders(folder.parent, [folder])
     assert locate(str(folder / "direct.py"), folders) == folder / "direct.py"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hermes.envs.failures import EnvironmentRunError
-from hermes.envs.phase import eval_face, phase
+from hermes.envs.phase import phase
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig
 from hermes.envs.servers.engines import VLLMServer
 from hermes.envs.servers.manager import ServerManager, server_configs
@@ -180,20 +180,3 @@ def test_servers_of_a_slurm_job_are_on_its_inference_nodes(
     monkeypatch.setenv("INFER_TP", "4")
     found = server_configs([APIServerConfig(model_name="m")], slurm=True)
     assert [one.base_url for one in found] == ["http://n2:9000/v1", "http://n2:9001/v1"]
-
-
-def test_what_an_evaluation_appends_to_training_buffers_does_not_come_back() -> None:
-    class Env:
-        def __init__(self) -> None:
-            self.rewards = [1.0]
-            self.eval_metrics: list[tuple[str, float]] = []
-            self.seen = 0
-
-    env = Env()
-    with eval_face(env) as face:
-        face.rewards.append(-1000.0)
-        face.eval_metrics.append(("eval/x", 0.5))
-        face.seen = 3
-        env.rewards.append(2.0)
-    assert env.rewards == [1.0, 2.0]
-    assert env.eval_metrics == [("eval/x", 0.5)] and env.seen == 3

@@ -225,6 +225,60 @@ def test_puzzles_are_seeded_split_by_text_and_solved_by_their_answers() -> None:
         grader.close()
 
 
+@pytest.fixture(scope="module")
+def puzzle_grader() -> Iterator[PuzzleGrader]:
+    opened = PuzzleGrader(timeout_s=60)
+    yield opened
+    opened.close()
+
+
+def test_a_data_set_of_puzzles_gives_as_many_as_are_asked_for_in_both_parts() -> None:
+    for dataset in ("chain_sum", "spell_backward"):
+        for split, count in ((Split.TRAIN, 300), (Split.EVAL, 100)):
+            assert len({item.key for item in islice(puzzles(dataset, {}, split, 0), count)}) == count
+
+
+def test_a_puzzle_is_scored_as_it_was_set_though_its_data_set_is_another_in_every_process(
+    puzzle_grader: PuzzleGrader,
+) -> None:
+    for item in islice(puzzles("polynomial_multiplication", {}, Split.TRAIN, 1), 8):
+        assert puzzle_grader.grade(item, f"<answer>{item.answer}</answer>").value == 1.0, item
+
+
+def test_an_answer_that_a_scorer_stumbles_over_is_wrong_and_one_it_would_wave_through_too(
+    puzzle_grader: PuzzleGrader,
+) -> None:
+    for dataset in ("prime_factorization", "game_of_life_halting"):
+        for item in islice(puzzles(dataset, {}, Split.TRAIN, 1), 4):
+            assert puzzle_grader.grade(item, f"<answer>{item.answer}</answer>").value == 1.0
+            assert puzzle_grader.grade(item, "<answer>I do not know</answer>").value == 0.0
+
+
+def test_a_puzzle_that_its_own_answer_would_not_solve_is_left_out() -> None:
+    """Some integrals of the package are not worked out, and some strings are used up to nothing."""
+    for item in islice(puzzles("intermediate_integration", {}, Split.TRAIN, 1), 40):
+        assert item.answer is not None and "Integral(" not in item.answer
+    for item in islice(puzzles("string_manipulation", {}, Split.TRAIN, 1), 40):
+        assert item.answer
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_data_set_of_the_package_has_puzzles_that_their_own_answers_solve(
+    puzzle_grader: PuzzleGrader,
+) -> None:
+    from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
+
+    assert len(DATASETS) > 100
+    for dataset in sorted(DATASETS.keys() - {"composite"}):  # which has none of its own
+        items = [next(puzzles(dataset, {}, split, 1)) for split in Split]
+        for item in items:
+            assert puzzle_grader.grade(item, "").value == 0.0
+            assert puzzle_grader.grade(item, "<answer>no idea</answer>").value == 0.0, item
+            if item.answer is not None:
+                assert puzzle_grader.grade(item, f"<answer>{item.answer}</answer>").value == 1.0, item
+
+
 PROGRAMS = [
     "__import__('os').system('touch {path}')",
     "open('{path}', 'w').write('x')",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +27,7 @@ from hermes.envs.tool_context import ToolContext
 from hermes.errors import SandboxError, UsageError
 from hermes.tools import registry
 from hermes.tools.base import Workbench
-from tests.fakes.site import Site, page
+from tests.fakes.site import Page, Site, page
 
 UNIT = (0.0, 1.0)
 
@@ -158,7 +159,10 @@ async def test_a_rollout_without_isolation_still_grades_in_isolation(tmp_path: P
     reason="needs a browser",
 )
 async def test_a_grader_can_look_at_pages_with_the_browser(tmp_path: Path) -> None:
-    shop = page('<title>Shop</title><a href="/pot">A pot</a>')
+    shop = page(
+        '<title>Shop</title><a href="/pot">A pot</a><input aria-label="Glaze"><img src="/cup" alt="A cup">'
+        "<script>console.log('hello')</script><div style='height: 3000px'></div>"
+    )
     with Site({"/": shop, "/pot": page("<title>Pot</title><h1>Blue</h1>")}) as site:
         settings = {"web.allow_hosts": [site.host]}
         async with rollout(tmp_path, (Message.assistant(""),), ("math",), **settings) as (bench, _):
@@ -174,7 +178,26 @@ async def test_a_grader_can_look_at_pages_with_the_browser(tmp_path: Path) -> No
             assert "Pot" in (await ctx.browser_click(link))["content"]
             assert "A pot" in (await ctx.browser_back())["content"]
             assert "error" in await ctx.browser_click("e999")
+            shown = (await ctx.browser_snapshot())["content"]
+            field = shown.partition('textbox "Glaze" [ref=')[2].partition("]")[0]
+            assert "content" in await ctx.browser_type(field, "celadon")
+            assert "celadon" in (await ctx.browser_snapshot())["content"]
+            assert (await ctx.browser_scroll("down"))["content"].startswith("at ")
+            assert "content" in await ctx.browser_press("Home")
+            assert "A cup" in (await ctx.browser_get_images())["content"]
+            assert "hello" in (await ctx.browser_console())["content"]
             await ctx.cleanup()
+
+
+async def test_a_grader_can_search_the_web(tmp_path: Path) -> None:
+    hits = {"results": [{"title": "Clay", "url": "http://clay.example/", "content": "Soft."}]}
+    with Site({"/search": Page(json.dumps(hits).encode(), "application/json")}) as site:
+        settings = {"web.searxng_url": site.url("")}
+        async with rollout(tmp_path, (Message.assistant(""),), ("math",), **settings) as (bench, _):
+            ctx = await ToolContext.after(bench)
+            (found,) = (await ctx.web_search("clay"))["results"]
+            await ctx.cleanup()
+    assert (found["title"], found["url"]) == ("Clay", "http://clay.example/")
 
 
 async def test_plain_functions_get_results_and_the_event_loop_goes_on(
@@ -201,6 +224,48 @@ async def test_plain_functions_get_results_and_the_event_loop_goes_on(
     assert (await grade(compute_reward, {}, result, bench, UNIT)).value == 1.0
     await helping
     assert threads[0] != threading.get_ident()
+
+
+async def test_more_graders_than_the_loop_has_threads_do_not_wait_for_each_other_for_ever(
+    ended: tuple[Workbench, AgentResult],
+) -> None:
+    """Each waits for work that needs a thread of the loop's pool; none may hold one meanwhile."""
+    bench, result = ended
+    many = 40  # the pool never has more than 32
+    together = threading.Barrier(many)
+
+    def compute_reward(item: Any, result: AgentResult, ctx: ToolContext) -> float:
+        together.wait()
+        return float(ctx.read_file("answer.txt")["content"] == "blue ☕\n")
+
+    async def old_style(item: Any, result: AgentResult, ctx: ToolContext) -> float:
+        together.wait()
+        found = ctx.read_file("answer.txt")
+        return float(found["content"] == "blue ☕\n")
+
+    for function in (compute_reward, old_style):
+        graded = asyncio.gather(*(grade(function, {}, result, bench, UNIT) for _ in range(many)))
+        assert {reward.value for reward in await asyncio.wait_for(graded, 60)} == {1.0}
+
+
+@pytest.mark.parametrize("way_out", [sys.exit, lambda: next(iter(()))])
+async def test_a_grader_that_leaves_by_the_back_door_is_a_grader_failure(
+    ended: tuple[Workbench, AgentResult], way_out: Any
+) -> None:
+    bench, result = ended
+
+    def compute_reward(item: Any, result: AgentResult, ctx: ToolContext) -> float:
+        way_out()
+        return 1.0
+
+    async def awaiting(item: Any, result: AgentResult, ctx: ToolContext) -> float:
+        await ctx.read_file("answer.txt")
+        way_out()
+        return 1.0
+
+    for function in (compute_reward, awaiting):
+        with pytest.raises(GraderError, match="compute_reward raised"):
+            await grade(function, {}, result, bench, UNIT)
 
 
 async def test_a_coroutine_of_the_old_style_runs_off_the_loop(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -219,6 +220,9 @@ def test_gzip_is_read_whole_within_its_limit_or_refused(data: bytes, limit: int)
     else:
         assert inflate(packed, limit) == data
         assert inflate(packed + packed, 2 * limit) == data + data
+        short, long = gzip.compress(b"x"), gzip.compress(data * 50 + b"long" * 9)
+        assert inflate(long + short + b"\0" * 512, 10**6) == data * 50 + b"long" * 9 + b"x"
+        assert inflate(short + long, 10**6) == b"x" + data * 50 + b"long" * 9
     for cut in range(1, len(packed)):
         with pytest.raises(BadGzip):
             inflate(packed[:cut], 10**6)

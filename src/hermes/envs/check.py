@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hermes.core import JSONObject, Message
 from hermes.envs import commandline
@@ -26,6 +26,8 @@ from hermes.envs.agent_env import HermesAgentBaseEnv
 from hermes.envs.base import BaseEnv
 from hermes.envs.scripted import ScriptedPolicy
 from hermes.errors import HermesError
+
+T = TypeVar("T")
 
 SILENCE = (Message.assistant(""),)
 ITEMS = 3
@@ -108,6 +110,8 @@ class _Play:
         self._policy = policy
         self._report = report
         self._rewards: list[float] = []
+        self._solved = False
+        """A gold solution was played."""
 
     async def all(self, items: Sequence[Any]) -> None:
         self._prompts(items)
@@ -118,12 +122,12 @@ class _Play:
         self._report.add("runs", True, f"doing nothing earns {silent[0]:g}, within {low:g} … {high:g}")
         await self._gold(items)
         await self._exploits(items)
-        if len(self._rewards) > 1:
-            varied = max(self._rewards) - min(self._rewards) > _SAME
+        varied = max(self._rewards) - min(self._rewards) > _SAME
+        if varied or self._solved:
             seen = ", ".join(f"{value:g}" for value in sorted(set(self._rewards)))
             self._report.add("rewards vary", varied, f"rewards seen: {seen}")
         else:
-            self._report.skip("rewards vary", "only one policy was played; give the environment gold(item)")
+            self._report.skip("rewards vary", "no policy solved a task; give the environment gold(item)")
 
     def _prompts(self, items: Sequence[Any]) -> None:
         try:
@@ -139,11 +143,20 @@ class _Play:
         if gold is None:
             self._report.skip("gold earns 1.0", "the environment has no gold(item)")
             return
-        earned = [await self._reward("gold earns 1.0", item, gold(item)) for item in items]
+        what = "gold earns 1.0"
+        turns = [self._asked(what, gold, item) for item in items]
+        if any(said is not None and not said for said in turns):
+            self._report.skip(what, "gold(item) is empty for some of the tasks")
+            return
+        earned = [
+            None if said is None else await self._reward(what, item, said)
+            for item, said in zip(items, turns, strict=True)
+        ]
         values = [value for value in earned if value is not None]
         if len(values) == len(earned):
+            self._solved = True
             good = all(abs(value - 1.0) <= _SAME for value in values)
-            self._report.add("gold earns 1.0", good, f"earned {', '.join(f'{value:g}' for value in values)}")
+            self._report.add(what, good, f"earned {', '.join(f'{value:g}' for value in values)}")
 
     async def _exploits(self, items: Sequence[Any]) -> None:
         what = "exploits earn no more than doing nothing"
@@ -153,18 +166,26 @@ class _Play:
             return
         for item in items[:1]:
             nothing = await self._reward(what, item, SILENCE)
-            for name, turns in hook(item).items():
+            for name, turns in (self._asked(what, hook, item) or {}).items():
                 earned = await self._reward(f"{what}: {name}", item, turns)
                 if earned is not None and nothing is not None:
                     detail = f"earned {earned:g}, doing nothing {nothing:g}"
                     self._report.add(f"{what}: {name}", earned <= nothing + _SAME, detail)
+
+    def _asked(self, what: str, hook: Callable[[Any], T], item: Any) -> T | None:
+        """What an optional method of the author's gives; None, with a finding, if it raises."""
+        try:
+            return hook(item)
+        except Exception as error:  # noqa: BLE001  whatever an author's code does is a finding
+            self._report.add(what, False, _said(error))
+            return None
 
     async def _reward(self, what: str, item: Any, turns: Sequence[Message]) -> float | None:
         """What a policy that says these turns earns; None, with a finding, if there is no reward."""
         self._policy.turns = tuple(turns)
         try:
             scored = await self._env.run_item(item)
-        except HermesError as error:
+        except Exception as error:  # noqa: BLE001  whatever an author's code does is a finding
             self._report.add(what, False, _said(error))
             return None
         self._rewards.append(scored.reward.value)

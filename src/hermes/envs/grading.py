@@ -22,6 +22,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hermes.batch.reward import GraderError
+from hermes.envs.pending import in_own_thread
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.tool_context import ToolContext
 from hermes.errors import HermesError, HostError, ProviderError, SandboxError
@@ -45,7 +46,7 @@ async def grade(
         raise
     except HermesError as error:
         raise GraderError(f"compute_reward failed: {error.message}", error.hint) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit in a grader is not the run's end
         raise GraderError(f"compute_reward raised {type(error).__name__}: {error}") from error
     finally:
         await context.cleanup()
@@ -73,11 +74,12 @@ def checked(value: object, allowed: Range) -> RewardResult:
 
 async def _call(compute_reward: ComputeReward, item: Any, result: AgentResult, context: ToolContext) -> Any:
     if not inspect.iscoroutinefunction(compute_reward):
-        return await asyncio.to_thread(compute_reward, item, result, context.blocking())
+        blocking = context.blocking()
+        return await in_own_thread(lambda: compute_reward(item, result, blocking))
     if not uses_results_directly(getattr(compute_reward, "__func__", compute_reward)):
         return await compute_reward(item, result, context)
     blocking = context.blocking()
-    return await asyncio.to_thread(lambda: asyncio.run(compute_reward(item, result, blocking)))
+    return await in_own_thread(lambda: asyncio.run(compute_reward(item, result, blocking)))
 
 
 @cache

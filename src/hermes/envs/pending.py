@@ -1,15 +1,19 @@
 """Results that are not there yet, for code that awaits and for code that cannot.
 
 `Pending` is what a method hands to code on the event loop: something to await. Used as if it were the result,
-it raises and says what to write, since waiting there would stop every other rollout. `block_on` is for code
-in a thread of its own: it waits for work on the event loop and returns what came of it. `HomeServer` lets
-coroutines of another loop use model servers whose connections belong to this one.
+it raises and says what to write, since waiting there would stop every other rollout. `in_own_thread` runs
+code that cannot await; in there, `block_on` waits for work on the event loop and returns what came of it.
+`HomeServer` lets coroutines of another loop use model servers whose connections belong to this one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from hermes.errors import UsageError
@@ -50,6 +54,29 @@ class Pending:
             f"the result of ToolContext.{method} was used before it was there.",
             "Write 'await ctx.…', or make compute_reward a plain function ('def', not 'async def').",
         )
+
+
+async def in_own_thread(function: Callable[[], T]) -> T:
+    """What the function returns or raises.
+
+    Its thread is new, not one of the loop's pool: the work it waits for may need one of those, and as soon
+    as all of them waited like this nothing would ever go on. It does not keep the process alive either.
+    """
+    loop = asyncio.get_running_loop()
+    ended, context = asyncio.Event(), copy_context()
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(context.run(function))
+        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+            outcome.set_exception(error)
+        with suppress(RuntimeError):  # the loop is gone: nobody waits
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=work, name="reward", daemon=True).start()
+    await ended.wait()
+    return outcome.result()
 
 
 def block_on(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:

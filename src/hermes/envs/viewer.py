@@ -72,7 +72,8 @@ def _message(message: dict[str, Any]) -> str:
     content = message.get("content")
     text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
     if calls := message.get("tool_calls"):
-        text = f"{text or ''}\n{json.dumps(calls, indent=1, ensure_ascii=False)}"
+        said = "" if content is None else f"{text}\n"
+        text = said + json.dumps(calls, indent=1, ensure_ascii=False)
     return f'<div class="role">{escape(str(message.get("role", "")))}</div><pre>{escape(text)}</pre>\n'
 
 
