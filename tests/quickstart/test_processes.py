@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hermes.quickstart import probes
 from hermes.quickstart.processes import Crew, ProcessFailedError, terminated_like_interrupted
 from hermes.rl.part import ask
 from hermes.rl.ports import choose, is_free
@@ -85,6 +84,13 @@ def test_a_server_that_was_killed_is_named_while_another_command_is_waited_for(c
         crew.run("other", ("api", "--port", "0"), kill)
 
 
+def test_of_two_that_are_started_at_once_the_one_that_fails_is_named(crew: Crew) -> None:
+    crew.start("api", ("api", "--port", "0"))
+    crew.start("other", ("export", "--format", "nonsense", "--output", "x.jsonl"))
+    with pytest.raises(ProcessFailedError, match="other ended with exit code 2"):
+        crew.until_ready("api", lambda: False)
+
+
 def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same(tmp_path: Path) -> None:
     with Crew(tmp_path / "logs", tmp_path, {}) as crew:
         start_api(crew, free_port())
@@ -99,11 +105,3 @@ def test_sigterm_unwinds_like_ctrl_c() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_the_engines_counts_are_read_from_its_metrics_page() -> None:
-    page = (
-        "# TYPE hermes_engine_sampled_tokens_total counter\nhermes_engine_sampled_tokens_total 12\nother 3\n"
-    )
-    assert probes.read_counts(page) == {"sampled_tokens_total": 12.0}
-    assert ask(f"http://127.0.0.1:{free_port()}/health") is None

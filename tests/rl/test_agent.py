@@ -11,6 +11,7 @@ from hermes.rl.tools import TOOLS
 from tests.fakes.provider import FakeProvider
 from tests.rl.conftest import MakeHome
 from tests.rl.pilot import Pilot, Script, ask
+from tests.rl.test_reference import RETURNS, SUMMARY, TESTED
 
 
 def _whole_run(model: Path) -> Pilot:
@@ -58,6 +59,9 @@ def test_a_scripted_model_drives_all_ten_tools_through_a_whole_run(home_with: Ma
         offered = {tool["function"]["name"] for tool in provider.requests[0].json["tools"]}
     assert done.returncode == 0 and done.stdout.strip().endswith("The model is trained."), done.stderr
     assert offered == {tool.name for tool in TOOLS} == {name for name, _, _ in script.said}
+    for tool, keys in RETURNS.items():
+        good = [said for said in script.results(tool) if "error" not in said and "rate_limited" not in said]
+        assert good and all(keys <= said.keys() for said in good), tool
 
     assert "letters" in [each["name"] for each in script.results("rl_list_environments")[0]["environments"]]
     misspelt, chosen = script.results("rl_select_environment")
@@ -70,12 +74,14 @@ def test_a_scripted_model_drives_all_ten_tools_through_a_whole_run(home_with: Ma
     assert "env.group_size" in unknown["available_fields"]
     assert (group["value"], batch["value"], batch["config"]["env.group_size"]) == (4, 8, 4)
     test = script.results("rl_test_inference")[0]
+    assert test["summary"].keys() == SUMMARY and test["models_tested"][0].keys() == TESTED
     assert test["summary"]["environment_working"] and test["models_tested"][0]["total_completions"] == 2
 
     first, second = script.results("rl_start_training")
     checks = script.results("rl_check_status")
     assert checks[0]["status"] in ("starting", "running") and set(checks[0]["processes"]) >= {"api", "env"}
     assert checks[-1]["status"] == "completed" and checks[-1]["metrics"]["step"] == 8
+    assert 0 <= checks[-1]["metrics"]["percent_correct"] <= 100
     limited = [bool(check.get("rate_limited")) for check in checks if check["status"] == "running"]
     assert limited == [False, *[True] * (len(limited) - 1)][: len(limited)]
     results = script.results("rl_get_results")

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from hermes.rl.inference_test import _run
+from hermes.rl.processes import ProcessId
 from hermes.rl.run import Run, find_run, read_metrics
 from tests.cli.process import failure
 from tests.fakes.provider import FakeProvider, text
 from tests.rl.conftest import MakeHome
-from tests.rl.world import answer, change_settings, hermes
+from tests.rl.world import answer, change_settings, hermes, wait_for
 
 
 @pytest.mark.slow
@@ -57,6 +59,10 @@ def test_a_model_of_the_hub_is_looked_at_too_and_one_that_is_not_there_is_named(
     change_settings(home, model="someone/else")
     what, how = failure(hermes(home, "rl", "preflight", env=environ), 1)
     assert "the model someone/else cannot be had" in what and "rl.model" in how
+    (tmp_path / "empty").mkdir()
+    change_settings(home, model=str(tmp_path / "empty"))
+    what, how = failure(hermes(home, "rl", "preflight", env=environ), 1)
+    assert what.startswith("the engine does not start: ") and how.endswith("_engine.log")
 
 
 def _used_gb(run: Run) -> float:
@@ -103,6 +109,13 @@ def test_an_endpoint_is_tested_with_its_key_and_the_key_is_in_no_file(home_with:
     assert (tested["accuracy"], tested["total_completions"]) == (1.0, 2)
     for file in (home / "logs").rglob("*"):
         assert file.is_dir() or b"sk-or-v1-0123456789" not in file.read_bytes()
+
+
+def test_a_test_that_takes_too_long_leaves_no_process_behind(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert _run(["sh", "-c", "sleep 300 & echo $!; wait"], log, 1.0) is None
+    grandchild = ProcessId(int(log.read_text()), "?")
+    wait_for(lambda: not grandchild.alive())
 
 
 def test_if_no_model_can_be_asked_the_command_fails(home_with: MakeHome) -> None:

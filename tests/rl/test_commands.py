@@ -38,6 +38,11 @@ from tests.rl.world import answer, change_settings, hermes, make_home
         ),
         (("start", "--env", "letters", "--set", "group_size=9999"), "out of range", "at most 1024"),
         (("start", "--env", "letters", "--set", "group_size=many"), "valid integer", "integer"),
+        (
+            ("start", "--env", "letters", "--set", "testing=true", "--unlock"),
+            "testing is locked at False: a run trains on real answers",
+            "it has no other value",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_two_lines(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hermes.training.checkpoints import Keep
-from hermes.training.client import Connection, Wish
+from hermes.training.client import Wish, connection
 from hermes.training.session import Run
 from hermes.training.sinks import JsonLines, Sinks
 from tests.engine.http.engine_process import KEY, Server, launch, make_tiny
@@ -53,11 +53,13 @@ def environment(engine: Server, api: str, tiny: Path) -> Iterator[Environment]:
 
 @pytest.fixture
 def make_run(engine: Server, tiny: Path, tmp_path: Path) -> MakeRun:
+    """Runs with the service that TINKER_BASE_URL names: the engine, unless a test has another `url`."""
+
     def make(name: str = "run", url: str | None = None, every: int = 25, last: int = 3) -> Run:
         return Run(
             name,
             tmp_path / "runs" / name,
-            Connection(url or engine.url, KEY),
+            connection(None, {"TINKER_BASE_URL": url or engine.url, "TINKER_API_KEY": KEY}),
             Wish(str(tiny), rank=8, seed=3),
             Keep(every, last),
         )

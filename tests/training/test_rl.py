@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from hermes.errors import HermesError
+from hermes.errors import HermesError, UsageError
 from hermes.rl.doctor import diagnose
 from hermes.training.advantages import Baseline
 from hermes.training.api import ApiError
 from hermes.training.batch import Rules
+from hermes.training.checkpoints import alone
 from hermes.training.distill import GenerateTeacher, TinkerTeacher
 from hermes.training.rl import Around, RlSettings, train
 from hermes.training.schedule import Schedule
@@ -29,6 +30,7 @@ SEEDS = (
     *("logprobs/diff", "advantages/mean", "advantages/std"),
 )
 HEALTH = (
+    "reward/positive",
     *(
         "health/entropy",
         "health/clip_fraction",
@@ -203,6 +205,17 @@ def test_a_run_that_is_asked_to_stop_saves_what_it_has_and_goes_on_later(
         assert train(run, settings(environment.api_url, 4), again).step == 4
     assert [row["step"] for row in metrics(run.folder)] == [1, 2, 3, 4]
     assert [row["optim/optimizer_step"] for row in metrics(run.folder)] == [1, 2, 3, 4]
+
+
+def test_a_run_that_is_under_way_is_not_started_a_second_time(make_run: MakeRun) -> None:
+    run = make_run()
+    with (
+        alone(run.folder),
+        pytest.raises(UsageError, match=r"another process is training the run in .*/run$") as caught,
+    ):
+        train(run, settings("http://127.0.0.1:9"), around(run))
+    assert "another run name" in caught.value.hint
+    assert not (run.folder / "training.json").exists()
 
 
 def test_batches_without_logprobs_end_the_run_with_the_reason(

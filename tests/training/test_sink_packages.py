@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 
+from hermes.training.sinks import read_wandb
+
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from hermes.training.sinks import JsonLines, Sinks
+from hermes.training.sinks import JsonLines, Label, Sinks
 name, folder = sys.argv[1], Path(sys.argv[2])
 for first in (1, 3):
     sinks = Sinks([JsonLines(folder)])
-    sinks.add(name, folder, "run-1", "project-1", {"rank": 8})
+    sinks.add(name, folder, Label("run-1", "project-1", "title-1"), {"rank": 8})
     for step in (first, first + 1):
         sinks.write(step, {"reward/mean": step / 8})
     sinks.close()
@@ -57,6 +59,8 @@ def test_wandb_offline_keeps_every_number_on_this_machine(tmp_path: Path) -> Non
     assert run("wandb-offline", tmp_path) == {}
     kept = [path.read_bytes() for path in tmp_path.glob("wandb/offline-run-*/run-run-1.wandb")]
     assert len(kept) == 2 and all(b"reward/mean" in content for content in kept)
+    assert all(b"title-1" in content for content in kept)
+    assert read_wandb(tmp_path) == {"url": None, "error": None}
 
 
 def test_trackio_has_both_lives_of_a_run_in_one_table(tmp_path: Path) -> None:
@@ -64,7 +68,7 @@ def test_trackio_has_both_lives_of_a_run_in_one_table(tmp_path: Path) -> None:
     assert run("trackio", tmp_path) == {}
     with sqlite3.connect(tmp_path / "trackio" / "project-1.db") as database:
         rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
-    assert [(name, step) for name, step, _ in rows] == [("run-1", step) for step in (1, 2, 3, 4)]
+    assert [(name, step) for name, step, _ in rows] == [("title-1", step) for step in (1, 2, 3, 4)]
     assert [json.loads(told)["reward/mean"] for *_, told in rows] == [0.125, 0.25, 0.375, 0.5]
 
 
@@ -88,3 +92,4 @@ def test_a_service_that_does_not_answer_is_counted_and_the_run_goes_on(tmp_path:
     needs("wandb")
     key = "0123456789" * 4
     assert run("wandb", tmp_path, WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY=key) == {"wandb": 1}
+    assert read_wandb(tmp_path)["error"]

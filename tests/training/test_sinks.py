@@ -12,7 +12,9 @@ import pytest
 from hermes.errors import HermesError, UsageError
 from hermes.store import Reader, Writer
 from hermes.training.checkpoints import Keep, Kept, RunState, StateFile, added
-from hermes.training.sinks import JsonLines, Sinks, StoreSink, configured
+from hermes.training.sinks import JsonLines, Label, Sinks, StoreSink, configured
+
+LABEL = Label("r", "p", "t")
 
 
 class Broken:
@@ -83,7 +85,7 @@ def test_steps_that_will_be_made_again_and_torn_lines_are_taken_out(tmp_path: Pa
 
 def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     sinks = Sinks([])
-    sinks.add("tensorboard", tmp_path, "r", "p", {})
+    sinks.add("tensorboard", tmp_path, LABEL, {})
     sinks.write(1, {"reward/mean": 0.25})
     sinks.close()
     assert not sinks.failures
@@ -94,10 +96,10 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
 def test_a_sink_that_is_not_installed_or_not_known_is_said_before_the_run(tmp_path: Path) -> None:
     if find_spec("trackio") is None:
         with pytest.raises(HermesError, match="the sink trackio needs the package 'trackio'") as caught:
-            Sinks([]).add("trackio", tmp_path, "r", "p", {})
+            Sinks([]).add("trackio", tmp_path, LABEL, {})
         assert caught.value.hint == "pip install trackio"
     with pytest.raises(UsageError, match="no sink 'paper'"):
-        Sinks([]).add("paper", tmp_path, "r", "p", {})
+        Sinks([]).add("paper", tmp_path, LABEL, {})
     assert configured({}) == ()
 
 

@@ -1,4 +1,4 @@
-"""`hermes rl "TASK"`: the agent, with the ten `rl_*` tools."""
+"""`hermes rl "TASK"`: the agent, with the ten `rl_*` tools. It takes the flags of the older `rl_cli`."""
 
 from __future__ import annotations
 
@@ -7,40 +7,52 @@ import sys
 
 import click
 
+from hermes.cli.options import json_option
+
 
 @click.command(hidden=True)
 @click.argument("task", required=False)
 @click.option("--model", help="Model of the agent, as provider/name; not the one that is trained.")
 @click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
+@click.option("--toolsets", metavar="A,B", help="Beside rl: such as file,web, to write environments.")
 @click.option(
     "--max-iterations", default=200, show_default=True, type=click.IntRange(min=1), help="Most model calls."
 )
 @click.option("--interactive", is_flag=True, help="Talk to the agent instead of giving it one task.")
 @click.option("--list-environments", is_flag=True, help="List the environments and exit.")
 @click.option("--check-server", is_flag=True, help="Say whether this machine can train, and exit.")
-@click.option("--verbose", is_flag=True, help="Print one JSON object with the outcome.")
+@click.option("--api-key", hidden=True, help="Refused: a key on a command line is visible to everyone.")
+@click.option("--verbose", is_flag=True, hidden=True, help="Every call is shown in any case.")
+@click.option("--save-trajectories", is_flag=True, hidden=True, help="Every run is recorded in any case.")
+@json_option
 def agent(
     task: str | None,
     model: str | None,
     base_url: str | None,
+    toolsets: str | None,
     max_iterations: int,
     interactive: bool,
     list_environments: bool,
     check_server: bool,
+    api_key: str | None,
     verbose: bool,
+    save_trajectories: bool,
+    as_json: bool,
 ) -> None:
     """Give the agent a task such as "Train SmolLM2 on calculator with LoRA rank 32"."""
+    from hermes.cli.batch import refuse_key
     from hermes.cli.chat import Options
     from hermes.config.load import load
     from hermes.errors import HermesError, UsageError
     from hermes.rl.machine import why_not
     from hermes.rl.tools import TOOLSET, register_tools
 
+    refuse_key({"api_key": api_key})
     config = load()
     if list_environments:
         from hermes.rl.views import environments
 
-        click.echo(environments(config, as_json=False))
+        click.echo(environments(config, as_json))
         return
     trained = config.settings.rl.model
     missing = why_not(config, trained)
@@ -50,7 +62,8 @@ def agent(
         click.echo(f"{trained} can be trained here")
         return
     register_tools()
-    options = Options(task, model, base_url, TOOLSET, None, None, max_iterations, False, verbose)
+    offered = ",".join((TOOLSET, *([toolsets] if toolsets else [])))
+    options = Options(task, model, base_url, offered, None, None, max_iterations, False, as_json)
     if interactive:
         from hermes.cli.repl import run_repl
 

@@ -37,10 +37,13 @@ def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
 @json_option
 def preflight(groups: int, as_json: bool) -> None:
     """A minute that says whether a run of the selected environment will learn."""
+    import signal
+
     from hermes.config.load import load
     from hermes.rl.config import resolve, selected
     from hermes.rl.preflight import preflight as check
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
     found = check(config, resolve(config, selected(config.home)), groups)
     if as_json:

@@ -45,6 +45,7 @@ _COMMON = (
         help="Beside the store and metrics.jsonl; repeatable.",
     ),
     click.option("--project", default="hermes", show_default=True, help="For the sinks."),
+    click.option("--title", metavar="NAME", help="Of the run, for the sinks; default: its name."),
 )
 _RL = (
     click.option("--api-url", default="http://127.0.0.1:8000", show_default=True, help="The trajectory API."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import signal
 import threading
@@ -159,7 +160,7 @@ def _with_total(settings: Any, total: int) -> Any:
 @contextmanager
 def _sinks(config: Config, run: Run, given: dict[str, Any], settings: Any) -> Iterator[Sinks]:
     from hermes.agent.build import open_writer
-    from hermes.training.sinks import JsonLines, Sinks, StoreSink, configured
+    from hermes.training.sinks import JsonLines, Label, Sinks, StoreSink, configured
 
     with open_writer(config) as writer:
         sinks = Sinks([JsonLines(run.folder), StoreSink(writer, run.id)])
@@ -169,7 +170,7 @@ def _sinks(config: Config, run: Run, given: dict[str, Any], settings: Any) -> It
         facts = json.loads(json.dumps({**asdict(settings), **asdict(run.wish)}, default=str))
         try:
             for name in named:
-                sinks.add(name, run.folder, run.id, given["project"], facts)
+                sinks.add(name, run.folder, Label(run.id, given["project"], given["title"] or run.id), facts)
             yield sinks
         finally:
             sinks.close()
@@ -225,6 +226,7 @@ def _teller(given: dict[str, Any]) -> Callable[[str], None]:
 
 
 def _report(run: Run, done: Finished, given: dict[str, Any]) -> None:
+    gc.freeze()  # else the exit takes a second to look for garbage in what torch has brought along
     facts = {"run_id": run.id, "run_dir": str(run.folder), **asdict(done)}
     facts["best"] = done.best._asdict() if done.best else None
     if given["as_json"]:

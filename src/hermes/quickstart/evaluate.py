@@ -6,6 +6,7 @@ Greedy says what the policy knows, temperature 1 what it does when it samples, a
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from hermes.quickstart.progress import Meter, Tell
 from hermes.quickstart.recipe import MODEL, Recipe
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from hermes.envs.builtin.calculator import CalculatorEnv
     from hermes.envs.servers.config import APIServerConfig
 
@@ -30,6 +33,14 @@ class Measured:
 def measure(recipe: Recipe, engine_url: str, weights: str, tell: Tell) -> Measured:
     """`weights`: the base model's name, or a tinker:// path of sampler weights."""
     return asyncio.run(_measure(recipe, engine_url, weights, tell))
+
+
+@functools.cache
+def tokenizer() -> PreTrainedTokenizerBase:
+    """The model's, loaded once; the first time takes seconds."""
+    from hermes.envs.tokenise import load_tokenizer
+
+    return load_tokenizer(MODEL)
 
 
 def open_env(recipe: Recipe, engine_url: str, weights: str = MODEL) -> CalculatorEnv:
@@ -62,6 +73,7 @@ def on_engine(engine_url: str, weights: str, at_once: int) -> APIServerConfig:
 
 async def _measure(recipe: Recipe, engine_url: str, weights: str, tell: Tell) -> Measured:
     env = open_env(recipe, engine_url, weights)
+    env.tokenizer = tokenizer()
     try:
         await env.setup()
         items = await env.eval_items()

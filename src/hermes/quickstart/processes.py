@@ -49,7 +49,20 @@ class Crew:
 
     def serve(self, name: str, arguments: tuple[str, ...], ready: Callable[[], bool]) -> None:
         """Starts `hermes ARGUMENTS` and waits until it is ready; it then runs until the end."""
-        self._start(name, arguments)
+        self.start(name, arguments)
+        self.until_ready(name, ready)
+
+    def start(self, name: str, arguments: tuple[str, ...]) -> None:
+        """Starts `hermes ARGUMENTS`, and waits for nothing."""
+        log = self._logs / f"{name}.log"
+        part = Part(name, (*HERMES, *arguments), log, lambda: True, environ=self._environ)
+        try:
+            self._running[name] = (launch(part, self._cwd), log)
+        except OSError as error:
+            raise HermesError(f"{name} cannot be started: {error}", "see 'hermes doctor'") from error
+
+    def until_ready(self, name: str, ready: Callable[[], bool]) -> None:
+        """Of one that was started; ProcessFailedError if it, or another, ends meanwhile."""
         deadline_s = time.monotonic() + _START_PATIENCE_S
         while not ready():
             self.check()
@@ -63,7 +76,7 @@ class Crew:
         self, name: str, arguments: tuple[str, ...], meanwhile: Callable[[], None] = lambda: None
     ) -> JSONObject:
         """Starts `hermes ARGUMENTS`, waits for a good end, and reads the JSON object it printed last."""
-        self._start(name, arguments)
+        self.start(name, arguments)
         return self.finish(name, meanwhile)
 
     def finish(self, name: str, meanwhile: Callable[[], None] = lambda: None) -> JSONObject:
@@ -112,14 +125,6 @@ class Crew:
     ) -> None:
         for name in reversed(list(self._running)):
             self.stop(name)
-
-    def _start(self, name: str, arguments: tuple[str, ...]) -> None:
-        log = self._logs / f"{name}.log"
-        part = Part(name, (*HERMES, *arguments), log, lambda: True, environ=self._environ)
-        try:
-            self._running[name] = (launch(part, self._cwd), log)
-        except OSError as error:
-            raise HermesError(f"{name} cannot be started: {error}", "see 'hermes doctor'") from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from hermes.config.files import ensure_dir
 from hermes.errors import HermesError
 from hermes.quickstart import probes
-from hermes.quickstart.evaluate import Measured, measure
+from hermes.quickstart.evaluate import Measured, measure, tokenizer
 from hermes.quickstart.generate import Generated, generate
 from hermes.quickstart.outcome import Outcome, Point, Stage, Tokens
 from hermes.quickstart.processes import Crew, terminated_like_interrupted
@@ -110,14 +110,15 @@ class _Run:
     def _start_engine(self) -> None:
         port = ports.choose(ports.ENGINE_PORT)
         url = f"http://127.0.0.1:{port}"
-        self._crew.serve(
+        self._crew.start(
             "engine",
             (
                 *("engine", "serve", "--model", MODEL, "--device", self._device),
                 *("--port", str(port), "--state-dir", str(self._folder / "engine")),
             ),
-            lambda: ask(f"{url}/health") is not None,
         )
+        tokenizer()  # what the evaluations need of this process, while the engine has only one core busy
+        self._crew.until_ready("engine", lambda: ask(f"{url}/health") is not None)
         self._engine_url = url
 
     def _evaluate(self, policy: str, weights: str) -> Measured:
@@ -167,8 +168,11 @@ class _Run:
     def _reinforce(self, weights: str) -> tuple[str, tuple[Point, ...]]:
         recipe, folder = self._recipe, self._folder / "grpo"
         api = f"http://127.0.0.1:{self._start_api()}"
-        self._crew.serve("trainer", self._trainer(weights, api, folder), _says(api, "started"))
-        self._crew.serve("env", self._environment(api), _says(api, "envs"))
+        # Both at once: importing keeps one core busy, and the environment waits for the trainer by itself.
+        self._crew.start("trainer", self._trainer(weights, api, folder))
+        self._crew.start("env", self._environment(api))
+        self._crew.until_ready("trainer", _says(api, "started"))
+        self._crew.until_ready("env", _says(api, "envs"))
         meter = Meter("step", recipe.rl_steps, self._tell)
         told = self._crew.finish("trainer", _following(folder, meter, "reward/mean", "reward"))
         self._crew.stop("env")
@@ -205,7 +209,7 @@ class _Run:
             "env.max_num_workers": recipe.groups,
             "env.tool_pool_size": recipe.at_once,
             "env.max_batches_offpolicy": 1,
-            "env.total_steps": recipe.rl_steps,
+            "env.total_steps": recipe.rl_steps - 1,  # it ends when more batches are made: with the last
             "env.steps_per_eval": recipe.rl_steps + 1,
             "env.ensure_scores_are_not_same": False,  # the trainer leaves them out, and the curve shows them
             "env.rollout_server_url": api,

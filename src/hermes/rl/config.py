@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.config.files import atomic_write, read_text
 from hermes.errors import ConfigError, HermesError, UsageError
-from hermes.rl.fields import FieldInfo, TrainerFields, checked, fields_of, find_field
+from hermes.rl.fields import FIXED, FieldInfo, TrainerFields, checked, fields_of, find_field
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -69,8 +69,7 @@ class Resolved:
                 "env": self.section("env"),
                 "openai": [self.section("openai")],
                 "tinker": self.section("tinker"),
-                "slurm": False,
-                "testing": False,
+                **{name: self.values[name] for name in FIXED},
                 "run": run,
             }
         )
@@ -135,7 +134,7 @@ def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
     selection = selected(config.home)
     now = resolve(config, selection)
     field = find_field(name, now.fields)
-    if field.lock is not None and not unlock:
+    if field.name in FIXED or (field.lock is not None and not unlock):
         raise LockedFieldError(field, now.values[field.name])
     section = field.name.partition(".")[0]
     taken = checked(field, value, now.classes[section], now.section(section))
@@ -146,13 +145,14 @@ def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
 
 
 class LockedFieldError(UsageError):
-    """The agent asked to change what only a person may."""
+    """The agent asked to change what only a person may, or somebody what nobody can."""
 
     def __init__(self, field: FieldInfo, value: JSON) -> None:
         short = field.name.rpartition(".")[2]
+        unlock = f"a person can let the agent (hermes config set rl.unlock '[{short}]'), or use --unlock"
         super().__init__(
             f"{field.name} is locked at {value!r}: {field.lock}",
-            f"a person can let the agent (hermes config set rl.unlock '[{short}]'), or use --unlock",
+            "it has no other value" if field.name in FIXED else unlock,
         )
         self.value = value
 
@@ -193,6 +193,8 @@ def resolve(config: Config, selection: Selection) -> Resolved:
         f"{section}.{name}": value for section in own for name, value in own[section].items()
     }
     values |= {name: value for name, value in recipe.items() if name in fields}
+    fields |= FIXED
+    values |= {name: info.default for name, info in FIXED.items()}
     resolved = Resolved(selection, settings.model, fields, values, classes)
     return _with_values(_with_values(resolved, settings.values), selection.edits)
 
@@ -211,6 +213,8 @@ def _with_values(resolved: Resolved, given: Mapping[str, Any]) -> Resolved:
     values = dict(resolved.values)
     for name, value in given.items():
         field = find_field(name, resolved.fields)
+        if field.name in FIXED:
+            raise LockedFieldError(field, values[field.name])
         section = field.name.partition(".")[0]
         now = replace(resolved, values=values).section(section)
         values[field.name] = checked(field, value, resolved.classes[section], now)

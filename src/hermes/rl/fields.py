@@ -52,8 +52,6 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "tinker.max_token_trainer_length": _LENGTH,
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
         "tinker.save_checkpoint_interval": "a run that is killed goes on from here",
-        "slurm": "runs are local",
-        "testing": "a run trains on real answers",
     }
 )
 """Dotted field → why it is locked."""
@@ -123,6 +121,18 @@ class FieldInfo:
         if self.lock is not None:
             shown |= {"locked_value": value, "reason": self.lock}
         return shown
+
+
+FIXED: Mapping[str, FieldInfo] = MappingProxyType(
+    {
+        name: FieldInfo(name, "boolean", False, description, lock=why)
+        for name, description, why in (
+            ("slurm", "Find the servers on the nodes of a Slurm job.", "the run has servers of its own"),
+            ("testing", "Answer from a table instead of a model.", "a run trains on real answers"),
+        )
+    }
+)
+"""What the reference lists and a run has only one value for: nobody can change it."""
 
 
 def fields_of(section: str, model: type[BaseModel], defaults: Mapping[str, Any]) -> dict[str, FieldInfo]:

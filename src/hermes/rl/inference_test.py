@@ -8,6 +8,7 @@ is removed afterwards.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from hermes.config.paths import logs_dir
 from hermes.config.settings import LOCAL
 from hermes.errors import HermesError
 from hermes.rl.config import Resolved, dump_yaml
+from hermes.rl.processes import ProcessId, signal_group
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -120,20 +122,28 @@ def process(
     atomic_write(config, dump_yaml({"env": env, "openai": [server.settings]}))
     command = [sys.executable, "-m", "hermes", "env", "process", resolved.selection.file_path]
     try:
-        with log.open("wb") as file:
-            done = subprocess.run(
-                [*command, "--config", str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=timeout_s,
-                start_new_session=True,
-            )
-    except subprocess.TimeoutExpired:
-        return f"it took longer than {timeout_s:g} s"
+        code = _run([*command, "--config", str(config)], log, timeout_s)
     finally:
         config.unlink(missing_ok=True)
-    return None if done.returncode == 0 else _last_error(log, done.returncode)
+    if code is None:
+        return f"it took longer than {timeout_s:g} s"
+    return None if code == 0 else last_error(log, code)
+
+
+def _run(command: Sequence[str], log: Path, timeout_s: float) -> int | None:
+    """Its exit code; None: it took too long. Whatever ends it, nothing that it started is left."""
+    with log.open("wb") as file:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    group = ProcessId.of(child.pid)
+    try:
+        return child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        signal_group(group, signal.SIGKILL)
+        child.wait()
 
 
 def is_local(name: str) -> bool:
@@ -204,7 +214,8 @@ def _figures(groups: Sequence[JSONObject], steps: int) -> dict[str, Any]:
     }
 
 
-def _last_error(log: Path, code: int) -> str:
+def last_error(log: Path, code: int) -> str:
+    """Why a process ended, by the last error of its log."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error:")]
     return (errors or lines or [f"it ended with exit code {code}"])[-1]

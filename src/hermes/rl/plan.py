@@ -151,6 +151,7 @@ def trainer_arguments(run: Run, config: JSONObject) -> tuple[str, ...]:
         "max-staleness": env["max_batches_offpolicy"] + 1,
         "loss": tinker["loss"],
         "project": WANDB_PROJECT,
+        "title": env["wandb_name"] or run.run_id,
     }
     if config["run"]["service"]:
         flags["face-port"] = config["run"]["ports"]["trainer"]

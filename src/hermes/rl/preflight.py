@@ -2,12 +2,13 @@
 
 A few groups are sampled from the untrained policy, scored by the environment, and looked at as the trainer
 would: does any group have something to learn from? The suggestions follow from that by fixed rules; the time
-is extrapolated from what was measured in this process's own way of sampling, which an engine beats, and the
-memory is reckoned for a run on a CPU.
+is extrapolated from what was measured with an engine like the run's own, and the memory is reckoned for a run
+on a CPU.
 """
 
 from __future__ import annotations
 
+import signal
 import statistics
 import threading
 import time
@@ -21,7 +22,10 @@ from typing import TYPE_CHECKING
 from hermes.config.files import ensure_dir
 from hermes.config.paths import logs_dir
 from hermes.errors import HermesError
-from hermes.rl.inference_test import Server, is_local, process, read_groups, server_for
+from hermes.rl import ports
+from hermes.rl.inference_test import Server, is_local, last_error, process, read_groups
+from hermes.rl.part import HERMES, Part, ask, launch
+from hermes.rl.processes import ProcessId, signal_group
 from hermes.rl.service import service_of
 from hermes.training.advantages import has_signal
 from hermes.training.client import connection
@@ -43,6 +47,8 @@ _TRAINED_AT_ONCE = 1024
 _KNOWN_PARAMETERS, _KNOWN_ACTIVATIONS = 135e6, 322e3
 """Of one model: numbers that a token leaves for the way back. They grow as the square root of the size."""
 _MUCH_CUT = 0.3
+_NO_TOKEN = {"HERMES_ENGINE_TOKEN": ""}
+"""It listens on loopback, and nobody else is told where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ def preflight(
     output, log = folder / f"{stem}.jsonl", folder / f"{stem}.log"
     size = min(8, int(resolved.values["env.group_size"]))
     overrides: JSONObject = {"total_steps": groups, "group_size": size, "use_wandb": False}
-    with _policy(config, resolved.model) as server, _appearance_of(output) as begun_s:
+    engine_log = folder / f"{stem}_engine.log"
+    with _policy(config, resolved.model, engine_log) as server, _appearance_of(output) as begun_s:
         problem = process(resolved, server, overrides, output, log, timeout_s=2 * seconds + 60)
     sampled = summarise(read_groups(output), _last_write_s(output) - begun_s() if output.exists() else 0.0)
     if not sampled.scores:
@@ -104,11 +111,12 @@ def _last_write_s(path: Path) -> float:
 
 
 @contextmanager
-def _policy(config: Config, model: str) -> Iterator[Server]:
-    """The untrained policy: at the service where there is one, else in a process of this machine."""
+def _policy(config: Config, model: str, log: Path) -> Iterator[Server]:
+    """The untrained policy: at the service where there is one, else with an engine of its own."""
     service = service_of(config.settings.rl, config.environ)
     if service is None:
-        yield server_for(config, model if is_local(model) else _downloaded(model))
+        with _engine(config, model if is_local(model) else _downloaded(model), log) as server:
+            yield server
         return
     from hermes.training.face import offered, tokenizer_of
     from hermes.training.meter import Meter
@@ -123,7 +131,32 @@ def _policy(config: Config, model: str) -> Iterator[Server]:
             Meter(Path(counted)),
         ) as face,
     ):
-        yield Server(model, {"base_url": f"{face.url}/v1", "model_name": model, "server_type": "sglang"})
+        yield _server(face.url, model)
+
+
+@contextmanager
+def _engine(config: Config, model: str, log: Path) -> Iterator[Server]:
+    """An engine for as long as the sampling takes."""
+    port, device = ports.choose(ports.ENGINE_PORT), config.settings.rl.device
+    url = f"http://127.0.0.1:{port}"
+    with TemporaryDirectory() as state:
+        serve = (*HERMES, "engine", "serve", "--model", model, "--device", device)
+        command = (*serve, "--port", str(port), "--state-dir", state)
+        part = Part("engine", command, log, lambda: ask(f"{url}/health") is not None, _NO_TOKEN)
+        child = launch(part, Path.cwd())
+        try:
+            while not part.ready():
+                if (code := child.poll()) is not None:
+                    raise HermesError(f"the engine does not start: {last_error(log, code)}", f"see {log}")
+                time.sleep(_LOOK_EVERY_S)
+            yield _server(url, model)
+        finally:
+            signal_group(ProcessId(child.pid, "?"), signal.SIGKILL)
+            child.wait()
+
+
+def _server(url: str, model: str) -> Server:
+    return Server(model, {"base_url": f"{url}/v1", "model_name": model, "server_type": "sglang"})
 
 
 def _downloaded(model: str) -> str:

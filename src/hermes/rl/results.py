@@ -12,6 +12,7 @@ from typing import Any
 from hermes.config.files import read_text
 from hermes.core import JSONObject
 from hermes.rl.run import PARTS, WANDB_PROJECT, Run, RunState, Status, now_ms, read_metrics
+from hermes.training.sinks import read_wandb
 
 _HISTORY_ROWS = 10
 _SHOWN = (
@@ -35,9 +36,8 @@ def describe(run: Run, status: Status) -> JSONObject:
         "running_time_minutes": round(_running_ms(status) / 60_000, 1),
         "processes": {name: part.describe() for name, part in status.parts.items()},
         "restarts": {name: part.starts - 1 for name, part in status.parts.items() if part.starts > 1},
-        "wandb_project": WANDB_PROJECT,
-        "wandb_run_name": config["env"]["wandb_name"],
-        "logs": logs(run, tuple(status.parts) or PARTS),
+        **wandb(run, config),
+        "logs": logs(run, status),
         "total_steps": config["env"]["total_steps"],
     }
     if status.reason is not None:
@@ -50,8 +50,15 @@ def describe(run: Run, status: Status) -> JSONObject:
     return about
 
 
-def logs(run: Run, parts: tuple[str, ...] = PARTS) -> JSONObject:
-    return {part: str(run.log_path(part)) for part in parts}
+def wandb(run: Run, config: JSONObject) -> JSONObject:
+    """What the run is called at W&B; its address there, and why W&B failed, where that is so."""
+    told = read_wandb(run.folder)
+    said = {f"wandb_{name}": told[name] for name in ("url", "error") if told.get(name)}
+    return {"wandb_project": WANDB_PROJECT, "wandb_run_name": config["env"]["wandb_name"], **said}
+
+
+def logs(run: Run, status: Status) -> JSONObject:
+    return {part: str(run.log_path(part)) for part in status.parts or PARTS}
 
 
 def newest(run: Run) -> JSONObject | None:
@@ -62,10 +69,8 @@ def newest(run: Run) -> JSONObject | None:
     found: JSONObject = {"step": rows[-1]["step"]}
     if "reward/mean" in rows[-1]:
         found["reward_mean"] = rows[-1]["reward/mean"]
-    if (
-        correct := next((row["data/correct"] for row in rows[-1:] if "data/correct" in row), None)
-    ) is not None:
-        found["percent_correct"] = 100 * correct
+    if "reward/positive" in rows[-1]:
+        found["percent_correct"] = 100 * rows[-1]["reward/positive"]
     if (success := _eval_success(run)) is not None:
         found["eval_percent_correct"] = 100 * success
     return found
@@ -79,8 +84,7 @@ def results(run: Run, status: Status) -> JSONObject:
         "run_id": run.run_id,
         "status": status.state.value,
         "environment": config["run"]["environment"],
-        "wandb_project": WANDB_PROJECT,
-        "wandb_run_name": config["env"]["wandb_name"],
+        **wandb(run, config),
         "steps": rows[-1]["step"] if rows else 0,
     }
     if status.reason is not None:

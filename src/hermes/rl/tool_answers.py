@@ -23,7 +23,7 @@ def list_environments(config: Config, arguments: JSONObject, task: str) -> JSONO
     rows = [{key: each.to_json()[key] for key in shown} for each in found.environments]
     tips = [
         "Select one with rl_select_environment(name).",
-        "Read its file to see how it scores; copy it to write another.",
+        "A name may also be the path of a file with an environment of your own; see `hermes env new`.",
         *(f"{each.path} was left out: {each.why}" for each in found.broken),
     ]
     return {"environments": rows, "count": len(rows), "tips": tips}
@@ -84,15 +84,16 @@ def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObje
 
     resolved = resolve(config, selected(config.home))
     run = start(config, resolved, task=task)
+    status = run.status()
     return {
         "run_id": run.run_id,
-        "status": run.status().state.value,
+        "status": status.state.value,
         "environment": resolved.selection.environment,
         "config": resolved.values,
         "wandb_project": WANDB_PROJECT,
         "wandb_run_name": resolved.values["env.wandb_name"],
         "config_path": str(run.config_path),
-        "logs": logs(run),
+        "logs": logs(run, status),
         "message": "The run goes on without you. rl_check_status(run_id) tells how it stands.",
     }
 

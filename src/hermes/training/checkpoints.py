@@ -8,13 +8,15 @@ again in the same order, on top of the same weights. A batch is acknowledged onc
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.config.files import atomic_write, read_text
+from hermes.config.files import atomic_write, ensure_dir, read_text
 from hermes.core.json import JSONObject
 from hermes.errors import HermesError, UsageError
 
@@ -104,6 +106,24 @@ class StateFile:
 
     def write(self, state: RunState) -> None:
         atomic_write(self.path, json.dumps({"format": _FORMAT, **asdict(state)}, indent=1) + "\n")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One trainer for each run: two would train on the same batches. The lock goes with the process."""
+    path = ensure_dir(folder) / "training.lock"
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise HermesError(f"cannot write {path}: {error.strerror}", "free space, or use --run-dir") from error
+    with file as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process is training the run in {folder}", "wait for it, or use another run name"
+            ) from error
+        yield
 
 
 def added(

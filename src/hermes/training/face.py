@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hermes.errors import MissingDependencyError
 from hermes.safety.access import bound, policy_for
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp
 
-    from hermes.engine.http.state import State
     from hermes.training.remote import RemoteNames, RemoteState
 
 HOST = "127.0.0.1"
@@ -84,7 +83,7 @@ def _app(state: RemoteState) -> ASGIApp:
     from hermes.engine.http.security import DOOR
 
     # The routes use no more of an engine than RemoteState has.
-    table = openai_routes(cast("State", state), _PARSER)
+    table = openai_routes(state, _PARSER)
     return build_app([Route("/health", _health), *table], policy_for(DOOR, HOST, None))
 
 

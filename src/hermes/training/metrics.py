@@ -68,6 +68,7 @@ def group_metrics(groups: Sequence[Group], signals: int) -> dict[str, float]:
     if scores:
         found |= {"reward/mean": statistics.fmean(scores), "reward/std": statistics.pstdev(scores)}
         found |= {"reward/min": min(scores), "reward/max": max(scores)}
+        found["reward/positive"] = sum(score > 0 for score in scores) / len(scores)
     if rollouts:
         found["data/sequence_tokens"] = statistics.fmean(len(rollout.tokens) for rollout in rollouts)
     return found | _behaviour(rollouts)

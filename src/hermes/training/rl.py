@@ -19,7 +19,7 @@ from hermes.core.json import JSONObject
 from hermes.errors import HermesError
 from hermes.training.api import Batch, TrainerApi
 from hermes.training.batch import Prepared, Rules, prepare, with_penalty
-from hermes.training.checkpoints import StateFile
+from hermes.training.checkpoints import StateFile, alone
 from hermes.training.client import Trainee
 from hermes.training.correction import IMPORTANCE_SAMPLING
 from hermes.training.distill import Teacher, ask
@@ -89,7 +89,8 @@ class Around:
 
 def train(run: Run, settings: RlSettings, around: Around) -> Finished:
     """Trains to the end, from wherever the run stands."""
-    return carry_on(run, lambda: _attempt(run, settings, around), around.tell)
+    with alone(run.folder):
+        return carry_on(run, lambda: _attempt(run, settings, around), around.tell)
 
 
 def _attempt(run: Run, settings: RlSettings, around: Around) -> Finished:

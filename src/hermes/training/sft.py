@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hermes.core.json import JSONObject
-from hermes.training.checkpoints import StateFile
+from hermes.training.checkpoints import StateFile, alone
 from hermes.training.client import Trainee
 from hermes.training.correction import Loss
 from hermes.training.datums import weighted
@@ -70,7 +70,8 @@ def steps_of(lessons: int, settings: SftSettings) -> int:
 
 def train(run: Run, lessons: Lessons, settings: SftSettings, sinks: Sinks, tell: Tell) -> Finished:
     """Trains to the end, from wherever the run stands."""
-    return carry_on(run, lambda: _attempt(run, lessons, settings, sinks, tell), tell)
+    with alone(run.folder):
+        return carry_on(run, lambda: _attempt(run, lessons, settings, sinks, tell), tell)
 
 
 def _attempt(run: Run, lessons: Lessons, settings: SftSettings, sinks: Sinks, tell: Tell) -> Finished:

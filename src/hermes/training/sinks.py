@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hermes.config.files import atomic_write, ensure_dir, read_text
 from hermes.core.json import JSONObject
@@ -31,9 +31,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
+WANDB = "wandb.json"
 _INIT_S = 30.0
 """How long a service that does not answer may hold up the start of a run."""
 EXTRAS = ("wandb", "wandb-offline", "tensorboard", "trackio")
+
+
+class Label(NamedTuple):
+    """What a run is called where its numbers go."""
+
+    run_id: str
+    project: str
+    title: str
 
 
 class Sink(Protocol):
@@ -90,14 +99,16 @@ class StoreSink:
 class _Tracker:
     """W&B, or trackio, which has the same face. What they say goes to standard error."""
 
-    def __init__(self, module: str, run_id: str, project: str, facts: JSONObject, **more: Any) -> None:
+    def __init__(self, module: str, title: str, project: str, facts: JSONObject, **more: Any) -> None:
         self.name = module
         try:
             self._module = importlib.import_module(module)
         except ImportError as error:
             raise _missing(module, module) from error
         with redirect_stdout(sys.stderr):
-            self._module.init(project=project, name=run_id, config=facts, resume="allow", **more)
+            begun = self._module.init(project=project, name=title, config=facts, resume="allow", **more)
+        self.url: str | None = getattr(begun, "url", None)
+        """Where it can be looked at; None: on this machine only."""
 
     def rewind(self, step: int) -> None:
         """These services take a step once, and ignore it the second time."""
@@ -136,15 +147,22 @@ class Sinks:
         self._sinks = list(sinks)
         self.failures: Counter[str] = Counter()
         """Sink → writes that did not work."""
+        self._wandb: Path | None = None
 
-    def add(self, name: str, folder: Path, run_id: str, project: str, settings: JSONObject) -> None:
+    def add(self, name: str, folder: Path, label: Label, settings: JSONObject) -> None:
         """Opens one of EXTRAS. One that is not installed is an error; one that fails to start is counted."""
+        if name.startswith("wandb"):
+            self._wandb = folder / WANDB
         try:
-            self._sinks.append(_open(name, folder, run_id, project, settings))
+            sink = _open(name, folder, label, settings)
         except HermesError:
             raise
         except Exception as error:  # noqa: BLE001 (foreign code; its failure must not cost the run)
             self._count(name, error)
+            return
+        self._sinks.append(sink)
+        if sink.name == "wandb":
+            self._note({"url": getattr(sink, "url", None), "error": None})
 
     def write(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
         """Hands the numbers out; returns what was handed."""
@@ -173,20 +191,40 @@ class Sinks:
     def _count(self, name: str, error: Exception) -> None:
         if not self.failures[name]:
             logger.warning("metrics: the sink %s failed, the run goes on without it: %s", name, error)
+            if name.startswith("wandb"):
+                self._note({"error": f"{error or type(error).__name__}"})
         self.failures[name] += 1
 
+    def _note(self, facts: JSONObject) -> None:
+        """For whoever looks at the run: W&B's address, and why it failed."""
+        assert self._wandb is not None, "W&B was added"
+        try:
+            known = read_wandb(self._wandb.parent)
+            atomic_write(self._wandb, json.dumps({**known, **facts}) + "\n")
+        except HermesError as error:
+            logger.warning("%s", error.message)
 
-def _open(name: str, folder: Path, run_id: str, project: str, settings: JSONObject) -> Sink:
+
+def read_wandb(folder: Path) -> JSONObject:
+    """What W&B said of the run in that folder: `url`, `error`; nothing where it was never asked."""
+    text = read_text(folder / WANDB)
+    try:
+        told = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _open(name: str, folder: Path, label: Label, settings: JSONObject) -> Sink:
     if name == "tensorboard":
         return _TensorBoard(folder)
     if name == "trackio":
-        return _Tracker("trackio", run_id, project, settings)
+        return _Tracker("trackio", label.title, label.project, settings)
     if name in ("wandb", "wandb-offline"):
         mode = "offline" if name == "wandb-offline" else "online"
         quiet = {"init_timeout": _INIT_S, "silent": True}  # it would also speak on standard output, at exit
-        return _Tracker(
-            "wandb", run_id, project, settings, id=run_id, dir=str(folder), mode=mode, settings=quiet
-        )
+        more: JSONObject = {"id": label.run_id, "dir": str(folder), "mode": mode, "settings": quiet}
+        return _Tracker("wandb", label.title, label.project, settings, **more)
     raise UsageError(f"there is no sink '{name}'", f"one of: {', '.join(EXTRAS)}")
 
 

@@ -1,0 +1,94 @@
+"""kill -9 of each process of a run, at random moments: it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from hermes.rl.run import Run, RunState, last_step
+from tests.engine.http.engine_process import launch
+from tests.rl.conftest import MakeHome
+from tests.rl.test_runs import how_it_ended, start_run
+from tests.rl.world import wait_for
+from tests.training.books import check_served, check_weights, trained_leases
+from tests.training.world import start_api
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", ["api", "engine", "trainer", "env", "supervisor"])
+def test_a_killed_process_does_not_change_how_the_run_ends(home_with: MakeHome, victim: str) -> None:
+    run = start_run(home_with(total_steps=6))
+    wait_for(lambda: run.status().state is RunState.RUNNING)
+    time.sleep(random.uniform(0, 3))
+    status = run.status()
+    process = status.supervisor if victim == "supervisor" else status.parts[victim].process
+    if process is not None and process.alive():
+        os.kill(process.pid, signal.SIGKILL)
+    assert how_it_ended(run) == "completed: None"
+    _check_books(run, 6)
+
+
+def _check_books(run: Run, steps: int, weights: Path | None = None) -> None:
+    """No step trained twice or missing, no batch lost, and as many updates in the weights as steps."""
+    leases = trained_leases(run.folder, steps)
+    check_weights(run.folder, weights or run.folder / "engine")
+    api, url = start_api(run.folder)
+    try:
+        check_served(url, leases)
+    finally:
+        api.kill()
+
+
+def _beyond(run: Run, made: int) -> bool:
+    return run.status().state.ended or last_step(run) > made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_ends_the_same_whatever_is_killed_and_whenever(home_with: MakeHome) -> None:
+    steps, chance = 30, random.Random(11)
+    run = start_run(home_with(total_steps=steps, save_checkpoint_interval=3))
+    killed = []
+    for victim in chance.sample(["api", "engine", "trainer", "env", "supervisor"] * 2, 10):
+        # Not before there is progress: five ends of a part without any would fail the run.
+        made = last_step(run)
+        wait_for(partial(_beyond, run, made), 240)
+        time.sleep(chance.uniform(0, 1.5))
+        status = run.status()
+        process = status.supervisor if victim == "supervisor" else status.parts[victim].process
+        if not status.state.ended and process is not None and process.alive():
+            os.kill(process.pid, signal.SIGKILL)
+            killed.append(victim)
+    assert how_it_ended(run, 400) == "completed: None", killed
+    assert len(killed) >= 5, killed
+    _check_books(run, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_with_a_service_ends_the_same_whoever_is_killed(
+    home_with: MakeHome, tmp_path: Path, model: Path
+) -> None:
+    """The trainer's death takes the environment's sampler with it, the service's every session."""
+    service = launch(model, tmp_path / "service")
+    try:
+        home = home_with(total_steps=12, save_checkpoint_interval=3)
+        run = start_run(home, env={"TINKER_BASE_URL": service.url})
+        for victim in ("trainer", "service", "env", "trainer"):
+            wait_for(partial(_beyond, run, last_step(run)), 240)
+            if victim == "service":
+                service.kill()
+                service = launch(model, tmp_path / "service", "--port", service.url.rpartition(":")[2])
+            elif (process := run.status().parts[victim].process) is not None and process.alive():
+                os.kill(process.pid, signal.SIGKILL)
+        assert how_it_ended(run, 400) == "completed: None"
+    finally:
+        service.kill()
+    _check_books(run, 12, tmp_path / "service")
