@@ -208,7 +208,7 @@ def main() -> None:
     args.ends_s = time.monotonic() + args.seconds
     args.output = args.output.absolute()
     args.output.mkdir(parents=True)
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    settings = {name: value for name, value in vars(args).items() if name not in ("output", "ends_s")}
     found = {"settings": settings, "machine": platform.platform()}
     run(args, found)
     metrics = args.output / "grpo" / "metrics.jsonl"

@@ -64,6 +64,7 @@ def test_flags_choose_what_is_trained(spec: ModelSpec, flags: dict[str, bool], l
         (LoraConfig(rank=0), "between 1 and 64"),
         (LoraConfig(rank=65), "between 1 and 64"),
         (LoraConfig(alpha=0.0), "alpha"),
+        (LoraConfig(seed=2**63), "seed must fit 64 bits"),
         (LoraConfig(train_attn=False, train_mlp=False, train_unembed=False), "train nothing"),
     ],
 )

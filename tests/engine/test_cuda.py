@@ -1,4 +1,4 @@
-"""On a GPU: graphs, kernels and compiled layers give what the plain CPU path gives."""
+"""On a GPU: graphs, kernels and the written-out training pass give what the plain CPU path gives."""
 
 from __future__ import annotations
 

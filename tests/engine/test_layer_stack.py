@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hermes.engine import compact
+from hermes.engine import passes
 from hermes.engine.adapter import Adapter
 from hermes.engine.attention_varlen import tree_of
 from hermes.engine.backbone import wrap_model
@@ -58,7 +58,7 @@ def step(backbone: CompactBackbone, adapter: Adapter, **how: Any) -> tuple[Train
 def expect_same(monkeypatch: pytest.MonkeyPatch, family: str, config: dict[str, Any], **how: Any) -> None:
     backbone, adapter = made(family, **config)
     wanted, gradient = step(backbone, adapter, **how)
-    monkeypatch.setattr(compact, "WRITTEN_OUT", ("cpu",))
+    monkeypatch.setattr(passes, "WRITTEN_OUT", ("cpu",))
     found, ours = step(backbone, adapter, **how)
     torch.testing.assert_close(ours, gradient, atol=1e-5 * float(gradient.abs().max()), rtol=1e-5)
     assert found.metrics["loss:sum"] == pytest.approx(wanted.metrics["loss:sum"], rel=1e-5)
@@ -90,7 +90,7 @@ def test_a_forward_pass_alone_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_gradients_are_the_naive_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact, "WRITTEN_OUT", ("cpu",))
+    monkeypatch.setattr(passes, "WRITTEN_OUT", ("cpu",))
     backbone, adapter = made("llama-tied")
     twin = peft_twin(tiny_model("llama-tied"), adapter)
     step(backbone, adapter)
@@ -109,7 +109,7 @@ def test_keys_repeated_for_one_kernel_call_change_nothing(family: str) -> None:
 
 
 def test_the_same_input_gives_the_same_gradient_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact, "WRITTEN_OUT", ("cpu",))
+    monkeypatch.setattr(passes, "WRITTEN_OUT", ("cpu",))
     backbone, adapter = made("llama")
     assert torch.equal(step(backbone, adapter)[1], step(backbone, adapter)[1])
 

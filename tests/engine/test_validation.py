@@ -75,8 +75,8 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("cross_entropy", {"tokens": np.arange(LENGTH) + 510}, "tokens holds 512 at position 2"),
     ("cross_entropy", {"tokens": np.arange(LENGTH, dtype=np.float32)}, "tokens must be a list of integers"),
     ("cross_entropy", {"tokens": np.zeros((2, 3), np.int64)}, "tokens must be a list of integers"),
-    ("cross_entropy", {"tokens": np.zeros(0, np.int64)}, "it has 0 tokens"),
-    ("cross_entropy", {"tokens": np.zeros(513, np.int64)}, "it has 513 tokens; between 1 and 512"),
+    ("cross_entropy", {"tokens": np.zeros(0, np.int64)}, "it has no tokens"),
+    ("cross_entropy", {"tokens": np.zeros(513, np.int64)}, "it has 513 tokens; at most 512"),
     ("ppo", {"clip_low_threshold": at(0, 2), "clip_high_threshold": at(0, 1)}, "between 0 and"),
 ]
 

@@ -31,6 +31,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def find_model(name: str) -> tuple[str, tuple[str, ...]]:
     """Where the weights are, and what clients may call them."""
     from hermes.config.paths import home
+    from hermes.errors import UsageError
     from hermes.models import bundled
 
     if name == f"hermes/{bundled.NAME}":
@@ -39,4 +40,6 @@ def find_model(name: str) -> tuple[str, tuple[str, ...]]:
     if Path(name).is_dir():
         folder = str(Path(name).absolute())
         return folder, (folder,)
+    if name.startswith(("/", ".", "~")):
+        raise UsageError(f"there is no folder '{name}'", "give a folder with a model, or a hub name")
     return name, (name,)

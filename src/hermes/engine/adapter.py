@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,12 +53,10 @@ class Adapter:
         self.square = torch.zeros_like(self.gradient)
         """Adam's second moment."""
         self.steps = 0
-        self._blocks = Blocks.plan(spec, config, self.slots, device) if device.type == "cuda" else None
 
     def weights(self, dtype: torch.dtype) -> LoraWeights:
         """The live parameters in the dtype of the forward pass; gradients flow back to `parameters`."""
-        made = _assemble(self.spec, self.config, self.slots, self.parameters.to(dtype))
-        return made if self._blocks is None else self._blocks.fill(made)
+        return _assemble(self.spec, self.config, self.slots, self.parameters.to(dtype))
 
     def freeze(self) -> LoraWeights:
         """The weights as they are now, for good."""
@@ -90,48 +88,6 @@ class Adapter:
         """Adds the output projection's gradients to a flat gradient."""
         for slot, part in zip(self.slots[-2:], (a, b), strict=True):
             gradient[slot.start : slot.start + slot.size].add_(part.flatten())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
-    """Where the B matrices lie in block-diagonal matrices, one a group; see LoraGroup.block."""
-
-    sites: tuple[Site, ...]
-    shapes: tuple[tuple[int, int], ...]
-    cells: Tensor
-    """For each element of those groups' B matrices, in order, its place in the flat block matrices."""
-
-    @classmethod
-    def plan(
-        cls, spec: ModelSpec, config: LoraConfig, slots: Sequence[Slot], device: torch.device
-    ) -> Blocks | None:
-        trained = {slot.site for slot in slots}
-        sites = tuple(s for s, members in spec.groups.items() if s != HEAD and trained.issuperset(members))
-        shapes, cells, start = [], [], 0
-        for site in sites:
-            outputs = [spec.linears[member].outputs for member in spec.groups[site]]
-            rows, columns = sum(outputs), config.rank * len(outputs)
-            grid = start + torch.arange(rows * columns, device=device).view(rows, columns)
-            top = 0
-            for number, height in enumerate(outputs):
-                left = number * config.rank
-                cells.append(grid[top : top + height, left : left + config.rank].flatten())
-                top += height
-            shapes.append((rows, columns))
-            start += rows * columns
-        return cls(sites, tuple(shapes), torch.cat(cells)) if sites else None
-
-    def fill(self, weights: LoraWeights) -> LoraWeights:
-        """The same weights, their groups with blocks."""
-        parts = [part for site in self.sites for part in weights.groups[site].parts if part is not None]
-        flat = torch.cat([part.b.flatten() for part in parts]) * parts[0].scale
-        sizes = [rows * columns for rows, columns in self.shapes]
-        spread = flat.new_zeros(sum(sizes)).index_copy(0, self.cells, flat)
-        blocks = {
-            site: replace(weights.groups[site], block=block.view(shape))
-            for site, shape, block in zip(self.sites, self.shapes, torch.split(spread, sizes), strict=True)
-        }
-        return LoraWeights({**weights.groups, **blocks})
 
 
 def optim_step(adapter: Adapter, params: AdamParams) -> dict[str, float]:
@@ -173,6 +129,8 @@ def check_config(spec: ModelSpec, config: LoraConfig) -> None:
         raise EngineUserError(
             "The adapter would train nothing.", "Set train_attn, train_mlp or train_unembed."
         )
+    if config.seed is not None and not -(2**63) <= config.seed < 2**63:
+        raise EngineUserError(f"The adapter's seed must fit 64 bits, and {config.seed} does not.")
     if not (math.isfinite(config.alpha) and config.alpha > 0):
         raise EngineUserError(f"The LoRA alpha must be a positive number, not {config.alpha}.")
 

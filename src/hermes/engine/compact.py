@@ -2,14 +2,13 @@
 
 Query, key and value are one product, gate and up another, and there is no batch dimension, so packed tokens
 cost nothing extra. Equal to transformers' own logits (tests hold both to 1e-4 in fp32). It never waits for
-the device, so a layer can be compiled or captured in a graph.
+the device, so a pass can be captured in a graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,15 +25,8 @@ if TYPE_CHECKING:
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
-WRITTEN_OUT: tuple[str, ...] = ()
-"""Devices on which training is `layer_stack`; on the others the graph of the layers is recorded."""
-
 _GROUPS = ("qkv", "o", "gate_up", "down")
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
-
-
-def written_out(device: torch.device) -> bool:
-    return device.type in WRITTEN_OUT
 
 
 def why_not_compact(config: PretrainedConfig) -> str:
@@ -77,8 +69,6 @@ class CompactBackbone:
     inv_freq: Tensor
     """[head_dim / 2], fp32, from transformers' own rotary module; scaling variants included."""
     rope_scale: float
-    compiled: bool
-    """Layers run as compiled kernels. Worth its minute of compiling on a GPU that trains."""
 
     @property
     def device(self) -> torch.device:
@@ -107,7 +97,6 @@ class CompactBackbone:
             head_weight=embed if tied else model.lm_head.weight.data.to(device),
             inv_freq=inner.rotary_emb.inv_freq.float().to(device),
             rope_scale=float(inner.rotary_emb.attention_scaling),
-            compiled=False,
         )
 
     def hidden(
@@ -137,17 +126,12 @@ class CompactBackbone:
     def layer(
         self, index: int, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, lora: LoraView | None
     ) -> Tensor:
-        before, after = _compiled() if self.compiled else (before_attention, after_attention)
-        if self.compiled:
-            _any_length(x, *turn)
         deltas = [None if lora is None else lora.at((index, name)) for name in _GROUPS]
         spec, weights = self.spec, self.layers[index]
         shape = (spec.heads, spec.kv_heads, spec.head_dim)
-        q, k, v = before(x, weights, turn, deltas[0], shape, spec.eps)
+        q, k, v = before_attention(x, weights, turn, deltas[0], shape, spec.eps)
         seen = attend(index, q, k, v).reshape(x.shape[0], -1)
-        if self.compiled:
-            _any_length(seen)
-        return after(x, seen, weights, deltas[1:], spec.eps)
+        return after_attention(x, seen, weights, deltas[1:], spec.eps)
 
     def merged(self, weights: LoraWeights) -> CompactBackbone:
         layers = tuple(merge_layer(self, index, weights) for index in range(len(self.layers)))
@@ -186,18 +170,6 @@ def after_attention(
     return x + _project(functional.silu(gate) * up, weights.down, None, to_down, width)[0]
 
 
-@cache
-def _compiled() -> tuple[Any, Any]:
-    """Both halves of a layer as few large kernels each; the same code serves every layer and length."""
-    return torch.compile(before_attention), torch.compile(after_attention)
-
-
-def _any_length(*packed: Tensor) -> None:
-    """Tells the compiler that the number of tokens varies, and nothing else does."""
-    for one in packed:
-        torch._dynamo.maybe_mark_dynamic(one, 0)
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """In fp32, rounded before the weight is applied, as transformers does."""
     wide = x.float()
@@ -208,10 +180,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary positions, on halves."""
     cos, sin = turn
-    if torch.compiler.is_compiling():  # fuses well; eagerly it would be a copy more
-        halves = x.view(*x.shape[:-1], 2, -1)
-        turned = torch.stack((-sin, sin), dim=-2)
-        return (halves * cos.unsqueeze(-2) + halves.flip(-2) * turned).view(x.shape)
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
@@ -220,9 +188,8 @@ def _project(
     x: Tensor, weight: Tensor, bias: Tensor | None, delta: Delta | None, widths: list[int]
 ) -> tuple[Tensor, ...]:
     """The outputs of linears that read the same input, the adapter's part added."""
-    if delta is not None:
-        return delta.project(x, weight, bias, widths)
-    return torch.split(functional.linear(x, weight, bias), widths, dim=-1)
+    outs = torch.split(functional.linear(x, weight, bias), widths, dim=-1)
+    return outs if delta is None else delta.add(x, outs)
 
 
 def _fuse(layer: Any, device: torch.device) -> Layer:

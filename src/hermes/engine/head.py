@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hermes.engine.backbone import Backbone
-from hermes.engine.compact import written_out
 from hermes.engine.lora import LoraWeights
 from hermes.engine.spec import HEAD
 
@@ -83,7 +81,7 @@ def logprobs_backward(
 
 def log_total(logits: Tensor) -> Tensor:
     """log of the sum of exp(logits), [T, 1] in fp32."""
-    if logits.is_cuda and written_out(logits.device):
+    if logits.is_cuda:
         from hermes.engine.head_kernels import normalise
 
         top, total = normalise(logits, write=False)
@@ -94,23 +92,17 @@ def log_total(logits: Tensor) -> Tensor:
 def exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """exp(logits - top) in the logits' dtype, perhaps in their place; top and the exponentials' sum [T, 1] in
     fp32."""
-    if logits.is_cuda and written_out(logits.device):
+    if logits.is_cuda:
         from hermes.engine.head_kernels import normalise
 
         return logits, *normalise(logits, write=True)
-    return (_compiled() if logits.is_cuda else _exponentials)(logits)
+    return _exponentials(logits)
 
 
 def _exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     top = logits.amax(-1, keepdim=True).float()
     weights = (logits.float() - top).exp_()
     return weights.to(logits.dtype), top, weights.sum(-1, keepdim=True)
-
-
-@cache
-def _compiled() -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """The same in two passes over the logits."""
-    return torch.compile(_exponentials)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from torch.nn.functional import embedding, linear
 from hermes.engine.adapter import Adapter
 from hermes.engine.attention import PackedAttention
 from hermes.engine.compact import CompactBackbone, Layer
-from hermes.engine.layer_weights import Layout, Pair, layout_of
+from hermes.engine.layer_weights import Layout, Pair, layout_of, side_by_side
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,8 @@ class Stack:
         if self.layout is None:
             self.pairs = [{} for _ in backbone.layers]
         else:
-            self.pairs = self.layout.pairs(self.layout.put(self.adapter, backbone.dtype))
+            pairs = self.layout.pairs(self.layout.put(self.adapter, backbone.dtype))
+            self.pairs = side_by_side(pairs, backbone.layers)
         cos, sin = backbone.rotary(positions)
         self.angles = cos[:, 0].contiguous(), sin[:, 0].contiguous()
         x, delta = embedding(tokens, backbone.embed), None
@@ -166,7 +167,7 @@ def widened(x: Tensor, weight: Tensor, bias: Tensor | None, pair: Pair | None) -
         return linear(x, weight, bias)
     width = weight.shape[1]
     torch.mm(x[:, :width], pair.a.t(), out=x[:, width:])
-    return linear(x, torch.cat((weight, pair.b), dim=1), bias)
+    return linear(x, pair.beside(weight), bias)
 
 
 def widened_backward(grad: Tensor, x: Tensor, weight: Tensor, pair: Pair | None, into: Pair | None) -> Tensor:
@@ -174,7 +175,7 @@ def widened_backward(grad: Tensor, x: Tensor, weight: Tensor, pair: Pair | None,
     if pair is None or into is None:
         return grad @ weight
     width = weight.shape[1]
-    both = grad @ torch.cat((weight, pair.b), dim=1)
+    both = grad @ pair.beside(weight)
     whole, low = both[:, :width], both[:, width:]
     torch.mm(grad.t(), x[:, width:], out=into.b)
     torch.mm(low.t(), x[:, :width], out=into.a)

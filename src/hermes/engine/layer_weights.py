@@ -7,6 +7,7 @@ parameters there, and taking the gradients back, is one operation each, whatever
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,11 +17,16 @@ import torch
 from torch import Tensor
 
 from hermes.engine.adapter import Adapter
+from hermes.engine.compact import Layer
 from hermes.engine.lora import LoraGroup, LoraPart, LoraWeights
 from hermes.engine.spec import HEAD, ModelSpec
 from hermes.engine.types import Ints
 
 GROUPS = ("qkv", "o", "gate_up", "down")
+
+_WIDE = ("qkv", "gate_up", "down")
+"""The groups whose product takes the adapter's columns with it."""
+_SMALL_BYTES = 1 << 30
 
 
 class Pair(NamedTuple):
@@ -28,6 +34,12 @@ class Pair(NamedTuple):
     """[sum of ranks, in]"""
     b: Tensor
     """[sum of outs, sum of ranks]"""
+    wide: Tensor | None = None
+    """The group's frozen weight with b behind it, if that is made already."""
+
+    def beside(self, weight: Tensor) -> Tensor:
+        """[sum of outs, in + sum of ranks]: the group's frozen weight with b behind it."""
+        return torch.cat((weight, self.b), dim=1) if self.wide is None else self.wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,25 @@ class Layout:
     def _scaled(self, flat: Tensor, adapter: Adapter) -> Tensor:
         scale = adapter.config.alpha / adapter.config.rank
         return flat if scale == 1.0 else flat * (1.0 + (scale - 1.0) * self.is_a)
+
+
+def side_by_side(pairs: list[dict[str, Pair]], layers: Sequence[Layer]) -> list[dict[str, Pair]]:
+    """The pairs of a small model with their wide matrices, which are made for all layers at once.
+
+    A call for each layer would keep the device waiting. A large model has more to do in a layer than its host
+    has, and no memory to spare: there they are made when they are needed.
+    """
+    names = [name for name in _WIDE if name in pairs[0]]
+    weights = {name: [getattr(layer, name) for layer in layers] for name in names}
+    if sum(one.nbytes for some in weights.values() for one in some) > _SMALL_BYTES:
+        return pairs
+    made = [dict(some) for some in pairs]
+    for name in names:
+        b = torch.stack([some[name].b for some in pairs])
+        wide = torch.cat((torch.stack(weights[name]), b), dim=2).unbind()
+        for some, one in zip(made, wide, strict=True):
+            some[name] = some[name]._replace(wide=one)
+    return made
 
 
 def layout_of(adapter: Adapter) -> Layout | None:

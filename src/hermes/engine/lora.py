@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -26,12 +26,6 @@ class Delta(Protocol):
 
     def add(self, x: Tensor, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The outputs [T, out] of the group's linears for input x [T, in], with the deltas added."""
-        ...
-
-    def project(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int]
-    ) -> tuple[Tensor, ...]:
-        """The same, the base model's product with `weight` [sum of widths, in] included."""
         ...
 
 
@@ -61,9 +55,6 @@ class LoraGroup:
     """[sum of ranks, in]: the members' A matrices, stacked."""
     parts: tuple[LoraPart | None, ...]
     """One per member of the group; None where the adapter leaves that linear alone."""
-    block: Tensor | None = None
-    """[sum of outs, sum of ranks]: the members' B matrices, scaled, on the diagonal of one matrix. With it a
-    group is few products, not two for each member, which on a GPU is faster."""
 
     def spans(self) -> Iterator[tuple[slice, LoraPart | None]]:
         """Each member with its rows of `a`."""
@@ -79,19 +70,6 @@ class LoraGroup:
             out if part is None else torch.addmm(out, low[:, rows], part.b.to(x.dtype).t(), alpha=part.scale)
             for out, (rows, part) in zip(outs, self.spans(), strict=True)
         )
-
-    def project(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int]
-    ) -> tuple[Tensor, ...]:
-        if self.block is None:
-            return self.add(x, torch.split(functional.linear(x, weight, bias), widths, dim=-1))
-        low = functional.linear(x, self.a)
-        if sum(widths) <= x.shape[1]:
-            out = functional.linear(x, weight, bias) + functional.linear(low, self.block)
-        else:
-            out = _Widened.apply(x, low, weight, self.block)  # type: ignore[no-untyped-call]
-            out = out if bias is None else out + bias
-        return torch.split(out, widths, dim=-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,27 +119,6 @@ class _SpanDelta:
             for start, end, delta in self.spans
         ]
         return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
-
-    def project(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int]
-    ) -> tuple[Tensor, ...]:
-        return self.add(x, torch.split(functional.linear(x, weight, bias), widths, dim=-1))
-
-
-class _Widened(torch.autograd.Function):
-    """x @ weight.T + low @ block.T as one product, its wide result written once; `weight` has no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, low: Tensor, weight: Tensor, block: Tensor) -> Tensor:
-        ctx.save_for_backward(low, weight, block)
-        return functional.linear(torch.cat((x, low), dim=-1), torch.cat((weight, block), dim=-1))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
-        low, weight, block = ctx.saved_tensors
-        both = grad @ torch.cat((weight, block), dim=-1)
-        x, inner = torch.split(both, [weight.shape[1], block.shape[1]], dim=-1)
-        return x, inner, None, grad.t() @ low
 
 
 def group_delta(group: LoraGroup, outputs: tuple[int, ...]) -> Tensor:

@@ -17,12 +17,15 @@ from hermes.engine import layer_plain
 from hermes.engine.adapter import Adapter
 from hermes.engine.attention import packed_attend, packed_attention
 from hermes.engine.backbone import Backbone
-from hermes.engine.compact import CompactBackbone, written_out
+from hermes.engine.compact import CompactBackbone
 from hermes.engine.layer_stack import Stack
 from hermes.engine.layer_weights import head_of
 from hermes.engine.lora import LoraWeights
 from hermes.engine.packing import Pack
 from hermes.engine.ship import ship
+
+WRITTEN_OUT: tuple[str, ...] = ("cuda",)
+"""Devices on which a compact backbone's pass is written out. On a CPU recording it costs no more."""
 
 
 class Pass(Protocol):
@@ -47,7 +50,7 @@ def run_pass(
     """With `train`, its `backward` may be called, once; with `checkpoint`, layers are then computed again."""
     device = backbone.device
     tokens, positions = ship((batch.tokens, batch.positions), device)
-    if isinstance(backbone, CompactBackbone) and written_out(device):
+    if isinstance(backbone, CompactBackbone) and device.type in WRITTEN_OUT:
         attention = packed_attention(batch, backbone.spec, device, backbone.dtype)
         stack = Stack(backbone, adapter, attention, _points(device))
         states = stack.forward(tokens, positions, keep=train, checkpoint=checkpoint)

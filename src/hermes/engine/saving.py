@@ -52,7 +52,7 @@ def save_adapter(
         shutil.rmtree(draft, ignore_errors=True)
         if isinstance(error, OSError) or "Error while serializing" in str(error):
             raise HostError(
-                f"The adapter could not be saved to {folder}: {error}",
+                f"The adapter could not be saved in {folder.parent}: {error}",
                 "Make room there, or choose another place.",
             ) from error
         raise

@@ -103,11 +103,9 @@ async def _run(
             yield  # ours below: uvicorn's would end the process before the engine is closed
 
     state = open_state(engine, store, options.names, options.client_timeout_s)
+    table = [*openai_routes(state, options.parser), *routes(state)]  # what is asked for most comes first
     config = uvicorn.Config(
-        build_app(
-            [*routes(state), *openai_routes(state, options.parser)],
-            policy_for(DOOR, options.host, options.token),
-        ),
+        build_app(table, policy_for(DOOR, options.host, options.token)),
         http="httptools",
         ws="none",
         lifespan="off",

@@ -6,13 +6,12 @@ three times as fast in bf16 as in fp32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from hermes.engine.backbone import Backbone, load_backbone
-from hermes.engine.compact import CompactBackbone
 from hermes.engine.info import EngineOptions
 from hermes.engine.kv import KvPool, cell_bytes, slot_size
 from hermes.engine.memory import free_bytes
@@ -70,7 +69,7 @@ def build(options: EngineOptions) -> Parts:
         )
     runner = _runner(backbone, cells, max_batch)
     return Parts(
-        backbone=_to_train(backbone),
+        backbone=backbone,
         sampler=Sampler(runner, cells, max_batch, _prefill_tokens(spec, device)),
         stops=StopBook(_tokenizer(options.model), spec.eos_ids, spec.vocab),
         limits=Limits(spec.vocab, max_length, cells),
@@ -86,13 +85,6 @@ def _runner(backbone: Backbone, cells: int, max_batch: int) -> Runner:
 
     pool = KvPool(backbone.spec, cells + PADDING_CELLS, backbone.device, backbone.dtype)
     return CudaRunner(backbone, pool, max_batch)
-
-
-def _to_train(backbone: Backbone) -> Backbone:
-    """On a GPU layers are compiled for training; sampling has kernels of its own."""
-    if backbone.device.type == "cuda" and isinstance(backbone, CompactBackbone):
-        return replace(backbone, compiled=True)
-    return backbone
 
 
 def _prefill_tokens(spec: ModelSpec, device: torch.device) -> int:
@@ -122,8 +114,10 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name) if name.split(":")[0] in _MAX_BATCH else None
-    if device is None or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise EngineUserError(f"There is no device '{name}' here.", "Use auto, cpu or cuda.")
+    if device is None:
+        raise EngineUserError(f"'{name}' is not a device of the engine.", "Use auto, cpu or cuda.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EngineUserError("There is no GPU here that torch can use.", "Use --device auto or cpu.")
     return device
 
 

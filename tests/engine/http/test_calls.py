@@ -68,6 +68,20 @@ async def test_what_still_ran_when_its_session_ended_is_cancelled_and_forgotten_
     assert [calls.get(call.id) is None for call in (sampling, training, other)] == [True, True, False]
 
 
+async def test_what_is_given_up_is_stopped_where_it_can_be_and_forgotten() -> None:
+    calls = Calls()
+    sampling = calls.open(Call("s:sample:0:1", "sample"))
+    sampling.cancel = lambda: sampling.finish(Failed("it was cancelled", "user"))
+    done = finished(calls, "s:sample:0:0")
+    training = calls.open(Call("s:train:0:1", "fb"))
+    other = calls.open(Call("s2:sample:0:1", "sample", cancel=lambda: other.finish(Payload(b"x"))))
+    calls.give_up("s")
+    assert sampling.outcome == Failed("it was cancelled", "user")
+    assert calls.get(sampling.id) is None
+    assert [calls.get(call.id) for call in (done, training, other)] == [done, training, other]
+    assert (training.outcome, other.outcome) == (None, None)
+
+
 async def test_the_first_outcome_stays() -> None:
     call = Call("a", "sample")
     call.finish(Failed("first", "user"))

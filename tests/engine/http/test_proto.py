@@ -15,7 +15,14 @@ from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
-from hermes.engine.http.proto import data_of, encode_sample, encode_train, loss_of, parse_forward_backward
+from hermes.engine.http.proto import (
+    OLDEST_SDK,
+    data_of,
+    encode_sample,
+    encode_train,
+    loss_of,
+    parse_forward_backward,
+)
 from hermes.engine.types import EngineUserError, SampledSequence, SampleResult, TopK, TrainOutput
 
 Array = np.ndarray[Any, Any]
@@ -47,6 +54,12 @@ def test_what_the_sdk_writes_dense_or_sparse_is_what_the_engine_gets(table: Arra
     assert got.tokens.tolist() == [1, 2, 7]
     np.testing.assert_array_equal(got.inputs["weights"], table)
     assert got.inputs["target_tokens"].dtype == np.int64
+
+
+def test_what_an_old_sdk_sends_is_refused_with_the_version_that_is_needed() -> None:
+    with pytest.raises(EngineUserError, match="JSON, as old versions") as refused:
+        parse_forward_backward(b'{"forward_backward_input": {}}')
+    assert OLDEST_SDK in refused.value.hint
 
 
 def test_settings_arrive_as_numbers_and_text() -> None:

@@ -190,6 +190,16 @@ def test_a_full_disk_fails_the_save_alone_and_leaves_nothing_half(
     assert [one.tinker_path for one in rest.list_user_checkpoints().result().checkpoints] == [kept]
     assert list((small_disk / "state").rglob("*too-big*")) == []
     training.save_state("fits-too").result()
+    with (small_disk / "more").open("wb", buffering=0) as more, pytest.raises(OSError, match="No space"):
+        while True:
+            more.write(bytes(4096))
+    publishing = rest.publish_checkpoint_from_tinker_path(kept)  # the SDK asks again until there is room
+    run, kind, name = kept.removeprefix("tinker://").split("/")
+    refused = server.ask("POST", f"/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/publish")
+    assert (refused.status, refused.json()["detail"]) == (503, "the disk refused: No space left on device")
+    (small_disk / "more").unlink()
+    publishing.result()
+    assert {one.tinker_path: one.public for one in rest.list_checkpoints(run).result().checkpoints}[kept]
 
 
 def test_one_state_directory_serves_one_engine(shared: Server, tmp_path: Path, tiny_folder: Path) -> None:

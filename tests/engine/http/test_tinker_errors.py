@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import tinker
 from tinker import types as tt
@@ -24,6 +25,16 @@ BAD_DATA: dict[str, tuple[list[tt.Datum], str, Any]] = {
     "server-side custom loss": ([datum(SEQUENCE)], "custom", {"loss_id": "x"}),
     "stable_reinforce": ([datum(SEQUENCE)], "stable_reinforce", None),
     "weights too short": ([datum(SEQUENCE, weights=[1.0] * 4)], "cross_entropy", None),
+    "targets that are no integers": (
+        [
+            tt.Datum(
+                model_input=tt.ModelInput.from_ints(SEQUENCE[:-1]),
+                loss_fn_inputs={"target_tokens": np.array(SEQUENCE[1:], np.float32), "weights": FIVE},  # type: ignore[dict-item]
+            )
+        ],
+        "cross_entropy",
+        None,
+    ),
     "no weights": ([datum(SEQUENCE, advantages=FIVE)], "cross_entropy", None),
     "NaN advantages": ([policy_datum(advantages=[math.nan] * 5)], "importance_sampling", None),
     "infinite logprobs": ([policy_datum(logprobs=[-math.inf] * 5)], "ppo", None),

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from tinker.proto import tinker_public_pb2 as pb
 
-from tests.cli.process import failure, hermes
+from tests.cli.process import hermes
 from tests.engine.http.engine_process import Answer, Server, tokens
 
 API = "/api/v1"
@@ -251,21 +251,6 @@ def test_web_pages_of_other_sites_are_refused(shared: Server) -> None:
         {"Sec_Fetch_Site": "cross-site"},
     ):
         assert shared.ask("POST", f"{API}/create_session", {}, **headers).status == 403
-
-
-def test_an_address_others_can_reach_needs_a_token(tmp_path: Path, tiny_folder: Path) -> None:
-    arguments = ["--model", str(tiny_folder), "--state-dir", str(tmp_path), "--host", "0.0.0.0"]
-    error, fix = failure(hermes(tmp_path, "engine", "serve", *arguments), 2)
-    assert "without a token" in error
-    assert "HERMES_ENGINE_TOKEN" in fix
-
-
-def test_a_taken_port_is_said_at_once(shared: Server, tmp_path: Path, tiny_folder: Path) -> None:
-    arguments = ["--model", str(tiny_folder), "--state-dir", str(tmp_path / "s")]
-    port = shared.url.rpartition(":")[2]
-    error, fix = failure(hermes(tmp_path, "engine", "serve", *arguments, "--port", port), 1)
-    assert "it is taken" in error
-    assert "--port" in fix
 
 
 def test_the_command_line_shows_what_a_running_engine_holds(raw: Raw, tmp_path: Path) -> None:

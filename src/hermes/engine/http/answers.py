@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
@@ -94,7 +95,12 @@ def reason(error: HermesError) -> str:
 
 
 def as_json(value: Any) -> Response:
-    return JSONResponse(value)
+    return Response(json_bytes(value), media_type="application/json")
+
+
+def json_bytes(value: Any) -> bytes:
+    """Several times as fast as the standard library; what is not a number becomes null."""
+    return to_json(value, inf_nan_mode="null")
 
 
 def _too_large() -> Refused:

@@ -38,6 +38,8 @@ def routes(state: State) -> list[Route]:
     sampling, rest = Sampling(state), Rest(state)
     checkpoint = f"{_API}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}"
     table: list[tuple[str, str, Handler]] = [
+        ("POST", f"{_API}/retrieve_future", service.retrieve_future),
+        ("POST", f"{_API}/asample", sampling.asample),
         ("GET", "/health", service.healthz),
         ("GET", "/metrics", service.metrics),
         ("GET", f"{_API}/healthz", service.healthz),
@@ -47,7 +49,6 @@ def routes(state: State) -> list[Route]:
         ("POST", f"{_API}/create_session", service.create_session),
         ("POST", f"{_API}/session_heartbeat", service.heartbeat),
         ("POST", f"{_API}/telemetry", service.telemetry),
-        ("POST", f"{_API}/retrieve_future", service.retrieve_future),
         ("POST", f"{_API}/create_custom_loss", service.not_offered),
         ("POST", f"{_API}/create_model", training.create_model),
         ("POST", f"{_API}/get_info", training.get_info),
@@ -60,7 +61,6 @@ def routes(state: State) -> list[Route]:
         ("POST", f"{_API}/create_sampling_session", sampling.create_sampling_session),
         ("POST", f"{_API}/join_sampling_session", sampling.join_sampling_session),
         ("GET", f"{_API}/samplers/{{sampler}}", sampling.get_sampler),
-        ("POST", f"{_API}/asample", sampling.asample),
         ("POST", f"{_API}/cancel_future", sampling.cancel_future),
         ("POST", f"{_API}/weights_info", rest.weights_info),
         ("POST", f"{_API}/copy_weights", rest.copy),
@@ -90,6 +90,7 @@ def build_app(table: Iterable[Route], policy: Policy) -> ASGIApp:
         exception_handlers={
             Refused: _refused,
             HermesError: _failed,
+            OSError: _disk_refused,
             HTTPException: _unrouted,
             Exception: _unforeseen,
         },
@@ -121,6 +122,13 @@ def _refused(request: Request, error: Exception) -> Response:
 def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HermesError)
     return refusal_of(error).answer()
+
+
+def _disk_refused(request: Request, error: Exception) -> Response:
+    """For the time being: the SDK asks again."""
+    assert isinstance(error, OSError)
+    _logger.error("%s %s: %s", request.method, request.url.path, error)
+    return JSONResponse({"detail": f"the disk refused: {error.strerror or error}"}, 503)
 
 
 def _unrouted(request: Request, error: Exception) -> Response:

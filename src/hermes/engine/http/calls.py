@@ -156,6 +156,13 @@ class Calls:
             else:
                 self.spawn(self._let_go(call))
 
+    def give_up(self, owner: str) -> None:
+        """Stops what can be stopped and forgets it: who asks for it after all is told to send it again."""
+        for call in [call for call in self._calls.values() if call.id.startswith(f"{owner}:")]:
+            if call.cancel is not None:
+                del self._calls[call.id]
+                call.cancel()
+
     async def _let_go(self, call: Call) -> None:
         if call.cancel is not None:
             call.cancel()

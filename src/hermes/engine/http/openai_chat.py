@@ -27,14 +27,13 @@ from hermes.engine.http.openai_sampling import (
     sample_live,
     sample_request,
     weights_of,
-    while_there,
 )
+from hermes.engine.http.openai_served import Served
 from hermes.engine.http.openai_speech import Ending, Prompt, Speaker, TextSoFar, alternatives
 from hermes.engine.http.openai_split import Said, Splitter, Teller
 from hermes.engine.http.openai_stream import event_stream
 from hermes.engine.http.openai_usage import usage_of
 from hermes.engine.http.openai_wire import ChatCompletions, read_asked
-from hermes.engine.http.state import State
 from hermes.engine.types import SampledSequence, SampleRequest
 
 
@@ -74,7 +73,7 @@ class Exchange:
 
 
 class Chat:
-    def __init__(self, state: State, speaker: Speaker) -> None:
+    def __init__(self, state: Served, speaker: Speaker) -> None:
         self._state = state
         self._engine = state.engine
         self._speaker = speaker
@@ -84,8 +83,7 @@ class Chat:
         if exchange.asked.stream:
             return await event_stream(request, self._chunks(exchange))
         async with weights_of(self._state, exchange.asked.model) as weights:
-            work = sample(self._engine, weights.policy_id, [exchange.request])
-            (result,) = await while_there(request, work)
+            (result,) = await sample(request, self._engine, weights.policy_id, [exchange.request])
         choices = [_choice(exchange, index, one) for index, one in enumerate(result.sequences)]
         answer = exchange.envelope("chat.completion", weights.version, choices) | exchange.prompt_ids()
         return as_json({**answer, "usage": usage_of([exchange.request], [result])})

@@ -28,13 +28,12 @@ from hermes.engine.http.openai_sampling import (
     sample_live,
     sample_request,
     weights_of,
-    while_there,
 )
-from hermes.engine.http.openai_speech import Ending, Speaker, TextSoFar, alternatives, finite
+from hermes.engine.http.openai_served import Served
+from hermes.engine.http.openai_speech import Ending, Speaker, TextSoFar, alternatives, finite, finite_all
 from hermes.engine.http.openai_stream import event_stream
 from hermes.engine.http.openai_usage import usage_of
 from hermes.engine.http.openai_wire import Completions, read_asked
-from hermes.engine.http.state import State
 from hermes.engine.types import SampledSequence, SampleRequest, SampleResult
 
 DEFAULT_MAX_TOKENS = 16
@@ -49,7 +48,7 @@ def read_prompts(
     if isinstance(prompt, str):
         return [speaker.encode(prompt)], True
     if prompt and isinstance(prompt[0], int):
-        return [[int(one) for one in prompt]], True  # type: ignore[arg-type]
+        return [list(prompt)], True  # type: ignore[arg-type]
     if not 1 <= len(prompt) <= MOST_PROMPTS:
         raise wrong(f"{len(prompt)} prompts: from 1 to {MOST_PROMPTS} are taken at once", "prompt")
     return [speaker.encode(one) if isinstance(one, str) else list(one) for one in prompt], False  # type: ignore[arg-type]
@@ -93,7 +92,7 @@ class _Exchange:
             return None
         pieces = [self.speaker.piece(int(token)) for token in sequence.tokens]
         offsets = list(accumulate(map(len, pieces), initial=0))[:-1]
-        told = [finite(logprob) for logprob in sequence.logprobs]
+        told = finite_all(sequence.logprobs)
         return {
             "tokens": pieces[start:],
             "token_logprobs": told[start:],
@@ -109,7 +108,7 @@ class _Exchange:
 
 
 class TextCompletions:
-    def __init__(self, state: State, speaker: Speaker) -> None:
+    def __init__(self, state: Served, speaker: Speaker) -> None:
         self._state = state
         self._engine = state.engine
         self._speaker = speaker
@@ -119,7 +118,7 @@ class TextCompletions:
         if exchange.asked.stream:
             return await event_stream(request, self._chunks(exchange))
         async with weights_of(self._state, exchange.asked.model) as weights:
-            results = await while_there(request, sample(self._engine, weights.policy_id, exchange.requests))
+            results = await sample(request, self._engine, weights.policy_id, exchange.requests)
         choices = [
             exchange.choice(prompt, index, sequence)
             for prompt, result in enumerate(results)

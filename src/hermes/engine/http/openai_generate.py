@@ -7,6 +7,7 @@ would; before there is one, the base model does. `meta_info.weight_version` says
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -28,13 +29,12 @@ from hermes.engine.http.openai_sampling import (
     sample_live,
     sample_request,
     weights_of,
-    while_there,
 )
-from hermes.engine.http.openai_speech import Ending, Speaker, finite
+from hermes.engine.http.openai_served import Served
+from hermes.engine.http.openai_speech import Ending, Speaker, finite_all
 from hermes.engine.http.openai_stream import event_stream
 from hermes.engine.http.openai_wire import Generate, GenerateParams, read_asked
 from hermes.engine.http.policies import MOVING
-from hermes.engine.http.state import State
 from hermes.engine.types import SampledSequence, SampleRequest, SampleResult
 
 DEFAULT_MAX_TOKENS = 128
@@ -62,7 +62,7 @@ class _Exchange:
     def _answer(
         self, prompt: int, sequence: SampledSequence, result: SampleResult, version: str
     ) -> dict[str, Any]:
-        ids = [int(token) for token in sequence.tokens]
+        ids = sequence.tokens.tolist()
         whole = self.speaker.words(ids, self.ending, special=not self.params.skip_special_tokens)
         matched = self.ending.matched(sequence, whole)
         stopped = {"type": "stop", "matched": matched}
@@ -78,16 +78,18 @@ class _Exchange:
             "e2e_latency": time.perf_counter() - self.began_s,
         }
         if self.asked.return_logprob:
-            pairs = zip(sequence.logprobs, ids, strict=True)
-            meta["output_token_logprobs"] = [[finite(logprob), token, None] for logprob, token in pairs]
+            pairs = zip(finite_all(sequence.logprobs), ids, strict=True)
+            meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
         return {"text": self.ending.cut(whole), "output_ids": ids, "meta_info": meta}
 
 
 class Generation:
-    def __init__(self, state: State, speaker: Speaker) -> None:
+    def __init__(self, state: Served, speaker: Speaker) -> None:
         self._state = state
         self._engine = state.engine
         self._speaker = speaker
+        self._name = new_id()
+        self._numbers = itertools.count(1)
 
     async def generate(self, request: Request) -> Response:
         asked = await read_asked(request, Generate)
@@ -95,7 +97,7 @@ class Generation:
         if asked.stream:
             return await event_stream(request, self._chunks(exchange))
         async with weights_of(self._state, self._model(asked)) as weights:
-            results = await while_there(request, sample(self._engine, weights.policy_id, exchange.requests))
+            results = await sample(request, self._engine, weights.policy_id, exchange.requests)
         answers = [
             answer
             for prompt, result in enumerate(results)
@@ -121,8 +123,9 @@ class Generation:
         samples = params.n or 1
         requests = [sample_request(prompt, sampling, samples, 0, spec.max_length) for prompt in prompts]
         single = single and samples == 1
+        request_id = f"{self._name}-{next(self._numbers)}"
         return _Exchange(
-            asked, params, self._speaker, ending, requests, single, new_id(), time.perf_counter()
+            asked, params, self._speaker, ending, requests, single, request_id, time.perf_counter()
         )
 
     async def _chunks(self, exchange: _Exchange) -> AsyncGenerator[dict[str, Any]]:

@@ -9,22 +9,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hermes.engine.checkpoints import CheckpointPath
 from hermes.engine.http.answers import as_json
 from hermes.engine.http.openai_chat import Chat
 from hermes.engine.http.openai_completions import TextCompletions
 from hermes.engine.http.openai_errors import Problem, in_openai_shape
 from hermes.engine.http.openai_generate import Generation
-from hermes.engine.http.openai_sampling import known_names, no_model
+from hermes.engine.http.openai_sampling import no_model, to_sample
+from hermes.engine.http.openai_served import Served
 from hermes.engine.http.openai_speech import Speaker
 from hermes.engine.http.policies import key_of
-from hermes.engine.http.state import State
 
 _OFFERED = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions and POST /generate"
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-def openai_routes(state: State, parser: str) -> list[Route]:
+def openai_routes(state: Served, parser: str) -> list[Route]:
     """`parser`: in which form the model calls tools."""
     speaker = Speaker(state.engine, parser)
     models = Models(state)
@@ -40,26 +39,27 @@ def openai_routes(state: State, parser: str) -> list[Route]:
 
 
 class Models:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Served) -> None:
         self._state = state
         self._began_s = int(time.time())
 
     async def list(self, request: Request) -> Response:
-        return as_json({"object": "list", "data": [self._card(name) for name in known_names(self._state)]})
+        return as_json({"object": "list", "data": [self._card(*one) for one in self._versions().items()]})
 
     async def get(self, request: Request) -> Response:
         name = request.path_params["model"]
-        if name not in known_names(self._state):
+        version = self._versions().get(name)
+        if version is None:
             raise no_model(self._state, name)
-        return as_json(self._card(name))
+        return as_json(self._card(name, version))
 
-    def _version(self, name: str) -> str:
+    def _versions(self) -> dict[str, str]:
+        """Which weights each name means now."""
         names = self._state.names
-        if name.startswith("tinker://"):
-            return key_of(self._state.store.find(CheckpointPath.parse(name)))
-        return names.resolve(name) or names.base_names[0]
+        kept = {str(one.path): key_of(one) for one in to_sample(self._state)}
+        return {name: names.resolve(name) or names.base_names[0] for name in names.names()} | kept
 
-    def _card(self, name: str) -> dict[str, Any]:
+    def _card(self, name: str, version: str) -> dict[str, Any]:
         base = self._state.names.base_names
         return {
             "id": name,
@@ -69,7 +69,7 @@ class Models:
             "root": base[0],
             "parent": None if name in base else base[0],
             "max_model_len": self._state.engine.spec.max_length,
-            "metadata": {"weight_version": self._version(name)},
+            "metadata": {"weight_version": version},
         }
 
 

@@ -16,12 +16,11 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from starlette.requests import Request
 
-from hermes.engine.checkpoints import EXTERNAL_WEIGHTS
-from hermes.engine.engine import Engine
+from hermes.engine.checkpoints import EXTERNAL_WEIGHTS, Checkpoint
 from hermes.engine.http.openai_errors import CLIENT_GONE, Problem, wrong
+from hermes.engine.http.openai_served import Served, Source
 from hermes.engine.http.openai_speech import Ending
 from hermes.engine.http.openai_wire import Sampling
-from hermes.engine.http.state import State
 from hermes.engine.types import EngineUserError, SampleRequest, SampleResult, SamplingParams
 
 T = TypeVar("T")
@@ -57,7 +56,7 @@ Event: TypeAlias = Token | Done
 
 
 @contextlib.asynccontextmanager
-async def weights_of(state: State, name: str) -> AsyncIterator[Weights]:
+async def weights_of(state: Served, name: str) -> AsyncIterator[Weights]:
     """What the name means now, in memory for the duration. Problem: nothing has that name."""
     try:
         key = state.names.resolve(name)
@@ -67,15 +66,13 @@ async def weights_of(state: State, name: str) -> AsyncIterator[Weights]:
         yield Weights(policy_id, key or state.names.base_names[0])
 
 
-def known_names(state: State) -> list[str]:
-    """Everything that can be asked for: names, and checkpoints that can be sampled."""
-    checkpoints = [one.path for one in state.store.checkpoints()]
-    paths = [str(path) for path in checkpoints if path.kind != EXTERNAL_WEIGHTS]
-    return [*state.names.names(), *paths]
+def to_sample(state: Served) -> list[Checkpoint]:
+    """The checkpoints that can be asked for by their path."""
+    return [one for one in state.store.checkpoints() if one.path.kind != EXTERNAL_WEIGHTS]
 
 
-def no_model(state: State, name: str) -> Problem:
-    known = known_names(state)
+def no_model(state: Served, name: str) -> Problem:
+    known = [*state.names.names(), *(str(one.path) for one in to_sample(state))]
     more = f" and {len(known) - _MOST_LISTED} more" if len(known) > _MOST_LISTED else ""
     there = f"there is {', '.join(known[:_MOST_LISTED])}{more}"
     return Problem(404, f"nothing here is called '{name}' ({there})", code="model_not_found", param="model")
@@ -119,18 +116,34 @@ def sample_request(
     return SampleRequest(ids, params, samples, topk_sample_logprobs=topk)
 
 
-async def sample(engine: Engine, policy_id: str | None, asks: Iterable[SampleRequest]) -> list[SampleResult]:
-    """All of them, or the first error; what is under way is given up then."""
+async def sample(
+    request: Request, engine: Source, policy_id: str | None, asks: Iterable[SampleRequest]
+) -> list[SampleResult]:
+    """All of them, or the first error; what is under way is given up then.
+
+    Problem: the client has hung up.
+    """
     futures = [engine.sample(policy_id, ask) for ask in asks]
-    try:
-        return await asyncio.gather(*map(asyncio.wrap_future, futures))
-    finally:
+
+    def give_up(_: object = None) -> None:
         for future in futures:
             engine.cancel(future)
 
+    gone = asyncio.ensure_future(_gone(request))
+    gone.add_done_callback(give_up)
+    try:
+        return await asyncio.gather(*map(asyncio.wrap_future, futures))
+    except asyncio.CancelledError:
+        if gone.done():
+            raise Problem(CLIENT_GONE, "the client has hung up") from None
+        raise
+    finally:
+        gone.cancel()
+        give_up()
+
 
 async def sample_live(
-    engine: Engine, policy_id: str | None, asks: Sequence[SampleRequest]
+    engine: Source, policy_id: str | None, asks: Sequence[SampleRequest]
 ) -> AsyncGenerator[Event]:
     """Tokens as they are drawn, then each prompt's result.
 

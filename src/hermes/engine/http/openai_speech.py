@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from hermes.core import JSONObject, Message
-from hermes.engine.engine import Engine
 from hermes.engine.http.openai_errors import wrong
+from hermes.engine.http.openai_served import Source
 from hermes.engine.stops import token_bytes
-from hermes.engine.types import SampledSequence
+from hermes.engine.types import Floats, SampledSequence
 from hermes.errors import HermesError
 from hermes.models.base import ChatRequest
 from hermes.models.local_prompt import encode
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _EMPTY_CELL = -99999.0
 """Logprob of a place among the likeliest that no token has."""
+_LEAST = -9999.0
 
 
 class Prompt(NamedTuple):
@@ -58,7 +61,7 @@ class Ending:
 class Speaker:
     """Belongs to the event loop: a tokenizer is used by one thread at a time."""
 
-    def __init__(self, engine: Engine, parser: str) -> None:
+    def __init__(self, engine: Source, parser: str) -> None:
         self._engine = engine
         self._parser = parser
         self._tokenizer = _load_tokenizer(engine.tokenizer_dir)
@@ -103,11 +106,12 @@ class Speaker:
     def decode(self, ids: Sequence[int], ending: Ending, *, special: bool) -> str:
         """The same with the stop text, and all that came with it."""
         said = ids[:-1] if ids and ids[-1] in ending.ids else ids
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:  # what transformers does around it costs as much again
+            return str(backend.decode(list(said), skip_special_tokens=not special))
         return str(
             self.tokenizer.decode(
-                list(said),
-                skip_special_tokens=not special,
-                clean_up_tokenization_spaces=False,
+                list(said), skip_special_tokens=not special, clean_up_tokenization_spaces=False
             )
         )
 
@@ -173,7 +177,13 @@ def alternatives(sequence: SampledSequence, at: int, count: int) -> list[tuple[i
 
 def finite(logprob: float) -> float:
     """JSON has no infinity: what cannot happen is as unlikely as other servers say it is."""
-    return max(float(logprob), -9999.0)
+    return max(float(logprob), _LEAST)
+
+
+def finite_all(logprobs: Floats) -> list[float]:
+    """The same for many."""
+    found: list[float] = np.maximum(logprobs, _LEAST).tolist()
+    return found
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -15,10 +15,13 @@ import shutil
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hermes.engine.checkpoints import Checkpoint, CheckpointPath, CheckpointStore
-from hermes.engine.engine import Engine
 from hermes.engine.types import EngineUserError
+
+if TYPE_CHECKING:
+    from hermes.engine.engine import Engine
 
 LIVE = 8
 """How many stay in memory."""

@@ -20,6 +20,9 @@ from hermes.engine.types import Datum, EngineUserError, Loss, SampledSequence, S
 
 Array = NDArray[Any]
 
+OLDEST_SDK = "0.25"
+"""The first that sends training data as protobuf."""
+
 _DTYPES: dict[int, np.dtype[Any]] = {
     pb.DTYPE_FLOAT32: np.dtype("<f4"),
     pb.DTYPE_INT64: np.dtype("<i8"),
@@ -40,6 +43,10 @@ class Sparsity(NamedTuple):
 
 def parse_forward_backward(body: bytes) -> pb.ForwardBackwardRequest:
     """EngineUserError: it is not such a message."""
+    if body.startswith(b"{"):
+        raise EngineUserError(
+            "the body is JSON, as old versions of the tinker SDK send it", f"use tinker {OLDEST_SDK} or newer"
+        )
     message = pb.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)

@@ -269,7 +269,7 @@ def _matches(session: Session, asked: wire.SearchSessions) -> bool:
 def _has_status(session: Session, query: wire.StatusQuery) -> bool:
     if session.status["type"] != query.type:
         return False
-    return query.reasons is None or session.status["reason"]["type"] in query.reasons
+    return query.reasons is None or session.status.get("reason", {}).get("type") in query.reasons
 
 
 def _page(request: Request, items: list[Any]) -> tuple[list[Any], dict[str, int]]:

@@ -1,7 +1,8 @@
 """Sessions: whose models and samplers these are, and when they are over.
 
 A session lives while its client beats or asks for anything. When it finishes, or falls silent for too long,
-its adapters leave the engine and its ephemeral samplers go; named checkpoints stay.
+its adapters leave the engine and its ephemeral samplers go; named checkpoints stay. Samples under way stop
+after a shorter silence, because others wait behind them: a client that comes back sends them again.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes.core.ids import new_id
 from hermes.engine.checkpoints import Run
-from hermes.engine.engine import Engine
 from hermes.engine.http.answers import Refused
 from hermes.engine.http.calls import Calls
 from hermes.engine.http.lanes import Lane
 from hermes.engine.http.policies import PolicyNames
 from hermes.engine.http.wire import CreateSession
+
+if TYPE_CHECKING:
+    from hermes.engine.engine import Engine
+
+QUIET_S = 30.0
+"""Silence after which nobody seems to wait for samples: a living SDK is heard of every ten seconds."""
 
 _logger = logging.getLogger(__name__)
 
@@ -148,16 +154,19 @@ class Sessions:
             self._end(session, f"session {session.id} was finished by its client ({reason})", status)
 
     def expire(self) -> None:
-        """Ends the sessions whose clients have fallen silent."""
+        """Ends the sessions whose clients have fallen silent; what they wanted sampled is given up sooner."""
         now_s = time.monotonic()
-        for session in self._sessions.values():
-            if not session.ended and now_s - session.beat_s > self._timeout_s:
+        for session in (one for one in self._sessions.values() if not one.ended):
+            silent_s = now_s - session.beat_s
+            if silent_s > self._timeout_s:
                 why = (
                     f"session {session.id} ended: its client was not heard of for {self._timeout_s:g} s"
                     " (resume from its last checkpoint)"
                 )
                 _logger.warning("%s", why)
                 self._end(session, why, {"type": "cancelled", "detail": why})
+            elif silent_s > QUIET_S:
+                self._calls.give_up(session.id)
 
     def _end(self, session: Session, why: str, status: dict[str, Any]) -> None:
         session.ended, session.status = why, status

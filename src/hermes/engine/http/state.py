@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hermes.engine.checkpoints import CheckpointStore
-from hermes.engine.engine import Engine
 from hermes.engine.http.aliases import restore
 from hermes.engine.http.calls import Calls
 from hermes.engine.http.external import Signer
 from hermes.engine.http.policies import Policies, PolicyNames
 from hermes.engine.http.sessions import Sessions
 from hermes.engine.types import EngineUserError
+
+if TYPE_CHECKING:
+    from hermes.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,55 @@
+"""`hermes engine serve`: which model, which address, and what it says when it cannot start."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.process import failure, hermes
+from tests.engine.http.conftest import Start
+from tests.engine.http.engine_process import Server
+from tests.engine.http.test_tinker_wire import API, Raw
+
+
+def test_an_address_others_can_reach_needs_a_token(tmp_path: Path, tiny_folder: Path) -> None:
+    arguments = ["--model", str(tiny_folder), "--state-dir", str(tmp_path), "--host", "0.0.0.0"]
+    error, fix = failure(hermes(tmp_path, "engine", "serve", *arguments), 2)
+    assert "without a token" in error
+    assert "HERMES_ENGINE_TOKEN" in fix
+
+
+@pytest.mark.slow
+def test_a_hub_name_is_served_from_the_hubs_cache_within_the_limits_given(
+    start: Start, tmp_path: Path, tiny_folder: Path
+) -> None:
+    cached = tmp_path / "hub" / "models--acme--tiny"
+    shutil.copytree(tiny_folder, cached / "snapshots" / "5eed")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("5eed")
+    limits = ("--max-length", "64", "--max-adapters", "1", "--model", "acme/tiny")
+    server = start(tmp_path / "state", *limits, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    (offered,) = server.ask("GET", f"{API}/get_server_capabilities").json()["supported_models"]
+    assert (offered["model_name"], offered["max_context_length"]) == ("acme/tiny", 64)
+    asked = {"model": "acme/tiny", "prompt": "hello", "max_tokens": 2, "return_token_ids": True}
+    (choice,) = server.ask("POST", "/v1/completions", asked).json()["choices"]
+    assert (len(choice["prompt_token_ids"]), len(choice["token_ids"])) == (5, 2)
+    first, second = (Raw(server, "acme/tiny") for _ in range(2))
+    assert first.result(first.created)["model_id"] == first.model
+    refused = second.result(second.created)
+    assert (refused["category"], "holds 1 adapters already" in refused["error"]) == ("server", True)
+
+
+def test_a_folder_that_is_not_there_is_no_hub_name(tmp_path: Path) -> None:
+    error, fix = failure(hermes(tmp_path, "engine", "serve", "--model", str(tmp_path / "gone")), 2)
+    assert f"there is no folder '{tmp_path / 'gone'}'" in error
+    assert "hub name" in fix
+
+
+def test_a_taken_port_is_said_at_once(shared: Server, tmp_path: Path, tiny_folder: Path) -> None:
+    arguments = ["--model", str(tiny_folder), "--state-dir", str(tmp_path / "s")]
+    port = shared.url.rpartition(":")[2]
+    error, fix = failure(hermes(tmp_path, "engine", "serve", *arguments, "--port", port), 1)
+    assert "it is taken" in error
+    assert "--port" in fix
