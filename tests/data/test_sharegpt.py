@@ -17,7 +17,7 @@ _RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 
 @given(messages=records.conversations())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_call_and_thought_is_read_back_by_our_parser(messages: list[Message]) -> None:
     turns = conversations(messages, records.TOOLS)
     spoken = [turn["value"] for turn in turns if turn["from"] == "gpt"]

@@ -22,7 +22,7 @@ from tests.data.compress import made
 
 _THINK = re.compile(r"\A\s*<think>.*?</think>\n?", re.DOTALL)
 _NORMAL = settings(
-    max_examples=250,
+    max_examples=125,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
