@@ -43,7 +43,7 @@ def kill_sometimes(folder: Path, provider: FakeProvider, kills: int, arguments: 
 
 
 def test_killed_again_and_again_the_dataset_equals_an_unbroken_one(tmp_path: Path) -> None:
-    run_with_kills(tmp_path, kills=8, tasks=40)
+    run_with_kills(tmp_path, kills=5, tasks=30)
 
 
 @pytest.mark.slow

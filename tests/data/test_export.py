@@ -229,7 +229,7 @@ def test_what_a_killed_export_left_beside_its_target_is_removed_by_the_next(
     assert not [path.name for path in target.parent.iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("ending", [".jsonl", pytest.param(".parquet", marks=pytest.mark.slow)])
 def test_a_killed_export_leaves_the_target_absent_old_or_complete(
     db: Path, tmp_path: Path, ending: str
 ) -> None:
