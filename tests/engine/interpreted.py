@@ -10,7 +10,7 @@ import torch
 from hermes.engine.backbone import wrap_model
 from hermes.engine.compact import CompactBackbone
 from hermes.engine.kv import KvPool
-from hermes.engine.pooled_attention import rows_attend, runs_of
+from hermes.engine.pooled_attention import Stem, rows_attend, runs_of
 from hermes.engine.sampling import Draws, choose
 from tests.engine.tiny import tiny_model
 
@@ -32,8 +32,9 @@ def hidden() -> None:
         first = np.arange(5) * 64
         cells, lengths = torch.from_numpy(first), torch.from_numpy(LENGTHS)
         tokens = torch.arange(5) * 7 + 3
-        runs = runs_of(first, np.full(5, 64), pools[0])
-        attend = rows_attend(backbone.spec, pools[0], cells + lengths, runs, LENGTHS)
+        alone = [Stem(0, 5, 0, 0)]
+        runs = runs_of(first, np.full(5, 64), alone, pools[0])
+        attend = rows_attend(backbone.spec, pools[0], cells + lengths, alone, runs, LENGTHS)
         want = backbone.hidden(tokens, lengths, attend, None)
         for kernels._PROGRAMS in (264, 4):
             gather = gather_rows(backbone.spec, pools[1], cells, lengths)

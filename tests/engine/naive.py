@@ -37,7 +37,7 @@ def peft_matrix(twin: Any, adapter: Adapter, site: Site, which: str) -> Any:
 
 def target_logprobs(twin: Any, datum: Datum) -> Tensor:
     """[N] or [N, K], with a gradient."""
-    logits = twin(input_ids=torch.as_tensor(datum.tokens)[None]).logits[0].float()
+    logits: Tensor = twin(input_ids=torch.as_tensor(datum.tokens)[None]).logits[0].float()
     targets = torch.as_tensor(datum.inputs["target_tokens"])
     columns = targets[:, None] if targets.dim() == 1 else targets
     return logits.log_softmax(-1).gather(1, columns).view(targets.shape)
@@ -50,7 +50,7 @@ def naive_step(twin: Any, data: Sequence[Datum], per_token: PerToken) -> tuple[f
         found = target_logprobs(twin, datum)
         loss = per_token(found, datum).sum()
         if loss.requires_grad:
-            loss.backward()
+            torch.autograd.backward(loss)
         total += float(loss.detach())
         logprobs.append(found.detach())
     return total, logprobs

@@ -54,7 +54,8 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
     config = _config(family, {**SHAPE, **changes})
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    maker: Any = AutoModelForCausalLM
+    model = maker.from_config(config, dtype=torch.float32)
     for name, one in model.named_parameters():
         if "norm" in name or name.endswith("bias"):
             one.data.add_(0.1 * torch.randn_like(one))
@@ -83,11 +84,12 @@ def _config(family: str, shape: dict[str, Any]) -> Any:
         return t.Qwen2Config(**shape)
     if family == "qwen3":
         return t.Qwen3Config(**shape, head_dim=24, tie_word_embeddings=True)
-    extra: dict[str, Any] = {
+    extras: dict[str, dict[str, Any]] = {
         "llama": {},
         "llama-tied": {"tie_word_embeddings": True},
         "llama-bias": {"attention_bias": True},
         "llama3-rope": {"rope_parameters": LLAMA3_ROPE},
         "yarn": {"rope_parameters": YARN_ROPE},
-    }[family]
+    }
+    extra = extras[family]
     return t.LlamaConfig(**shape, **extra)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
-_GROUPS = ("qkv", "o", "gate_up", "down")
+GROUPS = ("qkv", "o", "gate_up", "down")
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
@@ -126,7 +126,7 @@ class CompactBackbone:
     def layer(
         self, index: int, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, lora: LoraView | None
     ) -> Tensor:
-        deltas = [None if lora is None else lora.at((index, name)) for name in _GROUPS]
+        deltas = [None if lora is None else lora.at((index, name)) for name in GROUPS]
         spec, weights = self.spec, self.layers[index]
         shape = (spec.heads, spec.kv_heads, spec.head_dim)
         q, k, v = before_attention(x, weights, turn, deltas[0], shape, spec.eps)

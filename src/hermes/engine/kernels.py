@@ -253,21 +253,21 @@ def copy_cells(keys: Tensor, values: Tensor, source: int, targets: Tensor, token
 
 
 @triton.jit
-def _gate(gate_up, out, width, BLOCK: tl.constexpr):
+def _gate(gate_up, out, out_stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     gate = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
-    opened = (wide * tl.sigmoid(wide)).to(gate.dtype)
-    tl.store(out + row * width + at, opened * up, mask=inside)
+    opened = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
+    tl.store(out + row * out_stride + at, (opened * up.to(tl.float32)).to(gate.dtype), mask=inside)
 
 
-def gate(gate_up: Tensor) -> Tensor:
-    """silu(left half) * right half of [rows, 2 * width]."""
+def gate(gate_up: Tensor, room: int = 0) -> Tensor:
+    """silu(left half) * right half of [rows, 2 * width], in a matrix that has `room` behind these columns."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(rows, width, device=gate_up.device, dtype=gate_up.dtype)
+    out = gate_up.new_empty(rows, width + room)
     block = min(1024, triton.next_power_of_2(width))
-    _gate[(rows, triton.cdiv(width, block))](gate_up, out, width, block, num_warps=4)
+    _gate[(rows, triton.cdiv(width, block))](gate_up, out, width + room, width, block, num_warps=4)
     return out

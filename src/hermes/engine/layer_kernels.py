@@ -16,6 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from hermes.engine.attention_varlen import Copies
+from hermes.engine.kernels import gate
+
+__all__ = ["add_norm", "gate", "gate_backward", "norm_backward", "turn", "turn_backward"]
 
 _GATE_BLOCK = 512
 
@@ -242,26 +245,6 @@ def turn_backward(
         triton.next_power_of_2(kv), block, norms is not None, copies is not None,
         num_warps=_warps(rows * block),
     )  # fmt: skip
-    return out
-
-
-@triton.jit
-def _gate(gate_up, out, out_stride, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
-    gate = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0)
-    up = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0)
-    wide = gate.to(tl.float32)
-    opened = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
-    tl.store(out + row * out_stride + at, (opened * up.to(tl.float32)).to(gate.dtype), mask=inside)
-
-
-def gate(gate_up: Tensor, room: int) -> Tensor:
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, width + room)
-    grid = (rows, triton.cdiv(width, _GATE_BLOCK))
-    _gate[grid](gate_up, out, width + room, width, _GATE_BLOCK, num_warps=4)
     return out
 
 

@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 
 from hermes.engine.adapter import Adapter
-from hermes.engine.compact import Layer
+from hermes.engine.compact import GROUPS, Layer
 from hermes.engine.lora import LoraGroup, LoraPart, LoraWeights
 from hermes.engine.spec import HEAD, ModelSpec
 from hermes.engine.types import Ints
-
-GROUPS = ("qkv", "o", "gate_up", "down")
 
 _WIDE = ("qkv", "gate_up", "down")
 """The groups whose product takes the adapter's columns with it."""
