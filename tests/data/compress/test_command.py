@@ -294,7 +294,7 @@ def test_fifty_runs_killed_at_random_moments_change_no_byte(tmp_path: Path, toke
     unbroken = list(contents(tmp_path, "whole_compressed").values())
     output, rng, kills = tmp_path / "killed_compressed.jsonl", random.Random(5), 0
     work = output.with_name(f"{output.name}.work")
-    while kills < 50 or not output.exists():
+    while kills < 50 or work.exists() or not output.exists():
         process = start(tmp_path / "home", "--input", str(killed), *flags, "--resume")
         if kills < 50:
             wait_for_rows(process, work, finished_rows(work) + rng.randrange(12))

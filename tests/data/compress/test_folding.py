@@ -192,6 +192,18 @@ def test_sharegpt_results_are_read_whatever_they_quote() -> None:
     assert again.form.turns(again.messages) == turns
 
 
+@pytest.mark.parametrize("said", ["<think>", "so <think> it is", "<think>\nplan</think>\nthe tag is <think>"])
+def test_a_think_mark_that_nothing_closes_hides_no_call_that_was_answered(said: str) -> None:
+    call = '<tool_call>\n{"name": "_", "arguments": {}}\n</tool_call>'
+    turns = [
+        {"from": "human", "value": "go"},
+        {"from": "gpt", "value": f"{said}\n{call}"},
+        {"from": "tool", "value": "<tool_response>\ndone\n</tool_response>"},
+    ]
+    (exchange,) = read_sharegpt(turns).exchanges
+    assert exchange.answered and exchange.results == (2,)
+
+
 def test_results_without_tags_and_with_bare_text_are_folded_in_their_own_form(counter: Counter) -> None:
     call = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
     for wrap in ("{}", "<tool_response>\n{}\n</tool_response>"):

@@ -118,13 +118,19 @@ def _message(role: Role, value: str) -> Message:
     if role is not Role.ASSISTANT:
         return Message(role, value)
     thinking = _THINKING.match(value)
-    said = value[thinking.end() :] if thinking else value
+    said = _without_open_thinking(value[thinking.end() :] if thinking else value)
     parsed = get_parser("hermes").parse(said) if "<tool_call>" in said else None
     return Message.assistant(
         parsed.content if parsed else said,
         reasoning=thinking[1] if thinking else None,
         tool_calls=parsed.tool_calls if parsed else (),
     )
+
+
+def _without_open_thinking(said: str) -> str:
+    """A mark that nothing closes is text: the results that follow in the row answer the calls behind it."""
+    closed = said.rfind("</think>") + 1
+    return said[:closed] + said[closed:].replace("<think>", "")
 
 
 def _find_blocks(value: str) -> list[_Block]:

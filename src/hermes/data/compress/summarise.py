@@ -126,13 +126,14 @@ class Summariser:
         failed: list[str] = []
         for _ in range(_TRIES):
             for batch in _batches([span for key, span in wanted.items() if key not in found]):
-                good, bad, request = await self._ask(batch, problems)
+                async with self._slots:  # until it is on disk: a kill loses no more answers than slots
+                    good, bad, request = await self._ask(batch, problems)
+                    written = {key: Written(self._redact(text), request) for key, text in good.items()}
+                    kept = {self._key(wanted[key]): each for key, each in written.items()}
+                    await asyncio.to_thread(self._cache.put, kept)
                 problems |= bad
                 failed += [request] * bool(bad)
-                written = {key: Written(self._redact(text), request) for key, text in good.items()}
                 found |= written
-                kept = {self._key(wanted[key]): each for key, each in written.items()}
-                await asyncio.to_thread(self._cache.put, kept)
             if self._refusal is not None or len(found) == len(wanted):
                 break
         # Counted by the requests that the texts came from, so that one found in the cache counts as it did.
@@ -158,17 +159,16 @@ class Summariser:
             (Message.system(_INSTRUCTIONS), Message.user(prompt)),
             sampling=Sampling(temperature=_TEMPERATURE, max_tokens=longest),
         )
-        async with self._slots:
-            if self._refusal is not None:
-                return {}, {span.key: self._refusal for span in batch}, name
-            try:
-                reply = await self._model.complete(request)
-            except HostError:
-                raise
-            except HermesError as error:
-                if isinstance(error, AuthError):
-                    self._refusal = error.message
-                return {}, {span.key: error.message for span in batch}, name
+        if self._refusal is not None:
+            return {}, {span.key: self._refusal for span in batch}, name
+        try:
+            reply = await self._model.complete(request)
+        except HostError:
+            raise
+        except HermesError as error:
+            if isinstance(error, AuthError):
+                self._refusal = error.message
+            return {}, {span.key: error.message for span in batch}, name
         answers = _sections(reply.message.content, batch)
         if reply.call.finish_reason == "length" and answers:
             answers.popitem()  # the last one was cut off
