@@ -11,7 +11,7 @@ import torch
 from hermes.engine.adapter import Adapter
 from hermes.engine.attention import packed_attend
 from hermes.engine.backbone import Backbone, Kind, wrap_model
-from hermes.engine.lora import LoraSpans, LoraView, LoraWeights, merge
+from hermes.engine.lora import LoraSpans, LoraView, LoraWeights
 from hermes.engine.packing import pack_plainly
 from hermes.engine.spec import HEAD
 from hermes.engine.types import Ints, LoraConfig
@@ -47,7 +47,7 @@ def test_merged_weights_give_the_same_logits_and_leave_the_base_alone(kind: Kind
     before = logits(backbone, None)
     weights, _ = trained(backbone)
     torch.testing.assert_close(
-        logits(merge(backbone, weights), None), logits(backbone, weights), atol=1e-4, rtol=1e-4
+        logits(backbone.merged(weights), None), logits(backbone, weights), atol=1e-4, rtol=1e-4
     )
     torch.testing.assert_close(logits(backbone, None), before, atol=0, rtol=0)
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from hermes.engine.backbone import Backbone
 from hermes.engine.kv import KvPool
-from hermes.engine.runner import Drawn, Fetched, Policy, TorchRunner
+from hermes.engine.runner import Drawn, Fetched, Piece, Policy, TorchRunner
 from hermes.engine.types import EngineCapacityError, EngineUserError, SampleResult
 from tests.engine.sampling_parts import Bench, prompt, same
 
@@ -317,13 +319,13 @@ def test_a_runner_one_step_ahead_gives_the_same_sequences() -> None:
 
 
 def count_prefilled(bench: Bench) -> list[int]:
-    """Sizes of all pieces computed from now on, noted by a runner around the bench's own."""
+    """Sizes of all pieces computed from now on, noted around the runner's own."""
     sizes: list[int] = []
+    prefill = bench.runner.prefill
 
-    class Counting(TorchRunner):
-        def prefill(self, pieces: Any) -> Any:
-            sizes.extend(len(piece.tokens) for piece in pieces)
-            return super().prefill(pieces)
+    def counting(pieces: Sequence[Piece]) -> list[Tensor]:
+        sizes.extend(len(piece.tokens) for piece in pieces)
+        return prefill(pieces)
 
-    bench.runner = bench.sampler._runner = Counting(bench.backbone, bench.pool)
+    bench.runner.prefill = counting
     return sizes

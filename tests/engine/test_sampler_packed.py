@@ -1,4 +1,4 @@
-"""Packed weights on a CPU: the same numbers as the plain ones, up to bf16's rounding."""
+"""Packed weights on a CPU: the same numbers as the plain ones, up to the order of summation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from hermes.engine.attention import packed_attend
-from hermes.engine.backbone import wrap_model
-from hermes.engine.packed import PackedBackbone, head_product, pack
+from hermes.engine.backbone import Backbone, wrap_model
+from hermes.engine.lora import LoraView
+from hermes.engine.packed import PackedBackbone, has_layout, head_product, pack
 from hermes.engine.packing import pack_plainly
+from hermes.engine.spec import HEAD
 from tests.engine.sampling_parts import Bench
 from tests.engine.tiny import tiny_model
 
+needs_layout = pytest.mark.skipif(not has_layout(torch.float32), reason="no layout of this CPU's own")
 needs_bf16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no instructions for bf16"
 )
@@ -27,21 +30,40 @@ def test_packed_weights_give_the_plain_hidden_states(family: str, adapted: bool)
     packed = pack(plain)
     assert isinstance(packed, PackedBackbone) and pack(packed) is packed
     lora = Bench(family).policy("p", seed=1).weights if adapted else None
-    batch = pack_plainly([np.arange(3, 40), np.arange(5, 8)])
-    tokens, positions = torch.as_tensor(batch.tokens), torch.as_tensor(batch.positions)
-    found = []
-    with torch.inference_mode():
-        for backbone, view in ((exact, lora), (plain, lora), (packed, lora)):
-            attend = packed_attend(batch, backbone.spec, backbone.device)
-            hidden = backbone.hidden(tokens, positions, attend, view and view.cast(backbone.dtype))
-            found.append(head_product(backbone, hidden).float())
+    found = [logits(backbone, lora) for backbone in (exact, plain, packed)]
     errors = [float((one - found[0]).square().mean().sqrt()) for one in found[1:]]
     assert errors[1] < 1.3 * errors[0] + 1e-3, "no further from fp32 than the plain bf16 product"
     assert np.corrcoef(found[2].flatten(), found[1].flatten())[0, 1] > 0.999
 
 
+@needs_layout
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "llama-bias", "qwen2", "qwen3"])
+def test_packed_fp32_weights_are_exact_with_an_adapter_over_them_or_merged_in(family: str) -> None:
+    plain = wrap_model(tiny_model(family), family)
+    packed = pack(plain)
+    assert isinstance(packed, PackedBackbone)
+    first, second = (Bench(family).policy(name, seed=seed).weights for name, seed in (("p", 1), ("q", 2)))
+    assert first is not None and second is not None
+    wanted = logits(plain, first)
+    again = packed.merged(second).merged(first)
+    for found in (logits(packed, first), logits(packed.merged(first), None), logits(again, None)):
+        assert torch.allclose(found, wanted, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(logits(packed, None), logits(plain, None), atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(logits(packed, None), wanted, atol=0.1)
+
+
+def logits(backbone: Backbone, lora: LoraView | None) -> torch.Tensor:
+    batch = pack_plainly([np.arange(3, 40), np.arange(5, 8)])
+    tokens, positions = torch.as_tensor(batch.tokens), torch.as_tensor(batch.positions)
+    with torch.inference_mode():
+        attend = packed_attend(batch, backbone.spec, backbone.device)
+        hidden = backbone.hidden(tokens, positions, attend, lora)
+        out = head_product(backbone, hidden)
+        return (out if lora is None else lora.apply(HEAD, hidden, (out,))[0]).float()
+
+
 def test_what_has_no_packed_form_stays_as_it_is() -> None:
-    for backbone in (wrap_model(tiny_model(), "fp32"), wrap_model(tiny_model("gemma3"), "generic")):
+    for backbone in (wrap_model(tiny_model().half(), "fp16"), wrap_model(tiny_model("gemma3"), "generic")):
         assert pack(backbone) is backbone
 
 

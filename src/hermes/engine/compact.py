@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recompute
 
 from hermes.engine.backbone import Attend
-from hermes.engine.lora import Delta, LoraView, LoraWeights, group_delta
+from hermes.engine.lora import Delta, LoraView, LoraWeights, with_delta
 from hermes.engine.spec import HEAD, Linear, ModelSpec, Site, read_spec
 
 if TYPE_CHECKING:
@@ -257,4 +257,4 @@ def _add(backbone: CompactBackbone, base: Tensor, site: Site, weights: LoraWeigh
     if group is None:
         return base
     outputs = tuple(backbone.spec.linears[member].outputs for member in backbone.spec.groups[site])
-    return (base.float() + group_delta(group, outputs)).to(base.dtype)
+    return with_delta(base, group, outputs)

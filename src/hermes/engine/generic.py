@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hermes.engine.backbone import Attend
-from hermes.engine.lora import LoraView, LoraWeights, group_delta
+from hermes.engine.lora import LoraView, LoraWeights, with_delta
 from hermes.engine.spec import HEAD, Linear, Part, Site, read_spec
 from hermes.engine.types import EngineUserError
 
@@ -111,8 +111,8 @@ class GenericBackbone:
         for site, group in weights.groups.items():
             linear = self.spec.linears[site]
             module: Any = twin.get_submodule(linear.path)
-            merged = module.weight.float() + group_delta(group, (linear.outputs,))
-            module.weight = nn.Parameter(merged.to(module.weight.dtype), requires_grad=False)
+            merged = with_delta(module.weight.detach(), group, (linear.outputs,))
+            module.weight = nn.Parameter(merged, requires_grad=False)
         return GenericBackbone(twin, self.spec.name, self.device, trusted=True)
 
     def attention(

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hermes.engine.spec import Site
-
-if TYPE_CHECKING:
-    from hermes.engine.backbone import Backbone
 
 
 class Delta(Protocol):
@@ -121,17 +118,11 @@ class _SpanDelta:
         return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
 
 
-def group_delta(group: LoraGroup, outputs: tuple[int, ...]) -> Tensor:
-    """[sum of outputs, in]: what the group adds to its members' stacked weights, in fp32."""
-    rows = [
-        torch.zeros(width, group.a.shape[1], device=group.a.device)
-        if part is None
-        else part.scale * (part.b.float() @ group.a[span].float())
-        for width, (span, part) in zip(outputs, group.spans(), strict=True)
-    ]
-    return torch.cat(rows)
-
-
-def merge(backbone: Backbone, weights: LoraWeights) -> Backbone:
-    """A backbone with the deltas added to copies of the base weights; what is untouched is shared."""
-    return backbone.merged(weights)
+def with_delta(base: Tensor, group: LoraGroup, outputs: tuple[int, ...]) -> Tensor:
+    """Stacked weights [sum of outputs, in] with the group's part, added in fp32, in their own dtype."""
+    merged = base.to(torch.float32, copy=True)
+    members = zip(torch.split(merged, list(outputs)), group.spans(), strict=True)
+    for member, (rows, part) in members:
+        if part is not None:
+            member.addmm_(part.b.float(), group.a[rows].float(), alpha=part.scale)
+    return merged.to(base.dtype)

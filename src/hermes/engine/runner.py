@@ -173,7 +173,6 @@ class TorchRunner:
     depth = 0
 
     def __init__(self, backbone: Backbone, pool: KvPool) -> None:
-        self._plain = backbone
         self._base = pack(backbone)
         self._pool = pool
         self._merged: tuple[Policy, Backbone] | None = None
@@ -182,7 +181,7 @@ class TorchRunner:
     def merge(self, policy: Policy) -> None:
         if policy.weights is not None and (self._merged is None or self._merged[0] is not policy):
             self._merged = None  # two merged copies never lie in memory at once
-            self._merged = (policy, pack(self._plain.merged(policy.weights)))
+            self._merged = (policy, self._base.merged(policy.weights))
 
     def unmerge(self, policy: Policy) -> None:
         if self._merged is not None and self._merged[0] is policy:

@@ -22,12 +22,13 @@ from hermes.engine.kv import Slot
 from hermes.engine.lanes import Lane, Lanes, Tenants
 from hermes.engine.ledger import Ledger
 from hermes.engine.memory import capacity_error, is_out_of_memory
+from hermes.engine.prefill import Prefill
 from hermes.engine.prefix import Entry
 from hermes.engine.requests import SampleJob
-from hermes.engine.runner import Drawn, Fetched, Piece, Policy, Runner
+from hermes.engine.runner import Drawn, Fetched, Policy, Runner
 from hermes.engine.types import Ints, NotFiniteError, SampledSequence, SampleResult, StopReason
 
-MERGE_PAYS_TOKENS = 4096
+MERGE_PAYS_TOKENS = 512
 """A policy that has the sampler to itself and so many tokens to go is worth merging."""
 
 
@@ -43,8 +44,7 @@ class Sampler:
         self._runner = runner
         self._admission = Admission(runner, cells)
         self._lanes = Lanes(max_batch)
-        self._prefill_tokens = prefill_tokens
-        self._prompts: list[Prompt] = []
+        self._prefill = Prefill(runner, prefill_tokens)
         self._joined: list[Entry] = []
         """Their prompts' last tokens are computed by the next decode step."""
         self._rows: Ints = np.zeros(0, np.int64)
@@ -56,7 +56,7 @@ class Sampler:
 
     @property
     def busy(self) -> bool:
-        return bool(self._admission.jobs or self._prompts or len(self._rows) or self._stale)
+        return bool(self._admission.jobs or self._prefill.prompts or len(self._rows) or self._stale)
 
     @property
     def waiting(self) -> int:
@@ -64,7 +64,7 @@ class Sampler:
 
     @property
     def running(self) -> int:
-        return len(self._rows) + sum(len(prompt.samples) for prompt in self._prompts)
+        return len(self._rows) + self._prefill.samples
 
     @property
     def cells_used(self) -> int:
@@ -85,8 +85,7 @@ class Sampler:
         """Takes a job out, wherever it is; without an error if its future was cancelled."""
         if job in self._admission.jobs:
             self._admission.jobs.remove(job)
-        for prompt in [one for one in self._prompts if one.job is job]:
-            self._prompts.remove(prompt)
+        for prompt in self._prefill.take_out(job):
             self._wipe(prompt.slots, prompt.entry)
         for index in self._lanes.of_job(job):
             lane = self._lanes.close(index)
@@ -107,22 +106,22 @@ class Sampler:
 
     def _jobs(self) -> list[SampleJob]:
         lanes = (self._lanes[int(index)].job for index in self._lanes.order())
-        return list(dict.fromkeys([*self._admission.jobs, *(prompt.job for prompt in self._prompts), *lanes]))
+        prompts = (prompt.job for prompt in self._prefill.prompts)
+        return list(dict.fromkeys([*self._admission.jobs, *prompts, *lanes]))
 
     def step(self) -> None:
         """One turn: some prompts, and one token for everybody."""
         if self._admission.jobs:
             self._admit()
-        if self._prompts:
-            self._prefill()
+        if self._prefill.prompts:
+            self._compute_prompts()
         if self._stale:
             self._reload()
         if len(self._rows):
             self._decode()
 
     def _admit(self) -> None:
-        taken = sum(len(prompt.samples) for prompt in self._prompts)
-        for prompt in self._admission.admit(self._lanes.free - taken):
+        for prompt in self._admission.admit(self._lanes.free - self._prefill.samples):
             job = prompt.job
             if prompt.samples[0] == 0:
                 job.cached_tokens = prompt.done
@@ -130,7 +129,7 @@ class Sampler:
             if job.limit and job.scores is None and prompt.done == len(job.prompt) - 1:
                 self._join(prompt)
             else:
-                self._prompts.append(prompt)
+                self._prefill.prompts.append(prompt)
 
     def _join(self, prompt: Prompt) -> None:
         """All but the last token is in the cache: that one is decoded like any other."""
@@ -148,63 +147,19 @@ class Sampler:
             for number, (sample, slot) in enumerate(zip(prompt.samples, prompt.slots, strict=True))
         ]
 
-    def _prefill(self) -> None:
-        """The next tokens of the prompts that came first; what is then complete starts to run."""
-        chosen: list[tuple[Prompt, Piece]] = []
-        budget = self._prefill_tokens
-        for prompt in self._prompts:
-            if budget <= 0:
-                break
-            size = min(budget, len(prompt.job.prompt) - prompt.done)
-            budget -= size
-            chosen.append((prompt, prompt.piece(size)))
-        chosen.sort(key=lambda one: self._ledger.order(one[0].job.policy))
-        ready: list[tuple[Prompt, Tensor]] = []
-        for (prompt, piece), hidden in zip(chosen, self._compute(chosen), strict=True):
-            if hidden is None or prompt not in self._prompts or not self._score(prompt, piece, hidden):
-                continue
-            prompt.entry.ready += len(piece.tokens)
-            if prompt.done == len(prompt.job.prompt):
-                ready.append((prompt, hidden[-1:]))
-        if ready:
-            self._run(ready)
-
-    def _compute(self, chosen: list[tuple[Prompt, Piece]]) -> list[Tensor | None]:
-        """Hidden states of each piece. If they do not fit together they go alone; who does not is out."""
-        try:
-            return list(self._runner.prefill([piece for _, piece in chosen]))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if len(chosen) == 1:
-                self.end(chosen[0][0].job, capacity_error(error, "the prompt"))
-                return [None]
-        return [hidden for one in chosen for hidden in self._compute([one])]
-
-    def _score(self, prompt: Prompt, piece: Piece, hidden: Tensor) -> bool:
-        """Gathers what was asked about the prompt itself; False if that ended the job."""
-        job = prompt.job
-        if job.scores is None or prompt.samples[0] != 0 or not piece.wanted:
-            return True
-        at = piece.offset + len(piece.tokens) - piece.wanted
-        try:
-            job.scores.add(at, hidden, lambda rows: self._runner.logits(job.policy, rows))
-        except NotFiniteError as error:
+    def _compute_prompts(self) -> None:
+        """What is then complete starts to run."""
+        turn = self._prefill.turn(self._ledger.order)
+        for job, error in turn.spoiled.items():
             self.end(job, error)
-            return False
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self.end(job, capacity_error(error, "the prompt's logprobs"))
-            return False
-        return True
+        if turn.ready:
+            self._run(turn.ready)
 
     def _run(self, ready: list[tuple[Prompt, Tensor]]) -> None:
         """The prompts are in the cache: their samples draw a first token and join the running batch."""
         rows: list[int] = []
         states: list[Tensor] = []
         for prompt, hidden in ready:
-            self._prompts.remove(prompt)
             job = prompt.job
             if not job.limit:
                 self._finish_without_sampling(prompt, hidden)
