@@ -1,11 +1,13 @@
 """Function calling on functions never seen: a format-only start, GRPO by the whole stack, held-out success.
 
-    python bench/tool_calling.py --device cuda --output DIR [--steps 80 --groups 32 --group-size 16 --envs 4]
+    python bench/tool_calling.py --device cuda --output DIR
 
 Engine, trajectory API, trainer and environments are processes of their own, as in a run. The start is a few
 supervised steps on gold calls to functions of the training part: enough for the form of a call. What is
-measured is greedy success on requests whose functions are in no training item. Writes DIR/result.json,
-metrics.jsonl, reward.png and the processes' logs.
+measured is greedy success on requests whose functions are in no training item. The defaults are those for the
+device. Writes to DIR: result.json (success by kind of request and number of calls, mistakes by name, seconds
+by stage), wrong.jsonl (what the last policy did wrong), metrics.jsonl, curves of all requests and of each
+kind, and the processes' logs.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import platform
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -25,8 +28,12 @@ from typing import Any
 
 from hermes.core import Role
 from hermes.data.formats.messages import strict_message
+from hermes.envs.agent_rollout import Scored
+from hermes.envs.builtin.generated import tool_calls
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.stats import interval
+from hermes.envs.tasks.call_mistakes import mistakes
+from hermes.envs.tasks.functions import Request
 from hermes.envs.tasks.split import Split
 from hermes.quickstart import probes
 from hermes.quickstart.chart import png
@@ -38,6 +45,16 @@ from hermes.rl.run import read_metrics
 MODEL = "hermes/smollm2"
 MEASURED = ("simple", "parallel")
 ENGINE, API = "http://127.0.0.1:8471", "http://127.0.0.1:8470"
+MOST_WRONG = 200
+"""Rows of wrong.jsonl."""
+CUDA = {
+    **{"steps": 175, "groups": 32, "group_size": 16, "envs": 8, "at_once": 512, "eval_size": 256},
+    **{"schedule": "linear", "rate": 5e-4, "train_on": ["simple", *["parallel"] * 3]},
+}
+CPU = {
+    **{"steps": 10, "groups": 8, "group_size": 8, "envs": 1, "at_once": 64, "eval_size": 32},
+    **{"schedule": "constant", "rate": 3e-4, "train_on": ["simple", "parallel"]},
+}
 
 
 def environment(args: argparse.Namespace, categories: Sequence[str], weights: str) -> ToolCallingEnv:
@@ -63,19 +80,48 @@ def write_gold(env: ToolCallingEnv, rows: int, into: Path) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-async def measure(args: argparse.Namespace, weights: str) -> dict[str, Any]:
-    """Greedy success on held-out functions, category by category."""
-    found = {}
+async def measure(args: argparse.Namespace, weights: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Greedy success on held-out functions, category by category; and what was wrong, answer by answer."""
+    found: dict[str, Any] = {}
+    wrong: list[dict[str, Any]] = []
     for category in MEASURED:
         env = environment(args, [category], weights)
         try:
             await env.setup()
             items = await env.eval_items()
             scored = await asyncio.gather(*(env.run_item(item, temperature=0.0) for item in items))
-            found[category] = asdict(interval([float(one.reward.success) for one in scored]))
         finally:
             await env.close()
-    return found
+        judged = list(zip(items, scored, strict=True))
+        rows = [looked_at(item, one) for item, one in judged if not one.reward.success]
+        found[category] = {**share([one for _, one in judged]), "by_calls": by_calls(judged)}
+        found[category]["mistakes"] = dict(Counter(word for row in rows for word in set(row["mistakes"])))
+        wrong = [*rows, *wrong]
+    return found, wrong
+
+
+def share(scored: Sequence[Scored]) -> dict[str, Any]:
+    return asdict(interval([float(one.reward.success) for one in scored]))
+
+
+def by_calls(judged: Sequence[tuple[Request, Scored]]) -> dict[str, Any]:
+    """Success by how many calls were wanted."""
+    numbers = sorted({len(item.wanted) for item, _ in judged})
+    return {str(n): share([one for item, one in judged if len(item.wanted) == n]) for n in numbers}
+
+
+def looked_at(item: Request, scored: Scored) -> dict[str, Any]:
+    """A wrong answer, for a person."""
+    made = tool_calls(scored.result)
+    return {
+        "category": item.category,
+        "request": item.text,
+        "wanted": [[call.name, call.arguments] for call in item.wanted],
+        "made": [[call.name, call.arguments] for call in made],
+        "said": scored.result.final_response,
+        "mistakes": mistakes(made, item.wanted, [function.schema for function in item.offered]),
+        "stopped": scored.result.outcome.stop_reason.value,
+    }
 
 
 def serve_engine(args: argparse.Namespace, crew: Crew) -> None:
@@ -135,6 +181,7 @@ def serve_env(args: argparse.Namespace, number: int) -> tuple[str, ...]:
     settings = {
         "env.seed": 1 + number,
         "env.categories": json.dumps(args.train_on),
+        "env.credit": args.credit,
         "env.max_token_length": args.max_tokens,
         "env.group_size": args.group_size,
         "env.max_num_workers": max(1, args.groups // args.envs),
@@ -166,7 +213,9 @@ def run(args: argparse.Namespace, found: dict[str, Any]) -> None:
         (args.output / "result.json").write_text(json.dumps(found, indent=1) + "\n")
 
     def measured(name: str, weights: str) -> None:
-        policies[name] = asyncio.run(measure(args, weights))
+        policies[name], wrong = asyncio.run(measure(args, weights))
+        rows = (json.dumps(row) + "\n" for row in wrong[:MOST_WRONG])
+        (args.output / "wrong.jsonl").write_text("".join(rows))
         print(name, {category: f"{one['mean']:.1%}" for category, one in policies[name].items()}, flush=True)
         lap(f"evaluate {name}")
 
@@ -188,33 +237,57 @@ def commit() -> str:
     return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
 
 
-def main() -> None:
+def draw_curves(output: Path) -> None:
+    """Rewards are 1 for success, else 0; so the share of successes of one kind is its mean reward."""
+    kept = output / "grpo" / "metrics.jsonl"
+    if not kept.exists():
+        return
+    (output / "metrics.jsonl").write_bytes(kept.read_bytes())
+    rows = read_metrics(kept)
+    for name, prefix in (
+        ("reward", "reward/mean"),
+        *((f"reward-{one}", f"success/{one}") for one in MEASURED),
+    ):
+        curve = []
+        for row in rows:
+            values = [value for key, value in row.items() if key.startswith(prefix)]
+            curve += [(int(row["step"]), sum(values) / len(values))] if values else []
+        (output / f"{name}.png").write_bytes(png(curve))
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, required=True)
-    for name, default in (("steps", 80), ("groups", 32), ("group-size", 16), ("envs", 1), ("at-once", 512)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    for name, default in (("eval-size", 256), ("max-tokens", 256), ("sft-steps", 4)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name in ("steps", "groups", "group-size", "envs", "at-once", "eval-size"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--sft-steps", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=480, help="GRPO ends so long after the start")
-    parser.add_argument("--schedule", default="constant")
-    parser.add_argument("--train-on", nargs="+", default=list(MEASURED), help="kinds of requests, by weight")
+    parser.add_argument("--schedule")
+    parser.add_argument("--train-on", nargs="+", help="kinds of requests, by weight")
+    parser.add_argument("--credit", default="call", choices=("call", "rollout"))
     parser.add_argument("--commit", default=commit(), help="where the checkout is not there to be asked")
     parser.add_argument("--sft-rate", type=float, default=1e-3)
-    parser.add_argument("--rate", type=float, default=3e-4)
-    args = parser.parse_args()
+    parser.add_argument("--rate", type=float)
+    device = parser.parse_known_args()[0].device
+    parser.set_defaults(**(CUDA if device.startswith("cuda") else CPU))
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
     args.ends_s = time.monotonic() + args.seconds
     args.output = args.output.absolute()
     args.output.mkdir(parents=True)
     settings = {name: value for name, value in vars(args).items() if name not in ("output", "ends_s")}
     found = {"settings": settings, "machine": platform.platform()}
-    run(args, found)
-    metrics = args.output / "grpo" / "metrics.jsonl"
-    (args.output / "metrics.jsonl").write_bytes(metrics.read_bytes())
-    curve = [(int(row["step"]), row["reward/mean"]) for row in read_metrics(metrics) if "reward/mean" in row]
-    (args.output / "reward.png").write_bytes(png(curve))
+    try:
+        run(args, found)
+    finally:
+        draw_curves(args.output)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ def test_joining_keeps_what_all_answers_have_and_leaves_gaps_out() -> None:
         ({"tokens": [[1]], "scores": [1.0], "group_overrides": {"group_size": 1}}, None),
         ({"masks": None}, "wrong size"),
         ({"scores": [1.0, 1]}, "equal scores"),
+        ({"scores": [1.0, 1], "advantages": [[0.0, 0.5], np.zeros(1)]}, None),
+        ({"scores": [1.0, 1], "advantages": [[0.0, 0.0], None]}, "equal scores"),
         ({"scores": [math.nan, 1.0]}, "bad score"),
         ({"scores": [math.inf, 1.0]}, "bad score"),
         ({"scores": ["1.0", 0.0]}, "bad score"),

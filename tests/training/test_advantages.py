@@ -73,6 +73,31 @@ def test_the_environments_own_advantages_are_taken_as_they_are() -> None:
     assert sent(first) == [0, 0, 0, 0.1, 0.2] and sent(second) == [0, 0, 0, 0.3, 0.4]
 
 
+def test_equal_scores_are_no_lack_of_signal_where_the_environment_tells_tokens_apart() -> None:
+    told = served([0.0, 0.0], advantages=[[0, 0, 0, 0.5, 0], [0, 0, 0, -0.5, 0]])
+    silent = served([0.0, 0.0], advantages=[[9, 9, 9, 0, 0], [9, 9, 9, 0, 0]])
+    prepared = prepare([told, silent, served([1.0, 1.0])], Rules(), 0)
+    assert [sent(item)[3] for item in prepared.items] == [0.5, -0.5]
+    assert prepared.metrics["health/group_signal"] == pytest.approx(1 / 3)
+    assert prepared.metrics["health/zero_variance_groups"] == 2
+
+
+def test_success_is_told_apart_from_reward_and_by_kind_of_task() -> None:
+    parts = [{"trajectory_id": "a", "part": part, "parts": 2, "success": True} for part in range(2)]
+    made = [
+        served([0.9, 1.0], overrides=[{"kind": "two", "success": False}, {"kind": "two", "success": True}]),
+        served([1.0, 1.0, 0.2], overrides=[*parts, {"kind": "one", "success": False}]),
+        served([1.0, 0.0]),
+    ]
+    found = prepare(made, Rules(), 0).metrics
+    assert {name: value for name, value in found.items() if name.startswith("success/")} == {
+        "success/mean": 0.5,
+        "success/one": 0.0,
+        "success/two": 0.5,
+    }
+    assert not any(name.startswith("success/") for name in prepare(made[2:], Rules(), 0).metrics)
+
+
 def test_stale_and_overlong_sequences_count_in_the_mean_and_are_dropped() -> None:
     made = served(
         [1.0, 0.0, 0.5],

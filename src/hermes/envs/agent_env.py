@@ -27,7 +27,7 @@ from hermes.config.load import Config, load
 from hermes.core import Message, Sampling, new_id
 from hermes.envs import agent_eval
 from hermes.envs.agent_config import HermesAgentEnvConfig
-from hermes.envs.agent_group import as_group
+from hermes.envs.agent_group import as_group, of_group
 from hermes.envs.agent_rollout import Assignment, Scored, Workplace, run_scored
 from hermes.envs.base import BaseEnv
 from hermes.envs.dataset import load_tasks
@@ -125,6 +125,14 @@ class HermesAgentBaseEnv(BaseEnv):
         text = json.dumps(item, sort_keys=True, default=repr)
         return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
+    def kind(self, item: Item) -> str | None:
+        """What kind of task it is; a trainer then tells success by kind."""
+        return None
+
+    def token_advantages(self, item: Item, scored: Sequence[Scored]) -> list[list[float]] | None:
+        """For each token of each sequence, where more is known than one score a rollout."""
+        return None
+
     async def eval_items(self) -> Sequence[Item]:
         """What `evaluate` measures on: tasks that training never sees."""
         return ()
@@ -139,12 +147,15 @@ class HermesAgentBaseEnv(BaseEnv):
         for error in failures:
             self._note_failure(error)
         if failures:
-            raise _of_group(failures[0])
+            raise of_group(failures[0])
         scored = cast(list[Scored], ended)
         if not self.process_mode:
             self._check_exact(scored)
         self._note(scored)
-        return as_group(scored, self.config), []
+        group = as_group(scored, self.config, self.kind(item))
+        if (advantages := self.token_advantages(item, scored)) is not None:
+            group["advantages"] = advantages
+        return group, []
 
     async def run_item(
         self,
@@ -285,10 +296,3 @@ class HermesAgentBaseEnv(BaseEnv):
         if current_phase() == "train":
             reason = "grader" if isinstance(error, GraderError) else classify(error).reason
             self.rollout_failures[reason] += 1
-
-
-def _of_group(error: BaseException) -> BaseException:
-    """Why the whole group failed: infrastructure as it is, a grader's failure by name."""
-    if isinstance(error, GraderError):
-        return GroupDroppedError("grader", error.message)
-    return error

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hermes.envs.failures import GroupDroppedError
+from hermes.envs.rewards.result import GraderError
 from hermes.envs.sequences import TrainingSequence
 from hermes.envs.types import ScoredDataGroup
 
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
     from hermes.envs.agent_rollout import Scored
 
 
-def as_group(scored: Sequence[Scored], config: HermesAgentEnvConfig) -> ScoredDataGroup:
-    """Every exact context of every rollout, with its rollout's score.
+def as_group(
+    scored: Sequence[Scored], config: HermesAgentEnvConfig, kind: str | None = None
+) -> ScoredDataGroup:
+    """Every exact context of every rollout, with its rollout's score. `kind`: of the task.
 
     A rollout whose template rewrote the history has several; `overrides` says which belong together. One
     without exact tokens has an empty sequence and says why: there is nothing in it to train on.
@@ -35,7 +39,7 @@ def as_group(scored: Sequence[Scored], config: HermesAgentEnvConfig) -> ScoredDa
             logprobs.append(list(part.logprobs))
             scores.append(each.reward.value)
             messages.append(each.result.messages)
-            overrides.append({**_facts(each), **_place(part, number, len(parts))})
+            overrides.append({**_facts(each, kind), **_place(part, number, len(parts))})
     group: ScoredDataGroup = {
         "tokens": tokens,
         "masks": masks,
@@ -51,7 +55,7 @@ def as_group(scored: Sequence[Scored], config: HermesAgentEnvConfig) -> ScoredDa
     return group
 
 
-def _facts(scored: Scored) -> dict[str, Any]:
+def _facts(scored: Scored, kind: str | None) -> dict[str, Any]:
     """What a trainer's health metrics ask of a rollout."""
     result = scored.result
     facts: dict[str, Any] = {
@@ -59,7 +63,10 @@ def _facts(scored: Scored) -> dict[str, Any]:
         "stop_reason": result.outcome.stop_reason.value,
         "tool_calls": sum(len(step.message.tool_calls) for step in result.trajectory.steps),
         "tool_errors": len(result.tool_errors),
+        "success": scored.reward.success,
     }
+    if kind is not None:
+        facts["kind"] = kind
     if result.exactness.inexact is not None:
         facts["not_trainable"] = result.exactness.inexact
     return facts
@@ -69,3 +76,10 @@ def _place(part: TrainingSequence, number: int, parts: int) -> dict[str, Any]:
     versions = sorted({version for version in part.policy_versions if version is not None})
     place: dict[str, Any] = {"policy_versions": versions} if versions else {}
     return place | ({"part": number, "parts": parts} if parts > 1 else {})
+
+
+def of_group(error: BaseException) -> BaseException:
+    """Why the whole group failed: infrastructure as it is, a grader's failure by name."""
+    if isinstance(error, GraderError):
+        return GroupDroppedError("grader", error.message)
+    return error

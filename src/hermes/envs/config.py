@@ -61,7 +61,9 @@ class BaseEnvConfig(BaseModel):
         default=1, description="Answers of a group kept for display; -1: all."
     )
     ensure_scores_are_not_same: bool = Field(
-        default=True, description="Leave out groups whose scores are all equal: they teach nothing."
+        default=True,
+        description="Leave out groups whose scores are all equal, and that bring no advantages of their own: "
+        "they teach nothing.",
     )
     data_path_to_save_groups: str | None = Field(default=None, description="Write every group to this JSONL.")
     data_dir_to_save_evals: str | None = Field(default=None, description="Write evaluation results here.")

@@ -62,11 +62,18 @@ def refusal(group: Mapping[str, Any], config: BaseEnvConfig, longest: int | None
         return "wrong size"
     if not isinstance(scores, list) or not all(map(_is_finite_number, scores)):
         return "bad score"
-    if config.ensure_scores_are_not_same and len(scores) > 1 and len({float(score) for score in scores}) == 1:
+    same = len(scores) > 1 and len({float(score) for score in scores}) == 1
+    if config.ensure_scores_are_not_same and same and not _tells_tokens_apart(group):
         return "equal scores"
     if longest is not None and any(len(sequence) >= longest for sequence in tokens):
         return "too long"
     return None
+
+
+def _tells_tokens_apart(group: Mapping[str, Any]) -> bool:
+    """Whether it has advantages of its own that teach something."""
+    given = group.get("advantages")
+    return given is not None and any(value for values in given if values is not None for value in values)
 
 
 def _is_finite_number(value: Any) -> bool:

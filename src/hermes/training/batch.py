@@ -73,7 +73,8 @@ def prepare(served: Sequence[JSONObject], rules: Rules, step: int) -> Prepared:
                 too_long += 1
             elif any(item.advantages):
                 items.append(item)
-    metrics = group_metrics(scored, sum(values is not None for values in found))
+    signals = sum(values is not None or group.told for group, values in zip(scored, found, strict=True))
+    metrics = group_metrics(scored, signals)
     rollouts = [rollout for group in scored for rollout in group.rollouts]
     metrics |= staleness_metrics(rollouts, step, dropped) | {"data/too_long": float(too_long)}
     return Prepared(tuple(items), metrics | {"data/refused": float(refused.total())}, refused)

@@ -46,6 +46,10 @@ class Rollout:
     stop_reason: str | None = None
     tool_calls: int = 0
     tool_errors: int = 0
+    kind: str | None = None
+    """Of the task, where the environment tells."""
+    success: bool | None = None
+    """The strict verdict, where the environment tells; a score may give credit in part."""
 
     @property
     def trained_tokens(self) -> int:
@@ -64,6 +68,16 @@ class Group:
     def scores(self) -> list[float]:
         """One for each rollout, however many sequences it was split into."""
         return list({rollout.key: rollout.score for rollout in self.rollouts}.values())
+
+    @property
+    def told(self) -> bool:
+        """Whether the environment says itself that some tokens were better than others."""
+        return any(
+            value and trained
+            for rollout in self.rollouts
+            if rollout.advantages is not None
+            for value, trained in zip(rollout.advantages, rollout.trained, strict=True)
+        )
 
 
 def read_group(item: JSONObject) -> Group:
@@ -125,6 +139,8 @@ def _rollout(item: JSONObject, index: int, facts: JSONObject) -> Rollout:
         stop_reason=facts.get("stop_reason"),
         tool_calls=int(facts.get("tool_calls") or 0),
         tool_errors=int(facts.get("tool_errors") or 0),
+        kind=str(facts["kind"]) if facts.get("kind") is not None else None,
+        success=bool(facts["success"]) if facts.get("success") is not None else None,
     )
 
 

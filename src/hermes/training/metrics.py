@@ -52,7 +52,7 @@ def token_metrics(tokens: Tokens, clip: tuple[float, float] | None) -> dict[str,
 
 
 def group_metrics(groups: Sequence[Group], signals: int) -> dict[str, float]:
-    """What the groups say of themselves; `signals` of them had rollouts of unequal scores."""
+    """What the groups say of themselves; `signals` of them had rollouts or tokens better than others."""
     scores = [score for group in groups for score in group.scores]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     refused = sum((group.refused for group in groups), Counter[str]())
@@ -71,7 +71,18 @@ def group_metrics(groups: Sequence[Group], signals: int) -> dict[str, float]:
         found["reward/positive"] = sum(score > 0 for score in scores) / len(scores)
     if rollouts:
         found["data/sequence_tokens"] = statistics.fmean(len(rollout.tokens) for rollout in rollouts)
-    return found | _behaviour(rollouts)
+    return found | _behaviour(rollouts) | _successes(groups)
+
+
+def _successes(groups: Sequence[Group]) -> dict[str, float]:
+    """The share of strict successes, of all and by kind of task, where their environment tells."""
+    found: dict[str, list[bool]] = {}
+    for group in groups:
+        for rollout in {one.key: one for one in group.rollouts}.values():
+            for name in ("mean", rollout.kind):
+                if name is not None and rollout.success is not None:
+                    found.setdefault(name, []).append(rollout.success)
+    return {f"success/{name}": statistics.fmean(values) for name, values in sorted(found.items())}
 
 
 def staleness_metrics(rollouts: Sequence[Rollout], step: int, dropped: int) -> dict[str, float]:

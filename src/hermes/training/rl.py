@@ -144,7 +144,7 @@ class _Loop:
         session, last = self._session, self._settings.num_steps
         step = session.state.step
         while step < last:
-            batch = self._next()
+            batch = self._next(step)
             if batch is None:
                 break
             step += 1
@@ -157,16 +157,16 @@ class _Loop:
             self._checkpoint(step, {})
         return session.finished("all steps made" if step >= last else "stopped")
 
-    def _next(self) -> Batch | None:
-        """The next batch, noted on disk; None when the run is to stop."""
-        session, stop = self._session, self._around.stop
+    def _next(self, step: int) -> Batch | None:
+        """The batch after this many steps, noted on disk; None when the run is to stop."""
+        stop = self._around.stop
         said_s = time.monotonic()
         while not stop.is_set():
             found = self._take()
             if isinstance(found, Batch):
                 return found
             if time.monotonic() - said_s > _SAY_EVERY_S:
-                self._around.tell(f"step {session.state.step}: waiting for a batch: {found}")
+                self._around.tell(f"step {step}: waiting for a batch: {found}")
                 said_s = time.monotonic()
             stop.wait(_POLL_S)
         return None

@@ -3,26 +3,33 @@
 Teaches function calling on functions that were never seen: requests in plain words, one to five functions on
 offer, and one call, several calls or none that are right (simple, multiple, parallel, parallel_multiple,
 irrelevant). One turn. Graded argument by argument; binary only if every call is right and there is no other,
-shaped with credit for right names and right arguments. Functions, not requests, are held out.
+shaped with credit for right names and right arguments. With `credit` call the tokens of a call learn from
+that call alone, and the decision to go on from whether more was wanted. Functions, not requests, are held
+out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from hermes.core import JSON, JSONObject, Message, ToolCall
+from hermes.envs.agent_rollout import Scored
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
 from hermes.envs.builtin.solvable import SolvableEnv, asks
 from hermes.envs.result import AgentResult
 from hermes.envs.rewards.result import RewardResult
+from hermes.envs.sequences import MASKED
+from hermes.envs.tasks.call_credit import Marks, Stretch, advantages, stretches
 from hermes.envs.tasks.call_grading import grade_calls
 from hermes.envs.tasks.functions import CATEGORIES, Function, Request, make_request
 from hermes.envs.tasks.split import Split, distinct
 from hermes.envs.tool_context import ToolContext
+from hermes.models.parsers import get_parser
+from hermes.models.parsers.hermes import TaggedJSONParser
 from hermes.tools.base import Tool, Workbench
 
 _RESULT = json.dumps({"status": "done"})
@@ -39,6 +46,12 @@ class ToolCallingConfig(ShapedEnvConfig):
         default=list(CATEGORIES), min_length=1, description=f"Kinds of requests: {', '.join(CATEGORIES)}."
     )
 
+    credit: Literal["rollout", "call"] = Field(
+        default="rollout",
+        description="What a token learns from. rollout: the reward of the whole answer. call: whether its "
+        "own call, or the decision to go on or to end, was right, compared with the group at the same place.",
+    )
+
     @field_validator("categories")
     @classmethod
     def _known(cls, value: list[str]) -> list[str]:
@@ -46,6 +59,14 @@ class ToolCallingConfig(ShapedEnvConfig):
         if unknown:
             raise ValueError(f"there is no category {', '.join(unknown)}; there are {', '.join(CATEGORIES)}")
         return value
+
+    @model_validator(mode="after")
+    def _calls_are_told_apart(self) -> ToolCallingConfig:
+        if self.credit == "call" and self.max_agent_turns != 1:
+            raise ValueError("credit 'call' is for answers of one turn: set max_agent_turns to 1")
+        if self.credit == "call" and not isinstance(get_parser(self.tool_call_parser), TaggedJSONParser):
+            raise ValueError(f"credit 'call' does not know where a {self.tool_call_parser} call ends")
+        return self
 
 
 class ToolCallingEnv(SolvableEnv):
@@ -70,6 +91,33 @@ class ToolCallingEnv(SolvableEnv):
         schemas = [function.schema for function in item.offered]
         shaped = self.config.reward_mode == "shaped"
         return grade_calls(tool_calls(result), item.wanted, schemas, shaped=shaped)
+
+    def kind(self, item: Request) -> str:
+        calls = len(item.wanted)
+        return item.category if calls < 2 else f"{item.category}-{calls}"
+
+    def token_advantages(self, item: Request, scored: Sequence[Scored]) -> list[list[float]] | None:
+        answers = [each.result.sequences for each in scored]
+        if self.config.credit == "rollout" or any(len(parts) != 1 for parts in answers):
+            return None
+        sampled = [[mask for mask in parts[0].masks if mask != MASKED] for parts in answers]
+        values = advantages([self._stretches(item, ids) for ids in sampled])
+        return [
+            [0.0] * (len(parts[0].tokens) - len(earned)) + earned
+            for parts, earned in zip(answers, values, strict=True)
+        ]
+
+    def _stretches(self, item: Request, ids: Sequence[int]) -> list[Stretch]:
+        parser = cast(TaggedJSONParser, get_parser(self.config.tool_call_parser))
+        tokenizer = self.tokenizer
+        said = {one: "" if one == tokenizer.eos_token_id else tokenizer.decode([one]) for one in set(ids)}
+        return stretches(
+            [str(said[one]) for one in ids],
+            Marks(f"<{parser.tag}>", f"</{parser.tag}>"),
+            lambda text: parser.parse(text).tool_calls,
+            item.wanted,
+            [function.schema for function in item.offered],
+        )
 
     def gold(self, item: Request) -> Sequence[Message]:
         if not item.wanted:

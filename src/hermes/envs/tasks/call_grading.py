@@ -63,6 +63,12 @@ def grade_calls(
     return RewardResult((1.0 if success else credit) if shaped else success, parts, detail)
 
 
+def is_right(made: ToolCall, wanted: Call, schemas: Sequence[JSONObject]) -> bool:
+    """Whether the call made is the call wanted."""
+    known = {schema["name"]: schema["parameters"] for schema in schemas}
+    return wanted.name in known and _fit(made, wanted, known).arguments == 1.0
+
+
 def _best_fit(
     made: Sequence[ToolCall], wanted: Sequence[Call], known: Mapping[str, JSONObject]
 ) -> Sequence[_Fit]:
@@ -87,13 +93,16 @@ def _fit(made: ToolCall, wanted: Call, known: Mapping[str, JSONObject]) -> _Fit:
     expected, effective = defaults | wanted.arguments, defaults | given
     judged = wanted.arguments.keys() | given.keys()
     right = sum(
-        name in expected and name in effective and _same(effective[name], expected[name], properties[name])
+        name in expected
+        and name in effective
+        and same_value(effective[name], expected[name], properties[name])
         for name in judged
     )
     return _Fit(1.0, right / len(judged) if judged else 1.0)
 
 
-def _same(given: JSON, expected: JSON, spec: JSONObject) -> bool:
+def same_value(given: JSON, expected: JSON, spec: JSONObject) -> bool:
+    """Whether an argument is as expected; `spec`: how the schema declares it."""
     match spec["type"]:
         case "boolean":
             return isinstance(given, bool) and given == expected
@@ -103,7 +112,9 @@ def _same(given: JSON, expected: JSON, spec: JSONObject) -> bool:
             return (
                 isinstance(given, list)
                 and len(given) == len(expected)
-                and all(_same(one, other, spec["items"]) for one, other in zip(given, expected, strict=True))
+                and all(
+                    same_value(one, other, spec["items"]) for one, other in zip(given, expected, strict=True)
+                )
             )
         case _ if "enum" in spec:
             return bool(given == expected)
