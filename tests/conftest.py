@@ -21,6 +21,14 @@ CONVERT = "import sys; from pathlib import Path; from hermes.models.bundled impo
 CONVERT += "prepare(Path(sys.argv[1]), lambda line: print(line, flush=True))"
 
 
+def pytest_configure() -> None:
+    """Undoes two things that the processes which tests start would inherit."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of them read what is compiled once
+    sys.dont_write_bytecode = False
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell does for what runs in its background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest test first: begun last, it would keep one core waiting for the other."""
     items.sort(key=lambda item: item.path.name != "test_readme.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,7 +16,7 @@ from hermes.batch.journal import State, read_journal
 from hermes.config.paths import db_path
 from hermes.store import Filter, Reader
 from tests.batch.drive import command, rows, solve, start, write_tasks
-from tests.fakes.provider import FakeProvider, Reply, bad_json, cut_stream, delayed, hang, status
+from tests.fakes.provider import FakeProvider, Reply, bad_json, cut_stream, hang, held, status
 
 RETRY_AFTER_S = 0.05
 TIMEOUT_S = "1.5"
@@ -114,21 +115,27 @@ def test_a_thousand_tasks_survive_a_chaotic_provider(tmp_path: Path) -> None:
 
 
 def test_one_call_that_is_told_to_wait_holds_back_all_calls_of_its_worker(tmp_path: Path) -> None:
-    """The refusal comes before the other answers, so no call after it can have been under way."""
+    """All eight have asked before one is refused, and the refusal comes before the other answers."""
     write_tasks(tmp_path, 8)
-    refused_at_s: list[float] = []
+    all_asked, refused = threading.Event(), threading.Event()
 
     def refuse_one(body: dict[str, Any]) -> Reply:
-        if body["messages"][-1]["content"].startswith("Compute 3 ") and not refused_at_s:
-            refused_at_s.append(time.monotonic() + 0.2)
-            return delayed(0.2, status(429, retry_after=1))
-        return delayed(0.6 if body["messages"][-1]["role"] == "user" else 0, solve(body))
+        if all_asked.is_set():
+            return held(refused, solve(body))
+        if len(provider.posts) == 8:
+            all_asked.set()
+        if body["messages"][-1]["content"].startswith("Compute 3 "):
+            return held(all_asked, status(429, retry_after=1))
+        return held(refused, solve(body))
 
     with FakeProvider(refuse_one) as provider:
         process = start(tmp_path, *command(tmp_path, provider, "--num-workers", "1", "--concurrency", "8"))
+        all_asked.wait(60)
+        time.sleep(0.5)  # the refusal has long arrived when the other answers come
+        assert len(provider.posts) == 8
+        refused.set()
         _, err = process.communicate()
         assert process.returncode == 0, err
-        first, later = provider.posts[:8], provider.posts[8:]
-        assert all(post.arrived_s < refused_at_s[0] for post in first)
-        assert len(later) == 9
-        assert all(post.arrived_s >= refused_at_s[0] + 1 for post in later)
+        assert len(provider.posts) == 17
+        told = provider.posts[7].arrived_s
+        assert all(post.arrived_s >= told + 1 for post in provider.posts[8:])

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from tests.batch.drive import command, essence, rows, solve, start, workers_of, write_tasks
 from tests.cli.process import hermes
-from tests.fakes.provider import FakeProvider, Reply, delayed
+from tests.fakes.provider import FakeProvider, Reply, delayed, held
 
 
 def kill_sometimes(folder: Path, provider: FakeProvider, kills: int, arguments: list[str]) -> int:
@@ -60,7 +61,7 @@ def run_with_kills(tmp_path: Path, kills: int, tasks: int) -> None:
 
     flags = ("--samples-per-prompt", "2", "--concurrency", "8", "--max-tries", "100")
     with FakeProvider(unhurried) as provider:
-        whole = hermes(tmp_path, *command(tmp_path, provider, *flags, name="whole"))
+        whole = hermes(tmp_path, *command(tmp_path, provider, *flags, name="whole"), timeout_s=600)
         assert whole.returncode == 0, whole.stderr
         minimum = len(provider.posts)
         starts = kill_sometimes(tmp_path, provider, kills, command(tmp_path, provider, *flags, name="broken"))
@@ -97,14 +98,22 @@ def test_a_sample_that_kills_its_worker_is_given_up_and_no_other_is_harmed(tmp_p
 
 def test_ctrl_c_once_drains_and_the_same_command_continues(tmp_path: Path) -> None:
     write_tasks(tmp_path, 30)
-    with FakeProvider(lambda body: delayed(0.1, solve(body))) as provider:
+    draining = threading.Event()
+
+    def answer(body: dict[str, Any]) -> Reply:
+        return solve(body) if len(provider.posts) < 8 else held(draining, solve(body))
+
+    with FakeProvider(answer) as provider:
         process = start(tmp_path, *command(tmp_path, provider, "--concurrency", "4"))
         while len(provider.posts) < 8:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        assert process.stderr is not None
+        while "Ctrl-C again" not in process.stderr.readline():
+            assert process.poll() is None
+        draining.set()
+        out, _ = process.communicate(timeout=60)
         assert process.returncode == 1
-        assert "Ctrl-C again" in err
         report = json.loads(out.splitlines()[-1])
         assert report["stopped"]
         assert 0 < report["finished"] < 30

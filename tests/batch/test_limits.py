@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tests.batch.drive import (
 )
 from tests.cli.process import failure, hermes
 from tests.disks import disk
-from tests.fakes.provider import FakeProvider, Reply, delayed, text
+from tests.fakes.provider import FakeProvider, Reply, held, text
 
 PRICED = {"HERMES_PRICES": json.dumps({"custom/m": {"input": 1000.0, "output": 1000.0}})}
 """15 tokens a call: 1.5 cents."""
@@ -148,7 +149,12 @@ def test_sigterm_leaves_no_process_behind_and_a_run_that_continues(tmp_path: Pat
         pytest.skip(reason)
     write_rows(tmp_path, *({"prompt": f"sleep 0.{number % 10 + 1}; echo {number}"} for number in range(20)))
     flags = ("--toolsets", "terminal", "--sandbox", "bubblewrap", "--concurrency", "6")
-    with FakeProvider(lambda body: delayed(0.05, look_around(body))) as provider:
+    over = threading.Event()
+
+    def answer(body: dict[str, Any]) -> Reply:
+        return look_around(body) if len(provider.posts) < 8 else held(over, look_around(body))
+
+    with FakeProvider(answer) as provider:
         process = start(tmp_path, *command(tmp_path, provider, *flags))
         while len(provider.posts) < 8:
             time.sleep(0.01)
@@ -160,6 +166,7 @@ def test_sigterm_leaves_no_process_behind_and_a_run_that_continues(tmp_path: Pat
         assert process.returncode == 1, err
         assert json.loads(out.splitlines()[-1])["stopped"]
         wait_gone(family)
+        over.set()
         again = hermes(tmp_path, *command(tmp_path, provider, *flags))
         assert again.returncode == 0, again.stderr
     answers = [row["conversations"][-1]["value"].strip() for row in rows(tmp_path)]

@@ -35,18 +35,25 @@ def cluster(*homes: Path, token: str | None = TOKEN) -> Iterator[dict[str, Any]]
     """Two nodes; yields what tests/batch/ray_cluster.py prints."""
     auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), **auth}
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # sockets: short
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,  # sockets: short
+        tempfile.TemporaryFile("w+") as complaints,
+    ):
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.batch.ray_cluster", f"{folder}/ray", *map(str, homes)],
             env={**environ, "HOME": folder, "RAY_TMPDIR": folder},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=complaints,
             text=True,
         )
         assert process.stdin is not None and process.stdout is not None
         try:
-            yield json.loads(process.stdout.readline())
+            told = process.stdout.readline()
+            if not told:
+                complaints.seek(0)
+                pytest.fail(f"no cluster: {complaints.read()[-2000:]}")
+            yield json.loads(told)
         finally:
             process.stdin.close()
             process.wait(timeout=60)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.cli import warm
 
 PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR")
 
@@ -20,14 +21,8 @@ def hermes(
 ) -> subprocess.CompletedProcess[str]:
     """Standard output and error are captured apart; no key of the caller's environment gets in."""
     environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    done = subprocess.run(
-        [sys.executable, "-m", "hermes", *arguments],
-        env={**environ, "HERMES_HOME": str(home), **(env or {})},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    environ |= {"HERMES_HOME": str(home), **(env or {})}
+    done = warm.run(arguments, environ, stdin, timeout_s)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.compat.world import SUMS, Running, Trainer, adder, wait_for
+from tests.ports import free_port
 from tests.rollouts.conftest import RUN, Client
-from tests.rollouts.test_kill import free_port
 
 ORIGINAL = os.environ.get("HERMES_TEST_ATROPOS_RUN_API", "")
 

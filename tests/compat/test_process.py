@@ -67,10 +67,10 @@ def test_a_killed_process_run_carries_on_without_a_gap_or_a_double(
             "--env.total_steps=400",
             "--env.max_num_workers=4",
         ]
-        running = drive(bundled_home, "process", SUMS, *flags, cwd=tmp_path)
-        wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 20)
-        running.kill()
-        end(running)
+        with drive(bundled_home, "process", SUMS, *flags, cwd=tmp_path) as running:
+            wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 20)
+            running.kill()
+            end(running)
         before = out.read_bytes()
         with out.open("ab") as torn:
             torn.write(b'{"tokens": [[1, 2')

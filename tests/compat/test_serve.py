@@ -13,8 +13,9 @@ import pytest
 from tests.compat.world import GUESSING, SUMS, Running, Trainer, adder, drive, end, item_of, wait_for
 from tests.envs.token_source import TokenServer, said
 from tests.fakes.provider import FakeProvider, status, text
+from tests.ports import free_port
 from tests.rollouts.conftest import Client, group
-from tests.rollouts.test_kill import free_port, start
+from tests.rollouts.test_kill import start
 
 BATCH = 4
 
@@ -45,13 +46,14 @@ def test_serving_goes_on_over_a_crash_of_the_api_and_no_group_is_lost(
             trainer = Trainer(client)
             trainer.start()
             settings = {"total_steps": 40, "data_path_to_save_groups": kept}
-            env = drive(bundled_home, "serve", SUMS, *flags(port, model.base_url, **settings), cwd=tmp_path)
-            wait_for(lambda: trainer.batches >= 10)
-            api.kill()
-            api.wait()
-            wait_for(lambda: kept.exists())
-            api = start(port, tmp_path / "state")
-            code, _, log = end(env)
+            given = flags(port, model.base_url, **settings)
+            with drive(bundled_home, "serve", SUMS, *given, cwd=tmp_path) as env:
+                wait_for(lambda: trainer.batches >= 10)
+                api.kill()
+                api.wait()
+                wait_for(lambda: kept.exists())
+                api = start(port, tmp_path / "state")
+                code, _, log = end(env)
             if len(groups_in(kept)) % 2:  # half a batch would wait for ever
                 client.post("/scored_data", group(2, messages=[[{"role": "user", "content": "item 0"}]] * 2))
             wait_for(lambda: len({item_of(one) for one in trainer.groups} - {0}) >= len(groups_in(kept)))
@@ -83,11 +85,12 @@ def test_a_signal_ends_serving_in_order_with_the_work_in_flight_delivered(
         try:
             client.start(batch_size=BATCH)
             settings = {"data_path_to_save_groups": kept, "max_batches_offpolicy": 2, "total_steps": 1000}
-            env = drive(bundled_home, "serve", SUMS, *flags(port, model.base_url, **settings), cwd=tmp_path)
-            wait_for(lambda: client.get("/status")["queue"]["sequences"] == 2 * BATCH)
-            asked = sum(request.json is not None for request in model.requests)
-            env.send_signal(signal.SIGTERM)
-            code, _, log = end(env)
+            given = flags(port, model.base_url, **settings)
+            with drive(bundled_home, "serve", SUMS, *given, cwd=tmp_path) as env:
+                wait_for(lambda: client.get("/status")["queue"]["sequences"] == 2 * BATCH)
+                asked = sum(request.json is not None for request in model.requests)
+                env.send_signal(signal.SIGTERM)
+                code, _, log = end(env)
             status_now = client.get("/status")
         finally:
             api.kill()

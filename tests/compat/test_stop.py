@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 
 from tests.compat.test_serve import flags, groups_in
 from tests.compat.world import SUMS, end, item_of, wait_for
-from tests.fakes.provider import FakeProvider, Reply, delayed, hang, text
+from tests.fakes.provider import FakeProvider, Reply, hang, held, text
+from tests.ports import free_port
 from tests.rollouts.conftest import Client
-from tests.rollouts.test_kill import free_port, start
+from tests.rollouts.test_kill import start
 
 Api = tuple[Client, "subprocess.Popen[str]"]
 Serve = Callable[..., "subprocess.Popen[str]"]
@@ -102,10 +104,13 @@ def test_a_signal_delivers_what_is_made_or_soon_is_and_counts_the_rest(
     api: Api, serve: Serve, tmp_path: Path
 ) -> None:
     client, _ = api
-    with by_item({1: text("3"), 2: text("4"), 3: delayed(0.7, text("5"))}) as model:
+    third = threading.Event()
+    with by_item({1: text("3"), 2: text("4"), 3: held(third, text("5"))}) as model:
         env = serve(model, max_num_workers=4, stop_patience_s=3)
         wait_for(lambda: items_asked(model) == {1, 2, 3, 4, 5, 6} and queued(client) == 2)
         env.send_signal(signal.SIGTERM)
+        wait_for(lambda: "stopping: " in (tmp_path / "serve.log").read_text())
+        third.set()
         code, _, _ = end(env)
     log, status = (tmp_path / "serve.log").read_text(), client.get("/status")
     assert code == 0, log
@@ -125,11 +130,13 @@ def test_what_no_api_takes_any_more_is_in_a_file_when_the_signals_have_ended_it(
 ) -> None:
     client, server = api
     log, kept = tmp_path / "serve.log", tmp_path / "groups.jsonl"
-    with by_item({1: text("3"), 2: delayed(2, text("4"))}) as model:
+    second = threading.Event()
+    with by_item({1: text("3"), 2: held(second, text("4"))}) as model:
         env = serve(model, max_num_workers=2, stop_patience_s=patience_s)
         wait_for(lambda: items_asked(model) == {1, 2, 3} and queued(client) == 1)
         server.kill()
         server.wait()
+        second.set()
         wait_for(lambda: len(groups_in(kept)) == 2)
         for _ in range(signals):
             env.send_signal(signal.SIGTERM)

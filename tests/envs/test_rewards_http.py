@@ -24,10 +24,9 @@ async def test_the_expected_status_is_right_and_any_other_wrong() -> None:
 
 
 async def test_a_server_that_is_not_there_is_the_policys_failure() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    result = await http_status(f"http://127.0.0.1:{port}/")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        result = await http_status(f"http://127.0.0.1:{unused.getsockname()[1]}/")
     assert result.value == 0.0
     assert "nothing answers" in result.detail
 

@@ -16,7 +16,8 @@ from hermes.envs.servers.config import APIServerConfig, ReasoningConfig
 from hermes.envs.servers.engines import VLLMServer
 from hermes.envs.servers.manager import ServerManager, server_configs
 from hermes.envs.servers.slots import AsyncSemWithAdaptiveWeight
-from tests.fakes.provider import FakeProvider, delayed, status, text
+from tests.fakes.provider import FakeProvider, held, status, text
+from tests.models.clients import until
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -26,14 +27,17 @@ def manager(*base_urls: str, **settings: Any) -> ServerManager:
 
 
 async def test_evaluation_has_slots_of_its_own_even_if_nobody_says_so() -> None:
-    with FakeProvider(lambda request: delayed(0.3, text("hi"))) as provider:
+    answering = threading.Event()
+    with FakeProvider(lambda request: held(answering, text("hi"))) as provider:
         servers = manager(provider.base_url, num_max_requests_at_once=1, num_requests_for_eval=3)
-        training = [asyncio.create_task(servers.chat_completion(**ASK)) for _ in range(2)]
-        await asyncio.sleep(0.1)
+        asked = [asyncio.create_task(servers.chat_completion(**ASK)) for _ in range(2)]
+        await until(lambda: provider.in_flight == 1)
         with phase("eval"):
-            await asyncio.gather(*(servers.chat_completion(**ASK) for _ in range(3)))
+            asked += [asyncio.create_task(servers.chat_completion(**ASK)) for _ in range(3)]
+        await until(lambda: provider.in_flight == 4)
+        answering.set()
+        await asyncio.gather(*asked)
         assert provider.max_in_flight == 4
-        await asyncio.gather(*training)
         server = servers.servers[0]
         assert (len(server.request_timings), len(server.eval_request_timings)) == (2, 3)
         metrics = await server.wandb_metrics({}, "server_0")

@@ -45,6 +45,7 @@ from tests.fakes.replies import (
     duplicated,
     from_json,
     hang,
+    held,
     raw,
     slow,
     status,
@@ -63,6 +64,7 @@ __all__ = [
     "duplicated",
     "from_json",
     "hang",
+    "held",
     "raw",
     "slow",
     "status",
@@ -192,6 +194,9 @@ class FakeProvider:
         """Whether the connection can be used again."""
         reply = self._reply_to(request)
         await asyncio.sleep(reply.delay_s)
+        # Polled: the test sets it from another thread.
+        while reply.gate is not None and not reply.gate.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         if reply.hang_s is not None:
             await asyncio.sleep(reply.hang_s)
             return False

@@ -9,6 +9,7 @@
     bad_json()                                   status 200, a body that is no JSON
     raw({...})                                   status 200, exactly this JSON body (not streamed)
     delayed(0.2, reply)                          any of these, later
+    held(gate, reply)                            any of these, once the test has set this threading.Event
     slow(0.01, reply)                            any of these, 0.01 s before each chunk of a stream
     duplicated(reply)                            every chunk that carries no text is sent twice
 
@@ -18,6 +19,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,6 +45,8 @@ class Reply:
     """Sent instead of everything above."""
     content_type: str = "application/json"
     delay_s: float = 0.0
+    gate: threading.Event | None = None
+    """Nothing is sent before it is set."""
     chunk_delay_s: float = 0.0
     hang_s: float | None = None
     cut_after: int | None = None
@@ -120,6 +124,10 @@ def raw(body: Any) -> Reply:
 
 def delayed(seconds: float, reply: Reply) -> Reply:
     return replace(reply, delay_s=seconds)
+
+
+def held(gate: threading.Event, reply: Reply) -> Reply:
+    return replace(reply, gate=gate)
 
 
 def slow(seconds: float, reply: Reply) -> Reply:

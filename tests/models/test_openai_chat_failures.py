@@ -29,6 +29,7 @@ from tests.fakes.provider import (
 )
 from tests.models.clients import asking, chat_on, failing, target_for, until
 from tests.models.test_openai_chat import both_ways, ignore
+from tests.ports import free_port
 
 
 @pytest.mark.parametrize("code", [408, 500])
@@ -186,12 +187,15 @@ async def test_no_server_running_is_said_so(on_delta: OnDelta | None) -> None:
 
 
 async def test_a_server_that_starts_late_is_found_by_a_retry() -> None:
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-    answer = asyncio.create_task(OpenAIChat(target_for(f"http://127.0.0.1:{port}/v1")).complete(asking()))
-    await asyncio.sleep(0.1)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/v1"
+    answer = asyncio.create_task(OpenAIChat(target_for(url)).complete(asking()))
+    throttle = throttle_for(url, 100)
+    async with asyncio.timeout(60):  # the first attempt begins, and ends in vain
+        while not throttle.in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        while throttle.in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     with FakeProvider(lambda body: text("hi"), port=port):
         got = await answer
     assert got.message.content == "hi"
@@ -272,7 +276,7 @@ async def test_a_hostile_server_leaves_every_call_typed_and_every_slot_free() ->
         return rng.choice(faults) if rng.random() < 0.3 else text("hi")
 
     with FakeProvider(answer) as provider:
-        chat = chat_on(provider, timeout_s=0.7)
+        chat = chat_on(provider, timeout_s=2.0)
         calls = (chat.complete(asking(), ignore if n % 2 else None) for n in range(100))
         results = await asyncio.gather(*calls, return_exceptions=True)
         throttle = throttle_for(provider.base_url, 100)

@@ -13,17 +13,14 @@ import pytest
 
 from hermes.quickstart.processes import Crew, ProcessFailedError, terminated_like_interrupted
 from hermes.rl.part import ask
-from hermes.rl.ports import choose, is_free
+from hermes.rl.ports import is_free
+from tests.ports import free_port
 
 
 @pytest.fixture
 def crew(tmp_path: Path) -> Iterator[Crew]:
     with Crew(tmp_path / "logs", tmp_path, {"HERMES_HOME": str(tmp_path / "home")}) as crew:
         yield crew
-
-
-def free_port() -> int:
-    return choose(0, taken=(0,))
 
 
 def start_api(crew: Crew, port: int) -> None:

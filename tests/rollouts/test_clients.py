@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
 from tests.rollouts.conftest import ENV, RUN, Client, Launch, group
-from tests.rollouts.test_kill import free_port, start
+from tests.rollouts.test_kill import start
 
 BATCH, GROUP, OFF_POLICY = 8, 2, 3
 

@@ -190,7 +190,7 @@ def test_a_post_repeated_with_its_key_is_taken_once(api: Client) -> None:
 
 
 def test_a_silent_environment_counts_as_gone_until_it_is_heard_of_again(launch: Launch) -> None:
-    api = launch("--env-timeout", "0.2").client
+    api = launch("--env-timeout", "1.5").client
     api.start()
     lively, silent = api.add_env(weight=1.0), api.add_env(weight=3.0, min_batch_allocation=0.5)
     assert api.status_env(lively)["env_weight"] == 0.25

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import itertools
 import random
-import socket
 import subprocess
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.ports import free_port
 from tests.rollouts.conftest import Client, command, environment, group, marks
 
 GONE = (OSError, http.client.HTTPException)
@@ -39,6 +39,8 @@ class Load:
         self.lock = threading.Lock()
         self.posted: dict[int, bool] = {}
         """Each mark that was ever sent → whether it was acknowledged."""
+        self.taken = 0
+        """How many posts were acknowledged."""
         self.receipts: list[Receipt] = []
         self.acknowledged: dict[int, int] = {}
         """Lease → how many receipts there were when its acknowledgement was confirmed."""
@@ -73,7 +75,9 @@ class Load:
             time.sleep(0.01)
             return False
         assert answer["status"] == "received"
-        self.posted[mark] = True
+        with self.lock:
+            self.posted[mark] = True
+            self.taken += 1
         return True
 
     def train(self) -> None:
@@ -109,11 +113,6 @@ class Load:
             self.acknowledged.setdefault(receipt.lease_id, len(self.receipts))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def start(port: int, directory: Path | None) -> subprocess.Popen[str]:
     """A server that is up; without a directory it keeps nothing."""
     kept = ("--state-dir", str(directory)) if directory else ()
@@ -139,6 +138,10 @@ def kill_often(kills: int, directory: Path) -> tuple[Load, dict[str, Any]]:
         thread.start()
     try:
         for _ in range(kills):
+            # Some work in most lives, however slow the machine is; some end before their first.
+            enough = load.taken + random.randrange(16)
+            while load.taken < enough and not load.failures:
+                time.sleep(0.005)
             time.sleep(random.uniform(0.02, 0.25))
             process.kill()
             process.wait()

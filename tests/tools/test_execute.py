@@ -115,10 +115,10 @@ async def test_a_tool_that_takes_too_long_is_stopped(desk: Workbench) -> None:
 async def test_time_in_which_a_person_decides_does_not_count(desk: Workbench) -> None:
     class Slow:
         async def approve(self, kind: str, action: str) -> None:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.3)
 
     async def answer(question: str, choices: tuple[str, ...]) -> str:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.3)
         return "yes"
 
     async def asks(arguments: JSONObject, bench: Workbench) -> str:
@@ -132,7 +132,7 @@ async def test_time_in_which_a_person_decides_does_not_count(desk: Workbench) ->
         return ""
 
     desk.approver, desk.ask_user = Slow(), answer
-    message, result = await raw_call(desk, [tool(asks, timeout_s=0.1)], "probe", '{"text": ""}')
+    message, result = await raw_call(desk, [tool(asks, timeout_s=0.5)], "probe", '{"text": ""}')
     assert (message.content, result.ok) == ("yes", True)
     _, result = await raw_call(desk, [tool(asks_and_hangs, timeout_s=0.1)], "probe", '{"text": ""}')
     assert result.error_kind is ToolErrorKind.TIMEOUT

@@ -32,7 +32,6 @@ def quickstart(fast: bool, device: str, output: Path, as_json: bool) -> None:
     Ends with a table, a picture of the reward curve and what to try next. Progress goes to standard error
     with --json.
     """
-    import gc
     import json
 
     from hermes.quickstart import report
@@ -48,4 +47,3 @@ def quickstart(fast: bool, device: str, output: Path, as_json: bool) -> None:
         click.echo(json.dumps(outcome.to_json()))
     else:
         click.echo("\n" + report.text(outcome, files))
-    gc.freeze()  # else the exit takes a second to look for garbage in what torch has brought along

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import signal
 import threading
@@ -226,7 +225,6 @@ def _teller(given: dict[str, Any]) -> Callable[[str], None]:
 
 
 def _report(run: Run, done: Finished, given: dict[str, Any]) -> None:
-    gc.freeze()  # else the exit takes a second to look for garbage in what torch has brought along
     facts = {"run_id": run.id, "run_dir": str(run.folder), **asdict(done)}
     facts["best"] = done.best._asdict() if done.best else None
     if given["as_json"]:

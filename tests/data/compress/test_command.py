@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from hermes.trajectory_compressor import modern
 from tests.cli.process import PASSED_ON, failure, hermes
 from tests.data.compress import made
 from tests.data.compress.test_summaries import summaries
-from tests.fakes.provider import FakeProvider, delayed
+from tests.fakes.provider import FakeProvider, Reply, held
 
 
 def compress(home: Path, folder: Path, *flags: str) -> Any:
@@ -212,17 +213,26 @@ def test_a_killed_and_interrupted_run_goes_on_to_the_same_output_and_pays_for_no
     whole = made.write_jsonl(tmp_path / "whole.jsonl", rows)
     work = tmp_path / "killed_compressed.jsonl.work"
     flags = ("--tokenizer", str(tokenizer_folder), "--target-max-tokens", "3000", "--strategy", "summarise")
-    with FakeProvider(lambda body: delayed(0.05, summaries(body))) as provider:
+    stops = {4: threading.Event(), 9: threading.Event()}
+
+    def answer(body: dict[str, Any]) -> Reply:
+        """With so many rows finished the next answer waits until the run has been stopped."""
+        due = [stop for count, stop in stops.items() if finished_rows(work) >= count and not stop.is_set()]
+        return held(due[0], summaries(body)) if due else summaries(body)
+
+    with FakeProvider(answer) as provider:
         model = ("--model", "m", "--base-url", provider.base_url, "--concurrency", "2")
         first = start(tmp_path / "home", "--input", str(killed), *flags, *model)
         wait_for_rows(first, work, 4)
         first.send_signal(signal.SIGKILL)
         assert first.wait() == -signal.SIGKILL and 4 <= finished_rows(work) < 14
+        stops[4].set()
         with (work / "rows.jsonl").open("ab") as file:
             file.write(b'{"kind": "row", "li')  # as a kill in the middle of a write leaves it
         second = start(tmp_path / "home", "--input", str(killed), *flags, *model, "--resume")
         wait_for_rows(second, work, 9)
         second.send_signal(signal.SIGINT)
+        stops[9].set()
         assert second.wait() == 130 and not (tmp_path / "killed_compressed.jsonl").exists()
         done = hermes(tmp_path / "home", "compress", "--input", str(killed), *flags, *model, "--resume")
         assert done.returncode == 0, done.stderr

@@ -6,7 +6,8 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from hermes.engine.http.state import open_state
 from hermes.engine.info import EngineOptions
 from hermes.safety.access import Policy
 from tests.engine.http.conftest import Start
-from tests.engine.http.engine_process import KEY, tokens, until
+from tests.engine.http.engine_process import KEY, Server, tokens, until
 
 ROOT = Path(__file__).parents[3]
 ENDLESS = {"max_tokens": 400, "stop": []}
@@ -95,26 +96,32 @@ client.close("success").result()
 LONG = 40
 
 
+@contextmanager
+def sampling(server: Server, model: str, calls: int, length: int) -> Iterator[subprocess.Popen[str]]:
+    """A client in a process of its own, which does not outlive a test that fails."""
+    command = [sys.executable, "-c", SAMPLING, server.url, KEY, model, str(calls), str(length)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_killed_client_makes_way_and_one_that_only_slept_gets_its_answer(
     start: Start, tmp_path: Path, model: str
 ) -> None:
     server = start(tmp_path)
-
-    def client(calls: int, length: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", SAMPLING, server.url, KEY, model, str(calls), str(length)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-
-    killed = client(LONG, 500)
-    until(lambda: server.metric("calls_pending") == LONG)
-    slept = client(1, 3)  # its one call waits behind the others
-    until(lambda: server.metric("calls_pending") == LONG + 1)
-    slept.send_signal(signal.SIGSTOP)
-    killed.kill()
-    until(lambda: server.metric("sampling_running") + server.metric("sampling_waiting") == 0)
-    assert server.metric("sampled_tokens_total") < LONG * 64 * 500
-    assert server.metric("sessions") == 2
-    slept.send_signal(signal.SIGCONT)
-    assert slept.communicate()[0] == "64\n"
-    assert (slept.returncode, killed.wait()) == (0, -signal.SIGKILL)
+    with sampling(server, model, LONG, 500) as killed:
+        until(lambda: server.metric("calls_pending") == LONG)
+        with sampling(server, model, 1, 3) as slept:  # its one call waits behind the others
+            until(lambda: server.metric("calls_pending") == LONG + 1)
+            slept.send_signal(signal.SIGSTOP)
+            killed.kill()
+            until(lambda: server.metric("sampling_running") + server.metric("sampling_waiting") == 0)
+            assert server.metric("sampled_tokens_total") < LONG * 64 * 500
+            assert server.metric("sessions") == 2
+            slept.send_signal(signal.SIGCONT)
+            assert slept.communicate()[0] == "64\n"
+            assert (slept.returncode, killed.wait()) == (0, -signal.SIGKILL)

@@ -17,10 +17,21 @@ PREFIXES = ("", "I will look.\n", "<think>quoting <tool_call>{}</tool_call> here
 
 
 @pytest.mark.parametrize("name", parser_names())
+def test_hostile_calls_come_back_as_they_were_written(name: str) -> None:
+    assert come_back(name, 1_500) >= 1_200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", parser_names())
 def test_ten_thousand_hostile_calls_come_back_as_they_were_written(name: str) -> None:
+    assert come_back(name, 12_500) >= 10_000
+
+
+def come_back(name: str, answers: int) -> int:
+    """How many calls were written and read back; the rest could not be written, and was refused."""
     parser = get_parser(name)
     written = refused = 0
-    for index, calls in enumerate(hostile_answers(12_500)):
+    for index, calls in enumerate(hostile_answers(answers)):
         if any(unwritable(parser.name, call) for call in calls):
             with pytest.raises(ValueError, match=REFUSAL):
                 parser.render(calls)
@@ -31,8 +42,8 @@ def test_ten_thousand_hostile_calls_come_back_as_they_were_written(name: str) ->
         assert meaning(parsed.tool_calls) == meaning(calls)
         assert parsed.content == ("I will look." if prefix.startswith("I") else "")
         written += len(calls)
-    assert written >= 10_000
     assert (refused > 0) == (parser.name in ("qwen3_coder", "glm45", "glm47"))
+    return written
 
 
 @pytest.mark.parametrize("name", parser_names())
