@@ -42,11 +42,11 @@ check: setup
 	$(BIN)/lint-imports
 
 test: setup system-packages check
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow"
 
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2
 
 # In an environment of its own under .compat: the cookbook pins an older transformers.
 compat: setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def test_messages_come_along_only_if_asked_for(tokenizer: PreTrainedTokenizerBas
 
 
 def test_an_answer_that_was_cut_off_is_not_given_an_end(bundled_home: Path) -> None:
-    tokenizer = bundled_tokenizer(bundled_home)
+    tokenizer = copy.deepcopy(bundled_tokenizer(bundled_home))  # the other tests have the same one
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -70,7 +71,7 @@ def test_an_answer_that_was_cut_off_is_not_given_an_end(bundled_home: Path) -> N
 
 
 def test_a_tokenizer_handed_out_gives_plain_lists(bundled_home: Path) -> None:
-    tokenizer = plain(bundled_tokenizer(bundled_home))
+    tokenizer = plain(copy.deepcopy(bundled_tokenizer(bundled_home)))
     ids = tokenizer.apply_chat_template(CHAT)
     assert type(ids) is list and type(ids[0]) is int
     assert tokenizer.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=True)[: len(ids)] == ids

@@ -84,10 +84,10 @@ async def _loop(env: BaseEnv, stop: Stop) -> None:
         if watch.out_of_items():
             logger.info("the environment has no more items")
             return
-        _raise_fatal(env)  # before new workers start: one that has ended takes no place any more
         if not pacing.must_pause(env.config, env.status_dict, env.derived_batch_size):
             await stop.unless_asked(env.add_train_workers())
         watch.look()
+        _raise_fatal(env)
         await _next_turn(env, stop)
         env.mainloop_timings.append(time.monotonic() - turn_s)
         del env.mainloop_timings[:-1000]
