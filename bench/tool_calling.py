@@ -32,7 +32,6 @@ from hermes.envs.agent_rollout import Scored
 from hermes.envs.builtin.generated import tool_calls
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.stats import interval
-from hermes.envs.tasks.call_mistakes import mistakes
 from hermes.envs.tasks.functions import Request
 from hermes.envs.tasks.split import Split
 from hermes.quickstart import probes
@@ -47,13 +46,27 @@ MEASURED = ("simple", "parallel")
 ENGINE, API = "http://127.0.0.1:8471", "http://127.0.0.1:8470"
 MOST_WRONG = 200
 """Rows of wrong.jsonl."""
-CUDA = {
-    **{"steps": 175, "groups": 32, "group_size": 16, "envs": 8, "at_once": 512, "eval_size": 256},
-    **{"schedule": "linear", "rate": 5e-4, "train_on": ["simple", *["parallel"] * 3]},
+CUDA: dict[str, Any] = {
+    "steps": 175,
+    "groups": 32,
+    "group_size": 16,
+    "envs": 8,
+    "at_once": 512,
+    "eval_size": 256,
+    "schedule": "linear",
+    "rate": 5e-4,
+    "train_on": ["simple", "parallel", "parallel", "parallel"],
 }
-CPU = {
-    **{"steps": 10, "groups": 8, "group_size": 8, "envs": 1, "at_once": 64, "eval_size": 32},
-    **{"schedule": "constant", "rate": 3e-4, "train_on": ["simple", "parallel"]},
+CPU: dict[str, Any] = {
+    "steps": 10,
+    "groups": 8,
+    "group_size": 8,
+    "envs": 1,
+    "at_once": 64,
+    "eval_size": 32,
+    "schedule": "constant",
+    "rate": 3e-4,
+    "train_on": ["simple", "parallel"],
 }
 
 
@@ -112,14 +125,13 @@ def by_calls(judged: Sequence[tuple[Request, Scored]]) -> dict[str, Any]:
 
 def looked_at(item: Request, scored: Scored) -> dict[str, Any]:
     """A wrong answer, for a person."""
-    made = tool_calls(scored.result)
     return {
         "category": item.category,
         "request": item.text,
         "wanted": [[call.name, call.arguments] for call in item.wanted],
-        "made": [[call.name, call.arguments] for call in made],
+        "made": [[call.name, call.arguments] for call in tool_calls(scored.result)],
         "said": scored.result.final_response,
-        "mistakes": mistakes(made, item.wanted, [function.schema for function in item.offered]),
+        "mistakes": scored.reward.detail.split("; "),
         "stopped": scored.result.outcome.stop_reason.value,
     }
 

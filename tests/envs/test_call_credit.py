@@ -210,7 +210,10 @@ async def test_a_group_of_wrong_answers_teaches_each_call_what_was_wrong_with_it
         wrong = [(name, {**arguments, "bogus": 1}) for name, arguments in gold]
         spoken += [written(wrong[0], gold[1]), written(gold[0], wrong[1])]
         group, _ = await env.collect_trajectories(item)
+        spoken.append(written(wrong[0]))
+        judged_alone = await env.run_item(item)
         await env.close()
+    assert judged_alone.reward.detail == "unknown argument; a call too few"
     assert group["scores"] == [0.0, 0.0]
     told, given = group["overrides"], group["advantages"]
     assert told is not None and given is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
 
 import pytest
 from hypothesis import given
@@ -125,33 +126,29 @@ def test_the_last_box_counts_with_its_inner_braces() -> None:
     assert final_answer(r"\boxed{1} and \boxed{\frac{a}{b}} end") == r"\frac{a}{b}"
 
 
-@pytest.fixture
-def worker(request: pytest.FixtureRequest) -> Iterator[GraderProcess]:
-    waits = "never_ends" in request.node.name
-    opened = GraderProcess("tests.envs.slow_grader", timeout_s=3.0 if waits else 30.0)
-    yield opened
-    opened.close()
+def worker(timeout_s: float = 30.0) -> AbstractContextManager[GraderProcess]:
+    return closing(GraderProcess("tests.envs.slow_grader", timeout_s=timeout_s))
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "why", "timeout_s"),
     [
-        ("never_ends", "did not come to an end"),
-        ("dies", "died"),
-        ("raises", "ValueError: no such thing"),
-        ("eats_memory", "MemoryError"),
+        ("never_ends", "did not come to an end", 3.0),
+        ("dies", "died", 30.0),
+        ("raises", "ValueError: no such thing", 30.0),
+        ("eats_memory", "MemoryError", 30.0),
     ],
 )
 def test_a_worker_that_fails_is_the_graders_failure_and_the_next_question_is_answered(
-    worker: GraderProcess, function: str, why: str
+    function: str, why: str, timeout_s: float
 ) -> None:
-    with pytest.raises(GraderError, match=why):
-        worker.call(function)
-    assert worker.call("double", number=21) == 42
+    with worker(timeout_s) as opened:
+        with pytest.raises(GraderError, match=why):
+            opened.call(function)
+        assert opened.call("double", number=21) == 42
 
 
-def test_a_worker_knows_nothing_of_the_environment(
-    worker: GraderProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_knows_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "secret")
-    assert "OPENROUTER_API_KEY" not in worker.call("environment")
+    with worker() as opened:
+        assert "OPENROUTER_API_KEY" not in opened.call("environment")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
@@ -25,6 +26,7 @@ from hermes.envs.rewards.result import RewardResult
 from hermes.envs.sequences import MASKED
 from hermes.envs.tasks.call_credit import Marks, Stretch, advantages, stretches
 from hermes.envs.tasks.call_grading import grade_calls
+from hermes.envs.tasks.call_mistakes import mistakes
 from hermes.envs.tasks.functions import CATEGORIES, Function, Request, make_request
 from hermes.envs.tasks.split import Split, distinct
 from hermes.envs.tool_context import ToolContext
@@ -90,7 +92,9 @@ class ToolCallingEnv(SolvableEnv):
     async def grade(self, item: Request, result: AgentResult, ctx: ToolContext) -> RewardResult:
         schemas = [function.schema for function in item.offered]
         shaped = self.config.reward_mode == "shaped"
-        return grade_calls(tool_calls(result), item.wanted, schemas, shaped=shaped)
+        made = tool_calls(result)
+        graded = grade_calls(made, item.wanted, schemas, shaped=shaped)
+        return replace(graded, detail="; ".join(mistakes(made, item.wanted, schemas)))
 
     def kind(self, item: Request) -> str:
         calls = len(item.wanted)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, zip_longest
 
 from hermes.core import JSONObject, ToolCall
-from hermes.envs.tasks.call_grading import is_right
+from hermes.envs.tasks.call_grading import take
 from hermes.envs.tasks.functions import Call
 
 Parse = Callable[[str], Sequence[ToolCall]]
@@ -53,20 +53,11 @@ def stretches(
             break
         calls = parse(text)
         due, made = made < len(wanted), made + len(calls)
-        taken = [_take(call, left, schemas) for call in calls]
+        taken = [take(call, left, schemas) for call in calls]
         enough = made <= len(wanted) if closed else made == len(wanted)
         begun = end if opened < 0 else bisect_left(ends, begin + opened + len(marks.opener)) + 1
         parts += [(begun, due and opened >= 0), (end, bool(calls) and enough and all(taken))]
     return [Stretch(end - start, right) for (start, _), (end, right) in pairwise([(0, True), *parts])]
-
-
-def _take(call: ToolCall, left: list[Call], schemas: Sequence[JSONObject]) -> bool:
-    """Whether the call is one of those left, which it then no longer is."""
-    for index, want in enumerate(left):
-        if is_right(call, want, schemas):
-            del left[index]
-            return True
-    return False
 
 
 def _cut(text: str, closer: str) -> Iterator[tuple[str, bool]]:

@@ -42,31 +42,32 @@ def grade_calls(
 ) -> RewardResult:
     """1 if the calls made are the calls wanted; with `shaped`, in part for what is right.
 
-    Parts: `names` and `arguments` (shares over all calls) and `success`, the strict verdict.
+    Parts: `names` and `arguments` (shares over all calls) and `success`, the strict verdict. What is wrong is
+    said by `call_mistakes`.
     """
     known = {schema["name"]: schema["parameters"] for schema in schemas}
     if missing := [call.name for call in wanted if call.name not in known]:
         raise GraderError(f"the wanted calls name functions that are not on offer: {', '.join(missing)}")
     if not wanted:
         value = float(not made)
-        detail = f"{len(made)} calls where none was wanted" if made else ""
-        return RewardResult(value, {"names": value, "arguments": value, "success": value}, detail)
+        return RewardResult(value, {"names": value, "arguments": value, "success": value})
     fits = _best_fit(made[:_MOST_CALLS], wanted, known)
     most = max(len(made), len(wanted))
     names, arguments = (sum(getattr(fit, part) for fit in fits) / most for part in ("name", "arguments"))
     success = float(arguments == 1.0)
     credit = sum(fit.credit for fit in fits) / most
     parts = {"names": names, "arguments": arguments, "success": success}
-    detail = (
-        "" if success else f"{len(made)} calls made, {len(wanted)} wanted; arguments {arguments:.2f} right"
-    )
-    return RewardResult((1.0 if success else credit) if shaped else success, parts, detail)
+    return RewardResult((1.0 if success else credit) if shaped else success, parts)
 
 
-def is_right(made: ToolCall, wanted: Call, schemas: Sequence[JSONObject]) -> bool:
-    """Whether the call made is the call wanted."""
+def take(made: ToolCall, left: list[Call], schemas: Sequence[JSONObject]) -> bool:
+    """Whether the call is one of those left to be made, which it then no longer is."""
     known = {schema["name"]: schema["parameters"] for schema in schemas}
-    return wanted.name in known and _fit(made, wanted, known).arguments == 1.0
+    for index, wanted in enumerate(left):
+        if wanted.name in known and _fit(made, wanted, known).arguments == 1.0:
+            del left[index]
+            return True
+    return False
 
 
 def _best_fit(

@@ -10,19 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from hermes.core import JSON, JSONObject, ToolCall
-from hermes.envs.tasks.call_grading import is_right, same_value
+from hermes.envs.tasks.call_grading import same_value, take
 from hermes.envs.tasks.functions import Call
 
 
 def mistakes(made: Sequence[ToolCall], wanted: Sequence[Call], schemas: Sequence[JSONObject]) -> list[str]:
     """One for each thing that is wrong, in the order of the calls."""
-    left, wrong = list(wanted), []
-    for call in made:
-        found = next((index for index, want in enumerate(left) if is_right(call, want, schemas)), None)
-        if found is None:
-            wrong.append(call)
-        else:
-            del left[found]
+    left = list(wanted)
+    wrong = [call for call in made if not take(call, left, schemas)]
     known = {schema["name"]: schema["parameters"]["properties"] for schema in schemas}
     return [word for call, want in zip_longest(wrong, left) for word in _of_call(call, want, known)]
 
