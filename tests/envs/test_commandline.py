@@ -9,6 +9,7 @@ import pytest
 from pydantic import Field
 
 from hermes.envs.base import BaseEnv
+from hermes.envs.builtin.tool_calling import ToolCallingEnv
 from hermes.envs.commandline import build, parse, usage
 from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
@@ -146,6 +147,14 @@ def test_what_makes_no_sense_is_refused_with_exit_code_2(
         resolved(*argv)
     assert message in caught.value.message
     assert caught.value.exit_code == 2
+
+
+def test_settings_that_do_not_go_together_are_said_to_be_that_and_not_listed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(ToolCallingEnv, parse(["serve", "--env.credit", "call", "--env.max_agent_turns", "3"]))
+    assert caught.value.message == (
+        "--env.* do not go together: credit 'call' is for answers of one turn: set max_agent_turns to 1."
+    )
 
 
 def test_a_close_flag_is_suggested() -> None:

@@ -221,8 +221,9 @@ def _merged(
         return model(**{**base, **written, **given})
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{prefix}{where} is {first['input']!r}: {first['msg']}.") from error
+        where, why = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
+        found = f"{prefix}{where} is {first['input']!r}" if where else f"{prefix}* do not go together"
+        raise ConfigError(f"{found}: {why}.") from error
 
 
 def _value(model: type[BaseModel], key: str, text: Any) -> Any:
