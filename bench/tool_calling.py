@@ -255,7 +255,7 @@ def draw_curves(output: Path) -> None:
     if not kept.exists():
         return
     (output / "metrics.jsonl").write_bytes(kept.read_bytes())
-    rows = read_metrics(kept)
+    rows = list(read_metrics(kept))
     for name, prefix in (
         ("reward", "reward/mean"),
         *((f"reward-{one}", f"success/{one}") for one in MEASURED),
