@@ -50,7 +50,7 @@ def test_every_stage_runs_and_the_weights_change(home: Path, tmp_path: Path) -> 
     assert all("12 * 7" not in json.dumps(row) for row in rows)  # the examples are not data
     listed = json.loads(hermes(home, "trajectories", "list", "--run", told["run_name"], "--json").stdout)
     assert len(listed) == 8
-    sent = (folder / "logs" / "env.log").read_text("utf-8")
+    sent = (folder / "logs" / "env-0.log").read_text("utf-8")
     assert "; 4 sent" in sent, "no more groups than the trainer's two steps take"
     assert remaining(folder) == []
 

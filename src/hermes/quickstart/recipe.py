@@ -36,6 +36,8 @@ class Recipe:
     groups: int
     """Tasks a step."""
     rl_rate: float
+    environments: int = 1
+    """Processes that make the rollouts: one keeps two cores busy, and is far too slow for a GPU."""
     rank: int = 32
     max_tokens: int = 64
     """Longest answer of one model call."""
@@ -86,6 +88,7 @@ CUDA = Recipe(
     group_size=16,
     groups=32,
     rl_rate=3e-4,
+    environments=8,
     two_step_share=0.3,
     at_once=512,
 )

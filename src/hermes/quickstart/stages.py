@@ -170,13 +170,15 @@ class _Run:
         api = f"http://127.0.0.1:{self._start_api()}"
         # Both at once: importing keeps one core busy, and the environment waits for the trainer by itself.
         self._crew.start("trainer", self._trainer(weights, api, folder))
-        self._crew.start("env", self._environment(api))
+        envs = [f"env-{number}" for number in range(recipe.environments)]
+        for number, name in enumerate(envs):
+            self._crew.start(name, self._environment(api, number))
         self._crew.until_ready("trainer", _says(api, "started"))
-        self._crew.until_ready("env", _says(api, "envs"))
+        self._crew.until_ready(envs[0], _says(api, "envs"))
         meter = Meter("step", recipe.rl_steps, self._tell)
         told = self._crew.finish("trainer", _following(folder, meter, "reward/mean", "reward"))
-        self._crew.stop("env")
-        self._crew.stop("api")
+        for name in (*envs, "api"):
+            self._crew.stop(name)
         return told["sampler"], points(folder / "metrics.jsonl")
 
     def _start_api(self) -> int:
@@ -198,16 +200,16 @@ class _Run:
             *("--batch-size", str(recipe.batch_size), "--api-url", api, "--json"),
         )
 
-    def _environment(self, api: str) -> tuple[str, ...]:
+    def _environment(self, api: str, number: int) -> tuple[str, ...]:
         recipe = self._recipe
         settings = {
-            "env.seed": 1,  # tasks that the warm start has not seen
+            "env.seed": 1 + number,  # tasks that neither the warm start nor another environment has seen
             "env.two_step_share": recipe.two_step_share,
             "env.reward_mode": recipe.reward_mode,
             "env.max_token_length": recipe.max_tokens,
             "env.group_size": recipe.group_size,
-            "env.max_num_workers": recipe.groups,
-            "env.tool_pool_size": recipe.at_once,
+            "env.max_num_workers": recipe.groups // recipe.environments,
+            "env.tool_pool_size": recipe.at_once // recipe.environments,
             "env.max_batches_offpolicy": 1,
             "env.total_steps": recipe.rl_steps - 1,  # it ends when more batches are made: with the last
             "env.steps_per_eval": recipe.rl_steps + 1,
