@@ -22,6 +22,16 @@ def test_a_line_at_intervals_and_one_at_the_end() -> None:
     assert lines[1:] == ["   rollouts 4/4  34.3/min  7.0 s"]
 
 
+def test_the_first_of_many_do_not_tell_how_long_the_rest_takes() -> None:
+    now_s, lines = [0.0], list[str]()
+    meter = Meter("rollouts", 1000, lines.append, lambda: now_s[0])
+    now_s[0] = INTERVAL_S
+    meter.add()
+    now_s[0] += INTERVAL_S
+    meter.add(99)
+    assert lines == ["   rollouts 1/1000", "   rollouts 100/1000  10.0/s  90 s left"]
+
+
 def test_a_stage_that_takes_no_time_has_no_rate() -> None:
     lines = list[str]()
     Meter("steps", 1, lines.append, lambda: 3.0).add()

@@ -11,6 +11,8 @@ from hermes.core import JSONObject
 Tell = Callable[[str], None]
 INTERVAL_S = 5.0
 """Between two lines of one stage."""
+FORESEEABLE = 1 / 20
+"""Share that must be done before the rest can be told from it: the first of many come late and together."""
 
 
 class Meter:
@@ -37,6 +39,8 @@ class Meter:
         rate = self._done / spent_s
         if self._done >= self._total:
             return f"{line}  {rate_text(rate)}  {duration(spent_s)}"
+        if self._done < self._total * FORESEEABLE:
+            return line
         return f"{line}  {rate_text(rate)}  {duration((self._total - self._done) / rate)} left"
 
 
