@@ -55,6 +55,43 @@ def test_every_stage_runs_and_the_weights_change(home: Path, tmp_path: Path) -> 
     assert remaining(folder) == []
 
 
+NEXT = """
+set -eu
+hermes() { "$PYTHON" -m hermes "$@"; }
+hermes quickstart --fast --output "$OUT" > "$OUT/said"
+sed -n '/^Next:/,$p' "$OUT/said" | sed -n 's/^  \\(hermes .*[^ ]\\)  *#.*/\\1/p' > "$OUT/next"
+while read -r command <&3; do
+    echo "+ $command"
+    case $command in
+        *"engine serve"*) eval "$command" > "$OUT/engine.log" 2>&1 &
+            until hermes engine adapters > /dev/null 2>&1; do kill -0 $!; done ;;
+        *) eval "$command" ;;
+    esac
+done 3< "$OUT/next"
+kill $!
+"""
+"""The quickstart, and then every command that it proposes, as it is written there."""
+
+
+@pytest.mark.timeout(1200)
+def test_without_a_network_it_runs_and_what_it_proposes_next_works(home: Path, tmp_path: Path) -> None:
+    alone = ["bwrap", "--dev-bind", "/", "/", "--unshare-net", "--unshare-pid", "--die-with-parent"]
+    environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    done = subprocess.run(
+        [*alone, "bash", "-c", NEXT],
+        env={**environ, "HERMES_HOME": str(home), "OUT": str(tmp_path), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=1100,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    proposed = [line for line in done.stdout.splitlines() if line.startswith("+ hermes")]
+    assert len(proposed) == 5, done.stdout
+    assert "calculator" in done.stdout.split("+ hermes env list")[1]
+    kept = hermes(home, "trajectories", "show", "last", "--json").stdout
+    assert "384 * 29" in kept and "policy" in kept, "the policy was asked, and that is kept"
+
+
 def at_work(home: Path, output: Path) -> subprocess.Popen[str]:
     """A quickstart whose engine is up and answers for the base model."""
     environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
