@@ -2,6 +2,9 @@
 
     python bench/engine_cpu.py MODEL_FOLDER [--groups 4] [--repeat 3] [--threads 2]
 
+Each side runs in a process of its own, one after the other: the engine as `hermes engine serve` starts it,
+transformers as a script of its user's would. In one process the threads of one would slow the other down.
+
 A step samples groups of 8 answers to prompts of about 200 tokens with the current adapter, and trains on 8
 completions of 40 to 64 tokens for each prompt: forward, backward and AdamW, LoRA rank 32 on all linear layers
 and the output projection. Rollout tokens count every completion with its own copy of the prompt. The best of
@@ -13,14 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.types import AdamParams, Datum, Ints, LoraConfig, Loss, SampleRequest, SamplingParams
 
@@ -28,6 +31,7 @@ GROUP = 8
 PROMPT = (180, 221)
 COMPLETION = (40, 65)
 NEW = 52
+DTYPES = ("float32", "bfloat16")
 
 
 def make_data(groups: int, vocab: int) -> list[Datum]:
@@ -52,7 +56,12 @@ def prompts_of(data: Sequence[Datum]) -> list[Ints]:
 
 
 class Ours:
-    def __init__(self, folder: str, dtype: str, data: Sequence[Datum]) -> None:
+    def __init__(self, folder: str, dtype: str, threads: int, data: Sequence[Datum]) -> None:
+        import torch
+
+        from hermes.engine.engine import Engine
+
+        torch.set_num_threads(threads)
         self._engine = Engine(EngineOptions(folder, "cpu", dtype, kv_bytes=1 << 30))
         self._engine.start()
         self._adapter = self._engine.create_adapter(LoraConfig(rank=32, seed=0)).result()
@@ -75,21 +84,26 @@ class Ours:
 
 
 class Theirs:
-    def __init__(self, folder: str, dtype: str, data: Sequence[Datum]) -> None:
+    def __init__(self, folder: str, dtype: str, threads: int, data: Sequence[Datum]) -> None:
         import peft
+        import torch
         from transformers import AutoModelForCausalLM
 
+        torch.set_num_threads(threads)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
-        self._twin = peft.get_peft_model(model, peft.LoraConfig(r=32, lora_alpha=32, target_modules=targets))
+        self._twin: Any = peft.get_peft_model(
+            model, peft.LoraConfig(r=32, lora_alpha=32, target_modules=targets)
+        )
         trained = [one for one in self._twin.parameters() if one.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=1e-5)
         self._data, self._prompts = data, prompts_of(data)
 
     def sample(self) -> None:
-        rows = [
-            torch.as_tensor(one).flip(0) for one in self._prompts
-        ]  # padded at the left, as generate wants
+        import torch
+
+        # padded at the left, as generate wants
+        rows = [torch.as_tensor(one).flip(0) for one in self._prompts]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).flip(1)
         with torch.inference_mode():
             self._twin.generate(
@@ -113,7 +127,12 @@ class Theirs:
         """Nothing runs on."""
 
 
-def _padded_loss(twin: Any, data: Sequence[Datum]) -> torch.Tensor:
+SIDES: dict[str, type[Ours | Theirs]] = {"padded": Theirs, "engine": Ours}
+
+
+def _padded_loss(twin: Any, data: Sequence[Datum]) -> Any:
+    import torch
+
     columns = {
         "tokens": [torch.as_tensor(datum.tokens) for datum in data],
         **{name: [torch.as_tensor(datum.inputs[name]) for datum in data] for name in data[0].inputs},
@@ -146,25 +165,33 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=("engine", "padded"), help="leave the other side out")
+    parser.add_argument("--only", choices=tuple(SIDES), help="leave the other side out")
+    parser.add_argument("--dtype", choices=DTYPES, help="leave the other one out")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    if options.only and options.dtype:
+        print(json.dumps(row(options)), flush=True)
+        return
+    for dtype in (options.dtype,) if options.dtype else DTYPES:
+        for name in (options.only,) if options.only else SIDES:
+            command = [sys.executable, __file__, *sys.argv[1:], "--dtype", dtype, "--only", name]
+            subprocess.run(command, check=True)
+
+
+def row(options: argparse.Namespace) -> dict[str, Any]:
+    """What one side takes in one dtype."""
     data = make_data(options.groups, 49152)
     tokens = sum(len(datum.tokens) for datum in data)
-    sides: dict[str, type[Ours | Theirs]] = {"padded": Theirs, "engine": Ours}
-    for dtype in ("float32", "bfloat16"):
-        for name, side in sides.items():
-            if options.only in (None, name):
-                row = {"side": name, "dtype": dtype, **measured(side(options.model, dtype, data), options)}
-                row["trained_rollout_tokens_per_s"] = round(tokens / row["train_s"])
-                print(json.dumps(row), flush=True)
+    side = SIDES[options.only](options.model, options.dtype, options.threads, data)
+    found = measured(side, options.repeat)
+    speed = {"trained_rollout_tokens_per_s": round(tokens / found["train_s"])}
+    return {"side": options.only, "dtype": options.dtype, **found, **speed}
 
 
-def measured(side: Ours | Theirs, options: argparse.Namespace) -> dict[str, Any]:
+def measured(side: Ours | Theirs, repeat: int) -> dict[str, Any]:
     """Seconds of a step and of its halves."""
     try:
-        sample_s, sample_cpu_s = best(side.sample, options.repeat)
-        train_s, train_cpu_s = best(side.train, options.repeat)
+        sample_s, sample_cpu_s = best(side.sample, repeat)
+        train_s, train_cpu_s = best(side.train, repeat)
     finally:
         side.close()
     parts = {"sample_s": sample_s, "train_s": train_s, "step_s": sample_s + train_s}

@@ -263,3 +263,19 @@ def test_no_trainer_within_the_set_time_is_said(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert error is not None and "no trainer has asked" in error.message
+
+
+@pytest.mark.slow
+def test_groups_that_are_all_too_long_for_the_trainer_end_the_run_with_the_reason(tmp_path: Path) -> None:
+    port = free_port()
+    process = start(port, tmp_path / "state")
+    try:
+        Client(port).start(batch_size=BATCH, max_token_len=3)
+        with adder() as model:
+            error = Running("serve", SUMS, *flags(port, model.base_url)).ended()
+    finally:
+        process.kill()
+        process.wait()
+    assert error is not None and error.exit_code == 1
+    assert error.message == "256 groups in a row were of no use: too long"
+    assert "max_token_length" in error.hint

@@ -18,13 +18,16 @@ LENGTHS = np.array([3, 40, 17, 0, 62])
 
 
 def hidden() -> None:
-    """One decode step of five sequences, read whole and in parts; windows, biases and scaled rotary too."""
-    from hermes.engine import kernels
-    from hermes.engine.decode import fits, fused_hidden, gather_rows
+    """One decode step of five sequences, read whole and in parts.
 
-    for family in ("llama", "llama3-rope", "mistral-window", "qwen2"):
+    With windows, biases, scaled rotary, head norms, and heads that are no power of two wide.
+    """
+    from hermes.engine import kernels
+    from hermes.engine.decode import fused_hidden, gather_rows
+
+    for family in ("llama", "llama3-rope", "mistral-window", "qwen2", "qwen3"):
         backbone = wrap_model(tiny_model(family), family)
-        assert isinstance(backbone, CompactBackbone) and fits(backbone)
+        assert isinstance(backbone, CompactBackbone)
         pools = [KvPool(backbone.spec, 64 * 6, torch.device("cpu"), torch.float32) for _ in range(2)]
         for part in ("keys", "values"):
             getattr(pools[0], part).normal_(generator=torch.Generator().manual_seed(0))

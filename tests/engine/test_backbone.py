@@ -153,6 +153,16 @@ def test_a_model_that_would_not_be_exact_is_refused_with_the_reason(name: str, r
         wrap_model(_refused(name), name)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_what_ends_a_sequence_is_also_read_from_the_generation_configuration(
+    family: str, tmp_path: Path
+) -> None:
+    model = tiny_model(family)
+    model.generation_config.eos_token_id = [7, 2]
+    model.save_pretrained(tmp_path)
+    assert load_backbone(str(tmp_path), "cpu", torch.float32).spec.eos_ids == (2, 7)
+
+
 def test_a_model_that_cannot_be_found_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(EngineUserError, match="could not be loaded"):
         load_backbone(str(tmp_path), "cpu", torch.float32)

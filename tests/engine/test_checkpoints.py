@@ -186,9 +186,84 @@ def test_a_copy_shares_its_files_and_outlives_the_original(tmp_path: Path) -> No
     copy = store.copy(PATH, Run("t:train:0", "t", "tiny", RUN.lora, 2000.0), None)
     name = "adapter_model.safetensors"
     assert (store.folder(PATH) / name).samefile(store.folder(copy.path) / name)
-    store.delete(PATH)
+    store.delete(store.find(PATH))
     assert content(store, copy.path) == "shared"
     assert [run.id for run in store.runs()] == ["t:train:0", RUN.id]
+
+
+COPY = Run("t:train:0", "t", "tiny", RUN.lora, 2000.0)
+
+
+def test_where_files_cannot_be_shared_a_copy_is_a_copy(tmp_path: Path, small_disk: Path) -> None:
+    store = opened(tmp_path / "root")
+    write(store, PATH, "copied")
+    (small_disk / "elsewhere").mkdir()
+    (store.root / COPY.id).symlink_to(small_disk / "elsewhere")  # another file system: no hard links to it
+    copy = store.copy(PATH, COPY, None)
+    name = "adapter_model.safetensors"
+    assert not (store.folder(PATH) / name).samefile(store.folder(copy.path) / name)
+    assert content(store, copy.path) == "copied"
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_copy_that_fails_leaves_nothing(small_disk: Path, room: int) -> None:
+    """The disk is full from the beginning, or once the run has its file."""
+    store = opened(small_disk / "root")
+    write(store, PATH)
+    with (small_disk / "filler").open("wb", buffering=0) as filler:
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                filler.write(bytes(4096))
+        filler.truncate(filler.tell() - room * 4096)
+        with pytest.raises(OSError, match="No space left"):
+            store.copy(PATH, COPY, None)
+    assert store.run(COPY.id) is None
+    assert sorted(one.name for one in store.root.iterdir()) == [".lock", RUN.id]
+    store.close()
+    again = CheckpointStore(store.root)
+    assert [one.path for one in again.checkpoints()] == [PATH]
+    assert [run.id for run in again.runs()] == [RUN.id]
+
+
+def test_a_replacement_that_cannot_take_its_place_leaves_the_old_one(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    store = opened(tmp_path / "root")
+    old = write(store, PATH, "old")
+    draft = small_disk / "draft"  # another file system: it cannot be renamed to its place
+    draft.mkdir()
+    (draft / "adapter_model.safetensors").write_text("new")
+    with pytest.raises(OSError, match="cross-device"):
+        store.commit(PATH, draft, overwrite=True)
+    assert (content(store), store.find(PATH)) == ("old", old)
+    store.close()
+    assert content(CheckpointStore(store.root)) == "old"
+
+
+def test_only_what_was_meant_is_deleted(tmp_path: Path) -> None:
+    """Between the look at a checkpoint and its end, others may replace it, keep it longer or delete it."""
+    store = opened(tmp_path)
+    first = write(store, PATH, "old", ttl_s=3600)
+    late_s = time.time() + 4000
+    store.set_ttl(PATH, None)
+    store.delete(first, expired_by_s=late_s)
+    assert content(store) == "old"
+    store.set_ttl(PATH, 3600)
+    write(store, PATH, "new", overwrite=True)
+    store.delete(first)
+    assert content(store) == "new"
+    for _ in range(2):
+        store.delete(store.find(PATH) if store.checkpoints() else first)
+    assert store.checkpoints() == []
+
+
+def test_a_run_can_be_dropped_with_all_that_was_saved_of_it(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    write(store, PATH)
+    store.drop_run(RUN.id)
+    assert (store.runs(), store.checkpoints()) == ([], [])
+    store.close()
+    assert CheckpointStore(tmp_path).runs() == []
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

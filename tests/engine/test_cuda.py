@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +15,32 @@ import torch
 
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
-from hermes.engine.types import AdamParams, Datum, LoraConfig, Loss, SampleRequest, SamplingParams
+from hermes.engine.types import (
+    AdamParams,
+    Datum,
+    EngineCapacityError,
+    EngineUserError,
+    Floats,
+    Ints,
+    LoraConfig,
+    Loss,
+    SampledSequence,
+    SampleRequest,
+    SamplingParams,
+)
 from tests.engine.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 RNG = np.random.default_rng(0)
 PROMPTS = [RNG.integers(3, 512, length) for length in (5, 17, 40, 40, 63, 130)]
+DTYPES = ("float32", "bfloat16")
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, stop=())
+
+
+def start(folder: Path, device: str, dtype: str) -> Engine:
+    made = Engine(EngineOptions(str(folder), device, dtype, kv_bytes=1 << 24))
+    made.start()
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +50,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=DTYPES)
 def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    made = Engine(EngineOptions(str(folder), "cuda", request.param, kv_bytes=1 << 24))
-    made.start()
-    yield made
-    made.close()
+    with closing(start(folder, "cuda", request.param)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Iterator[Engine]:
-    made = Engine(EngineOptions(str(folder), "cpu", "float32", kv_bytes=1 << 24))
-    made.start()
-    yield made
-    made.close()
+    with closing(start(folder, "cpu", "float32")) as made:
+        yield made
 
 
 def exact(engine: Engine) -> bool:
@@ -106,11 +123,8 @@ def test_sampler_and_trainer_agree_on_the_logprobs_of_what_was_sampled(engine: E
     ).result()
     gaps = []
     for sequence in sampled.sequences:
-        tokens = np.concatenate([PROMPTS[2], sequence.tokens])
-        inputs = {"target_tokens": tokens[1:], "weights": np.ones(len(tokens) - 1, np.float32)}
-        output = engine.forward_backward(
-            adapter, [Datum(tokens[:-1], inputs)], Loss("cross_entropy"), forward_only=True
-        ).result()
+        text = learnable(np.concatenate([PROMPTS[2], sequence.tokens]))
+        output = engine.forward_backward(adapter, [text], Loss("cross_entropy"), forward_only=True).result()
         gaps.append(np.abs(output.logprobs[0][-len(sequence.tokens) :] - sequence.logprobs).max())
     assert max(gaps) < (1e-3 if exact(engine) else 0.3)
 
@@ -142,17 +156,21 @@ def test_a_seeded_request_repeats_whatever_runs_beside_it(engine: Engine) -> Non
     assert len({tuple(sequence.tokens.tolist()) for sequence in first.sequences}) == 4
 
 
-def test_filtered_draws_and_alternatives_work_without_a_graph(engine: Engine) -> None:
+def test_filtered_draws_and_those_beside_them_are_those_of_the_cpu(engine: Engine, reference: Engine) -> None:
     params = SamplingParams(12, temperature=0.8, top_k=5, top_p=0.9, seed=1, stop=())
-    result = engine.sample(None, SampleRequest(PROMPTS[0], params, 3, topk_sample_logprobs=4)).result()
-    for sequence in result.sequences:
-        assert sequence.topk is not None and sequence.topk.ids.shape == (12, 4)
-        assert np.isfinite(sequence.logprobs).all()
+    request = SampleRequest(PROMPTS[0], params, 3, topk_sample_logprobs=4)
+    beside = SampleRequest(PROMPTS[1], SamplingParams(20, seed=2, stop=()), 5)
+    sides = []
+    for made in (engine, reference):
+        futures = [made.sample(None, one) for one in (beside, request)]
+        sides.append([one for future in futures for one in future.result().sequences])
+    for one, other in zip(*sides, strict=True):
+        assert one.topk is None or (one.topk.ids.shape == (12, 4) and np.isfinite(one.logprobs).all())
+        assert not exact(engine) or one.tokens.tolist() == other.tokens.tolist()
 
 
 def test_graphs_are_captured_while_another_thread_copies_from_the_device(folder: Path) -> None:
-    engine = Engine(EngineOptions(str(folder), "cuda", "bfloat16", kv_bytes=1 << 24))
-    engine.start()
+    engine = start(folder, "cuda", "bfloat16")
     done = threading.Event()
 
     def copy() -> None:
@@ -167,3 +185,114 @@ def test_graphs_are_captured_while_another_thread_copies_from_the_device(folder:
         done.set()
         copying.result()
     engine.close()
+
+
+def scored(engine: Engine, policy: str | None, prompt: Ints, sequence: SampledSequence) -> Floats:
+    """What this engine says about tokens that another one drew."""
+    request = SampleRequest(
+        np.concatenate([prompt, sequence.tokens]), SamplingParams(1), prompt_logprobs=True
+    )
+    found = engine.sample(policy, request).result().prompt_logprobs
+    assert found is not None
+    return found[len(prompt) :]
+
+
+HEADS_OF_256 = {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "changes"),
+    [
+        *((family, dtype, {}) for family in ("qwen3", "gemma") for dtype in DTYPES),
+        *(("llama", dtype, HEADS_OF_256) for dtype in DTYPES),
+        ("mistral-window", "float32", {}),
+        ("qwen2", "bfloat16", {}),
+    ],
+)
+def test_every_family_draws_under_the_logprobs_of_the_cpu_with_an_adapter_and_without(
+    family: str, dtype: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    tiny_model(family, **changes).save_pretrained(tmp_path / "model")
+    with (
+        closing(start(tmp_path / "model", "cuda", dtype)) as ours,
+        closing(start(tmp_path / "model", "cpu", dtype)) as theirs,
+    ):
+        learnt = ours.snapshot(trained(ours)[0]).result()
+        ours.export(learnt, tmp_path / "adapter").result()
+        policies = {None: None, learnt: theirs.load_policy(tmp_path / "adapter").result()}
+        gaps = []
+        for policy, same in policies.items():
+            drawn = ours.sample(policy, SampleRequest(PROMPTS[2], SamplingParams(24, seed=3, stop=()), 4))
+            for one in drawn.result().sequences:
+                gaps.append(np.abs(scored(theirs, same, PROMPTS[2], one) - one.logprobs))
+    assert np.max(gaps) < (1e-3 if dtype == "float32" else 0.3)
+    assert np.mean(gaps) < (1e-4 if dtype == "float32" else 0.03)
+
+
+def test_heads_that_the_kernels_cannot_take_are_refused_at_once(tmp_path: Path) -> None:
+    tiny_model(num_attention_heads=32, num_key_value_heads=1, head_dim=8).save_pretrained(tmp_path)
+    with pytest.raises(EngineUserError, match="32 query heads"):
+        start(tmp_path, "cuda", "bfloat16")
+
+
+def learnable(text: Ints) -> Datum:
+    return Datum(text[:-1], {"target_tokens": text[1:], "weights": np.ones(len(text) - 1, np.float32)})
+
+
+def everything(folder: Path, dtype: str) -> list[Any]:
+    """What a new engine learns from texts of many blocks of keys, and draws before and after."""
+    rng, request = np.random.default_rng(2), SampleRequest(PROMPTS[4], SamplingParams(40, seed=7, stop=()), 4)
+    tails = [rng.integers(3, 512, length) for length in (50, 250, 380, 380)]
+    batch = [learnable(np.concatenate([PROMPTS[5], tail])) for tail in tails]
+    with closing(start(folder, "cuda", dtype)) as engine:
+        adapter = engine.create_adapter(LoraConfig(rank=4, seed=1)).result()
+        found: list[Any] = []
+        for _ in range(4):
+            output = engine.forward_backward(adapter, batch, Loss("cross_entropy")).result()
+            found += [one.tolist() for one in output.logprobs]
+            found.append(engine.optim_step(adapter, AdamParams(learning_rate=1e-2)).result())
+        for policy in (None, engine.snapshot(adapter).result()):
+            for _ in range(2):  # computed, and then from the cache
+                drawn = engine.sample(policy, request).result()
+                found += [(one.tokens.tolist(), one.logprobs.tolist()) for one in drawn.sequences]
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_engines_learn_and_draw_the_same_bits(family: str, dtype: str, tmp_path: Path) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    first = everything(tmp_path, dtype)
+    assert everything(tmp_path, dtype) == everything(tmp_path, dtype) == first
+
+
+@contextmanager
+def no_more_memory_than(extra_bytes: int) -> Iterator[None]:
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + extra_bytes) / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_short_of_memory_policies_go_unmerged_and_only_what_cannot_be_done_fails(tmp_path: Path) -> None:
+    tiny_model(vocab_size=500_000, tie_word_embeddings=True).save_pretrained(tmp_path)  # 64 MB in bf16
+    params = SamplingParams(8, seed=1, stop=())
+    with closing(start(tmp_path, "cuda", "bfloat16")) as engine:
+        adapter = engine.create_adapter(LoraConfig(rank=4, seed=1)).result()
+        policy = engine.snapshot(adapter).result()
+        engine.sample(None, SampleRequest(PROMPTS[0], params)).result()
+        failures = torch.cuda.memory_stats()["num_ooms"]
+        with no_more_memory_than(160 << 20):  # another such matrix fits, but not in fp32 beside it
+            futures = [engine.sample(one, SampleRequest(PROMPTS[0], params, 2)) for one in (policy, None)]
+            drawn = [len(one.tokens) for future in futures for one in future.result().sequences]
+            assert torch.cuda.memory_stats()["num_ooms"] > failures
+            large = [learnable(RNG.integers(3, 512, 400))]
+            error = engine.forward_backward(adapter, large, Loss("cross_entropy")).exception()
+            assert isinstance(error, EngineCapacityError)
+        assert drawn == [8] * 4
+        assert len(trained(engine, 1)[1]) == 1
+        after = engine.sample(policy, SampleRequest(PROMPTS[0], params, 2)).result()
+        assert [len(one.tokens) for one in after.sequences] == [8, 8]

@@ -53,7 +53,8 @@ def start(folder: Path) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
 
     def one(**options: Any) -> Engine:
-        made = Engine(EngineOptions(str(folder), device="cpu", dtype="float32", kv_bytes=64 << 20, **options))
+        options = {"kv_bytes": 64 << 20, **options}
+        made = Engine(EngineOptions(str(folder), device="cpu", dtype="float32", **options))
         made.start()
         engines.append(made)
         return made
@@ -379,11 +380,29 @@ def test_unknown_names_and_limits_come_through_the_futures(
 
 
 def test_wrong_options_are_refused(folder: Path) -> None:
-    with pytest.raises(EngineUserError, match="device"):
-        Engine(EngineOptions(str(folder), device="tpu"))
+    for device in ("tpu", "cuda:", "cuda:x", "cpu:1"):
+        with pytest.raises(EngineUserError, match="is not a device"):
+            Engine(EngineOptions(str(folder), device=device))
+    with pytest.raises(EngineUserError, match="not on 'cuda:1'") as other:
+        Engine(EngineOptions(str(folder), device="cuda:1"))
+    assert "CUDA_VISIBLE_DEVICES=1" in other.value.hint
     with pytest.raises(EngineUserError, match="dtype"):
         Engine(EngineOptions(str(folder), device="cpu", dtype="int3"))
     with pytest.raises(EngineUserError, match="could not be loaded"):
         Engine(EngineOptions("/nowhere/at/all"))
     with pytest.raises(EngineCapacityError, match="hold 2 tokens"):
         Engine(EngineOptions(str(folder), device="cpu", dtype="float32", kv_bytes=2000))
+    with pytest.raises(EngineUserError, match="513 is more than the 512 tokens"):
+        Engine(EngineOptions(str(folder), device="cpu", dtype="float32", max_length=513))
+    with pytest.raises(EngineCapacityError, match="that are free"):
+        Engine(EngineOptions(str(folder), device="cpu", dtype="float32", kv_bytes=1 << 60, max_batch=1 << 50))
+
+
+def test_training_is_not_bounded_by_the_memory_for_sampling(start: Callable[..., Engine]) -> None:
+    engine = start(kv_bytes=64 * 768)
+    assert engine.spec.max_length == 64
+    adapter = engine.create_adapter(LoraConfig(rank=2)).result()
+    output = engine.forward_backward(adapter, [datum(prompt(200))], CROSS_ENTROPY).result()
+    assert len(output.logprobs[0]) == 199
+    with pytest.raises(EngineUserError, match="context limit of 512"):
+        engine.forward_backward(adapter, [datum(prompt(514))], CROSS_ENTROPY).result()

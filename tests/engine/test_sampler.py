@@ -161,11 +161,19 @@ def test_what_a_prompt_matches_gives_way_if_there_is_no_room_beside_it() -> None
 def test_a_request_that_can_never_fit_is_refused_before_it_harms_others() -> None:
     bench = Bench(cells=256)
     job = bench.ask(prompt(40), max_tokens=20)
-    with pytest.raises(EngineCapacityError, match="256"):
-        bench.ask(prompt(200), max_tokens=100)
-    with pytest.raises(EngineUserError, match="context limit of 512"):
-        bench.ask(prompt(513))
+    for size in (257, 513):
+        with pytest.raises(EngineUserError, match="context limit of 256") as refused:
+            bench.ask(prompt(size))
+        assert "--kv-gib" in refused.value.hint
     assert len(bench.run(job)[0].sequences[0].tokens) == 20
+
+
+@pytest.mark.parametrize("max_tokens", [None, 100])
+def test_a_sequence_ends_where_the_pool_does(max_tokens: int | None) -> None:
+    result = Bench(cells=250).sample(prompt(200), max_tokens=max_tokens, stop=(), seed=5)
+    assert (len(result.sequences[0].tokens), result.sequences[0].stop_reason) == (50, "length")
+    roomy = Bench().sample(prompt(200), max_tokens=50, stop=(), seed=5)
+    assert same(result.sequences[0], roomy.sequences[0])
 
 
 def test_the_context_limit_ends_a_sequence_as_length() -> None:

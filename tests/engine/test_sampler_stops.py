@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -112,13 +114,25 @@ def test_sentence_pieces_are_read_with_their_spaces_and_bytes() -> None:
         (("",), "empty"),
         ((512,), "vocabulary"),
         ((-1,), "vocabulary"),
-        (("x", 5), "not both"),
         (("x",) * 65, "64"),
     ],
 )
 def test_wrong_stops_are_refused_with_the_reason(bench: Bench, stop: tuple[str, ...], why: str) -> None:
     with pytest.raises(EngineUserError, match=why):
         bench.ask(prompt(10), stop=stop)
+
+
+def test_tables_of_stop_texts_go_with_the_last_that_used_them() -> None:
+    bench = Bench()
+    tables = []
+    for number in range(70):  # more than are remembered for requests to come
+        job = bench.ask(prompt(10), stop=(f"never {number}",), max_tokens=2, num_samples=2)
+        assert job.stops.may_complete is not None
+        tables.append(weakref.ref(job.stops.may_complete))
+        bench.run(job)
+    del job
+    gc.collect()
+    assert [table() is None for table in tables] == [True] * 6 + [False] * 64
 
 
 def test_stop_texts_without_a_tokenizer_are_refused() -> None:

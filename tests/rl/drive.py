@@ -40,6 +40,18 @@ while done < steps:
     with open(path, "a") as file:
         file.write(json.dumps({"step": done}) + "\\n")
 """
+SAVER = """
+import signal, sys, time
+def save(number, frame):
+    signal.signal(number, signal.SIG_DFL)
+    open(sys.argv[1] + ".asked", "w").close()
+    time.sleep(float(sys.argv[2]))
+    open(sys.argv[1] + ".saved", "w").close()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
 
 
 def python(script: str, *arguments: object) -> list[str]:
@@ -54,6 +66,18 @@ def server(run: Run, name: str) -> dict[str, Any]:
 def worker(run: Run, steps: int, pause_s: float = 0.05) -> dict[str, Any]:
     command = python(WORKER, run.metrics_path, steps, pause_s)
     return {"name": "trainer", "command": command, "ready": f"{run.metrics_path}.ready", "completes": True}
+
+
+def saver(run: Run, takes_s: float) -> dict[str, Any]:
+    """A trainer in the middle of a step: asked to stop it saves, and a second signal ends it at once."""
+    ready = run.folder / "trainer.ready"
+    return {
+        "name": "trainer",
+        "command": python(SAVER, ready, takes_s),
+        "ready": str(ready),
+        "completes": True,
+        "finish_s": 300.0,
+    }
 
 
 def start(home: Path, make: Callable[[Run], list[dict[str, Any]]], name: str = "0123abcd") -> Run:
@@ -106,11 +130,19 @@ def _own(run: Run) -> None:
                 completes=spec.get("completes", False),
                 serves=spec.get("serves", False),
                 start_patience_s=spec.get("patience_s", 30.0),
+                finish_patience_s=spec.get("finish_s", 0.0),
             )
             for spec in specs
         ]
 
-    Supervisor(run, plan, cwd=run.folder, max_hours=hours, progress=lambda: last_step(run)).supervise()
+    def move(part: str) -> bool:
+        taken = any("it is taken" in line for line in run.last_lines(part, 4))
+        (run.folder / "moved").touch()
+        return taken
+
+    Supervisor(
+        run, plan, move=move, cwd=run.folder, max_hours=hours, progress=lambda: last_step(run)
+    ).supervise()
 
 
 if __name__ == "__main__":

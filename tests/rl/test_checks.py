@@ -29,7 +29,9 @@ def test_preflight_says_whether_it_will_learn_and_the_run_bears_it_out(home_with
     assert found["rollouts"] == 16 and 0 < found["pass_rate"] <= 1
     assert found["groups_with_signal"] == 1.0
     assert found["suggested"]["group_size"] >= 8 and found["suggested"]["learning_rate"] > 0
-    assert found["estimate"]["seconds_per_step"] > 0
+    assert found["groups"] == 2 and found["distinct_answers"] > 0.9
+    assert found["suggested"]["agent_temperature"] == 1.0, "the answers differ already"
+    assert found["estimate"]["seconds_per_step"] > 0 and 0 < found["estimate"]["update_share"] < 1
     assert found["verdict"].startswith("will learn: 100% of the groups have something to compare")
     started = answer(home, "rl", "start", "--set", "group_size=4", "--set", "batch_size=8")
     run = find_run(home, started["run_id"])
@@ -41,6 +43,17 @@ def test_preflight_says_whether_it_will_learn_and_the_run_bears_it_out(home_with
     assert statistics.fmean(rewards) == pytest.approx(found["mean_reward"], abs=0.2), "the same policy"
     assert all(row["health/group_signal"] > 0.5 for row in read_metrics(run.metrics_path))
     assert 0.5 < found["estimate"]["memory_gb"] / used_gb < 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_preflight_judges_what_was_made_in_time_and_says_so_if_that_was_nothing(home_with: MakeHome) -> None:
+    home = home_with()
+    answer(home, "rl", "select", str(Path(__file__).parent / "sabotage" / "slow.py"))
+    found = answer(home, "rl", "preflight", "--groups", "64", "--seconds", "25")
+    assert 0 < found["groups"] < 64
+    what, how = failure(hermes(home, "rl", "preflight", "--seconds", "1"), 1)
+    assert what == "no group could be sampled: it took longer than 1 s" and "--seconds" in how
 
 
 @pytest.mark.slow

@@ -73,6 +73,12 @@ def test_a_misspelt_command_is_not_taken_for_a_task(home_with: MakeHome) -> None
     assert done.returncode == 2 and "Did you mean 'status'?" in done.stderr
 
 
+def test_a_model_that_is_too_small_to_drive_a_training_is_warned_of(home_with: MakeHome) -> None:
+    done = hermes(home_with(), "rl", "Train it", "--model", "hermes/other")
+    warning, error, _ = done.stderr.splitlines()
+    assert done.returncode == 2 and "too small to drive" in warning and "no bundled model" in error
+
+
 def test_a_full_disk_is_said_before_anything_is_started(small_disk: Path, model: Path) -> None:
     home = make_home(small_disk / "home", model)
     what, how = failure(hermes(home, "rl", "start", "--env", "letters"), 1)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hermes.config.load import load
+from hermes.rl.config import resolve, select
 from hermes.rl.doctor import diagnose
-from hermes.rl.preflight import summarise, verdict
+from hermes.rl.estimate import estimate
+from hermes.rl.preflight import _suggested, summarise, verdict
+from tests.rl.world import ENVIRONMENTS
 
 HEALTHY = {
     "reward/mean": 0.5,
@@ -111,5 +116,28 @@ def test_samples_are_summed_up_as_the_trainer_would_see_them() -> None:
         {"tokens": [[1], [1]], "scores": [0.0, 0.0], "overrides": None},
     ]
     found = summarise(groups, 2.0)
+    assert found.distinct == 0.75
     assert found.scores == ((0.0, 1.0), (0.0, 0.0))
     assert (found.sequence_tokens, found.truncated, found.tool_errors) == (2.0, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("signal", "distinct", "now", "suggested"),
+    [(0.0, 0.25, 1.0, 1.2), (0.0, 0.25, 1.5, 1.5), (0.0, 0.9, 1.0, 1.0), (0.9, 0.25, 0.7, 0.7)],
+)
+def test_a_higher_temperature_is_suggested_where_the_answers_are_alike(
+    tmp_path: Path, signal: float, distinct: float, now: float, suggested: float
+) -> None:
+    config = load({"rl.values": {"agent_temperature": now}}, {"HERMES_HOME": str(tmp_path)})
+    resolved = resolve(config, select(config, str(ENVIRONMENTS / "letters.py")))
+    assert _suggested(0.5, signal, distinct, resolved)["agent_temperature"] == suggested
+
+
+def test_what_is_not_known_of_a_run_is_not_estimated(tmp_path: Path) -> None:
+    config = load(environ={"HERMES_HOME": str(tmp_path)})
+    resolved = resolve(config, select(config, str(ENVIRONMENTS / "letters.py")))
+    known = estimate(resolved, 0.5, 0.25, on_cpu=True)
+    assert (known["seconds_per_step"], known["update_share"]) == (24.0, 0.33) and known["memory_gb"] > 1
+    elsewhere = estimate(resolved, 0.5, None, on_cpu=False)
+    assert elsewhere["seconds_per_step"] == 16.0
+    assert elsewhere["update_share"] is elsewhere["memory_gb"] is None

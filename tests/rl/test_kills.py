@@ -24,15 +24,20 @@ from tests.training.world import start_api
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("victim", ["api", "engine", "trainer", "env", "supervisor"])
 def test_a_killed_process_does_not_change_how_the_run_ends(home_with: MakeHome, victim: str) -> None:
-    run = start_run(home_with(total_steps=6))
+    run = start_run(home_with(total_steps=20))
     wait_for(lambda: run.status().state is RunState.RUNNING)
-    time.sleep(random.uniform(0, 3))
-    status = run.status()
-    process = status.supervisor if victim == "supervisor" else status.parts[victim].process
-    if process is not None and process.alive():
-        os.kill(process.pid, signal.SIGKILL)
+    time.sleep(random.uniform(0, 2))
+    before = run.status()
+    process = before.supervisor if victim == "supervisor" else before.parts[victim].process
+    assert process is not None and process.alive()
+    os.kill(process.pid, signal.SIGKILL)
     assert how_it_ended(run) == "completed: None"
-    _check_books(run, 6)
+    after = run.status()
+    if victim == "supervisor":
+        assert after.supervisor != before.supervisor
+    else:
+        assert after.parts[victim].starts > before.parts[victim].starts
+    _check_books(run, 20)
 
 
 def _check_books(run: Run, steps: int, weights: Path | None = None) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def _record(home: Path, **about: Any) -> Config:
     write_config(run, {"env": {"wandb_name": "letters-1", "total_steps": 8}, "run": facts})
     run.metrics_path.write_text(
         "".join(
-            json.dumps({"step": step, "reward/mean": 0.5, "reward/positive": 0.75}) + "\n"
+            json.dumps({"step": step, "time_s": time.time(), "reward/mean": 0.5, "reward/positive": 0.75})
+            + "\n"
             for step in range(1, 21)
         )
     )

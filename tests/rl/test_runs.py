@@ -111,7 +111,7 @@ def _gguf(home: Path, run: Run) -> None:
 
 def _model_answers(home: Path, run: Run) -> None:
     """As the model run:ID in this process, and as `policy` from a server over its checkpoints."""
-    model = open_run_model(load(environ={"HERMES_HOME": str(home)}), f"run:{run.run_id}")
+    model = open_run_model(load(environ={"HERMES_HOME": str(home)}), run)
     request = ChatRequest((Message.user("Say letters."),), sampling=Sampling(max_tokens=4))
     assert asyncio.run(model.complete(request)).call.usage.completion > 0
     served = subprocess.Popen(serve_command(run, 0), stdout=subprocess.PIPE, text=True)
@@ -222,7 +222,7 @@ def test_a_run_with_a_service_that_speaks_tinker_only_trains_samples_and_gives_i
             rows = list(read_metrics(run.metrics_path))
             assert all(row["data/refused"] == 0 and row["health/staleness"] <= 4 for row in rows)
             assert all(row["probe/gap"] < 0.01 for row in rows)
-            assert rows[0]["logprobs/diff"] < 1e-3, "the tokens and logprobs are those that were sampled"
+            assert rows[0]["health/logprob_gap"] < 1e-3, "the tokens and logprobs are those that were sampled"
             tokens = read_tokens(run.folder)
             assert min(tokens.prefill, tokens.sampled, tokens.trained) > 0
             results = answer(home, "rl", "results", run.run_id)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,25 +13,28 @@ import pytest
 from hermes.config.load import Config, load
 from hermes.rl.plan import write_config
 from hermes.rl.processes import ProcessId
-from hermes.rl.run import Run, RunState, Status, now_ms
+from hermes.rl.run import PartStatus, Run, RunState, Status, now_ms
 from hermes.rl.tool_answers import CHECK_EVERY_S, check_status
 
 ID = "0123abcd"
 
 
-def _config(home: Path, state: RunState) -> Config:
-    """A home with a run in that state, whose supervisor is this very process."""
+def _config(home: Path, state: RunState, *steps_ago_s: float, trainer: PartStatus | None = None) -> Config:
+    """A home with a run in that state, whose supervisor and trainer are this very process."""
     run = Run(home, ID)
     about = {"environment": "letters", "service": None, "ports": {"api": 1, "engine": 2}}
     write_config(run, {"env": {"wandb_name": "letters-1", "total_steps": 8}, "run": about})
     reason = "trainer exited (1): no key" if state is RunState.FAILED else None
     supervisor = ProcessId.of(os.getpid())
-    run.write_status(Status(state, reason, started_at_ms=now_ms(), supervisor=supervisor))
+    rows = [{"step": number, "time_s": time.time() - ago_s} for number, ago_s in enumerate(steps_ago_s, 1)]
+    run.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    parts = {"trainer": trainer or PartStatus(supervisor, ready=True, starts=1)}
+    run.write_status(Status(state, reason, started_at_ms=now_ms(), supervisor=supervisor, parts=parts))
     return load(environ={"HERMES_HOME": str(home)})
 
 
 def test_a_healthy_run_can_be_asked_every_thirty_minutes(tmp_path: Path) -> None:
-    config = _config(tmp_path, RunState.RUNNING)
+    config = _config(tmp_path, RunState.RUNNING, 40, 20)
     first, second = (check_status(config, {"run_id": ID}, "task") for _ in range(2))
     assert (first["status"], first["environment"]) == ("running", "letters") and "rate_limited" not in first
     assert second["rate_limited"] and CHECK_EVERY_S - 60 < second["next_check_in_seconds"] <= CHECK_EVERY_S
@@ -40,8 +46,51 @@ def test_a_healthy_run_can_be_asked_every_thirty_minutes(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("state", [RunState.STARTING, RunState.FAILED, RunState.STOPPED, RunState.COMPLETED])
 def test_a_run_that_is_not_healthy_can_always_be_asked(tmp_path: Path, state: RunState) -> None:
-    config = _config(tmp_path, state)
+    config = _config(tmp_path, state, 40, 20)
     for _ in range(3):
         told = check_status(config, {"run_id": ID}, "task")
         assert told["status"] == state.value and "rate_limited" not in told
         assert (told.get("error") == "trainer exited (1): no key") == (state is RunState.FAILED)
+
+
+def _limited(config: Config) -> bool:
+    check_status(config, {"run_id": ID}, "task")
+    return "rate_limited" in check_status(config, {"run_id": ID}, "task")
+
+
+def test_a_run_is_healthy_only_once_it_makes_steps_and_as_long_as_it_goes_on_to(tmp_path: Path) -> None:
+    hours = 3600.0
+    for number, (steps_ago_s, limited) in enumerate(
+        [
+            ((), False),
+            ((20.0,), True),
+            ((900.0,), False),
+            ((900.0, 880.0), False),
+            ((4 * hours, 2 * hours), True),
+            ((14 * hours, 12 * hours), False),
+        ]
+    ):
+        config = _config(tmp_path / str(number), RunState.RUNNING, *steps_ago_s)
+        assert _limited(config) is limited, steps_ago_s
+
+
+def test_a_run_with_a_dead_part_is_not_healthy_and_one_whose_part_has_done_its_work_is(
+    tmp_path: Path,
+) -> None:
+    child = subprocess.Popen(["true"])
+    dead = ProcessId.of(child.pid)
+    child.wait()
+    killed, done = PartStatus(dead, exit_code=-9, starts=1), PartStatus(dead, exit_code=0, starts=1)
+    assert not _limited(_config(tmp_path / "killed", RunState.RUNNING, 40, 20, trainer=killed))
+    assert _limited(_config(tmp_path / "done", RunState.RUNNING, 40, 20, trainer=done))
+
+
+def test_a_run_without_a_step_shows_what_the_part_says_that_it_waits_for(tmp_path: Path) -> None:
+    config = _config(tmp_path, RunState.STARTING, trainer=PartStatus(ProcessId.of(os.getpid()), starts=1))
+    log = Run(tmp_path, ID).log_path("trainer")
+    log.parent.mkdir(parents=True)
+    log.write_text("loading\nwaiting for a batch\n")
+    told = check_status(config, {"run_id": ID}, "task")
+    assert told["last_log_lines"] == ["loading", "waiting for a batch"]
+    going = _config(tmp_path, RunState.RUNNING, 20)
+    assert "last_log_lines" not in check_status(going, {"run_id": ID}, "task")

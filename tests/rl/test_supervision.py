@@ -102,6 +102,33 @@ def test_stopping_while_starting_ends_stopped(tmp_path: Path) -> None:
     assert all(part.process is None or not part.process.alive() for part in status.parts.values())
 
 
+def test_who_is_in_the_middle_of_a_step_finishes_and_saves_it_before_the_run_is_stopped(
+    tmp_path: Path,
+) -> None:
+    run = drive.start(tmp_path, lambda run: [drive.server(run, "engine"), drive.saver(run, 6.5)])
+    drive.wait(run, lambda status: status.state is RunState.RUNNING)
+    run.ask_to_stop()
+    status = drive.wait(run, drive.ended)
+    assert (status.state, status.parts["trainer"].exit_code) == (RunState.STOPPED, 0)
+    assert (run.folder / "trainer.ready.saved").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["in a hurry", "its engine is gone"])
+def test_nobody_waits_for_a_step_that_is_not_wanted_or_cannot_end(tmp_path: Path, why: str) -> None:
+    run = drive.start(tmp_path, lambda run: [drive.server(run, "engine"), drive.saver(run, 250.0)])
+    status = drive.wait(run, lambda status: status.state is RunState.RUNNING)
+    run.ask_to_stop()
+    drive.wait(run, lambda status: (run.folder / "trainer.ready.asked").exists())
+    if why == "in a hurry":
+        run.ask_to_stop(now=True)
+    else:
+        _kill(status, "engine")
+    status = drive.wait(run, drive.ended)
+    assert (status.state, status.parts["trainer"].exit_code) == (RunState.STOPPED, -signal.SIGTERM)
+    assert not (run.folder / "trainer.ready.saved").exists()
+
+
 def test_a_part_that_explains_its_end_fails_the_run_with_its_words(tmp_path: Path) -> None:
     broken = "import sys; open(sys.argv[1], 'w'); print('error: the adapter is stale'); sys.exit(1)"
 
@@ -136,6 +163,23 @@ def test_a_part_that_never_gets_ready_fails_the_run(tmp_path: Path) -> None:
 
     status = drive.wait(drive.start(tmp_path, make), drive.ended)
     assert status.state is RunState.FAILED and "api was not ready after 0.5 s" in (status.reason or "")
+
+
+def test_a_server_whose_port_another_one_answers_on_is_moved_and_so_are_those_that_asked_there(
+    tmp_path: Path,
+) -> None:
+    script = "import os, sys, time\nif os.path.exists(sys.argv[1]): time.sleep(600)\n"
+    script += "time.sleep(1); sys.exit('error: cannot listen on port 8000: it is taken')"
+
+    def make(run: Run) -> list[dict[str, Any]]:
+        """The file that says it is ready is there from the start: somebody else's."""
+        (run.folder / "api.ready").touch()
+        api = {"name": "api", "command": drive.python(script, run.folder / "moved"), "serves": True}
+        return [{**api, "ready": str(run.folder / "api.ready")}, drive.worker(run, 40)]
+
+    status = drive.wait(drive.start(tmp_path, make), drive.ended)
+    assert status.state is RunState.COMPLETED, status
+    assert {name: part.starts for name, part in status.parts.items()} == {"api": 2, "trainer": 2}
 
 
 def test_a_program_that_is_not_there_fails_the_run(tmp_path: Path) -> None:

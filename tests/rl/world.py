@@ -18,8 +18,8 @@ TEMPLATE = (
 )
 
 
-def tiny_model(folder: Path) -> Path:
-    """A folder that transformers and the engine load in a moment."""
+def tiny_model(folder: Path, longest: int = 512) -> Path:
+    """A folder that transformers and the engine load in a moment. `longest`: context, in tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -36,12 +36,11 @@ def tiny_model(folder: Path) -> Path:
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
-        model_max_length=512,
+        model_max_length=longest,
     )
     fast.chat_template = TEMPLATE
-    random_model("llama", vocab_size=len(vocabulary), hidden_size=32, intermediate_size=48).save_pretrained(
-        folder
-    )
+    sizes = {"vocab_size": len(vocabulary), "hidden_size": 32, "intermediate_size": 48}
+    random_model("llama", **sizes, max_position_embeddings=longest).save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
 
@@ -76,12 +75,17 @@ def change_settings(home: Path, **changes: Any) -> None:
 
 
 def hermes(
-    home: Path, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 170
+    home: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 170,
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     done = subprocess.run(
         [sys.executable, "-m", "hermes", *arguments],
         env={**kept, "HERMES_HOME": str(home), "OMP_NUM_THREADS": "1", **(env or {})},
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

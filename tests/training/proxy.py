@@ -16,10 +16,16 @@ Change = Callable[[str, Any], Any]
 
 
 @contextmanager
-def proxy(engine_url: str, change: Change = lambda path, body: body, only: str = "/") -> Iterator[str]:
+def proxy(
+    engine_url: str,
+    change: Change = lambda path, body: body,
+    only: str = "/",
+    hear: Callable[[str, bytes], None] = lambda path, body: None,
+) -> Iterator[str]:
     """Its address. JSON bodies go through `change`; everything else passes as it is.
 
-    `only`: what other paths there are is a 404, as on a server that does not have them.
+    `only`: what other paths there are is a 404, as on a server that does not have them. `hear` is told what
+    goes to the engine, before anything is changed.
     """
     target = urlsplit(engine_url).netloc
 
@@ -28,6 +34,7 @@ def proxy(engine_url: str, change: Change = lambda path, body: body, only: str =
 
         def _pass(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            hear(self.path, body)
             if not self.path.startswith(only):
                 self.send_error(404)
                 return

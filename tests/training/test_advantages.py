@@ -9,7 +9,7 @@ import pytest
 
 from hermes.training.advantages import Baseline, advantages
 from hermes.training.batch import Item, Rules, prepare, with_penalty
-from hermes.training.correction import engine_loss, surrogate, weights
+from hermes.training.correction import bounds_of, engine_loss, surrogate, weights
 from hermes.training.groups import read_group
 from hermes.training.kl import penalties, teacher_terms
 from hermes.training.schedule import Schedule, Shape, default_rl_rate, default_sft_rate, parameters_of
@@ -109,6 +109,31 @@ def test_stale_and_overlong_sequences_count_in_the_mean_and_are_dropped() -> Non
     assert not prepare([made], Rules(max_tokens=4), 6).items
 
 
+def aged(*steps: int) -> list[dict[str, str]]:
+    return [{"policy_version": f"tinker://r/sampler_weights/step-{step}"} for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("groups", "hopeless"),
+    [
+        ([served([1.0, 0.0])], False),
+        ([served([1.0, 1.0])], False),
+        ([served([1.0, 0.0], overrides=aged(1, 1))], True),
+        ([served([1.0, 1.0], overrides=aged(1, 1))], True),
+        ([served([1.0, 0.0], overrides=aged(1, 1)), served([1.0, 1.0])], True),
+        ([served([1.0, 0.0], overrides=aged(1, 9))], False),
+        ([served([1.0, 0.0], inference_logprobs=None)], True),
+        ([served([1.0, 0.0], inference_logprobs=None), served([1.0, 1.0, 1.0])], False),
+        ([served([1.0, 0.0], inference_logprobs=None), served([1.0, 0.0])], False),
+    ],
+    ids=["good", "equal", "old", "old-equal", "old-and-equal", "one-old", "blind", "blind-few", "blind-good"],
+)
+def test_a_batch_is_hopeless_if_what_could_teach_is_left_out_not_if_it_has_no_signal(
+    groups: list[dict[str, Any]], hopeless: bool
+) -> None:
+    assert prepare(groups, Rules(max_staleness=2), 9).hopeless is hopeless
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -143,6 +168,10 @@ def test_capped_importance_sampling_is_asked_for_as_the_loss_with_that_gradient(
         {"clip_low_threshold": 0.0, "clip_high_threshold": 2.0},
     )
     assert engine_loss("importance_sampling", None, None) == ("importance_sampling", {})
+    assert engine_loss("cispo", 2.0, None) == engine_loss("importance_sampling", 2.0, None)
+    assert engine_loss("ppo", 2.0, None) == ("ppo", {}) and engine_loss("cispo", None, None) == ("cispo", {})
+    assert bounds_of(engine_loss("ppo", 2.0, None)) == (0.8, 1.2)
+    assert bounds_of(engine_loss("importance_sampling", None, None)) is None
     assert engine_loss("ppo", 2.0, (0.8, 1.28))[1] == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
 
 

@@ -16,6 +16,7 @@ import tinker
 import hermes.training
 from hermes.errors import HermesError
 from hermes.training.client import Connection
+from hermes.training.distill import GenerateTeacher, TinkerTeacher
 from hermes.training.face import Face, offered
 from hermes.training.meter import Meter, Tokens, read_tokens
 from tests.engine.http.engine_process import KEY, Server, launch
@@ -55,6 +56,15 @@ def face(
 
 def post(face: Face, path: str, body: dict[str, Any]) -> httpx2.Response:
     return httpx2.post(face.url + path, json=body, trust_env=False, timeout=60)
+
+
+def test_a_prompt_is_scored_by_the_service_as_a_teacher_is_asked_to(
+    face: Face, service: str, published: str
+) -> None:
+    texts = [[*PROMPT, 300, 301], list(range(260, 280))]
+    expected = TinkerTeacher(Connection(service, KEY), published).score(texts)
+    for found, other in zip(GenerateTeacher(face.url, patience_s=20).score(texts), expected, strict=True):
+        assert found == pytest.approx(other, abs=1e-5) and len(set(found)) > 2
 
 
 def test_the_newest_weights_are_sampled_in_exact_tokens_and_named_in_the_answer(

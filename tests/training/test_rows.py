@@ -10,10 +10,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from hermes.core import Message, Role, ToolCall
+from hermes.data.formats.registry import FORMATS
 from hermes.data.select import Selection
 from hermes.models.token_chat import Speech
 from hermes.store import Filter, Reader, Writer
 from hermes.training.rows import from_files, from_store, gather, lessons_of
+from tests import records
 from tests.cli.process import failure, hermes
 
 TEMPLATE = (
@@ -92,6 +94,77 @@ def test_every_export_that_holds_turns_can_be_learned_from(
     spoken = speech(tiny)
     (only,) = from_files([file], lambda: spoken, Counter())
     assert text(spoken, only.tokens) == "<s>user\nhi</s>\n<s>assistant\nho</s>"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with one conversation that calls a tool."""
+    home = tmp_path_factory.mktemp("stored")
+    with Writer(home / "hermes.db") as writer:
+        records.record(writer, TALK)
+    return home
+
+
+CALL = ToolCall("c1", "add", '{"a": 2, "b": [1]}')
+TALK = (
+    Message.system("Be brief."),
+    Message.user("2+2?"),
+    Message.assistant("Let me see.", tool_calls=(CALL,)),
+    Message.tool(CALL, "4"),
+    Message.assistant("It is 4."),
+    Message.user("thanks"),
+    Message.assistant("Welcome."),
+)
+WITH_TURNS = [name for name, form in FORMATS.items() if form.read is not None]
+
+
+def test_formats_with_turns_are_those_that_are_meant() -> None:
+    whole = (
+        "sharegpt",
+        "sharegpt-user-assistant",
+        "messages",
+        "openai-finetune",
+        "trl-sft",
+        "axolotl",
+        "atif",
+    )
+    assert {*whole, "sts", "record"} == set(WITH_TURNS)
+
+
+@pytest.mark.parametrize("form", WITH_TURNS)
+def test_every_export_with_turns_teaches_the_same_as_the_store_itself(
+    form: str, stored: Path, tiny: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    done = hermes(stored, "export", "--format", form, "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    spoken, left_out = speech(tiny), Counter[str]()
+    with Reader(stored / "hermes.db") as reader:
+        (expected,) = from_store(reader, Selection(Filter()), spoken, left_out)
+    (found,) = from_files([output], lambda: spoken, left_out)
+    assert text(spoken, found.tokens) == text(spoken, expected.tokens)
+    assert (found.tokens, found.learned) == (expected.tokens, expected.learned) and not left_out
+    learned = [token for token, chosen in zip(found.tokens, found.learned, strict=True) if chosen]
+    said = text(spoken, tuple(learned))
+    assert said.startswith('Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": [1]}}')
+    assert said.endswith("It is 4.</s>Welcome.</s>")
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}], ids=["openai", "axolotl"])
+def test_turns_that_a_row_marks_are_read_and_not_learned(
+    mark: dict[str, object], tiny: Path, tmp_path: Path
+) -> None:
+    file, spoken = tmp_path / "rows.jsonl", speech(tiny)
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "old", **mark},
+        {"role": "user", "content": "again"},
+        {"role": "assistant", "content": "new"},
+    ]
+    file.write_text(json.dumps({"messages": turns}) + "\n")
+    (only,) = from_files([file], lambda: spoken, Counter())
+    learned = [token for token, chosen in zip(only.tokens, only.learned, strict=True) if chosen]
+    assert text(spoken, tuple(learned)) == "new</s>" and "old" in text(spoken, only.tokens)
 
 
 def test_the_store_is_a_source_and_what_did_not_complete_is_counted(tiny: Path, tmp_path: Path) -> None:

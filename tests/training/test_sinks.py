@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,6 +57,23 @@ def test_a_step_that_is_made_again_is_in_the_store_once(tmp_path: Path) -> None:
         assert [one.values for one in reader.metrics("r")] == [{"reward/mean": 0.5}]
 
 
+def test_a_name_that_is_used_again_does_not_keep_the_numbers_of_the_run_before(tmp_path: Path) -> None:
+    with Writer(tmp_path / "hermes.db") as writer:
+        old, other = Sinks([StoreSink(writer, "r")]), Sinks([StoreSink(writer, "other")])
+        for step in (1, 2, 3):
+            old.write(step, {"reward/mean": 0.1, "old/only": 1.0})
+            other.write(step, {"reward/mean": 0.5})
+        new = Sinks([StoreSink(writer, "r")])
+        new.rewind(0)
+        new.write(1, {"reward/mean": 0.9})
+        new.rewind(1)
+        assert not new.failures
+    with Reader(tmp_path / "hermes.db") as reader:
+        (only,) = reader.metrics("r")
+        assert len(reader.metrics("other")) == 3
+    assert only.values["reward/mean"] == 0.9 and "old/only" not in only.values
+
+
 def test_a_sink_that_fails_is_counted_and_the_others_get_everything(tmp_path: Path) -> None:
     sinks = Sinks([Broken(), JsonLines(tmp_path)])
     for step in (1, 2, 3):
@@ -100,12 +118,12 @@ def test_a_sink_that_is_not_installed_or_not_known_is_said_before_the_run(tmp_pa
         assert caught.value.hint == "pip install trackio"
     with pytest.raises(UsageError, match="no sink 'paper'"):
         Sinks([]).add("paper", tmp_path, LABEL, {})
-    assert configured({}) == ()
+    assert configured({}) == configured({"WANDB_API_KEY": "k", "WANDB_MODE": "disabled"}) == ()
 
 
 def test_the_last_checkpoints_and_the_best_stay_and_the_others_go() -> None:
     state, gone = RunState("rl", {}), []
-    for step, value in ((5, 0.1), (10, 0.9), (15, 0.5), (20, 0.4), (25, None)):
+    for step, value in ((5, math.nan), (10, 0.9), (15, 0.5), (20, 0.4), (25, None)):
         new = Kept(step, f"w{step}", f"s{step}", value)
         state, now = added(state, new, Keep(5, 2), higher_is_better=True)
         gone += [one.step for one in now]

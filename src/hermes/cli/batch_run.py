@@ -26,6 +26,7 @@ from hermes.config.load import load
 from hermes.config.providers import resolve_model
 from hermes.errors import UsageError
 from hermes.models.prices import price_of
+from hermes.rl.run import named_run
 from hermes.safety.text import printable
 from hermes.tools import distributions
 from hermes.tools.registry import check_toolset
@@ -86,8 +87,13 @@ def open_workers(
 def make_spec(flags: dict[str, Any], dataset: Dataset) -> RunSpec:
     settings = settings_of(flags)
     config = load(settings)
-    model = flags["model"] or config.settings.model
-    target = resolve_model(config.settings, config.environ, model, flags["base_url"])
+    model, base_url = flags["model"] or config.settings.model, flags["base_url"]
+    if (policy := named_run(config.home, model)) is not None:
+        from hermes.rl.config import POLICY
+        from hermes.rl.serve import endpoint
+
+        model, base_url = POLICY, endpoint(policy)
+    target = resolve_model(config.settings, config.environ, model, base_url)
     routing = _routing(flags)
     if routing:
         settings[f"providers.{target.provider}.base_url"] = target.base_url
@@ -107,7 +113,7 @@ def make_spec(flags: dict[str, Any], dataset: Dataset) -> RunSpec:
         dataset=flags["dataset_file"],
         dataset_digest=dataset.digest,
         model=model,
-        base_url=flags["base_url"],
+        base_url=base_url,
         distribution=flags["distribution"],
         toolsets=_toolsets(flags["toolsets"]),
         samples_per_prompt=flags["samples_per_prompt"],

@@ -64,11 +64,13 @@ def make_plan(config: Config, model: str, options: Options) -> Plan:
     from hermes.agent.build import Plan
     from hermes.agent.examples import examples_for
     from hermes.agent.toolset_choice import choose_toolsets
+    from hermes.rl.run import named_run
 
     workspace = Path(options.workspace).resolve() if options.workspace else None
     if workspace is not None and not workspace.is_dir():
         raise UsageError(f"--workspace {workspace} is not a directory", "create it first")
-    toolsets = choose_toolsets(config, model, options.toolsets)
+    run = named_run(config.home, options.model)
+    toolsets = choose_toolsets(config, model, options.toolsets, run.toolsets() if run else None)
     return Plan(
         toolsets=toolsets,
         require_tools=options.toolsets is not None,
@@ -80,11 +82,12 @@ def make_plan(config: Config, model: str, options: Options) -> Plan:
 
 def open_chat_model(config: Config, options: Options) -> ChatModel:
     from hermes.models.open import open_model
+    from hermes.rl.run import named_run
 
-    if options.model is not None and options.model.startswith("run:"):
+    if (run := named_run(config.home, options.model)) is not None:
         from hermes.rl.serve import open_run_model
 
-        return open_run_model(config, options.model, tell_progress)
+        return open_run_model(config, run, tell_progress)
     return open_model(config, options.model, options.base_url, progress=tell_progress)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hermes.cli.engine_bench import bench
+from hermes.cli.engine_import import import_
 from hermes.cli.engine_model import find_model, model_options
 from hermes.cli.engine_show import adapters, models
 
@@ -26,6 +27,12 @@ def engine() -> None:
     "--max-adapters", default=32, show_default=True, type=click.IntRange(min=1), help="Trained at once."
 )
 @click.option("--max-length", type=click.IntRange(min=2), help="Longest sequence; default: the model's own.")
+@click.option(
+    "--kv-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Memory for the keys and values of what is sampled, in GiB; it bounds prompt and answer as well. "
+    "Default: 15 % of what is free on a CPU, half on a GPU.",
+)
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -53,6 +60,7 @@ def serve(
     dtype: str,
     max_adapters: int,
     max_length: int | None,
+    kv_gib: float | None,
     state_dir: Path | None,
     client_timeout_s: float,
     tool_parser: str,
@@ -77,7 +85,12 @@ def serve(
     folder, names = find_model(model)
     options = ServerOptions(
         engine=EngineOptions(
-            model=folder, device=device, dtype=dtype, max_adapters=max_adapters, max_length=max_length
+            model=folder,
+            device=device,
+            dtype=dtype,
+            max_adapters=max_adapters,
+            max_length=max_length,
+            kv_bytes=None if kv_gib is None else int(kv_gib * 2**30),
         ),
         names=names,
         state_dir=state_dir or home() / "engine",
@@ -90,5 +103,5 @@ def serve(
     serve(options, lambda address: click.echo(f"engine on {address}, model {names[0]}"))
 
 
-for command in (models, adapters, bench):
+for command in (models, adapters, import_, bench):
     engine.add_command(command)

@@ -24,7 +24,7 @@ def bench(model: str, device: str, dtype: str, baseline: bool, as_json: bool) ->
 
     from hermes.errors import MissingDependencyError
 
-    for package in ("torch", "transformers", "safetensors", *(("peft",) if baseline else ())):
+    for package in ("torch", "transformers", "safetensors"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train", "the engine's benchmark")
     from hermes.engine.bench import bench as measure
@@ -40,16 +40,25 @@ def _text(report: dict[str, Any]) -> str:
 
     theirs = {figure["what"]: figure for figure in report["transformers"]}
     padded = theirs.get("train, padded")
-    rows = [("", "ENGINE PER S", "TRANSFORMERS PER S", "TIMES", "PEAK GIB")]
+    rows = [("", "ENGINE PER S", "TRANSFORMERS PER S", "TIMES", "PEAK GIB", "THEIR PEAK")]
     for ours in report["engine"]:
         other = theirs.get(ours["what"]) or (padded if ours["what"].startswith("train") else None)
         rows.append(
             (
                 ours["what"],
-                f"{ours['per_s']:,.0f}",
-                f"{other['per_s']:,.0f}" if other else "",
+                _rate(ours["per_s"]),
+                _rate(other["per_s"]) if other else "",
                 f"{ours['per_s'] / other['per_s']:.1f}" if other else "",
                 f"{ours['peak_gib']:.1f}" if ours["peak_gib"] else "",
+                f"{other['peak_gib']:.1f}" if other and other["peak_gib"] else "",
             )
         )
-    return "\n".join([f"{report['model']} on {report['device']}, torch {report['torch']}", *aligned(rows)])
+    title = f"{report['model']} in {report['dtype']} on {report['device']}, torch {report['torch']}"
+    notes = [f"Peak GiB: {report['peak_gib_is']}."]
+    if report["left_out"]:
+        notes.append(f"Left out: {report['left_out']}")
+    return "\n".join([title, *aligned(rows), *notes])
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.2f}"

@@ -10,7 +10,12 @@ import click
 
 _OPTIONS = (
     click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder."),
-    click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
+    click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="auto, cpu or cuda (the first GPU that CUDA_VISIBLE_DEVICES shows).",
+    ),
     click.option(
         "--dtype",
         default="auto",

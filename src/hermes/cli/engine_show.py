@@ -9,27 +9,32 @@ import click
 
 from hermes.cli.options import json_option
 
-_URL = "http://127.0.0.1:8001"
-_url_option = click.option("--url", default=_URL, show_default=True, help="Address of a running engine.")
+url_option = click.option(
+    "--url", default="http://127.0.0.1:8001", show_default=True, help="Address of a running engine."
+)
 
 
 @click.command()
-@_url_option
+@url_option
 @json_option
 def models(url: str, as_json: bool) -> None:
     """Every name that a running engine answers to, and the weights it means now."""
-    served = _ask(url, "v1/models")["data"]
+    from hermes.engine.console import ask
+
+    served = ask(url, "v1/models")["data"]
     rows = [(one["id"], str(one["max_model_len"]), one["metadata"]["weight_version"]) for one in served]
     _show(served, ("MODEL", "CONTEXT", "WEIGHTS"), rows, as_json)
 
 
 @click.command()
-@_url_option
+@url_option
 @json_option
 def adapters(url: str, as_json: bool) -> None:
     """The adapters of a running engine and their checkpoints."""
-    runs = _ask(url, "api/v1/training_runs?limit=1000")["training_runs"]
-    kept = _ask(url, "api/v1/checkpoints?limit=10000")["checkpoints"]
+    from hermes.engine.console import ask
+
+    runs = ask(url, "api/v1/training_runs?limit=1000")["training_runs"]
+    kept = ask(url, "api/v1/checkpoints?limit=10000")["checkpoints"]
     for run in runs:
         prefix = f"tinker://{run['training_run_id']}/"
         run["checkpoints"] = [one for one in kept if one["tinker_path"].startswith(prefix)]
@@ -51,28 +56,3 @@ def _show(data: Any, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], a
 
     for line in aligned([header, *rows]):
         click.echo(line)
-
-
-def _ask(url: str, path: str) -> Any:
-    import json
-    import os
-    import urllib.error
-    import urllib.request
-
-    from hermes.engine.http.security import KEY_PREFIX, TOKEN_VARIABLE
-    from hermes.errors import HermesError, UsageError
-
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"'{url}' is not an address", f"write it like {_URL}")
-    key = f"{KEY_PREFIX}{os.environ.get(TOKEN_VARIABLE, '')}"
-    request = urllib.request.Request(f"{url.rstrip('/')}/{path}", headers={"X-API-Key": key})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        detail = error.read(1000).decode(errors="replace")
-        raise HermesError(f"the engine on {url} refused: {error.code} {detail}") from error
-    except (OSError, ValueError) as error:
-        raise HermesError(
-            f"no engine answers on {url}: {error}", "start one with: hermes engine serve"
-        ) from error

@@ -164,18 +164,21 @@ def status(run_id: str, as_json: bool) -> None:
 
 @rl.command()
 @_run_argument
+@click.option("--now", is_flag=True, help="Without its last checkpoint: what that would save is lost.")
 @json_option
-def stop(run_id: str, as_json: bool) -> None:
-    """Stop a run and all its processes."""
+def stop(run_id: str, now: bool, as_json: bool) -> None:
+    """Stop a run and all its processes; its step is finished and saved first."""
     from hermes.rl.run import find_run
     from hermes.rl.start import stop as stop_run
 
     run = find_run(_config().home, run_id)
-    ended = stop_run(run)
+    ended = stop_run(run, now=now)
     if as_json:
         _print({"run_id": run.run_id, "status": ended.state.value, "reason": ended.reason})
     else:
         click.echo(f"run {run.run_id}: {ended.state.value}")
+        if not ended.state.ended:
+            click.echo("its trainer finishes a step and saves; --now waits for nothing", err=True)
 
 
 @rl.command()

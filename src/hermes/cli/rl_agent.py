@@ -43,6 +43,7 @@ def agent(
     from hermes.cli.batch import refuse_key
     from hermes.cli.chat import Options
     from hermes.config.load import load
+    from hermes.config.providers import BUNDLED_PROVIDER
     from hermes.errors import HermesError, UsageError
     from hermes.rl.machine import why_not
     from hermes.rl.tools import TOOLSET, register_tools
@@ -61,6 +62,10 @@ def agent(
     if check_server:
         click.echo(f"{trained} can be trained here")
         return
+    if not task and not interactive:
+        raise UsageError("no task", 'hermes rl "Train SmolLM2 on calculator"')
+    if base_url is None and (model or config.settings.model).startswith(f"{BUNDLED_PROVIDER}/"):
+        click.echo("warning: the bundled model is too small to drive a training; --model names one", err=True)
     register_tools()
     offered = ",".join((TOOLSET, *([toolsets] if toolsets else [])))
     options = Options(task, model, base_url, offered, None, None, max_iterations, False, as_json)
@@ -69,8 +74,7 @@ def agent(
 
         asyncio.run(run_repl(options))
         return
-    if not task:
-        raise UsageError("no task", 'hermes rl "Train SmolLM2 on calculator"')
+    assert task, "asked for above"
     from hermes.cli.query import run_query
 
     sys.exit(asyncio.run(run_query(task, options)))

@@ -34,8 +34,15 @@ def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
 
 @click.command()
 @click.option("--groups", default=4, show_default=True, type=click.IntRange(1, 64), help="Groups to sample.")
+@click.option(
+    "--seconds",
+    default=60,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Longest that sampling may take; what is made by then is judged.",
+)
 @json_option
-def preflight(groups: int, as_json: bool) -> None:
+def preflight(groups: int, seconds: int, as_json: bool) -> None:
     """A minute that says whether a run of the selected environment will learn."""
     import signal
 
@@ -45,7 +52,7 @@ def preflight(groups: int, as_json: bool) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
-    found = check(config, resolve(config, selected(config.home)), groups)
+    found = check(config, resolve(config, selected(config.home)), groups, seconds)
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:

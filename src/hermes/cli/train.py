@@ -21,7 +21,9 @@ _COMMON = (
     click.option(
         "--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Default: runs/NAME in the home."
     ),
-    click.option("--start", metavar="tinker://…", help="Weights to begin with, such as an SFT run's."),
+    click.option(
+        "--start", metavar="WEIGHTS", help="To begin with: tinker://…, a PEFT folder, a run's name."
+    ),
     click.option("--policy-name", metavar="NAME", help="A name of its own for the newest weights."),
     click.option("--rank", default=32, show_default=True, type=_POSITIVE, help="Of the LoRA."),
     click.option("--seed", default=0, show_default=True),
@@ -68,9 +70,11 @@ _RL = (
         default=2.0,
         show_default=True,
         type=click.FloatRange(min=0),
-        help="Most weight of a token for sampler-trainer mismatch; 0: no correction.",
+        help="Most weight of a token for sampler-trainer mismatch; 0: no correction. Cispo's upper bound.",
     ),
-    click.option("--clip", type=(float, float), help="Bounds of the ratio, for ppo and cispo."),
+    click.option(
+        "--clip", type=(float, float), help="Bounds of the ratio, for ppo and cispo (in place of the cap)."
+    ),
     click.option("--epochs", default=1, show_default=True, type=_POSITIVE, help="Updates from one batch."),
     click.option(
         "--kl",
@@ -86,9 +90,18 @@ _RL = (
         help="Prints a JSON object; its 'reward' decides what is best.",
     ),
     click.option(
+        "--eval-folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Where the environment leaves its own evaluations: they decide what is best.",
+    ),
+    click.option(
         "--teacher-url", metavar="URL", help="Distil from here: Tinker's API, or SGLang's /generate."
     ),
-    click.option("--teacher-model", metavar="NAME", help="Of a Tinker API; without it, /generate is asked."),
+    click.option(
+        "--teacher-model",
+        metavar="NAME",
+        help="Of a Tinker API; where the URL ends in /generate, an adapter. Without: what /generate serves.",
+    ),
     click.option(
         "--distill",
         default=0.0,

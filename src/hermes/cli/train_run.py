@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -28,12 +29,17 @@ if TYPE_CHECKING:
 
 def run_sft(given: dict[str, Any]) -> None:
     from hermes.config.load import load
+    from hermes.errors import UsageError
     from hermes.training.schedule import default_sft_rate
     from hermes.training.sft import SftSettings, steps_of, train
 
     config = load()
     run = _run(config, given, "sft")
     lessons = _lessons(config, given)
+    if given["patience"] and not lessons.held_out:
+        raise UsageError(
+            "--patience needs held-out rows, and there are none", "add --eval-share 0.1, or more"
+        )
     settings = SftSettings(
         schedule=_schedule(given, default_sft_rate, 0),
         epochs=given["epochs"],
@@ -49,13 +55,14 @@ def run_sft(given: dict[str, Any]) -> None:
     for reason, count in lessons.left_out.most_common():
         tell(f"left out: {count} ({reason})")
     with _sinks(config, run, given, settings) as sinks:
-        _report(run, train(run, lessons, settings, sinks, tell), given)
+        _report(run, train(run, lessons, settings, sinks, tell, _stop_on_signals()), given)
 
 
 def run_rl(given: dict[str, Any]) -> None:
     from hermes.config.load import load
     from hermes.training.advantages import Baseline
     from hermes.training.batch import Rules
+    from hermes.training.held_out import HeldOut
     from hermes.training.rl import Around, RlSettings, train
     from hermes.training.schedule import default_rl_rate
 
@@ -82,6 +89,7 @@ def run_rl(given: dict[str, Any]) -> None:
         api_patience_s=given["api_patience_s"],
         project=given["project"],
     )
+    teacher = _teacher(config, given, run)
     tell = _teller(given)
     tell(
         f"run {run.id}: {settings.num_steps} steps of {settings.batch_size} sequences from {settings.api_url}"
@@ -92,7 +100,8 @@ def run_rl(given: dict[str, Any]) -> None:
             tell,
             _stop_on_signals(),
             _evaluate(given, run, tell),
-            _teacher(config, given),
+            HeldOut(given["eval_folder"]),
+            teacher,
             _face(config, given),
         )
         _report(run, train(run, settings, around), given)
@@ -103,16 +112,18 @@ def _run(config: Config, given: dict[str, Any], kind: str) -> Run:
     from hermes.training.checkpoints import Keep
     from hermes.training.client import Wish, connection
     from hermes.training.session import Run
+    from hermes.training.start import find_weights
 
     model = given["base_model"]
     if Path(model).is_dir():
         model = str(Path(model).absolute())
+    start = find_weights(given["start"], config.home) if given["start"] else None
     run_id = given["name"] or f"{kind}-{new_id().lower()}"
     return Run(
         run_id,
         (given["run_dir"] or config.home / "runs" / run_id).absolute(),
         connection(given["base_url"], config.environ),
-        Wish(model, given["rank"], given["seed"], given["policy_name"], given["start"]),
+        Wish(model, given["rank"], given["seed"], given["policy_name"], start),
         Keep(given["checkpoint_every"], given["keep"]),
     )
 
@@ -175,10 +186,10 @@ def _sinks(config: Config, run: Run, given: dict[str, Any], settings: Any) -> It
             sinks.close()
 
 
-def _teacher(config: Config, given: dict[str, Any]) -> Teacher | None:
+def _teacher(config: Config, given: dict[str, Any], run: Run) -> Teacher | None:
     from hermes.errors import UsageError
-    from hermes.training.client import connection
-    from hermes.training.distill import GenerateTeacher, TinkerTeacher
+    from hermes.training.client import TOKEN_VARIABLE, Connection, connection
+    from hermes.training.distill import GENERATE, KEY_VARIABLE, GenerateTeacher, TinkerTeacher
 
     url, model = given["teacher_url"], given["teacher_model"]
     if given["distill"] and not url:
@@ -187,7 +198,14 @@ def _teacher(config: Config, given: dict[str, Any]) -> Teacher | None:
         raise UsageError("a teacher is named whose word has no weight", "add --distill 1.0")
     if not url:
         return None
-    return TinkerTeacher(connection(url, config.environ), model) if model else GenerateTeacher(url)
+    if model and not url.rstrip("/").endswith(GENERATE):
+        return TinkerTeacher(connection(url, config.environ), model)
+    if not model and urlsplit(url).netloc == urlsplit(run.connection.url).netloc:
+        raise UsageError(
+            "the teacher would be the policy itself: it is what this engine serves", "add --teacher-model"
+        )
+    token = config.environ.get(TOKEN_VARIABLE) if Connection(url, "").local else None
+    return GenerateTeacher(url, config.environ.get(KEY_VARIABLE) or token, model)
 
 
 def _face(config: Config, given: dict[str, Any]) -> Offer | None:

@@ -202,7 +202,6 @@ def _backward(
     grad: Tensor, heads: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = heads
-    drift = (grad.float() * out.float()).sum(-1)
     dq, dk, dv = (torch.empty_like(one) for one in heads)
     for own in plan.own:
         weight, upstream = own.take(lse), own.take(grad)
@@ -210,14 +209,14 @@ def _backward(
             # A padded row is another token's: weighing it at zero keeps its scores from overflowing.
             weight.masked_fill_(own.padding[..., None], torch.inf)
             upstream.masked_fill_(own.padding[..., None, None], 0.0)
-        taken = (own.take(q), own.take(k), own.take(v), weight, own.take(drift))
+        taken = (own.take(q), own.take(k), own.take(v), own.take(out), weight)
         for into, piece in zip(
             (dq, dk, dv), piece_backward(upstream, *taken, True, plan.window), strict=True
         ):
             own.put(into, piece)
     for node in plan.shared:
         keys, below = slice(node.start, node.end), slice(node.end, node.below)
-        rows = (q[None, below], k[None, keys], v[None, keys], lse[None, below], drift[None, below])
+        rows = (q[None, below], k[None, keys], v[None, keys], out[None, below], lse[None, below])
         pieces = piece_backward(grad[None, below], *rows, False, None)
         for into, part, piece in zip((dq, dk, dv), (below, keys, keys), pieces, strict=True):
             into[part] += piece[0].to(into.dtype)

@@ -20,7 +20,7 @@ from hermes.engine.backbone import Attend
 from hermes.engine.packing import Pack, ranges
 from hermes.engine.ship import ship
 from hermes.engine.types import Ints
-from hermes.engine.varlen import varlen, varlen_backward, varlen_forward
+from hermes.engine.varlen import Varlen, varlen_backward, varlen_forward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +128,8 @@ def varlen_attend(pack: Pack, windows: Sequence[int | None], device: torch.devic
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if repeat is not None:
             k, v = repeat_rows(k, repeat), repeat_rows(v, repeat)
-        return varlen(q, k, v, cu_q, cu_k, longest, windows[layer])
+        out: Tensor = Varlen.apply(q, k, v, cu_q, cu_k, longest, windows[layer])  # type: ignore[no-untyped-call]
+        return out
 
     return attend
 

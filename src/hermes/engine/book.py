@@ -42,7 +42,7 @@ class HeldPolicy:
 
     @property
     def info(self) -> PolicyInfo:
-        return PolicyInfo(self.policy.id or "", self.adapter_id, self.config.rank)
+        return PolicyInfo(self.policy.id or "", self.adapter_id, self.config)
 
 
 class Book:

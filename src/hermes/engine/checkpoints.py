@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import logging
 import os
@@ -24,8 +23,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from hermes.engine.checkpoint_files import link, own, put, sync, tidy, write_json
 from hermes.engine.types import EngineUserError, LoraConfig
 from hermes.errors import HostError
 
@@ -91,7 +91,8 @@ class CheckpointStore:
         self._checkpoints: dict[CheckpointPath, Checkpoint] = {}
         try:
             root.mkdir(parents=True, exist_ok=True)
-            self._owned = _own(root)
+            self._owned = own(root)
+            tidy(root)
             for folder in sorted(path for path in root.iterdir() if (path / _RUN).is_file()):
                 try:
                     self._read_run(folder)
@@ -101,7 +102,7 @@ class CheckpointStore:
             what = f"the checkpoints in {root} cannot be used: {error.strerror or error}"
             raise HostError(what, "choose another --state-dir") from error
         for checkpoint in self.expired(time.time()):
-            self.delete(checkpoint.path)
+            self.delete(checkpoint)
 
     def close(self) -> None:
         self._owned.close()
@@ -119,8 +120,19 @@ class CheckpointStore:
         with self._lock:
             folder = self.root / run.id
             folder.mkdir(parents=True, exist_ok=True)
-            _write_json(folder / _RUN, dataclasses.asdict(run))
+            write_json(folder / _RUN, dataclasses.asdict(run))
             self._runs[run.id] = run
+
+    def drop_run(self, run_id: str) -> None:
+        """With all that was saved of it."""
+        gone = self.root / f".{os.urandom(6).hex()}.part"
+        with self._lock:
+            with contextlib.suppress(FileNotFoundError):
+                (self.root / run_id).rename(gone)
+            self._runs.pop(run_id, None)
+            for path in [path for path in self._checkpoints if path.run_id == run_id]:
+                del self._checkpoints[path]
+        shutil.rmtree(gone, ignore_errors=True)
 
     def checkpoints(self, run_id: str | None = None) -> list[Checkpoint]:
         """Of one run or of all, newest first; expired ones are not among them."""
@@ -143,11 +155,7 @@ class CheckpointStore:
 
     def draft(self, path: CheckpointPath, *, overwrite: bool = False) -> Path:
         """A place for the files of a checkpoint to be, not there yet. Then `commit`, or `discard`."""
-        if not _NAME.fullmatch(path.name):
-            raise EngineUserError(
-                f"'{path.name}' cannot be the name of a checkpoint",
-                "use letters, digits and . _ - : = + @ , (at most 200)",
-            )
+        check_name(path.name)
         self._check_free(path, overwrite)
         place = self.folder(path).with_name(f".{path.name}.{os.urandom(6).hex()}.part")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -169,34 +177,31 @@ class CheckpointStore:
         expires_s = None if ttl_s is None else now_s + ttl_s
         checkpoint = Checkpoint(path, now_s, size_bytes, files, False, user_metadata, expires_s)
         for name in files:
-            _sync(draft / name)
-        _write_json(draft / _RECORD, _as_json(checkpoint))
-        place = self.folder(path)
-        aside = place.with_name(f".{path.name}.old")
+            sync(draft / name)
+        write_json(draft / _RECORD, _as_json(checkpoint))
         with self._lock:
             self._check_free(path, overwrite)
-            if place.exists():
-                shutil.rmtree(aside, ignore_errors=True)
-                place.rename(aside)
-            draft.rename(place)
-            _sync(place.parent)
+            put(draft, self.folder(path))
             self._checkpoints[path] = checkpoint
-        shutil.rmtree(aside, ignore_errors=True)
         return checkpoint
 
     def discard(self, draft: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
     def copy(self, source: CheckpointPath, run: Run, ttl_s: int | None) -> Checkpoint:
-        """The same files under a new run, without taking up their room again."""
+        """The same files under a new run, without taking up their room again where the disk allows it."""
         checkpoint = self.find(source)
         target = source._replace(run_id=run.id)
-        self.add_run(run)
-        draft = self.draft(target)
-        draft.mkdir()
-        for name in checkpoint.files:
-            os.link(self.folder(source) / name, draft / name)
-        return self.commit(target, draft, user_metadata=checkpoint.user_metadata, ttl_s=ttl_s)
+        try:
+            self.add_run(run)
+            draft = self.draft(target)
+            draft.mkdir()
+            for name in checkpoint.files:
+                link(self.folder(source) / name, draft / name)
+            return self.commit(target, draft, user_metadata=checkpoint.user_metadata, ttl_s=ttl_s)
+        except BaseException:
+            self.drop_run(run.id)
+            raise
 
     def set_public(self, path: CheckpointPath, public: bool) -> None:
         self._update(path, public=public)
@@ -204,9 +209,16 @@ class CheckpointStore:
     def set_ttl(self, path: CheckpointPath, ttl_s: int | None) -> None:
         self._update(path, expires_s=None if ttl_s is None else time.time() + ttl_s)
 
-    def delete(self, path: CheckpointPath) -> None:
+    def delete(self, checkpoint: Checkpoint, *, expired_by_s: float | None = None) -> None:
+        """Unless it is gone, was replaced, or does not expire (any more) by the time that is given."""
+        path = checkpoint.path
         gone = self.folder(path).with_name(f".{path.name}.{os.urandom(6).hex()}.part")
         with self._lock:
+            current = self._checkpoints.get(path)
+            if current is None or current.created_s != checkpoint.created_s:
+                return
+            if expired_by_s is not None and not _is_expired(current, expired_by_s):
+                return
             self.folder(path).rename(gone)
             del self._checkpoints[path]
         shutil.rmtree(gone, ignore_errors=True)
@@ -225,7 +237,7 @@ class CheckpointStore:
     def _update(self, path: CheckpointPath, **changes: Any) -> None:
         with self._lock:
             changed = dataclasses.replace(self.find(path), **changes)
-            _write_json(self.folder(path) / _RECORD, _as_json(changed))
+            write_json(self.folder(path) / _RECORD, _as_json(changed))
             self._checkpoints[path] = changed
 
     def _read_run(self, folder: Path) -> None:
@@ -235,7 +247,7 @@ class CheckpointStore:
         for kind in KINDS:
             place = folder / kind
             if place.is_dir():
-                _tidy(place)
+                tidy(place)
                 for checkpoint in sorted(place.iterdir()):
                     self._read_checkpoint(CheckpointPath(run.id, kind, checkpoint.name))
 
@@ -243,6 +255,15 @@ class CheckpointStore:
         with contextlib.suppress(FileNotFoundError):  # not ours: a folder somebody put there
             record = json.loads((self.folder(path) / _RECORD).read_text(encoding="utf-8"))
             self._checkpoints[path] = Checkpoint(path=path, **{**record, "files": tuple(record["files"])})
+
+
+def check_name(name: str) -> None:
+    """EngineUserError: it could leave its place on disk, or in an address."""
+    if not _NAME.fullmatch(name):
+        raise EngineUserError(
+            f"'{name}' cannot be the name of a checkpoint",
+            "use letters, digits and . _ - : = + @ , (at most 200)",
+        )
 
 
 def check_ttl(ttl_s: int | None) -> None:
@@ -256,44 +277,3 @@ def _is_expired(checkpoint: Checkpoint, now_s: float) -> bool:
 
 def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(checkpoint).items() if name != "path"}
-
-
-def _own(root: Path) -> IO[str]:
-    """Held until it is closed or the process ends, however it ends."""
-    lock = (root / ".lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise HostError(
-            f"another engine keeps its checkpoints in {root}", "stop it, or choose another --state-dir"
-        ) from error
-    return lock
-
-
-def _tidy(place: Path) -> None:
-    """Undoes what a killed process had begun."""
-    for aside in place.glob(".*.old"):
-        original = place / aside.name[1:].removesuffix(".old")
-        if original.exists():
-            shutil.rmtree(aside)
-        else:
-            aside.rename(original)
-    for part in place.glob(".*.part"):
-        shutil.rmtree(part)
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(value) + "\n", encoding="utf-8")
-    _sync(part)
-    part.rename(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -90,7 +90,7 @@ class CompactBackbone:
             layers.append(_fuse(inner.layers[index], device))
             inner.layers[index] = torch.nn.Identity()
         return cls(
-            spec=read_spec(config, name, *_linears(config)),
+            spec=read_spec(config, name, *_linears(config), model.generation_config),
             embed=embed,
             layers=tuple(layers),
             norm=inner.norm.weight.data.to(device),

@@ -3,15 +3,18 @@
 Between two `load`s everything a step reads and writes stays on the device: tokens, lengths, seeds. The step
 for a number of rows is captured once and replayed; rows are padded to the next captured number, and padding
 works on cells of its own. The rows of each policy run on weights with its adapter merged in (merged.py), one
-graph after the other. Batches of more policies than there are such copies, and draws with top-k, top-p or
-alternatives, are launched without a graph. What was drawn comes back by an asynchronous copy.
+graph after the other; where some row wants top-k, top-p or alternatives, graphs end with the logits and all
+rows are drawn outside. Batches of more policies than there are such copies are launched without a graph. What
+was drawn comes back by an asynchronous copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,14 +23,18 @@ from torch.nn.functional import linear
 
 from hermes.engine.backbone import Attend, Backbone
 from hermes.engine.compact import CompactBackbone
-from hermes.engine.decode import fits, fused_hidden, gather_rows
+from hermes.engine.decode import fused_hidden, gather_rows
 from hermes.engine.draw_kernels import draw_rows
-from hermes.engine.kernels import attend_rows, copy_cells
+from hermes.engine.kernels import MOST_SHARED, attend_rows, copy_cells
 from hermes.engine.kv import KvPool
 from hermes.engine.lora import LoraView
 from hermes.engine.merged import Copies, Copy, State
 from hermes.engine.prompts_varlen import Prompts
-from hermes.engine.runner import Batch, Choice, Drawn, DrawnNow, Fetched, Piece, Policy, TorchRunner
+from hermes.engine.runner import Batch, Choice, Drawn, DrawnNow, Fetched, Piece, Policy, TorchRunner, pick
+from hermes.engine.spec import ModelSpec
+from hermes.engine.types import EngineUserError
+
+T = TypeVar("T")
 
 _SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 """Numbers of rows a step is captured for; larger batches go up in steps of 256."""
@@ -54,6 +61,7 @@ class CudaRunner(TorchRunner):
 
     def __init__(self, backbone: Backbone, pool: KvPool, max_batch: int) -> None:
         super().__init__(backbone, pool)
+        _check(backbone.spec)
         self._most = _size(max_batch)
         self._state = State.empty(self._most, backbone.device)
         """Of batches that are launched without a graph."""
@@ -98,7 +106,7 @@ class CudaRunner(TorchRunner):
 
     def _prompts_of(self, policy: Policy, pieces: Sequence[Piece]) -> Tensor:
         copy = self._copy_of(policy)
-        if copy is None or not fits(copy.backbone) or self._pool.keys.dtype == torch.float32:
+        if copy is None or self._pool.keys.dtype == torch.float32:
             return super()._prompts_hidden(pieces)
         tokens = np.concatenate([piece.tokens for piece in pieces])
         positions = np.concatenate([np.arange(len(one.tokens)) + one.offset for one in pieces])
@@ -117,15 +125,15 @@ class CudaRunner(TorchRunner):
             self._fill(copy.state, batch, slice(start, start + rows))
             start += rows
         if not self._parts:
-            self._choice = self._draws(batch.choice)
             self._fill(self._state, batch, slice(0, self._rows))
+        if not self._parts or not _simple(batch.choice):
+            self._choice = self._draws(batch.choice)
 
     def _graphed(self, choice: Choice) -> tuple[tuple[Copy, int], ...]:
-        """Each policy's copy with its rows; nothing if one has none, or the draws do not fit a graph."""
+        """Each policy's copy with its rows; nothing if one has none."""
         found = [(self._copy_of(policy), rows) for policy, rows in choice.policies]
         parts = tuple((copy, rows) for copy, rows in found if copy is not None)
-        whole = len(parts) == len(found) and fits(self._base)
-        return parts if whole and not choice.topk and not choice.filtered else ()
+        return parts if len(parts) == len(found) else ()
 
     def _fill(self, state: State, batch: Batch, rows: slice) -> None:
         choice, count = batch.choice, rows.stop - rows.start
@@ -142,8 +150,11 @@ class CudaRunner(TorchRunner):
     @torch.inference_mode()
     def step(self) -> Drawn:
         assert self._batch is not None
+        choice = self._batch.choice
         if not self._parts:
-            return self._eager_step(self._batch.choice)
+            return self._eager_step(choice)
+        if not _simple(choice):
+            return self._drawn_outside(choice)
         for copy, rows in self._parts:
             size = _size(rows)
             if size not in copy.graphs:
@@ -154,26 +165,56 @@ class CudaRunner(TorchRunner):
     def _capture(self, copy: Copy, size: int) -> torch.cuda.CUDAGraph:
         state = copy.state
         kept = (state.ints.clone(), state.tokens.clone(), state.logprobs.clone())
-        self._advance(copy, size)  # compiles what is not compiled yet
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Another thread may copy weights to the host meanwhile, for a checkpoint: that is not to fail.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            self._advance(copy, size)
+        graph, _ = self._record(lambda: self._advance(copy, size))
         for into, values in zip((state.ints, state.tokens, state.logprobs), kept, strict=True):
             into.copy_(values)
         return graph
 
+    def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        work()  # compiles what is not compiled yet
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Another thread may copy weights to the host meanwhile, for a checkpoint: that is not to fail.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            found = work()
+        return graph, found
+
     def _advance(self, copy: Copy, size: int) -> None:
         """One step of the first `size` rows, on the device's own state."""
-        backbone, state = copy.backbone, copy.state
-        tokens, cells, lengths = state.ints[:3, :size]
+        state = copy.state
+        draw_rows(
+            self._next_logits(copy, size),
+            state.temperature[:size],
+            state.ints[:, :size],
+            state.tokens[:size],
+            state.logprobs[:size],
+        )
+
+    def _next_logits(self, copy: Copy, size: int) -> Tensor:
+        backbone = copy.backbone
+        tokens, cells, lengths = copy.state.ints[:3, :size]
         gather = gather_rows(backbone.spec, self._pool, cells, lengths)
         hidden = fused_hidden(backbone, self._pool, tokens, cells, lengths, gather)
-        logits = linear(hidden, backbone.head_weight)
-        draw_rows(
-            logits, state.temperature[:size], state.ints[:, :size], state.tokens[:size], state.logprobs[:size]
-        )
+        return linear(hidden, backbone.head_weight)
+
+    def _drawn_outside(self, choice: Choice) -> DrawnNow:
+        logits = []
+        for copy, rows in self._parts:
+            size = _size(rows)
+            if size not in copy.logits:
+                copy.logits[size] = self._record(partial(self._next_logits, copy, size))
+            graph, found = copy.logits[size]
+            graph.replay()
+            # A copy, because the next graph may use the same memory.
+            logits.append(found[:rows].to(torch.float32, copy=True))
+        drawn = pick(torch.cat(logits), choice, self._choice)
+        self._choice.counts.add_(1)
+        start = 0
+        for copy, rows in self._parts:
+            copy.state.ints[0, :rows] = drawn.tokens[start : start + rows]
+            copy.state.ints[2, :rows] += 1
+            start += rows
+        return drawn
 
     def _eager_step(self, choice: Choice) -> DrawnNow:
         state, rows = self._state, self._rows
@@ -221,6 +262,22 @@ class CudaRunner(TorchRunner):
         if self._pool.keys.dtype == torch.float32:  # torch's variable-length kernel takes half precision only
             return super()._prompts_attend(cells, pieces)
         return Prompts(self._base.spec, self._pool, pieces).attend(cells)
+
+
+def _check(spec: ModelSpec) -> None:
+    """EngineUserError: our kernel, or torch's of variable length, does not take the heads of this model."""
+    shared, dim = spec.heads // spec.kv_heads, spec.head_dim
+    if shared > MOST_SHARED or dim % 8 or dim > 256:
+        raise EngineUserError(
+            f"'{spec.name}' cannot run on a GPU here: {shared} query heads of {dim} share a key head, "
+            f"and it takes {MOST_SHARED} or fewer, of a multiple of 8 up to 256.",
+            "Use --device cpu.",
+        )
+
+
+def _simple(choice: Choice) -> bool:
+    """Whether the kernel that ends a graph can draw it."""
+    return not choice.topk and not choice.filtered
 
 
 def _policy(piece: Piece) -> Policy:

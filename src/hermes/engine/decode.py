@@ -7,7 +7,6 @@ merged into the weights beforehand. Nothing here waits for the device, so a step
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeGuard
 
 from torch import Tensor
 from torch.nn.functional import embedding, linear
@@ -51,11 +50,3 @@ def gather_rows(spec: ModelSpec, pool: KvPool, cells: Tensor, lengths: Tensor) -
         )
 
     return gather
-
-
-def fits(backbone: object) -> TypeGuard[CompactBackbone]:
-    """Whether the kernels can take this backbone's shapes."""
-    if not isinstance(backbone, CompactBackbone):
-        return False
-    dim, group = backbone.spec.head_dim, backbone.spec.heads // backbone.spec.kv_heads
-    return dim >= 16 and dim & (dim - 1) == 0 and group <= kernels.MOST_SHARED

@@ -44,7 +44,7 @@ class Engine:
         self._parts = build(options)
         self._backbone = self._parts.backbone
         self.device, self.dtype = self._backbone.device, self._backbone.dtype
-        self.spec = replace(self._backbone.spec, max_length=self._parts.limits.max_length)
+        self.spec = replace(self._backbone.spec, max_length=self._parts.limits.longest)
         self.tokenizer_dir = options.model
         self._book = Book(self._backbone.device, self._backbone.dtype, options.max_adapters)
         self._compute = Compute(self._parts.sampler)
@@ -155,6 +155,9 @@ class Engine:
         steps = held.made.steps if held.made else 0
         return AdapterInfo(held.id, held.config, steps, self._compute.lines.length(held.id))
 
+    def policy(self, policy_id: str) -> PolicyInfo:
+        return self._book.policy(policy_id).info
+
     def policies(self) -> tuple[PolicyInfo, ...]:
         return tuple(held.info for held in self._book.policies)
 
@@ -230,10 +233,9 @@ class Engine:
 
     def _train(self, held: Held, data: Sequence[Datum], loss: Loss, forward_only: bool) -> Steps[TrainOutput]:
         longest = max((len(datum.tokens) for datum in data), default=0)
-        if longest > self.spec.max_length:
-            raise EngineUserError(
-                f"A sequence has {longest} tokens, more than the context limit of {self.spec.max_length}."
-            )
+        most = self._parts.limits.max_length
+        if longest > most:
+            raise EngineUserError(f"A sequence has {longest} tokens, more than the context limit of {most}.")
         output = yield from forward_backward(
             self._backbone,
             held.adapter,

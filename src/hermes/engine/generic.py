@@ -50,7 +50,8 @@ class GenericBackbone:
         self._calls = 0
         linears = _linears(self._inner, _prefix(model, self._inner), model.get_output_embeddings())
         try:
-            self.spec = read_spec(config, name, linears, {site: (site,) for site in linears})
+            alone = {site: (site,) for site in linears}
+            self.spec = read_spec(config, name, linears, alone, model.generation_config)
         except AttributeError as error:
             raise _unsupported(name, f"it is no attention model ({error})") from error
         if getattr(config, "attn_logit_softcapping", None):

@@ -22,12 +22,13 @@ class EngineOptions:
     dtype: str = "auto"
     """float32, bfloat16, or auto: bfloat16 where the device multiplies it faster than float32."""
     max_length: int | None = None
-    """Longest sequence, prompt and sampled together. None: what the model was made for."""
+    """Longest sequence, prompt and sampled together. None: what the model was made for. Sampling is limited
+    by the memory for keys and values as well."""
     max_adapters: int = 32
     max_batch: int | None = None
     """Sequences sampled at once. None: 64 on a CPU, 1024 on a GPU."""
     kv_bytes: int | None = None
-    """Memory for keys and values. None: a quarter of what is free on a CPU, half on a GPU."""
+    """Memory for keys and values. None: 15 % of what is free on a CPU, half on a GPU."""
     kind: Literal["auto", "compact", "transformers"] = "auto"
     """Which implementation of the base model."""
 
@@ -47,7 +48,7 @@ class PolicyInfo:
     id: str
     adapter_id: str | None
     """The adapter it is a snapshot of; None if it was loaded from files."""
-    rank: int
+    config: LoraConfig
 
 
 @dataclass(frozen=True, slots=True)

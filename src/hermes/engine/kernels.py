@@ -19,8 +19,8 @@ from torch import Tensor
 _LN2_INVERSE = 1.4426950408889634
 MOST_SHARED = 16
 """The smallest tile of a matrix product: query heads that share a key head are padded to it."""
-_TILE = 64
-"""Cached tokens read at once."""
+_TILE, _TILE_BYTES = 64, 16384
+"""Cached tokens read at once, at most, and bytes of one key head's: they lie in shared memory."""
 _PROGRAMS = 264
 """Two for each of an H200's multiprocessors; with fewer sequences, each is read in several parts."""
 
@@ -122,8 +122,8 @@ def place(
 @triton.jit
 def _attend(
     q, keys, values, out, peaks, sums, cells, lengths, window, scale,
-    KV: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    PARTS: tl.constexpr, EXACT: tl.constexpr,
+    KV: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -133,21 +133,22 @@ def _attend(
     share = tl.cdiv(seen - begin, PARTS)
     start = begin + part * share
     stop = tl.minimum(start + share, seen)
-    at = tl.arange(0, DIM)
+    at = tl.arange(0, BLOCK)
     member = tl.arange(0, ROWS)
-    real = member < GROUP
+    real = (member < GROUP)[:, None] if BLOCK == DIM else (member < GROUP)[:, None] & (at < DIM)[None, :]
     spot = ((row * KV + head) * GROUP + member) * DIM
-    query = tl.load(q + spot[:, None] + at[None, :], mask=real[:, None], other=0.0)
+    query = tl.load(q + spot[:, None] + at[None, :], mask=real, other=0.0)
     query = query.to(keys.dtype.element_ty)
     base = (tl.load(cells + row) * KV + head) * DIM
     peak = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    gathered = tl.zeros([ROWS, DIM], tl.float32)
+    gathered = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in range(start, stop, TILE):
         token = first + tl.arange(0, TILE)
         inside = token < stop
+        held = inside[:, None] if BLOCK == DIM else inside[:, None] & (at < DIM)[None, :]
         where = base + token.to(tl.int64) * (KV * DIM)
-        key = tl.load(keys + where[:, None] + at[None, :], mask=inside[:, None], other=0.0)
+        key = tl.load(keys + where[:, None] + at[None, :], mask=held, other=0.0)
         if EXACT:
             score = tl.dot(query, tl.trans(key), input_precision="ieee")
         else:
@@ -156,7 +157,7 @@ def _attend(
         higher = tl.maximum(peak, tl.max(score, 1))
         weight = tl.exp2(score - higher[:, None])
         fade = tl.exp2(peak - higher)
-        value = tl.load(values + where[:, None] + at[None, :], mask=inside[:, None], other=0.0)
+        value = tl.load(values + where[:, None] + at[None, :], mask=held, other=0.0)
         if EXACT:
             gained = tl.dot(weight, value, input_precision="ieee")
         else:
@@ -166,32 +167,33 @@ def _attend(
         peak = higher
     if PARTS == 1:
         done = gathered / total[:, None]
-        tl.store(out + spot[:, None] + at[None, :], done.to(out.dtype.element_ty), mask=real[:, None])
+        tl.store(out + spot[:, None] + at[None, :], done.to(out.dtype.element_ty), mask=real)
     else:
         place = ((row * KV + head) * PARTS + part) * GROUP + member
-        tl.store(out + place[:, None] * DIM + at[None, :], gathered, mask=real[:, None])
-        tl.store(peaks + place, peak, mask=real)
-        tl.store(sums + place, total, mask=real)
+        tl.store(out + place[:, None] * DIM + at[None, :], gathered, mask=real)
+        tl.store(peaks + place, peak, mask=member < GROUP)
+        tl.store(sums + place, total, mask=member < GROUP)
 
 
 @triton.jit
 def _join(
     pieces, peaks, sums, out,
-    GROUP: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     member = tl.program_id(1)
-    part = tl.arange(0, BLOCK)
-    at = tl.arange(0, DIM)
+    part = tl.arange(0, MOST)
+    at = tl.arange(0, BLOCK)
     inside = part < PARTS
     spot = (pair * PARTS + part) * GROUP + member
     peak = tl.load(peaks + spot, mask=inside, other=-float("inf"))
     highest = tl.max(peak, 0)
     weight = tl.exp2(peak - highest)
     total = tl.sum(weight * tl.load(sums + spot, mask=inside, other=0.0), 0)
-    piece = tl.load(pieces + spot[:, None] * DIM + at[None, :], mask=inside[:, None], other=0.0)
+    real = inside[:, None] & (at < DIM)[None, :]
+    piece = tl.load(pieces + spot[:, None] * DIM + at[None, :], mask=real, other=0.0)
     done = tl.sum(piece * weight[:, None], 0) / total
-    tl.store(out + (pair * GROUP + member) * DIM + at, done.to(out.dtype.element_ty))
+    tl.store(out + (pair * GROUP + member) * DIM + at, done.to(out.dtype.element_ty), mask=at < DIM)
 
 
 def attend_rows(
@@ -204,8 +206,8 @@ def attend_rows(
     rows, heads, dim = q.shape
     kv = keys.shape[1]
     group = heads // kv
-    if group > MOST_SHARED:
-        raise ValueError(f"{group} query heads share a key head; the kernel takes {MOST_SHARED}")
+    block = max(16, triton.next_power_of_2(dim))
+    tile = max(16, min(_TILE, _TILE_BYTES // (block * keys.itemsize)))
     parts = max(1, min(16, _PROGRAMS // (rows * kv)))
     exact = keys.dtype == torch.float32
     out = torch.empty_like(q)
@@ -217,11 +219,11 @@ def attend_rows(
     _attend[(rows, kv, parts)](
         q, keys, values, target, peaks, sums, cells, lengths,
         (1 << 30) if window is None else window, dim**-0.5 * _LN2_INVERSE,
-        kv, group, dim, MOST_SHARED, _TILE, parts, exact, num_warps=4 if dim > 64 else 2, num_stages=3,
+        kv, group, dim, block, MOST_SHARED, tile, parts, exact, num_warps=4 if dim > 64 else 2, num_stages=3,
     )  # fmt: skip
     if parts > 1:
         _join[(rows * kv, group)](
-            target, peaks, sums, out, group, dim, parts, triton.next_power_of_2(parts), num_warps=1
+            target, peaks, sums, out, group, dim, block, parts, triton.next_power_of_2(parts), num_warps=1
         )
     return out
 

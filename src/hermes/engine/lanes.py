@@ -59,7 +59,9 @@ class Lanes:
         self._temperature, self._top_p = np.zeros(count, np.float32), np.ones(count, np.float32)
         self._has_listener = np.zeros(count, np.bool_)
         self._texts = np.zeros(count, np.int64)
+        """Which of `_stops` a lane has; 0: none."""
         self._stops: dict[int, Stops] = {}
+        """Of open lanes: each has a table as large as the vocabulary."""
         self._topk = np.zeros(count, np.int64)
         self._stop_ids = np.full((count, 1), _NO_TOKEN, np.int64)
         self._tokens: Ints = np.zeros((count, _FIRST_WIDTH), np.int64)
@@ -90,8 +92,9 @@ class Lanes:
         self._stem[index] = zlib.crc32(job.prompt[:_STEM_TOKENS].tobytes())
         self._temperature[index], self._top_p[index] = params.temperature, params.top_p
         self._top_k[index] = params.top_k
-        self._texts[index] = id(job.stops) if job.stops.texts else 0
-        self._stops[int(self._texts[index])] = job.stops
+        if job.stops.texts:
+            self._texts[index] = id(job.stops)
+            self._stops[id(job.stops)] = job.stops
         self._has_listener[index] = job.request.on_token is not None
         self._topk[index] = job.request.topk_sample_logprobs
         if self._topk[index]:
@@ -105,6 +108,9 @@ class Lanes:
         self._age[index] = 0
         self._free.append(index)
         self._alternatives.pop(index, None)
+        texts, self._texts[index] = int(self._texts[index]), 0
+        if texts and not (self._texts == texts).any():
+            del self._stops[texts]
         return lane
 
     def of_job(self, job: SampleJob) -> list[int]:
@@ -205,10 +211,10 @@ class Lanes:
         """The rows whose new token can be the end of one of their stop texts."""
         found = np.zeros(len(rows), np.bool_)
         texts = self._texts[rows]
-        for key in np.unique(texts).tolist():
+        for key in np.unique(texts[texts != 0]).tolist():
             table = self._stops[key].may_complete
-            if key and table is not None:
-                found |= (texts == key) & table[tokens]
+            assert table is not None
+            found |= (texts == key) & table[tokens]
         return np.flatnonzero(found).tolist()
 
     def _completed(self, index: int) -> bool:

@@ -55,6 +55,8 @@ class Copy:
     """Whose weights are in it now."""
     graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
     """A decode step, by its number of rows."""
+    logits: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
+    """A decode step up to its logits [rows, vocab], which the graph leaves there."""
 
 
 class Copies:
@@ -74,18 +76,25 @@ class Copies:
 
     @torch.inference_mode()
     def merge(self, policy: Policy, running: Sequence[Policy]) -> Copy | None:
-        """The policy's copy, made if need be at the cost of any that is not `running`."""
-        copy = self.of(policy)
-        if copy is None:
-            copy = self._room(running)
-            if copy is not None:
-                assert policy.weights is not None
-                copy.policy = None  # a failure half-way leaves nobody's weights
-                _merge_into(copy.backbone, self._plain.backbone, policy)
-                copy.policy = policy
+        """The policy's copy, made if need be at the cost of any that is not `running`; None: no room."""
+        copy = self.of(policy) or self._made(policy, running)
         if copy in self._copies:
             self._copies.remove(copy)
             self._copies.append(copy)
+        return copy
+
+    def _made(self, policy: Policy, running: Sequence[Policy]) -> Copy | None:
+        copy = self._room(running)
+        if copy is None:
+            return None
+        copy.policy = None  # a failure half-way leaves nobody's weights
+        try:
+            _merge_into(copy.backbone, self._plain.backbone, policy)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        copy.policy = policy
         return copy
 
     def drop(self, policy: Policy) -> None:

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hermes.engine.adapter_tar import ADAPTER_FILES
 from hermes.engine.lora import LoraGroup, LoraPart, LoraWeights
 from hermes.engine.spec import ModelSpec, Site
 from hermes.engine.types import EngineUserError, LoraConfig
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE, WEIGHTS_FILE = ADAPTER_FILES
 
 _PREFIX = "base_model.model."
 _MATRIX = re.compile(r"(?P<path>.+)\.lora_(?P<which>[AB])(\.[^.]+)?\.weight")

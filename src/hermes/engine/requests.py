@@ -18,7 +18,6 @@ from hermes.engine.sampling import derive_seed
 from hermes.engine.scoring import PromptScores
 from hermes.engine.stops import StopBook, Stops
 from hermes.engine.types import (
-    EngineCapacityError,
     EngineUserError,
     Ints,
     SampledSequence,
@@ -36,8 +35,14 @@ MOST_SCORES = 1 << 22
 class Limits:
     vocab: int
     max_length: int
+    """Longest sequence that can be trained."""
     cells: int
     """Of the whole pool of keys and values."""
+
+    @property
+    def longest(self) -> int:
+        """Sequence that can be sampled: the pool has to hold all of it."""
+        return min(self.max_length, self.cells)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,16 +103,10 @@ def read_request(request: SampleRequest, policy: Policy, limits: Limits, stops: 
     _check_scores(request, len(prompt), limits.vocab)
     if not 1 <= request.num_samples <= MOST_SAMPLES:
         raise EngineUserError(f"num_samples is {request.num_samples}; it must be 1 to {MOST_SAMPLES}.")
-    room = max(1, limits.max_length - len(prompt))
+    room = max(1, limits.longest - len(prompt))
     asked = request.params.max_tokens
     limit = room if asked is None else min(asked, room)
-    cells = slot_size(len(prompt) + max(0, limit - 1))
-    if cells > limits.cells:
-        raise EngineCapacityError(
-            f"A prompt of {len(prompt)} tokens with up to {limit} more needs {cells} cells of the cache, "
-            f"which has {limits.cells}.",
-            "Ask for fewer max_tokens, or give the engine more memory for keys and values.",
-        )
+    cells = min(slot_size(len(prompt) + max(0, limit - 1)), limits.cells)
     seed = request.params.seed if request.params.seed is not None else secrets.randbits(63)
     scored = (
         request.prompt_logprobs
@@ -134,9 +133,12 @@ def _read_prompt(prompt: Ints, limits: Limits) -> Ints:
         raise EngineUserError("The prompt must be a list of token ids.")
     if not len(tokens):
         raise EngineUserError("The prompt is empty.", "Give at least one token.")
-    if len(tokens) > limits.max_length:
+    if len(tokens) > limits.longest:
         raise EngineUserError(
-            f"The prompt has {len(tokens)} tokens, more than the context limit of {limits.max_length}."
+            f"The prompt has {len(tokens)} tokens, more than the context limit of {limits.longest}.",
+            "The memory for keys and values is the limit: start the engine with more --kv-gib."
+            if limits.cells < limits.max_length
+            else "Shorten it.",
         )
     if int(tokens.min()) < 0 or int(tokens.max()) >= limits.vocab:
         raise EngineUserError(f"The prompt holds ids outside the vocabulary of {limits.vocab} tokens.")

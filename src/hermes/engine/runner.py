@@ -169,6 +169,15 @@ class DrawnNow:
         )
 
 
+def pick(logits: Tensor, choice: Choice, draws: Draws) -> DrawnNow:
+    """A token for each row of logits, which are overwritten; with the alternatives that were asked for."""
+    if not choice.topk:
+        return DrawnNow(*choose(logits, draws), None)
+    scale = torch.where(draws.temperature <= 0, 1.0, draws.temperature)[:, None]
+    best = torch.topk(torch.log_softmax(logits / scale, -1), choice.topk, dim=-1)
+    return DrawnNow(*choose(logits, draws), (best.indices, best.values))
+
+
 class TorchRunner:
     depth = 0
 
@@ -252,12 +261,7 @@ class TorchRunner:
         return drawn
 
     def _draw(self, hidden: Tensor, choice: Choice, draws: Draws) -> DrawnNow:
-        logits = self._logits(choice.policies, hidden)
-        if not choice.topk:
-            return DrawnNow(*choose(logits, draws), None)
-        scale = torch.where(draws.temperature <= 0, 1.0, draws.temperature)[:, None]
-        best = torch.topk(torch.log_softmax(logits / scale, -1), choice.topk, dim=-1)
-        return DrawnNow(*choose(logits, draws), (best.indices, best.values))
+        return pick(self._logits(choice.policies, hidden), choice, draws)
 
     def _logits(self, policies: Sequence[tuple[Policy, int]], hidden: Tensor) -> Tensor:
         backbone, lora = self._weights(policies)

@@ -115,10 +115,16 @@ class Sampler:
             self._admit()
         if self._prefill.prompts:
             self._compute_prompts()
-        if self._stale:
-            self._reload()
-        if len(self._rows):
-            self._decode()
+        try:
+            if self._stale:
+                self._reload()
+            if len(self._rows):
+                self._decode()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            youngest = self._lanes[self._lanes.youngest(self._rows)].job
+            self.end(youngest, capacity_error(error, "the running batch"))
 
     def _admit(self) -> None:
         for prompt in self._admission.admit(self._lanes.free - self._prefill.samples):
@@ -167,12 +173,12 @@ class Sampler:
             rows += self._open(prompt)
             states.append(hidden.expand(len(prompt.slots), -1))
         if rows:
-            self._draw_first(np.array(rows, np.int64), torch.cat(states))
+            self._draw_first(np.array(rows, np.int64), states)
 
-    def _draw_first(self, lanes: Ints, hidden: Tensor) -> None:
+    def _draw_first(self, lanes: Ints, states: Sequence[Tensor]) -> None:
         self._stale = True
         try:
-            drawn = self._runner.draw(hidden, self._lanes.choice(lanes))
+            drawn = self._runner.draw(torch.cat(list(states)), self._lanes.choice(lanes))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -215,16 +221,10 @@ class Sampler:
             self._merging = False
 
     def _decode(self) -> None:
-        try:
-            self._under_way.append((self._lanes.tenants(self._rows), self._runner.step()))
-            self._ready_joined()
-            if len(self._under_way) > self._runner.depth:
-                self._accept(*self._under_way.popleft())
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            youngest = self._lanes[self._lanes.youngest(self._rows)].job
-            self.end(youngest, capacity_error(error, "the running batch"))
+        self._under_way.append((self._lanes.tenants(self._rows), self._runner.step()))
+        self._ready_joined()
+        if len(self._under_way) > self._runner.depth:
+            self._accept(*self._under_way.popleft())
 
     def _ready_joined(self) -> None:
         for entry in self._joined:

@@ -140,9 +140,10 @@ async def _keep_time(state: State) -> None:
         state.sessions.expire()
         state.calls.forget(time.monotonic())
         try:
-            for checkpoint in state.store.expired(time.time()):
+            now_s = time.time()
+            for checkpoint in state.store.expired(now_s):
                 await state.policies.detach(checkpoint)
-                await asyncio.to_thread(state.store.delete, checkpoint.path)
+                await asyncio.to_thread(state.store.delete, checkpoint, expired_by_s=now_s)
             await state.policies.trim()
         except Exception:
             _logger.exception("housekeeping failed and will be tried again")

@@ -6,6 +6,7 @@ three times as fast in bf16 as in fp32.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from hermes.engine.types import EngineCapacityError, EngineUserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_logger = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _MAX_BATCH = {"cpu": 64, "cuda": 1024}
@@ -55,17 +57,22 @@ def build(options: EngineOptions) -> Parts:
     device = _device(options.device)
     backbone = load_backbone(options.model, device, _dtype(options.dtype, device), options.kind)
     spec = backbone.spec
-    max_length = min(options.max_length or spec.max_length, spec.max_length)
+    max_length = options.max_length or spec.max_length
     max_batch = options.max_batch or _MAX_BATCH[device.type]
     if max_length < 1 or max_batch < 1:
         raise EngineUserError("max_length and max_batch must be 1 or more.")
-    each = cell_bytes(spec, backbone.dtype)
-    budget = options.kv_bytes or int(free_bytes(device) * _KV_SHARE[device.type])
-    cells = min(budget // each, max_batch * slot_size(max_length))
-    if cells < slot_size(1):
-        raise EngineCapacityError(
-            f"{budget} bytes for keys and values hold {cells} tokens.",
-            "Give the engine more memory for them.",
+    if max_length > spec.max_length:
+        raise EngineUserError(
+            f"A max_length of {max_length} is more than the {spec.max_length} tokens that {spec.name} knows.",
+            f"Use --max-length {spec.max_length} or less.",
+        )
+    cells = _cells(options, backbone, max_batch * slot_size(max_length))
+    if cells < max_length:
+        _logger.warning(
+            "the memory for keys and values holds %d tokens, so prompt and answer together are limited to "
+            "that, not %d: --kv-gib gives more",
+            cells,
+            max_length,
         )
     runner = _runner(backbone, cells, max_batch)
     return Parts(
@@ -76,6 +83,25 @@ def build(options: EngineOptions) -> Parts:
         train_tokens=_train_tokens(backbone),
         base_bytes=_parameters(spec) * backbone.dtype.itemsize,
     )
+
+
+def _cells(options: EngineOptions, backbone: Backbone, most: int) -> int:
+    """Tokens whose keys and values the engine keeps. EngineCapacityError: next to none, or no memory."""
+    device, each = backbone.device, cell_bytes(backbone.spec, backbone.dtype)
+    free = free_bytes(device)
+    budget = options.kv_bytes or int(free * _KV_SHARE[device.type])
+    cells = min(budget // each, most)
+    if cells < slot_size(1):
+        raise EngineCapacityError(
+            f"{budget} bytes for keys and values hold {cells} tokens.",
+            "Give the engine more memory for them (--kv-gib).",
+        )
+    if cells * each > free:
+        raise EngineCapacityError(
+            f"{cells * each} bytes for keys and values are more than the {free} that are free.",
+            "Use less --kv-gib.",
+        )
+    return cells
 
 
 def _runner(backbone: Backbone, cells: int, max_batch: int) -> Runner:
@@ -113,9 +139,15 @@ def _parameters(spec: ModelSpec) -> int:
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name) if name.split(":")[0] in _MAX_BATCH else None
-    if device is None:
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and number.isdecimal() and int(number):
+        raise EngineUserError(
+            f"The engine runs on the first GPU it sees, not on '{name}'.",
+            f"Show it that one only: CUDA_VISIBLE_DEVICES={number} and --device cuda.",
+        )
+    if name not in ("cpu", "cuda", "cuda:0"):
         raise EngineUserError(f"'{name}' is not a device of the engine.", "Use auto, cpu or cuda.")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineUserError("There is no GPU here that torch can use.", "Use --device auto or cpu.")
     return device

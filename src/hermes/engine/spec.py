@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import GenerationConfig, PretrainedConfig
 
 Site = tuple[int, str]
 """A place an adapter can act on: the layer and the projection's name. The output projection is HEAD."""
@@ -68,8 +68,13 @@ def read_spec(
     name: str,
     linears: Mapping[Site, Linear],
     groups: Mapping[Site, tuple[Site, ...]],
+    generation: GenerationConfig | None,
 ) -> ModelSpec:
-    """The spec of a text model's configuration, given the linear layers its implementation applies."""
+    """The spec of a text model's configuration, given the linear layers its implementation applies.
+
+    Chat models often name the end of a turn in their generation configuration alone.
+    """
+    ends = (*_ids(config.eos_token_id), *_ids(generation.eos_token_id if generation else None))
     heads = int(config.num_attention_heads)
     return ModelSpec(
         name=name,
@@ -87,7 +92,7 @@ def read_spec(
         tied=bool(config.tie_word_embeddings),
         qkv_bias=bool(getattr(config, "attention_bias", config.model_type == "qwen2")),
         qk_norm=config.model_type in ("qwen3", "gemma3_text"),
-        eos_ids=_ids(config.eos_token_id),
+        eos_ids=tuple(dict.fromkeys(ends)),
         windows=_windows(config),
         linears=linears,
         groups=groups,

@@ -57,19 +57,17 @@ class StopBook:
         self._eos_ids = eos_ids
         self._vocab = vocab
         self._bytes: tuple[bytes, ...] | None = None
-        self._made: dict[tuple[bytes, ...], Stops] = {}
+        self._made: dict[tuple[tuple[bytes, ...], tuple[int, ...]], Stops] = {}
         self._lock = threading.Lock()  # requests are read in their callers' threads
 
     def read(self, stop: tuple[str, ...] | tuple[int, ...] | None) -> Stops:
-        """None: end of sequence. (): nothing. Ids: these. Texts: these, and end of sequence."""
+        """None: end of sequence. (): nothing. Ids: these. Texts: these, ids beside them, end of sequence."""
         if stop is None:
             return Stops(self._eos_ids)
         if len(stop) > _MOST:
             raise EngineUserError(f"A request may name {_MOST} stops, not {len(stop)}.")
         texts = tuple(one.encode() for one in stop if isinstance(one, str))
         ids = tuple(int(one) for one in stop if not isinstance(one, str))
-        if texts and ids:
-            raise EngineUserError("Stops are texts or token ids, not both.")
         if b"" in texts:
             raise EngineUserError("A stop text is empty.", "Use an empty list to stop at max_tokens only.")
         for one in ids:
@@ -78,19 +76,20 @@ class StopBook:
         if not texts:
             return Stops(ids)
         with self._lock:
-            return self._read_texts(texts)
+            return self._read_texts(texts, ids)
 
-    def _read_texts(self, texts: tuple[bytes, ...]) -> Stops:
-        known = self._made.get(texts)
+    def _read_texts(self, texts: tuple[bytes, ...], ids: tuple[int, ...]) -> Stops:
+        known = self._made.get((texts, ids))
         if known is None:
             if self._bytes is None:
                 self._bytes = token_bytes(self._tokenizer, self._vocab)
             ends = tuple({text[start:] for text in texts for start in range(len(text))})
             may = [one.startswith(ends) or any(text in one for text in texts) for one in self._bytes]
-            known = Stops(self._eos_ids, texts, np.array(may), self._bytes)
+            every = tuple(dict.fromkeys((*self._eos_ids, *ids)))
+            known = Stops(every, texts, np.array(may), self._bytes)
             while len(self._made) >= _MOST:
                 del self._made[next(iter(self._made))]
-            self._made[texts] = known
+            self._made[texts, ids] = known
         return known
 
 

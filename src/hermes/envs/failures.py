@@ -101,11 +101,14 @@ class Tally:
     retried: Counter[str] = field(default_factory=Counter)
     in_a_row: int = 0
     """Groups given up since the last that was used."""
+    fruitless: Counter[str] = field(default_factory=Counter)
+    """Of the policy's doings: groups left out since the last that was used."""
     last: Failure | None = None
 
     def success(self) -> None:
         self.made += 1
         self.in_a_row = 0
+        self.fruitless.clear()
 
     def retry(self, failure: Failure) -> None:
         self.retried[failure.reason] += 1
@@ -117,6 +120,7 @@ class Tally:
         self.drop(Failure(reason, f"a group was left out: {reason}", infrastructure=False))
         if reason in POLICYS_DOING:
             self.in_a_row = in_a_row
+            self.fruitless[reason] += 1
 
     def drop(self, failure: Failure) -> None:
         self.dropped[failure.reason] += 1

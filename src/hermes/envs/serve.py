@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -30,6 +32,13 @@ logger = logging.getLogger(__name__)
 _TURN_S = 0.1
 _HOPELESS_IN_A_ROW = 16
 """Groups given up one after another, with none made in between, after which the run ends."""
+_FRUITLESS: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        "too long": (256, "Raise the trainer's longest sequence, or lower max_token_length."),
+        "equal scores": (1024, "Use easier or harder tasks, or larger groups."),
+    }
+)
+"""The same for groups that were made, and left out for what the policy did; and what to do about it."""
 
 
 async def run(env: BaseEnv) -> None:
@@ -112,6 +121,9 @@ def _raise_fatal(env: BaseEnv) -> None:
             f"{env.tally.last.text}",
             "The log has the details of each.",
         )
+    for reason, (most, fix) in _FRUITLESS.items():
+        if env.tally.fruitless[reason] >= most:
+            raise EnvironmentRunError(f"{most} groups in a row were of no use: {reason}", fix)
 
 
 async def setup_wandb(env: BaseEnv) -> None:

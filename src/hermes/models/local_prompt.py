@@ -7,6 +7,7 @@ therefore remembers which of its marks are only spelled.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,11 +51,14 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message])
 
 
 def render(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[JSONObject], tools: Sequence[JSONObject] = ()
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[JSONObject],
+    tools: Sequence[JSONObject] = (),
+    settings: JSONObject | None = None,
 ) -> Rendered:
-    """The prompt as text. `tools` are for templates that know about tools."""
+    """The prompt as text. `tools` and `settings` (its variables) are for templates that know of them."""
     marks = control_marks(tokenizer)
-    runs = re.findall(f"{_FILL}+", "\n".join(_texts([turns, tools])))
+    runs = re.findall(f"{_FILL}+", "\n".join(_texts([turns, tools, settings])))
     fill = _FILL * (1 + max(map(len, runs), default=0))
     names: list[str] = []
 
@@ -65,7 +69,7 @@ def render(
     def veil(text: str) -> str:
         return marks.sub(stand_in, text)
 
-    veiled = _template(tokenizer, _mapped(turns, veil), _mapped(tools, veil))
+    veiled = _template(tokenizer, _mapped(turns, veil), _mapped(tools, veil), _mapped(settings, veil))
     return _unveiled(veiled, re.compile(f"{fill}([0-9]+){_STOP}"), names)
 
 
@@ -141,13 +145,18 @@ def _texts(value: JSON) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, turns: JSON, tools: JSON = None) -> str:
+def _template(
+    tokenizer: PreTrainedTokenizerBase, turns: JSON, tools: JSON = None, settings: JSON = None
+) -> str:
     from jinja2 import TemplateError
 
+    write = tokenizer.apply_chat_template
+    given = settings or {}
+    taken = sorted(given.keys() & {*inspect.signature(write).parameters, "messages", "tools"})
+    if taken:
+        raise ProviderError(f"'{taken[0]}' is not a variable that a conversation may give its template")
     try:
-        text = tokenizer.apply_chat_template(
-            turns, tools=tools or None, tokenize=False, add_generation_prompt=True
-        )
+        text = write(turns, tools=tools or None, tokenize=False, add_generation_prompt=True, **given)
     except (TemplateError, ValueError) as error:
         raise ProviderError(f"the model's chat template refuses the conversation: {error}") from error
     return str(text)

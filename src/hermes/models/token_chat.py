@@ -82,17 +82,24 @@ class Speech:
             )
         return cls(tokenizer, get_parser(parser), result_role(tokenizer), native, context_tokens)
 
-    def render(self, request: ChatRequest, spoken: Mapping[int, str]) -> Rendered:
-        """The prompt; `spoken` is what the model itself said, word for word, by the message's index."""
+    def render(
+        self, request: ChatRequest, spoken: Mapping[int, str], settings: JSONObject | None = None
+    ) -> Rendered:
+        """The prompt; `spoken` is what the model itself said, word for word, by the message's index.
+
+        `settings` are variables of the model's own template, such as enable_thinking.
+        """
         messages = [
             Message.assistant(spoken[index]) if index in spoken else message
             for index, message in enumerate(request.messages)
         ]
         if self.native:
             tools = [{"type": "function", "function": tool} for tool in request.tools]
-            return render(self.tokenizer, [self._turn(message) for message in messages], tools)
+            turns = [self._turn(message) for message in messages]
+            return render(self.tokenizer, turns, tools, settings)
         plain = with_tools(messages, request.tools, self.parser, self.result_role)
-        return render(self.tokenizer, [{"role": each.role.value, "content": each.content} for each in plain])
+        turns = [{"role": each.role.value, "content": each.content} for each in plain]
+        return render(self.tokenizer, turns, (), settings)
 
     def _turn(self, message: Message) -> JSONObject:
         turn: JSONObject = {"role": message.role.value, "content": message.content}

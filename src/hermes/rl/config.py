@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.config.files import atomic_write, read_text
 from hermes.errors import ConfigError, HermesError, UsageError
-from hermes.rl.fields import FIXED, FieldInfo, TrainerFields, checked, fields_of, find_field
+from hermes.rl.fields import (
+    FIXED,
+    UNCHANGEABLE,
+    FieldInfo,
+    TrainerFields,
+    checked,
+    fields_of,
+    find_field,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -55,6 +63,8 @@ class Resolved:
     """Dotted field → value."""
     classes: dict[str, type[BaseModel]]
     """Section → the class that checks it."""
+    toolsets: list[str] | None
+    """What the environment offers its agent by itself; None: it has none."""
 
     def section(self, name: str) -> JSONObject:
         prefix = f"{name}."
@@ -134,7 +144,7 @@ def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
     selection = selected(config.home)
     now = resolve(config, selection)
     field = find_field(name, now.fields)
-    if field.name in FIXED or (field.lock is not None and not unlock):
+    if field.name in UNCHANGEABLE or (field.lock is not None and not unlock):
         raise LockedFieldError(field, now.values[field.name])
     section = field.name.partition(".")[0]
     taken = checked(field, value, now.classes[section], now.section(section))
@@ -152,7 +162,7 @@ class LockedFieldError(UsageError):
         unlock = f"a person can let the agent (hermes config set rl.unlock '[{short}]'), or use --unlock"
         super().__init__(
             f"{field.name} is locked at {value!r}: {field.lock}",
-            "it has no other value" if field.name in FIXED else unlock,
+            "it has no other value" if field.name in UNCHANGEABLE else unlock,
         )
         self.value = value
 
@@ -162,7 +172,7 @@ def resolve(config: Config, selection: Selection) -> Resolved:
     from hermes.envs.config import BaseEnvConfig
 
     settings = config.settings.rl
-    defaults, server = _load_defaults(Path(selection.file_path))
+    defaults, server, toolsets = _load_defaults(Path(selection.file_path))
     classes: dict[str, type[BaseModel]] = {
         "env": type(defaults),
         "openai": type(server),
@@ -182,7 +192,7 @@ def resolve(config: Config, selection: Selection) -> Resolved:
         for section in classes
         for name, info in fields_of(section, classes[section], own[section]).items()
     }
-    unlocked = {find_field(name, fields).name for name in settings.unlock}
+    unlocked = {find_field(name, fields).name for name in settings.unlock} - UNCHANGEABLE
     fields = {
         name: replace(
             info, default=recipe.get(name, info.default), lock=None if name in unlocked else info.lock
@@ -195,7 +205,7 @@ def resolve(config: Config, selection: Selection) -> Resolved:
     values |= {name: value for name, value in recipe.items() if name in fields}
     fields |= FIXED
     values |= {name: info.default for name, info in FIXED.items()}
-    resolved = Resolved(selection, settings.model, fields, values, classes)
+    resolved = Resolved(selection, settings.model, fields, values, classes, toolsets)
     return _with_values(_with_values(resolved, settings.values), selection.edits)
 
 
@@ -213,7 +223,7 @@ def _with_values(resolved: Resolved, given: Mapping[str, Any]) -> Resolved:
     values = dict(resolved.values)
     for name, value in given.items():
         field = find_field(name, resolved.fields)
-        if field.name in FIXED:
+        if field.name in UNCHANGEABLE:
             raise LockedFieldError(field, values[field.name])
         section = field.name.partition(".")[0]
         now = replace(resolved, values=values).section(section)
@@ -241,6 +251,8 @@ def _recipe(model: str, env: JSONObject, *, wandb: bool) -> JSONObject:
         "env.eval_limit_ratio": 0.1,
         "env.group_size": 8 if small else 16,
         "env.batch_size": 32 if small else 128,
+        # The trainer leaves such groups out and counts them; unseen, they would hold a run up for ever.
+        "env.ensure_scores_are_not_same": False,
         "openai.model_name": POLICY,
         "openai.base_url": "http://127.0.0.1:8001/v1",
         "openai.api_key": "x",
@@ -255,8 +267,8 @@ def _recipe(model: str, env: JSONObject, *, wandb: bool) -> JSONObject:
     }
 
 
-def _load_defaults(path: Path) -> tuple[Any, Any]:
-    """The environment's own settings and the class of its server's."""
+def _load_defaults(path: Path) -> tuple[Any, Any, list[str] | None]:
+    """The environment's own settings, its server's, and its toolsets."""
     from hermes.compat import atropos
     from hermes.envs.run import EnvironmentFileError, load_class
     from hermes.envs.servers.config import APIServerConfig
@@ -271,7 +283,8 @@ def _load_defaults(path: Path) -> tuple[Any, Any]:
         raise EnvironmentFileError(
             f"config_init of {path} fails: {type(error).__name__}: {error}", f"hermes env check {path}"
         ) from error
-    return defaults, APIServerConfig()
+    toolsets = getattr(cls, "default_toolsets", None)
+    return defaults, APIServerConfig(), None if toolsets is None else list(toolsets)
 
 
 def _folders(config: Config) -> list[Path]:

@@ -52,7 +52,7 @@ def _no_signal(rows: Rows) -> Cause | None:
     low = _mean(rows, "reward/min")
     hard = low is None or reward <= low + 0.05 * abs((_mean(rows, "reward/max") or 1.0) - low)
     advice = (
-        "warm up with SFT, use a shaped reward or easier tasks"
+        "warm up with SFT (hermes train sft, then start_from), use a shaped reward or easier tasks"
         if hard
         else "use harder tasks, or a higher temperature"
     )
@@ -143,6 +143,17 @@ def _refused(rows: Rows) -> Cause | None:
     )
 
 
+def _too_long(rows: Rows) -> Cause | None:
+    long, made = _mean(rows, "data/too_long"), _mean(rows, "data/sequences")
+    if not long or not made or long < 0.1 * made:
+        return None
+    return Cause(
+        "rollouts too long",
+        f"{long:.1f} of {made:.1f} sequences a batch are longer than the trainer takes, and teach nothing",
+        "raise max_token_trainer_length, or lower max_token_length",
+    )
+
+
 def _flat(rows: Rows) -> Cause | None:
     if len(rows) < _RECENT or "reward/mean" not in rows[0]:
         return None
@@ -164,6 +175,7 @@ _CHECKS: tuple[Callable[[Rows], Cause | None], ...] = (
     _reward_parse,
     _no_signal,
     _refused,
+    _too_long,
     _truncation,
     _learning_rate,
     _off_policy,

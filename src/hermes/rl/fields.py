@@ -22,6 +22,7 @@ from hermes.training.advantages import Baseline
 if TYPE_CHECKING:
     from hermes.core import JSON, JSONObject
 
+WANDB_PROJECT = "atropos-tinker"
 _SERVERS = "the run's own servers are found by the supervisor"
 _COST = "it decides how long a run takes and what it costs"
 _POLICY = "policy, tokenizer and engine have to be one model"
@@ -92,6 +93,15 @@ class TrainerFields(BaseModel):
         default=0.0, ge=0, le=10, description="Weight of the KL divergence to the base model; 0: none."
     )
     seed: int = Field(default=0, ge=0, description="Of the adapter's first weights.")
+    start_from: str = Field(
+        default="",
+        description="Weights to begin with: the name of a run, the folder of a PEFT adapter, or a tinker:// "
+        "path; empty: those of the base model.",
+    )
+    sinks: list[typing.Literal["wandb-offline", "tensorboard", "trackio"]] = Field(
+        default_factory=list, description="More places for the metrics; W&B itself is on by use_wandb."
+    )
+    wandb_project: str = Field(default=WANDB_PROJECT, min_length=1, description="At W&B or trackio.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,9 @@ FIXED: Mapping[str, FieldInfo] = MappingProxyType(
         )
     }
 )
-"""What the reference lists and a run has only one value for: nobody can change it."""
+"""What the reference lists and a run has only one value for."""
+UNCHANGEABLE = frozenset({*FIXED, "env.rollout_server_url", "openai.base_url", "tinker.checkpoint_dir"})
+"""What nobody can change: the run decides it itself, whatever else is asked for."""
 
 
 def fields_of(section: str, model: type[BaseModel], defaults: Mapping[str, Any]) -> dict[str, FieldInfo]:
@@ -200,8 +212,8 @@ def _bounds(
 ) -> tuple[float | None, float | None]:
     """The tightest of what the class states and what is known besides."""
     stated = list(metadata)
-    lows = [known[0], *(getattr(each, "ge", None) or getattr(each, "gt", None) for each in stated)]
-    highs = [known[1], *(getattr(each, "le", None) or getattr(each, "lt", None) for each in stated)]
+    lows = [known[0], *(getattr(each, key, None) for each in stated for key in ("ge", "gt"))]
+    highs = [known[1], *(getattr(each, key, None) for each in stated for key in ("le", "lt"))]
     low = max((bound for bound in lows if bound is not None), default=None)
     return low, min((bound for bound in highs if bound is not None), default=None)
 

@@ -21,7 +21,7 @@ from hermes.config.files import atomic_write, ensure_dir
 from hermes.config.paths import logs_dir
 from hermes.config.settings import LOCAL
 from hermes.errors import HermesError
-from hermes.rl.config import Resolved, dump_yaml
+from hermes.rl.config import POLICY, Resolved, dump_yaml
 from hermes.rl.processes import ProcessId, signal_group
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ DEFAULT_MODELS = (
 STEPS, GROUP_SIZE = 3, 16
 _TIMEOUT_S = 600.0
 _TAIL_CHARS = 2000
+_LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +115,19 @@ def process(
     output: Path,
     log: Path,
     timeout_s: float = _TIMEOUT_S,
+    start_s: float = 0.0,
 ) -> str | None:
-    """Runs the environment's process mode as a process of its own; what went wrong, or None."""
+    """Runs the environment's process mode as a process of its own; what went wrong, or None.
+
+    `start_s`: how long it may take beforehand, until it begins to sample.
+    """
     config = log.with_suffix(".yaml")
     env = {**resolved.section("env"), **overrides, "data_path_to_save_groups": str(output)}
     env["ensure_scores_are_not_same"] = False
     atomic_write(config, dump_yaml({"env": env, "openai": [server.settings]}))
     command = [sys.executable, "-m", "hermes", "env", "process", resolved.selection.file_path]
     try:
-        code = _run([*command, "--config", str(config)], log, timeout_s)
+        code = _run([*command, "--config", str(config)], log, timeout_s, output, start_s)
     finally:
         config.unlink(missing_ok=True)
     if code is None:
@@ -130,17 +135,25 @@ def process(
     return None if code == 0 else last_error(log, code)
 
 
-def _run(command: Sequence[str], log: Path, timeout_s: float) -> int | None:
-    """Its exit code; None: it took too long. Whatever ends it, nothing that it started is left."""
+def _run(
+    command: Sequence[str], log: Path, timeout_s: float, begun: Path | None = None, start_s: float = 0.0
+) -> int | None:
+    """Its exit code; None: it took too long. Whatever ends it, nothing that it started is left.
+
+    `begun`: the file that is there once the time counts; until then it has `start_s` more.
+    """
     with log.open("wb") as file:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     group = ProcessId.of(child.pid)
+    deadline_s, counts = time.monotonic() + start_s + timeout_s, start_s == 0
     try:
-        return child.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
+        while (code := child.poll()) is None and time.monotonic() < deadline_s:
+            if not counts and begun is not None and begun.exists():
+                deadline_s, counts = time.monotonic() + timeout_s, True
+            time.sleep(_LOOK_EVERY_S)
+        return code
     finally:
         signal_group(group, signal.SIGKILL)
         child.wait()
@@ -162,9 +175,16 @@ def priced_name(config: Config, name: str) -> str:
 
 
 def server_for(config: Config, name: str) -> Server:
-    """Any model: bundled, a folder, provider/name, or a bare OpenRouter name."""
+    """Any model: bundled, a folder, run:ID, provider/name, or a bare OpenRouter name."""
     from hermes.config.providers import resolve_model
+    from hermes.rl.run import named_run
+    from hermes.rl.serve import endpoint
+    from hermes.rl.weights import export_merged
 
+    if (run := named_run(config.home, name)) is not None:
+        if run.status().state.ended:
+            return Server(name, {"base_url": LOCAL, "model_name": str(export_merged(run))})
+        return Server(name, {"base_url": endpoint(run), "model_name": POLICY, "server_type": "sglang"})
     if Path(name).is_dir():
         return Server(name, {"base_url": LOCAL, "model_name": str(Path(name).absolute())})
     target = resolve_model(config.settings, config.environ, priced_name(config, name))

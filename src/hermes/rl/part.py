@@ -40,6 +40,9 @@ class Part:
     """Whether it is a server, which never ends by itself."""
     start_patience_s: float = 600.0
     """How long it may take to become ready."""
+    finish_patience_s: float = 0.0
+    """How long it may take, once asked to stop, to finish and save what it has begun. It is asked just once,
+    and the time is its own only while the parts before it live."""
 
 
 def ask(url: str) -> JSONObject | None:

@@ -16,12 +16,14 @@ from hermes.rl.budget import cost_usd
 from hermes.rl.config import dump_yaml
 from hermes.rl.part import HERMES, Part, ask
 from hermes.rl.results import kept
-from hermes.rl.run import WANDB_PROJECT, Run, last_step
+from hermes.rl.run import Run, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.training.meter import read_tokens
 
 _API_PATIENCE_S = 300.0
 """Longer than the API takes to come back after it was killed."""
+_STEP_AND_SAVE_S = 900.0
+"""Longer than a step and a checkpoint take, of a large model or on a busy machine."""
 
 
 class RunPlan:
@@ -104,6 +106,7 @@ class RunPlan:
             environ=trainer_environ(self._config),
             completes=True,
             done=self._all_steps_made,
+            finish_patience_s=_STEP_AND_SAVE_S,
         )
 
     def _env(self) -> Part:
@@ -113,6 +116,7 @@ class RunPlan:
             (*HERMES, "env", "serve", file, "--config", str(self._run.config_path)),
             self._run.log_path("env"),
             self._env_connected,
+            environ=wandb_environ(self._config),
         )
 
     def _all_steps_made(self) -> bool:
@@ -150,17 +154,29 @@ def trainer_arguments(run: Run, config: JSONObject) -> tuple[str, ...]:
         "kl": tinker["kl_coefficient"],
         "max-staleness": env["max_batches_offpolicy"] + 1,
         "loss": tinker["loss"],
-        "project": WANDB_PROJECT,
+        "eval-folder": env["data_dir_to_save_evals"] or run.folder / "evals",
+        "project": tinker["wandb_project"],
         "title": env["wandb_name"] or run.run_id,
     }
+    if tinker["start_from"]:
+        flags["start"] = tinker["start_from"]
     if config["run"]["service"]:
         flags["face-port"] = config["run"]["ports"]["trainer"]
-    return ("train", "grpo", *(f"--{name}={value}" for name, value in flags.items()))
+    sinks = (f"--sink={name}" for name in tinker["sinks"])
+    return ("train", "grpo", *(f"--{name}={value}" for name, value in flags.items()), *sinks)
 
 
 def trainer_environ(config: JSONObject) -> dict[str, str]:
     """A service's key is where `hermes train` looks for it; the run's own engine takes any."""
-    return {} if config["run"]["service"] else {"TINKER_API_KEY": LOCAL_KEY}
+    key = {} if config["run"]["service"] else {"TINKER_API_KEY": LOCAL_KEY}
+    return {**key, **wandb_environ(config)}
+
+
+def wandb_environ(config: JSONObject) -> dict[str, str]:
+    """What is not to be uploaded is not, whatever key there is."""
+    if "wandb-offline" in config["tinker"]["sinks"]:
+        return {"WANDB_MODE": "offline"}
+    return {} if config["env"]["use_wandb"] else {"WANDB_MODE": "disabled"}
 
 
 def with_ports(config: JSONObject) -> JSONObject:

@@ -1,9 +1,8 @@
 """Sixty seconds that say whether a run will learn, before it is started.
 
 A few groups are sampled from the untrained policy, scored by the environment, and looked at as the trainer
-would: does any group have something to learn from? The suggestions follow from that by fixed rules; the time
-is extrapolated from what was measured with an engine like the run's own, and the memory is reckoned for a run
-on a CPU.
+would: does any group have something to learn from? What is not made in time is left, and the rest is judged.
+The suggestions follow from what was measured, by fixed rules; `estimate` has time and memory.
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hermes.config.files import ensure_dir
 from hermes.config.paths import logs_dir
 from hermes.errors import HermesError
 from hermes.rl import ports
+from hermes.rl.estimate import estimate, update_seconds
 from hermes.rl.inference_test import Server, is_local, last_error, process, read_groups
+from hermes.rl.machine import has_gpu
 from hermes.rl.part import HERMES, Part, ask, launch
 from hermes.rl.processes import ProcessId, signal_group
 from hermes.rl.service import service_of
@@ -37,16 +38,13 @@ if TYPE_CHECKING:
     from hermes.rl.config import Resolved
 
 GROUPS, SECONDS = 4, 60.0
-_UPDATE_SHARE = 0.5
-"""Time of an update against that of sampling its batch: a rough assumption, not measured."""
+"""To be sampled, and how long that may take."""
+_START_S = 120.0
+"""How long the environment may take before it begins to."""
 _LOOK_EVERY_S = 0.05
-_PROCESSES_GB = 1.3
-"""What engine, trainer, environment and API need with nothing in them."""
-_TRAINED_AT_ONCE = 1024
-"""Tokens of one training micro-batch on a CPU."""
-_KNOWN_PARAMETERS, _KNOWN_ACTIVATIONS = 135e6, 322e3
-"""Of one model: numbers that a token leaves for the way back. They grow as the square root of the size."""
 _MUCH_CUT = 0.3
+_ALIKE, _WARMER, _HOTTEST = 0.5, 0.2, 1.4
+"""Where less than this share of a group's answers differ, a higher temperature may help; by how much."""
 _NO_TOKEN = {"HERMES_ENGINE_TOKEN": ""}
 """It listens on loopback, and nobody else is told where."""
 
@@ -62,6 +60,8 @@ class Sampled:
     """Share of rollouts cut off; None where the environment does not tell."""
     tool_errors: float | None
     """Share of tool calls that failed."""
+    distinct: float
+    """Share of a group's answers that differ from each other, on average."""
     seconds: float
 
 
@@ -75,14 +75,21 @@ def preflight(
     size = min(8, int(resolved.values["env.group_size"]))
     overrides: JSONObject = {"total_steps": groups, "group_size": size, "use_wandb": False}
     engine_log = folder / f"{stem}_engine.log"
-    with _policy(config, resolved.model, engine_log) as server, _appearance_of(output) as begun_s:
-        problem = process(resolved, server, overrides, output, log, timeout_s=2 * seconds + 60)
-    sampled = summarise(read_groups(output), _last_write_s(output) - begun_s() if output.exists() else 0.0)
-    if not sampled.scores:
-        raise HermesError(
-            f"no group could be sampled: {problem or 'the environment gave none'}", f"see {log}"
-        )
-    return {**judge(sampled, resolved), "output_file": str(output), "log_file": str(log)}
+    with _policy(config, resolved.model, engine_log) as policy:
+        with _appearance_of(output) as begun_s:
+            problem = process(resolved, policy.server, overrides, output, log, seconds, _START_S)
+        made = read_groups(output)
+        if not made:
+            raise HermesError(
+                f"no group could be sampled: {problem or 'the environment gave none'}",
+                f"see {log}; --seconds gives it longer",
+            )
+        sampled = summarise(made, _last_write_s(output) - begun_s())
+        update_s = update_seconds(policy.url, policy.server.name, resolved, made) if policy.own else None
+    on_cpu = policy.own and (config.settings.rl.device == "cpu" or not has_gpu())
+    told = estimate(resolved, sampled.seconds / sum(map(len, sampled.scores)), update_s, on_cpu)
+    files = {"output_file": str(output), "log_file": str(log)}
+    return {**judge(sampled, resolved), "estimate": told, **files}
 
 
 @contextmanager
@@ -110,13 +117,22 @@ def _last_write_s(path: Path) -> float:
     return path.stat().st_mtime
 
 
+class _Policy(NamedTuple):
+    """The untrained one."""
+
+    server: Server
+    url: str
+    own: bool
+    """Whether an engine of this machine's has it, like a run's own."""
+
+
 @contextmanager
-def _policy(config: Config, model: str, log: Path) -> Iterator[Server]:
-    """The untrained policy: at the service where there is one, else with an engine of its own."""
+def _policy(config: Config, model: str, log: Path) -> Iterator[_Policy]:
+    """At the service where there is one, else with an engine of its own."""
     service = service_of(config.settings.rl, config.environ)
     if service is None:
-        with _engine(config, model if is_local(model) else _downloaded(model), log) as server:
-            yield server
+        with _engine(config, model if is_local(model) else _downloaded(model), log) as policy:
+            yield policy
         return
     from hermes.training.face import offered, tokenizer_of
     from hermes.training.meter import Meter
@@ -131,11 +147,11 @@ def _policy(config: Config, model: str, log: Path) -> Iterator[Server]:
             Meter(Path(counted)),
         ) as face,
     ):
-        yield _server(face.url, model)
+        yield _Policy(_server(face.url, model), face.url, own=False)
 
 
 @contextmanager
-def _engine(config: Config, model: str, log: Path) -> Iterator[Server]:
+def _engine(config: Config, model: str, log: Path) -> Iterator[_Policy]:
     """An engine for as long as the sampling takes."""
     port, device = ports.choose(ports.ENGINE_PORT), config.settings.rl.device
     url = f"http://127.0.0.1:{port}"
@@ -149,7 +165,7 @@ def _engine(config: Config, model: str, log: Path) -> Iterator[Server]:
                 if (code := child.poll()) is not None:
                     raise HermesError(f"the engine does not start: {last_error(log, code)}", f"see {log}")
                 time.sleep(_LOOK_EVERY_S)
-            yield _server(url, model)
+            yield _Policy(_server(url, model), url, own=True)
         finally:
             signal_group(ProcessId(child.pid, "?"), signal.SIGKILL)
             child.wait()
@@ -185,6 +201,7 @@ def summarise(groups: Sequence[JSONObject], seconds: float) -> Sampled:
         statistics.fmean(lengths) if lengths else 0.0,
         sum(stop in cut for stop in stops) / len(stops) if stops else None,
         errors / calls if calls else None,
+        statistics.fmean(len(set(map(tuple, group["tokens"]))) / len(group["tokens"]) for group in groups),
         seconds,
     )
 
@@ -195,14 +212,15 @@ def judge(sampled: Sampled, resolved: Resolved) -> JSONObject:
     signal = sum(has_signal(group) for group in sampled.scores) / len(sampled.scores)
     return {
         "environment": resolved.selection.environment,
+        "groups": len(sampled.scores),
         "rollouts": len(scores),
         "pass_rate": passed,
         "mean_reward": statistics.fmean(scores),
         "groups_with_signal": signal,
+        "distinct_answers": sampled.distinct,
         "truncation": sampled.truncated,
         "tool_errors": sampled.tool_errors,
-        "suggested": _suggested(passed, statistics.fmean(scores), signal, resolved),
-        "estimate": _estimate(sampled, len(scores), resolved),
+        "suggested": _suggested(passed, signal, sampled.distinct, resolved),
         "verdict": verdict(passed, statistics.fmean(scores), signal, sampled.truncated or 0.0),
     }
 
@@ -212,7 +230,8 @@ def verdict(passed: float, mean: float, signal: float, truncated: float) -> str:
     cut = f"; {truncated:.0%} of the rollouts are cut off: raise max_token_length"
     note = cut if truncated > _MUCH_CUT else ""
     if passed == 0:
-        return f"will not learn: no rollout earned anything; warm up with SFT or shape the reward{note}"
+        advice = "warm up with SFT (start_from) or shape the reward"
+        return f"will not learn: no rollout earned anything; {advice}{note}"
     if mean > 0.95:
         return f"little to learn: nearly every rollout succeeds already{note}"
     if signal == 0:
@@ -222,8 +241,9 @@ def verdict(passed: float, mean: float, signal: float, truncated: float) -> str:
     return f"will learn: {signal:.0%} of the groups have something to compare{note}"
 
 
-def _suggested(passed: float, mean: float, signal: float, resolved: Resolved) -> JSONObject:
-    """A group needs a success and a failure: rarer successes need larger groups."""
+def _suggested(passed: float, signal: float, distinct: float, resolved: Resolved) -> JSONObject:
+    """A group needs a success and a failure: rarer successes need larger groups. Answers that are much alike
+    need a higher temperature; otherwise it is well as it is."""
     now = int(resolved.values["env.group_size"])
     rare = min(passed, 1 - passed) or 0.02
     needed = next((size for size in (4, 8, 16, 32) if 1 - (1 - rare) ** size >= 0.8), 32)
@@ -231,19 +251,9 @@ def _suggested(passed: float, mean: float, signal: float, resolved: Resolved) ->
         "group_size": max(now, needed) if signal < 0.5 else now,
         "learning_rate": default_rl_rate(parameters_of(resolved.model)),
     }
-    if "env.agent_temperature" in resolved.values:
-        suggestion["agent_temperature"] = 1.2 if mean > 0.95 else 1.0
+    temperature: float | None = resolved.values.get("env.agent_temperature")
+    if temperature is not None:
+        alike = signal < 0.5 and distinct < _ALIKE
+        warmer = round(min(_HOTTEST, temperature + _WARMER), 2)
+        suggestion["agent_temperature"] = max(temperature, warmer) if alike else temperature
     return suggestion
-
-
-def _estimate(sampled: Sampled, rollouts: int, resolved: Resolved) -> JSONObject:
-    values = resolved.values
-    parameters = parameters_of(resolved.model) or 0.0
-    step_s = sampled.seconds / rollouts * values["env.batch_size"] * (1 + _UPDATE_SHARE)
-    activations = _KNOWN_ACTIVATIONS * (parameters / _KNOWN_PARAMETERS) ** 0.5
-    numbers = parameters + _TRAINED_AT_ONCE * activations
-    return {
-        "seconds_per_step": round(step_s, 1),
-        "hours": round(step_s * values["env.total_steps"] / 3600, 2),
-        "memory_gb": round(_PROCESSES_GB + 4 * numbers / 1e9, 2),
-    }

@@ -6,15 +6,21 @@ Figures come from the run's own metrics.jsonl and evaluations, so they are there
 from __future__ import annotations
 
 import json
+from itertools import pairwise
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 from hermes.config.files import read_text
 from hermes.core import JSONObject
-from hermes.rl.run import PARTS, WANDB_PROJECT, Run, RunState, Status, now_ms, read_metrics
+from hermes.rl.fields import WANDB_PROJECT
+from hermes.rl.run import PARTS, Run, RunState, Status, now_ms, read_metrics
 from hermes.training.sinks import read_wandb
 
 _HISTORY_ROWS = 10
+_RECENT_STEPS = 20
+_QUIET_S, _SLOWER = 600.0, 5.0
+"""A run may be without a step for so long, or for so many times as long as its slowest recent step."""
 _SHOWN = (
     "reward/mean",
     "train/loss",
@@ -42,19 +48,42 @@ def describe(run: Run, status: Status) -> JSONObject:
     }
     if status.reason is not None:
         about["error" if status.state is RunState.FAILED else "reason"] = status.reason
-    if status.state is RunState.FAILED:
-        culprit = (status.reason or "").partition(" ")[0]
-        about["last_log_lines"] = run.last_lines(culprit if culprit in status.parts else "supervisor")
-    if (metrics := newest(run)) is not None:
+    metrics = newest(run)
+    if (part := _telling(status, metrics is not None)) is not None:
+        about["last_log_lines"] = run.last_lines(part)
+    if metrics is not None:
         about["metrics"] = metrics
     return about
+
+
+def _telling(status: Status, has_steps: bool) -> str | None:
+    """The part whose log says why the run failed, or what a run without a step waits for."""
+    if status.state is RunState.FAILED:
+        culprit = (status.reason or "").partition(" ")[0]
+        return culprit if culprit in status.parts else "supervisor"
+    if status.state.ended or has_steps:
+        return None
+    return next((name for name, part in status.parts.items() if not part.ready), "trainer")
+
+
+def healthy(run: Run, status: Status) -> bool:
+    """Whether every part is alive or has done its work, and steps come about as fast as they did."""
+    lives = [part.process is not None and part.process.alive() for part in status.parts.values()]
+    done = [part.exit_code == 0 for part in status.parts.values()]
+    ends_s = [row["time_s"] for row in steps(run)[-_RECENT_STEPS:] if "time_s" in row]
+    if status.state is not RunState.RUNNING or not all(map(or_, lives, done)) or not ends_s:
+        return False
+    longest_s = max((later - before for before, later in pairwise(ends_s)), default=0.0)
+    quiet_s: float = now_ms() / 1000 - ends_s[-1]
+    return quiet_s < max(_QUIET_S, _SLOWER * longest_s)
 
 
 def wandb(run: Run, config: JSONObject) -> JSONObject:
     """What the run is called at W&B; its address there, and why W&B failed, where that is so."""
     told = read_wandb(run.folder)
     said = {f"wandb_{name}": told[name] for name in ("url", "error") if told.get(name)}
-    return {"wandb_project": WANDB_PROJECT, "wandb_run_name": config["env"]["wandb_name"], **said}
+    project = config.get("tinker", {}).get("wandb_project", WANDB_PROJECT)
+    return {"wandb_project": project, "wandb_run_name": config["env"]["wandb_name"], **said}
 
 
 def logs(run: Run, status: Status) -> JSONObject:

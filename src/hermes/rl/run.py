@@ -24,8 +24,12 @@ from hermes.rl.processes import ProcessId
 
 PARTS = ("api", "engine", "trainer", "env")
 """In the order they are started."""
-WANDB_PROJECT = "atropos-tinker"
 _EVENTS_KEPT = 50
+_NOW = "now"
+_RUN = "run:"
+"""Before a run's id, where a model's name is expected."""
+_TAIL_BYTES = 16_384
+"""Of a log or of the metrics, where only the end matters: several rows."""
 
 
 class RunState(StrEnum):
@@ -147,6 +151,14 @@ class Run:
         """Its presence asks the supervisor to end the run."""
         return self.folder / "stop"
 
+    def ask_to_stop(self, now: bool = False) -> None:
+        """`now`: without the step in progress, and what was trained since the last checkpoint."""
+        if now or not self.stop_path.exists():
+            self.stop_path.write_text(_NOW if now else "")
+
+    def in_a_hurry(self) -> bool:
+        return read_text(self.stop_path) == _NOW
+
     @property
     def metrics_path(self) -> Path:
         return self.folder / "metrics.jsonl"
@@ -159,6 +171,11 @@ class Run:
         from hermes.config import yaml_file
 
         return yaml_file.parse(read_text(self.config_path) or "", str(self.config_path)).data
+
+    def toolsets(self) -> list[str] | None:
+        """What its policy is trained with; None: nobody wrote it down."""
+        toolsets: list[str] | None = self.config()["run"].get("toolsets")
+        return toolsets
 
     def status(self) -> Status:
         text = read_text(self.status_path)
@@ -178,12 +195,7 @@ class Run:
         """The end of a part's log, without what a terminal would act on."""
         from hermes.safety.text import printable
 
-        try:
-            with self.log_path(part).open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 16_384))
-                lines = file.read().decode(errors="replace").splitlines()
-        except FileNotFoundError:
-            return []
+        lines = _tail(self.log_path(part), _TAIL_BYTES).splitlines()
         return [printable(line) for line in lines if line.strip()][-count:]
 
 
@@ -195,7 +207,17 @@ def find_run(home: Path, run_id: str) -> Run:
     if matches:
         names = ", ".join(run.run_id for run in matches)
         raise UsageError(f"several runs begin with '{run_id}': {names}", "write more of the id")
+    if run_id and (home / "runs" / run_id / "training.json").is_file():
+        raise UsageError(
+            f"'{run_id}' is a run of hermes train: its weights lie with the engine that it trained on",
+            f"go on from it with hermes train grpo --start {run_id}, or --set start_from={run_id}",
+        )
     raise UsageError(f"there is no run '{run_id}'", "'hermes rl runs' lists them")
+
+
+def named_run(home: Path, model: str | None) -> Run | None:
+    """The run that the model's name `run:ID` means; None where it is another name."""
+    return find_run(home, model.removeprefix(_RUN)) if model and model.startswith(_RUN) else None
 
 
 def all_runs(home: Path) -> list[Run]:
@@ -209,10 +231,14 @@ def all_runs(home: Path) -> list[Run]:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a metrics.jsonl; the torn last line of a killed trainer is left out."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
-    for line in lines:
+    yield from _rows(text)
+
+
+def _rows(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
         try:
             row: JSON = json.loads(line)
         except ValueError:
@@ -222,8 +248,19 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_step(run: Run) -> int:
-    """The newest step that the metrics tell of; 0 before the first."""
-    return max((int(row.get("step", 0)) for row in read_metrics(run.metrics_path)), default=0)
+    """The newest step that the metrics tell of; 0 before the first. They are in order: the end will do."""
+    rows = list(_rows(_tail(run.metrics_path, _TAIL_BYTES))) or list(read_metrics(run.metrics_path))
+    return max((int(row.get("step", 0)) for row in rows), default=0)
+
+
+def _tail(path: Path, size: int) -> str:
+    """The last bytes of a file; nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def now_ms() -> int:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from hermes.errors import UsageError
 from hermes.rl import ports
 from hermes.rl.part import HERMES, ask
-from hermes.rl.run import Run, find_run
+from hermes.rl.run import Run
 from hermes.rl.service import connect, policy_url
 from hermes.rl.weights import choose, export_merged
 
@@ -18,8 +19,16 @@ if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.models.base import ChatModel
 
-PREFIX = "run:"
-"""Before a run's id, where a model's name is expected."""
+
+def endpoint(run: Run) -> str:
+    """Where the run's policy can be asked as the model `policy`, by as many as like."""
+    url = None if run.status().state.ended else running_engine(run)
+    if url is None:
+        raise UsageError(
+            f"nothing serves the policy of run {run.run_id}",
+            f"hermes rl serve {run.run_id}, and then --base-url with the address it tells, --model policy",
+        )
+    return f"{url}/v1"
 
 
 def running_engine(run: Run) -> str | None:
@@ -57,9 +66,8 @@ def serve_service(run: Run, port: int | None, announce: Callable[[str], None]) -
         ended.wait()
 
 
-def open_run_model(config: Config, name: str, progress: Callable[[str], None] | None = None) -> ChatModel:
+def open_run_model(config: Config, run: Run, progress: Callable[[str], None] | None = None) -> ChatModel:
     """The model `run:ID`: its engine's while that is up, otherwise its newest weights in this process."""
-    run = find_run(config.home, name.removeprefix(PREFIX))
     url = running_engine(run) if not run.status().state.ended else None
     if url is not None:
         from hermes.models.open import open_model

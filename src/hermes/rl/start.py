@@ -56,30 +56,26 @@ def start(config: Config, resolved: Resolved, *, task: str | None = None) -> Run
         data["env"]["data_dir_to_save_evals"] = data["env"]["data_dir_to_save_evals"] or str(
             run.folder / "evals"
         )
+        data["tinker"] |= _first_weights(config.home, data)
         write_config(run, data)
         run.write_status(Status(started_at_ms=now_ms()))
     spawn_supervisor(run)
     return run
 
 
-def stop(run: Run) -> Status:
-    """Asks for the end; a run that has ended is left as it is."""
+def stop(run: Run, *, now: bool = False, patience_s: float = 120.0) -> Status:
+    """Asks for the end, and waits a while for it; a run that has ended is left as it is.
+
+    The trainer finishes its step and saves, which may take longer than the waiting: the run is stopping then.
+    `now`: it does not, and what was trained since the last checkpoint is lost.
+    """
     status = look(run)
     if status.state.ended:
         raise UsageError(f"run {run.run_id} has ended: {status.state.value}", "'hermes rl runs' lists them")
-    run.stop_path.touch()
-    return wait_until_ended(run, look(run))
-
-
-def wait_until_ended(run: Run, status: Status, patience_s: float = 120.0) -> Status:
+    run.ask_to_stop(now)
     deadline_s = time.monotonic() + patience_s
-    while not status.state.ended:
-        if time.monotonic() > deadline_s:
-            raise HermesError(
-                f"run {run.run_id} is still {status.state.value}", f"see {run.log_path('supervisor')}"
-            )
+    while not (status := look(run)).state.ended and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
-        status = look(run)
     return status
 
 
@@ -124,6 +120,7 @@ def _about(config: Config, resolved: Resolved, run: Run) -> JSONObject:
     """The supervisor's part of the configuration."""
     service = service_of(config.settings.rl, config.environ)
     taken = _promised(config.home)
+    offered = resolved.values.get("env.enabled_toolsets")
     api = ports.choose(ports.API_PORT, taken)
     policy = ports.choose(ports.ENGINE_PORT, {*taken, api})
     return {
@@ -132,11 +129,25 @@ def _about(config: Config, resolved: Resolved, run: Run) -> JSONObject:
         "environment_file": resolved.selection.file_path,
         "model": resolved.model,
         "device": config.settings.rl.device,
+        "toolsets": resolved.toolsets if offered is None else offered,
         "service": service,
         "ports": {"api": api, "trainer" if service else "engine": policy},
         "cwd": str(Path.cwd()),
         "created_at_ms": now_ms(),
     }
+
+
+def _first_weights(home: Path, data: JSONObject) -> JSONObject:
+    """What the trainer is told to begin with, once and for all: the run named may go on meanwhile."""
+    from hermes.training.start import find_folder, find_weights, rank_of
+
+    name = data["tinker"]["start_from"]
+    if not name:
+        return {}
+    if data["run"]["service"]:
+        return {"start_from": find_weights(name, home)}
+    folder = find_folder(name, home)
+    return {"start_from": str(folder), "lora_rank": rank_of(folder)}
 
 
 def _as_data(resolved: Resolved, about: JSONObject) -> JSONObject:

@@ -28,7 +28,8 @@ _LONGEST_PAUSE_S = 20.0
 _REST_S = 20.0
 """How long a part that has done its work may rest while no step is trained."""
 _AGAIN_S, _KILL_S = 5.0, 15.0
-"""After a first polite signal: when a second follows, and when the process is killed."""
+"""After a first polite signal, or after a part's own time to finish: when a second follows, and when the
+process is killed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -179,10 +180,13 @@ class Supervisor:
             care.resting, care.progress_at_rest = True, self._progress()
             care.not_before_s = time.monotonic() + _REST_S
             return
-        if not was_ready and self._move(part.name):
+        # Whoever has its port may have answered in its name: it, and those after it, may count as ready.
+        if (not was_ready or code == 1) and self._move(part.name):
             self._note(f"the port of {part.name} was taken; it gets another")
-            self._parts = tuple(self._plan())
-            self._set_part(part, process=None)
+            at, self._parts = self._parts.index(part), tuple(self._plan())
+            for later in self._parts[at:]:
+                self._end(later)
+                self._again(later)
             return
         care.ends += 1
         if end is End.FATAL or care.ends >= _MOST_ENDS:
@@ -236,12 +240,15 @@ class Supervisor:
         process = self._of(part).process
         if process is None:
             return
-        begun, asked = time.monotonic(), 0
+        begun = patient = time.monotonic()
+        asked = 0
         while self._ended(part) is False:
-            waited = time.monotonic() - begun
-            if waited > _KILL_S:
+            now = time.monotonic()
+            if now - begun < part.finish_patience_s and self._can_finish(part):
+                patient = now
+            if now - patient > _KILL_S:
                 signal_group(process, signal.SIGKILL)
-            elif asked == 0 or (asked == 1 and waited > _AGAIN_S):
+            elif asked == 0 or (asked == 1 and now - patient > _AGAIN_S):
                 asked += 1
                 signal_group(process, signal.SIGTERM)
             time.sleep(_TICK_S / 2)
@@ -250,6 +257,11 @@ class Supervisor:
         before = self._of(part).exit_code
         self._set_part(part, ready=False, exit_code=before if code is None else code)
         self._write()
+
+    def _can_finish(self, part: Part) -> bool:
+        """Whether all that it needs for that is there, and nobody is in a hurry."""
+        before = [self._of(one).process for one in self._parts[: self._parts.index(part)]]
+        return not self._run.in_a_hurry() and all(one is not None and one.alive() for one in before)
 
     def _explains(self, part: Part) -> bool:
         return any(line.startswith("error:") for line in self._run.last_lines(part.name, 4))

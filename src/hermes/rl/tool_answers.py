@@ -79,7 +79,6 @@ def edit_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
 def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.config import resolve, selected
     from hermes.rl.results import logs
-    from hermes.rl.run import WANDB_PROJECT
     from hermes.rl.start import start
 
     resolved = resolve(config, selected(config.home))
@@ -90,7 +89,7 @@ def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObje
         "status": status.state.value,
         "environment": resolved.selection.environment,
         "config": resolved.values,
-        "wandb_project": WANDB_PROJECT,
+        "wandb_project": resolved.values["tinker.wandb_project"],
         "wandb_run_name": resolved.values["env.wandb_name"],
         "config_path": str(run.config_path),
         "logs": logs(run, status),
@@ -99,13 +98,13 @@ def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObje
 
 
 def check_status(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.results import describe
-    from hermes.rl.run import RunState, find_run, now_ms
+    from hermes.rl.results import describe, healthy
+    from hermes.rl.run import find_run, now_ms
     from hermes.rl.start import look
 
     run = find_run(config.home, arguments["run_id"])
     status = look(run)
-    if status.state is not RunState.RUNNING:
+    if not healthy(run, status):
         return describe(run, status)
     wait_s = _last_check_ms(run) / 1000 + CHECK_EVERY_S - now_ms() / 1000
     if wait_s > 0:
@@ -133,8 +132,10 @@ def stop_training(config: Config, arguments: JSONObject, task: str) -> JSONObjec
 
     run = find_run(config.home, arguments["run_id"])
     status = stop(run)
+    ended = f"run {run.run_id} has ended: {status.reason or status.state.value}"
+    going_on = f"run {run.run_id} is stopping: its trainer finishes a step and saves; look again later"
     return {
-        "message": f"run {run.run_id} has ended: {status.reason or status.state.value}",
+        "message": ended if status.state.ended else going_on,
         "run_id": run.run_id,
         "status": status.state.value,
     }

@@ -126,10 +126,14 @@ def inference_text(found: JSONObject) -> str:
 
 
 def preflight_text(found: JSONObject) -> str:
-    shown = ("pass_rate", "mean_reward", "groups_with_signal", "truncation", "tool_errors")
+    shown = (
+        *("groups", "pass_rate", "mean_reward", "groups_with_signal", "distinct_answers"),
+        *("truncation", "tool_errors"),
+    )
     lines = [f"{name.replace('_', ' ')}: {_short(found[name])}" for name in shown if found[name] is not None]
     lines += [f"suggested {name}: {_short(value)}" for name, value in found["suggested"].items()]
     estimate = found["estimate"]
-    pace = f"about {estimate['seconds_per_step']:g} s a step, {estimate['hours']:g} h"
-    lines.append(f"{pace}, {estimate['memory_gb']:g} GB")
+    about = "at least" if estimate["update_share"] is None else "about"
+    pace = f"{about} {estimate['seconds_per_step']:g} s a step, {estimate['hours']:g} h"
+    lines.append(pace if estimate["memory_gb"] is None else f"{pace}, {estimate['memory_gb']:g} GB")
     return "\n".join([*lines, f"verdict: {found['verdict']}"])

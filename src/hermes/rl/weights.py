@@ -57,8 +57,10 @@ def export_merged(run: Run, step: int | None = None, output: Path | None = None)
     """The base model with the adapter in it."""
     checkpoint = choose(run, step)
     target = output or run.folder / "merged" / f"step-{checkpoint['step']}"
-    if (target / "config.json").exists():
+    if output is None and (target / "config.json").exists():
         return target
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is not empty", "name a folder that is not there yet")
     try:
         from peft import PeftModel
         from transformers import AutoModelForCausalLM, AutoTokenizer

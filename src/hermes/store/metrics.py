@@ -1,4 +1,4 @@
-"""The numbers of a run, by step. Appended once: a step that is trained again after a crash gives the same."""
+"""The numbers of a run, by step. Appended once; a run that goes back to a step takes the later ones back."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def insert(db: sqlite3.Connection, run_id: str, step: int, values: Mapping[str, 
         "INSERT OR IGNORE INTO metrics (run_id, step, name, value, at_ms) VALUES (?, ?, ?, ?, ?)",
         [(run_id, step, name, value, at_ms) for name, value in values.items()],
     )
+
+
+def delete_after(db: sqlite3.Connection, run_id: str, step: int) -> None:
+    db.execute("DELETE FROM metrics WHERE run_id = ? AND step > ?", (run_id, step))
 
 
 def of_run(db: sqlite3.Connection, run_id: str) -> list[StepMetrics]:

@@ -68,6 +68,9 @@ class Rows:
     def insert_metrics(self, run_id: str, step: int, values: Mapping[str, float], at_ms: int) -> None:
         metrics.insert(self._db, run_id, step, values, at_ms)
 
+    def delete_metrics(self, run_id: str, after_step: int) -> None:
+        metrics.delete_after(self._db, run_id, after_step)
+
     def insert_trajectory(self, header: Header) -> None:
         if self._db.execute("SELECT 1 FROM trajectories WHERE id = ?", (header.id,)).fetchone():
             raise StoreError(f"trajectory {header.id} exists already")

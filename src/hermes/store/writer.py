@@ -83,6 +83,10 @@ class Writer:
         at_ms = _now_ms()
         return self._submit(lambda rows: rows.insert_metrics(run_id, step, values, at_ms))
 
+    def rewind_metrics(self, run_id: str, step: int) -> Future[None]:
+        """A training run stands at this step: numbers of later ones are of a life that it does not have."""
+        return self._submit(lambda rows: rows.delete_metrics(run_id, step))
+
     def close(self) -> None:
         """Commits what is queued, then closes. Idempotent."""
         if self._group.close():

@@ -18,6 +18,9 @@ from hermes.training.kl import divergence, penalties, teacher_terms
 from hermes.training.metrics import group_metrics, staleness_metrics
 
 DEFAULT_STALENESS = 4
+TOO_OLD = "sampled too many steps ago"
+TOO_LONG = "longer than the longest sequence that is trained on"
+_FOREIGN = "sampled with weights that this run does not have"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,10 @@ class Item:
 class Prepared:
     items: tuple[Item, ...]
     metrics: dict[str, float]
-    refused: Counter[str]
-    """Reason → sequences that can never be trained on."""
+    left_out: Counter[str]
+    """Reason → sequences that are not trained on, whatever their scores."""
+    hopeless: bool
+    """Nothing is trained on, and not for want of signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +65,35 @@ def prepare(served: Sequence[JSONObject], rules: Rules, step: int) -> Prepared:
     refused = sum((group.refused for group in groups), Counter[str]())
     scored = [group for group in groups if group.rollouts]
     found = advantages([group.scores for group in scored], rules.baseline)
-    items: list[Item] = []
-    dropped = too_long = 0
+    fit: list[Item] = []
+    unfit: Counter[str] = Counter()
+    taught = False
     for group, values in zip(scored, found, strict=True):
         for item in _items(group, values, rules):
-            age = item.stale_by(step)
-            if max(item.rollout.versions, default=0) > step:
-                refused["sampled with weights that this run does not have"] += 1
-            elif age is not None and age > rules.max_staleness:
-                dropped += 1
-            elif len(item.rollout.tokens) > rules.max_tokens:
-                too_long += 1
-            elif any(item.advantages):
-                items.append(item)
+            why = _why_not(item, rules, step)
+            if why is None:
+                fit.append(item)
+            else:
+                unfit[why] += 1
+                taught = taught or any(item.advantages)
+    items = tuple(item for item in fit if any(item.advantages))
+    refused += Counter({_FOREIGN: unfit.pop(_FOREIGN, 0)})
     signals = sum(values is not None or group.told for group, values in zip(scored, found, strict=True))
     metrics = group_metrics(scored, signals)
     rollouts = [rollout for group in scored for rollout in group.rollouts]
-    metrics |= staleness_metrics(rollouts, step, dropped) | {"data/too_long": float(too_long)}
-    return Prepared(tuple(items), metrics | {"data/refused": float(refused.total())}, refused)
+    metrics |= staleness_metrics(rollouts, step, unfit[TOO_OLD]) | {"data/too_long": float(unfit[TOO_LONG])}
+    left_out = refused + unfit
+    hopeless = not items and (taught or left_out.total() >= max(1, len(fit)))
+    return Prepared(items, metrics | {"data/refused": float(refused.total())}, left_out, hopeless)
+
+
+def _why_not(item: Item, rules: Rules, step: int) -> str | None:
+    age = item.stale_by(step)
+    if max(item.rollout.versions, default=0) > step:
+        return _FOREIGN
+    if age is not None and age > rules.max_staleness:
+        return TOO_OLD
+    return TOO_LONG if len(item.rollout.tokens) > rules.max_tokens else None
 
 
 def _items(group: Group, values: list[float] | None, rules: Rules) -> list[Item]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from hermes.errors import HermesError, UsageError
 
 NAME = "training.json"
 _FORMAT = 1
+_LISTS = ("taken", "settled", "published", "probe")
 
 
 class Kept(NamedTuple):
@@ -34,6 +36,8 @@ class Kept(NamedTuple):
     """To sample from: tinker://…/sampler_weights/…"""
     value: float | None = None
     """Of the metric that decides which is best."""
+    evaluated: bool = False
+    """The value is an evaluation's: it counts before any that is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class RunState:
     """SFT: evaluations since then."""
     finished: str | None = None
     """Why it ended, once it has."""
+    published: tuple[str, ...] = ()
+    """Sampler weights that are there still, oldest first; some may be those of checkpoints."""
 
     @property
     def step(self) -> int:
@@ -104,6 +110,11 @@ class StateFile:
             )
         return replace(state, settings=wanted)
 
+    def state(self) -> RunState | None:
+        """As it stands, whichever run it is; None: the run never got anywhere."""
+        text = read_text(self.path)
+        return None if text is None else _decode(text, self.path)
+
     def write(self, state: RunState) -> None:
         atomic_write(self.path, json.dumps({"format": _FORMAT, **asdict(state)}, indent=1) + "\n")
 
@@ -142,11 +153,29 @@ def added(
     return replace(state, kept=tuple(stays), best=best, taken=tuple(owed), settled=held), gone
 
 
+def revalued(
+    state: RunState, step: int, value: float, *, higher_is_better: bool
+) -> tuple[RunState, list[Kept]]:
+    """The state once the newest checkpoint up to that step was evaluated, and what nobody needs any more."""
+    found = [one for one in state.kept if one.step <= step][-1:]
+    if not found or found[0].evaluated:
+        return state, []
+    new = found[0]._replace(value=value, evaluated=True)
+    state = replace(state, kept=tuple(new if one.step == new.step else one for one in state.kept))
+    rival = state.best if state.best and state.best.step != new.step else None
+    if not _better(new, rival, higher_is_better):
+        return state, []
+    stays = {one.step for one in state.kept}
+    return replace(state, best=new), [rival] if rival and rival.step not in stays else []
+
+
 def _better(new: Kept, best: Kept | None, higher: bool) -> bool:
-    if new.value is None:
+    if new.value is None or not math.isfinite(new.value):
         return False
     if best is None or best.value is None:
         return True
+    if new.evaluated != best.evaluated:
+        return new.evaluated
     return new.value > best.value if higher else new.value < best.value
 
 
@@ -157,7 +186,7 @@ def _decode(text: str, path: Path) -> RunState:
             raise HermesError(f"{path} was written by another version of Hermes", "use another run name")
         data["kept"] = tuple(Kept(*one) for one in data["kept"])
         data["best"] = Kept(*data["best"]) if data["best"] else None
-        data |= {name: tuple(data[name]) for name in ("taken", "settled", "probe")}
+        data |= {name: tuple(data[name]) for name in _LISTS if name in data}
         return RunState(**data)
     except (ValueError, KeyError, TypeError) as error:
         raise HermesError(f"{path} is damaged: {error}", "move it aside; the run then starts anew") from error

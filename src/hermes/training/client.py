@@ -84,7 +84,7 @@ class Wish:
     policy: str | None = None
     """A name for the newest sampler weights, beside the engine's own `policy`."""
     start: str | None = None
-    """Weights to begin with, as a tinker:// path; None: the base model's."""
+    """Weights to begin with: a tinker:// path or an adapter's folder; None: the base model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +117,23 @@ class Trainee:
             self._service = tinker.ServiceClient(base_url=connection.base_url, api_key=connection.key)
             self._rest: Any = None
             try:
-                self._training = self._open(wish, resume)
+                self._training = self._open(connection, wish, resume)
             except BaseException:
                 self._goodbye("errored")
                 raise
         self._connection = connection
 
-    def _open(self, wish: Wish, resume: str | None) -> tinker.TrainingClient:
+    def _open(self, connection: Connection, wish: Wish, resume: str | None) -> tinker.TrainingClient:
         metadata = {"policy": wish.policy} if wish.policy else {}
         if resume is not None:
             return self._service.create_training_client_from_state_with_optimizer(
                 resume, user_metadata=metadata
             )
         if wish.start is not None:
-            return self._service.create_training_client_from_state(wish.start, user_metadata=metadata)
+            from hermes.training.start import as_path
+
+            path = as_path(connection, wish.start)
+            return self._service.create_training_client_from_state(path, user_metadata=metadata)
         return self._service.create_lora_training_client(
             wish.base_model, rank=wish.rank, seed=wish.seed, train_unembed=False, user_metadata=metadata
         )
@@ -225,6 +228,11 @@ class Trainee:
             yield
         except tinker.TinkerError as error:
             raise _engine_error(error, self._url) from error
+        except Exception as error:
+            # The SDK has no public name for: the engine was started anew and does not know this request.
+            if not type(error).__module__.startswith("tinker."):
+                raise
+            raise EngineError(f"{self._url}: {error}", _AGAIN, lost=True) from error
 
 
 def _engine_error(error: Exception, url: str) -> EngineError:
@@ -240,12 +248,12 @@ def _engine_error(error: Exception, url: str) -> EngineError:
         return EngineError(f"{url} does not answer: {text}", _START, lost=True)
     if isinstance(error, tinker.APIStatusError):
         lost = error.status_code in _GONE
-        hint = "run the same command again: it goes on from the last checkpoint" if lost else ""
-        return EngineError(f"{url} refused: {text}", hint, lost=lost)
+        return EngineError(f"{url} refused: {text}", _AGAIN if lost else "", lost=lost)
     return EngineError(f"{url}: {text}")
 
 
 _START = "start it with: hermes engine serve"
+_AGAIN = "run the same command again: it goes on from the last checkpoint"
 
 
 def knock(url: str) -> None:

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 IMPORTANCE_SAMPLING = "importance_sampling"
 PPO = "ppo"
 CISPO = "cispo"
 LOSSES = (IMPORTANCE_SAMPLING, PPO, CISPO)
+_ENGINE_BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType({PPO: (0.8, 1.2), CISPO: (0.0, 4.0)})
+"""Those of a loss that is asked for without any."""
 
 
 class Loss(NamedTuple):
@@ -29,12 +32,21 @@ class Loss(NamedTuple):
 
 
 def engine_loss(name: str, cap: float | None, clip: tuple[float, float] | None) -> Loss:
-    """The loss with its correction (`cap` None: none) and the bounds of its ratio, where it has some."""
-    if name == IMPORTANCE_SAMPLING and cap is not None:
-        return Loss(CISPO, {"clip_low_threshold": 0.0, "clip_high_threshold": cap})
-    if name == IMPORTANCE_SAMPLING or clip is None:
-        return Loss(name, {})
-    return Loss(name, {"clip_low_threshold": clip[0], "clip_high_threshold": clip[1]})
+    """The loss with its correction (`cap` None: none) and the bounds of its ratio, where it has some.
+
+    What `cispo` clips is the correction itself: without bounds of its own the cap is its upper one.
+    """
+    bounds = None if name == IMPORTANCE_SAMPLING else clip
+    if bounds is None and cap is not None and name in (IMPORTANCE_SAMPLING, CISPO):
+        name, bounds = CISPO, (0.0, cap)
+    return Loss(name, {"clip_low_threshold": bounds[0], "clip_high_threshold": bounds[1]} if bounds else {})
+
+
+def bounds_of(loss: Loss) -> tuple[float, float] | None:
+    """Between which the ratio of a loss counts as it is; None: everywhere."""
+    if loss.config:
+        return loss.config["clip_low_threshold"], loss.config["clip_high_threshold"]
+    return _ENGINE_BOUNDS.get(loss.name)
 
 
 def weights(trainer: Sequence[float], sampler: Sequence[float], cap: float) -> list[float]:

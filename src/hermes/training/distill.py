@@ -8,17 +8,29 @@ asked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hermes.core.json import JSONObject
 from hermes.errors import ProviderError
+from hermes.models.failures import retry_after_s
+from hermes.models.retry import RetryPolicy, with_retries
 from hermes.training.client import Connection
 
 if TYPE_CHECKING:
     import httpx2
 
-_TIMEOUT_S = 300.0
+KEY_VARIABLE = "HERMES_TEACHER_KEY"
+"""For a teacher behind `/generate`."""
+GENERATE = "/generate"
+_PATIENCE_S = 300.0
+_AT_ONCE = 16
+"""Sequences that a teacher is asked about at the same time."""
+_RETRIES = RetryPolicy(max_retries=100, cap_s=10.0)
+"""It is the patience that ends them."""
 
 
 class Teacher(Protocol):
@@ -57,30 +69,66 @@ class TinkerTeacher:
 
 
 class GenerateTeacher:
-    """A server with SGLang's `/generate`."""
+    """A server with SGLang's `/generate`. What fails in passing is asked again while the patience lasts."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
+    def __init__(
+        self, url: str, key: str | None = None, model: str | None = None, patience_s: float = _PATIENCE_S
+    ) -> None:
+        """`model`: an adapter of that server; None: whatever it serves."""
+        self._url = url.rstrip("/").removesuffix(GENERATE).removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._model = model
+        self._patience_s = patience_s
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return asyncio.run(self._score(sequences))
+
+    async def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         import httpx2
 
-        with httpx2.Client(headers=self._headers, timeout=_TIMEOUT_S, trust_env=False) as session:
-            try:
-                return [
-                    self._read(tokens, session.post(f"{self._url}/generate", json=_body(tokens)))
-                    for tokens in sequences
-                ]
-            except httpx2.HTTPError as error:
-                raise ProviderError(f"the teacher at {self._url} does not answer: {error}") from error
+        turns = asyncio.Semaphore(_AT_ONCE)
+        async with httpx2.AsyncClient(
+            headers=self._headers, timeout=self._patience_s, trust_env=False
+        ) as session:
 
-    def _read(self, tokens: Sequence[int], response: httpx2.Response) -> list[float]:
+            async def in_turn(tokens: Sequence[int]) -> list[float]:
+                async with turns:
+                    return await self._patiently(session, tokens)
+
+            return list(await asyncio.gather(*map(in_turn, sequences)))
+
+    async def _patiently(self, session: httpx2.AsyncClient, tokens: Sequence[int]) -> list[float]:
+        try:
+            async with asyncio.timeout(self._patience_s) as scope:
+                found, _ = await with_retries(
+                    lambda: self._once(session, tokens), _RETRIES, scope, random.Random()
+                )
+                return found
+        except TimeoutError as error:
+            raise ProviderError(
+                f"the teacher at {self._url} gave no answer within {self._patience_s:g} s"
+            ) from error
+
+    async def _once(self, session: httpx2.AsyncClient, tokens: Sequence[int]) -> list[float]:
+        import httpx2
+
+        try:
+            response = await session.post(f"{self._url}{GENERATE}", json=_body(tokens, self._model))
+        except httpx2.HTTPError as error:
+            why = f"the teacher at {self._url} does not answer: {error or type(error).__name__}"
+            raise ProviderError(why, retryable=True) from error
         status = response.status_code
         if status >= 400:
             raise ProviderError(
-                f"the teacher at {self._url} answered {status}: {response.text[:300]}", status=status
+                f"the teacher at {self._url} answered {status}: {response.text[:300]}",
+                f"its key is read from {KEY_VARIABLE}" if status in (401, 403) else "",
+                status=status,
+                retryable=status in (408, 409, 429) or status >= 500,
+                retry_after_s=retry_after_s(response.headers, time.time()),
             )
+        return self._read(tokens, response)
+
+    def _read(self, tokens: Sequence[int], response: httpx2.Response) -> list[float]:
         answer = response.json()
         one = answer[0] if isinstance(answer, list) else answer
         told = (one.get("meta_info") or {}).get("input_token_logprobs")
@@ -92,31 +140,28 @@ class GenerateTeacher:
         return [0.0, *(float(entry[0]) for entry in told[1:])]
 
 
-def _body(tokens: Sequence[int]) -> JSONObject:
+def _body(tokens: Sequence[int], model: str | None) -> JSONObject:
     return {
         "input_ids": list(tokens),
-        "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
         "return_logprob": True,
         "logprob_start_len": 0,
+        **({"lora_path": model} if model else {}),
     }
 
 
 def ask(teacher: Teacher, served: Sequence[JSONObject]) -> list[JSONObject]:
     """The groups with the teacher's word, as environments would bring it; those that have it stay."""
-    told = []
-    for group in served:
-        if group.get("distill_logprobs") is not None:
-            told.append(group)
-            continue
-        known = [tokens for tokens in group["tokens"] if len(tokens) > 1]
-        answers = iter(teacher.score(known))
-        scores = [next(answers) if len(tokens) > 1 else [0.0] * len(tokens) for tokens in group["tokens"]]
-        ids = [[[token] for token in tokens] for tokens in group["tokens"]]
-        told.append(
-            {
-                **group,
-                "distill_token_ids": ids,
-                "distill_logprobs": [[[one] for one in each] for each in scores],
-            }
-        )
-    return told
+    silent = [group for group in served if group.get("distill_logprobs") is None]
+    known = [tokens for group in silent for tokens in group["tokens"] if len(tokens) > 1]
+    answers = iter(teacher.score(known)) if known else iter(())
+    return [group if group.get("distill_logprobs") is not None else _told(group, answers) for group in served]
+
+
+def _told(group: JSONObject, answers: Iterator[list[float]]) -> JSONObject:
+    scores = [next(answers) if len(tokens) > 1 else [0.0] * len(tokens) for tokens in group["tokens"]]
+    return {
+        **group,
+        "distill_token_ids": [[[token] for token in tokens] for tokens in group["tokens"]],
+        "distill_logprobs": [[[one] for one in each] for each in scores],
+    }

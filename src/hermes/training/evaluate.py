@@ -30,7 +30,9 @@ def command_evaluation(
                 timeout=_LIMIT_S,
             )
             found = _numbers(done.stdout) if done.returncode == 0 else None
-            why = done.stderr.strip()[-300:] or f"exit code {done.returncode}"
+            why = "its last line is no JSON object"
+            if done.returncode:
+                why = done.stderr.strip()[-300:] or f"exit code {done.returncode}"
         except subprocess.TimeoutExpired:
             found, why = None, f"it ran longer than {_LIMIT_S:g} s"
         if found is None:

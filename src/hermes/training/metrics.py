@@ -23,32 +23,42 @@ class Tokens:
 
     sampler: list[float] = field(default_factory=list)
     """Logprobs as stated by the environment."""
+    behaviour: list[float] = field(default_factory=list)
+    """The same, but for those of another temperature: there the trainer's own, as the loss has them."""
     trainer: list[float] = field(default_factory=list)
     """Logprobs before the update."""
     advantages: list[float] = field(default_factory=list)
 
 
-def token_metrics(tokens: Tokens, clip: tuple[float, float] | None) -> dict[str, float]:
-    """What the pass over the data tells. `clip`: the ratios beyond which the loss has no gradient."""
+def token_metrics(tokens: Tokens) -> dict[str, float]:
+    """What the first pass over the data tells."""
     if not tokens.trainer:
         return {}
-    gaps = [new - old for new, old in zip(tokens.trainer, tokens.sampler, strict=True)]
-    ratios = [math.exp(max(-50.0, min(gap, 50.0))) for gap in gaps]
-    found = {
+    drifts = [old - new for new, old in zip(tokens.trainer, tokens.sampler, strict=True)]
+    gaps = [new - old for new, old in zip(tokens.trainer, tokens.behaviour, strict=True)]
+    ratios = [_ratio(gap) for gap in gaps]
+    return {
         "logprobs/mean": statistics.fmean(tokens.sampler),
         "logprobs/mean_training": statistics.fmean(tokens.trainer),
-        "logprobs/diff": statistics.fmean(abs(gap) for gap in gaps),
+        "logprobs/diff": statistics.fmean(drifts),
         "advantages/mean": statistics.fmean(tokens.advantages),
         "advantages/std": statistics.pstdev(tokens.advantages),
         "health/entropy": -statistics.fmean(tokens.trainer),
+        "health/logprob_gap": statistics.fmean(map(abs, drifts)),
         "health/ratio_max": max(ratios),
         "health/ratio_min": min(ratios),
         "health/k3": statistics.fmean(ratio - gap - 1 for ratio, gap in zip(ratios, gaps, strict=True)),
     }
-    if clip is not None:
-        outside = sum(not clip[0] <= ratio <= clip[1] for ratio in ratios)
-        found["health/clip_fraction"] = outside / len(ratios)
-    return found
+
+
+def clip_fraction(trainer: Sequence[float], sent: Sequence[float], bounds: tuple[float, float]) -> float:
+    """The share of tokens whose ratio, as the loss has it, is beyond its bounds."""
+    ratios = [_ratio(new - old) for new, old in zip(trainer, sent, strict=True)]
+    return sum(not bounds[0] <= ratio <= bounds[1] for ratio in ratios) / max(1, len(ratios))
+
+
+def _ratio(gap: float) -> float:
+    return math.exp(max(-50.0, min(gap, 50.0)))
 
 
 def group_metrics(groups: Sequence[Group], signals: int) -> dict[str, float]:

@@ -97,7 +97,9 @@ class RemoteEngine:
             tinker.ModelInput.from_ints(request.prompt.tolist()),
             request.num_samples,
             _params(request),
+            include_prompt_logprobs=request.prompt_logprobs,
             topk_sample_logprobs=request.topk_sample_logprobs,
+            prompt_logprobs_last_n=request.prompt_logprobs_last_n,
         )
 
         def hand_over(done: Future[tinker.SampleResponse]) -> None:
@@ -120,7 +122,8 @@ class RemoteEngine:
         except HermesError as error:
             answer.set_exception(error)
         else:
-            answer.set_result(SampleResult(sequences, cached_tokens=response.prompt_cache_hit_tokens))
+            scores = response.prompt_logprobs_np
+            answer.set_result(SampleResult(sequences, scores, cached_tokens=response.prompt_cache_hit_tokens))
 
     def _forget(self, path: str | None, client: tinker.SamplingClient, error: BaseException) -> None:
         """A service that was started anew knows neither our session nor its samplers.
@@ -227,12 +230,12 @@ def _params(request: SampleRequest) -> tinker.SamplingParams:
 def _sequence(told: tinker.types.SampledSequence, url: str) -> SampledSequence:
     import numpy as np
 
-    if told.logprobs is None:
+    if told.logprobs is None and told.tokens:
         raise ProviderError(f"{url} gives no logprobs of what it samples: nothing can be trained on that")
     top = told.topk_logprobs_np
     return SampledSequence(
         np.array(told.tokens, np.int64),
-        np.array(told.logprobs, np.float32),
+        np.array(told.logprobs or (), np.float32),
         "stop" if told.stop_reason == "stop" else "length",
         None if top is None else TopK(top.token_ids.astype(np.int64), top.logprobs),
     )

@@ -13,16 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hermes.core.json import JSONObject
-from hermes.errors import HermesError
 from hermes.training.api import Batch, TrainerApi
 from hermes.training.batch import Prepared, Rules, prepare, with_penalty
 from hermes.training.checkpoints import StateFile, alone
 from hermes.training.client import Trainee
 from hermes.training.correction import IMPORTANCE_SAMPLING
 from hermes.training.distill import Teacher, ask
+from hermes.training.fruitless import Fruitless
+from hermes.training.held_out import HeldOut
 from hermes.training.meter import Meter
 from hermes.training.schedule import Schedule
 from hermes.training.session import Finished, Run, Session, Tell, carry_on, outcome
@@ -32,8 +33,6 @@ from hermes.training.update import Update
 KIND = "rl"
 _POLL_S = 0.2
 _SAY_EVERY_S = 30.0
-_EMPTY_BATCHES = 3
-"""Batches in a row of which nothing can ever be trained on that end the run."""
 
 Evaluate = Callable[[int, str], dict[str, float]]
 """Step and sampler path → numbers, which are logged as eval/NAME."""
@@ -82,6 +81,8 @@ class Around:
     stop: threading.Event = field(default_factory=threading.Event)
     """Set: finish the step, save, and end."""
     evaluate: Evaluate | None = None
+    held_out: HeldOut = field(default_factory=lambda: HeldOut(None))
+    """Evaluations that the environment makes by itself."""
     teacher: Teacher | None = None
     face: Offer | None = None
     """Where environments can sample the newest weights, if the engine or service has no such face itself."""
@@ -136,9 +137,10 @@ class _Loop:
         self._update = Update(session.trainee, settings)
         self._held: list[Batch] = []
         """Leased to us, and not yet noted."""
-        self._untrainable = 0
+        self._fruitless = Fruitless(learned=session.state.step > 0)
         self._rewards: list[float] = []
         """Of the steps since the last checkpoint."""
+        around.held_out.published(session.state.step)
 
     def run(self) -> Finished:
         session, last = self._session, self._settings.num_steps
@@ -155,6 +157,8 @@ class _Loop:
                 self._checkpoint(step, values)
         if step > session.state.step or not session.state.kept:
             self._checkpoint(step, {})
+        if step >= last:
+            self._fruitless.conclude()
         return session.finished("all steps made" if step >= last else "stopped")
 
     def _next(self, step: int) -> Batch | None:
@@ -215,9 +219,11 @@ class _Loop:
                 session.begin_proof(prepared.items[0].rollout.tokens)
             values |= self._update.make(prepared.items, step, rate, session.proof)
         session.publish(step)
+        self._around.held_out.published(step)
         if prepared.items:
             values |= session.prove(pushed=rate > 0 and values.get("optim/grad_norm", 1.0) > 0)
-        if self._around.evaluate is not None and step % settings.eval_every == 0:
+        due = step % settings.eval_every == 0 or session.due(step, settings.num_steps)
+        if self._around.evaluate is not None and due:
             told = self._around.evaluate(step, session.sampler)
             values |= {f"eval/{name}": value for name, value in told.items()}
         values["time/step_s"] = time.monotonic() - began_s
@@ -229,31 +235,26 @@ class _Loop:
         if self._around.teacher is not None:
             groups = ask(self._around.teacher, groups)
         prepared = prepare(groups, settings.rules, step)
-        self._refuse_if_hopeless(prepared)
+        self._fruitless.judge(prepared)
         if not settings.kl or not prepared.items:
             return prepared
         unknown = [item.rollout.tokens for item in prepared.items if item.rollout.reference is None]
         scored = iter(self._session.trainee.score(self._session.run.wish.base_model, unknown))
         references = [item.rollout.reference or next(scored) for item in prepared.items]
         items, drift = with_penalty(prepared.items, references, settings.kl)
-        return Prepared(tuple(items), {**prepared.metrics, "kl/reference": drift}, prepared.refused)
-
-    def _refuse_if_hopeless(self, prepared: Prepared) -> None:
-        hopeless = prepared.refused.total() >= max(1.0, prepared.metrics["data/sequences"])
-        self._untrainable = self._untrainable + 1 if hopeless else 0
-        if self._untrainable >= _EMPTY_BATCHES:
-            why = "; ".join(
-                f"{count} sequences: {reason}" for reason, count in prepared.refused.most_common(3)
-            )
-            raise HermesError(
-                f"{_EMPTY_BATCHES} batches in a row had nothing to train on ({why})",
-                "environments must sample this run's policy from a server that gives ids and logprobs",
-            )
+        return replace(prepared, items=tuple(items), metrics={**prepared.metrics, "kl/reference": drift})
 
     def _checkpoint(self, step: int, values: dict[str, float]) -> None:
+        """What is best is decided by one quantity: an evaluation's, where there is one."""
+        found = self._around.held_out.newest()
+        if found is not None:
+            self._session.revalue(found.step, found.value)
         rewards, self._rewards = self._rewards, []
-        value = values.get("eval/reward", statistics.fmean(rewards) if rewards else None)
-        self._session.checkpoint(step, value, self._owed)
+        value = statistics.fmean(rewards) if rewards else None
+        evaluated = self._around.evaluate is not None
+        self._session.checkpoint(
+            step, values.get("eval/reward") if evaluated else value, self._owed, evaluated=evaluated
+        )
         for lease_id in self._session.state.settled:
             self._api.acknowledge(lease_id)
 

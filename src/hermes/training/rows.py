@@ -11,8 +11,8 @@ its reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ def from_files(
             example = read_row(line, FORMATS["trl-sft"] if _objects(line.row) else None, None)
         except BadRowError as error:
             raise UsageError(f"{file}:{line.number}: {error}", "see hermes export --formats") from error
-        yield from _lessons(example, speech(), left_out)
+        yield from _lessons(example, speech(), left_out, _muted(line.row or {}))
 
 
 def from_store(
@@ -122,14 +122,40 @@ def lessons_of(
     return [Lesson(tuple(tokens), tuple(learned)) for tokens, learned in made]
 
 
-def _lessons(example: Example, speech: Speech, left_out: Counter[str]) -> Iterator[Lesson]:
+def _lessons(
+    example: Example, speech: Speech, left_out: Counter[str], muted: Set[int] = frozenset()
+) -> Iterator[Lesson]:
+    """`muted`: turns that are not to be learned, whoever said them."""
     steps = [step for step in example.trajectory.steps if not step.ephemeral]
     if any(step.message.images for step in steps):
         left_out["it has images"] += 1
         return
-    said = [step.kind is StepKind.MODEL for step in steps]
-    for lesson in lessons_of([step.message for step in steps], said, example.tools, speech):
+    said = [step.kind is StepKind.MODEL and index not in muted for index, step in enumerate(steps)]
+    messages = _named([step.message for step in steps])
+    for lesson in lessons_of(messages, said, example.tools, speech):
         yield Lesson(lesson.tokens, lesson.learned, example.task)
+
+
+def _named(messages: Sequence[Message]) -> list[Message]:
+    """Results with the name of their tool, also where the row says it only in the call."""
+    names = {call.id: call.name for message in messages for call in message.tool_calls}
+    return [
+        replace(message, name=names.get(message.tool_call_id or ""))
+        if message.role is Role.TOOL and not message.name
+        else message
+        for message in messages
+    ]
+
+
+def _muted(row: JSONObject) -> set[int]:
+    """Turns that the row says are not learned: by `weight` as OpenAI has it, by `train` as Axolotl has it."""
+    messages: Any = row.get("messages")
+    turns = messages if isinstance(messages, list) else []
+    return {
+        index
+        for index, turn in enumerate(turns)
+        if isinstance(turn, dict) and (turn.get("weight") == 0 or turn.get("train") is False)
+    }
 
 
 def _exact(row: JSONObject, place: str) -> Lesson:

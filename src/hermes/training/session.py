@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from hermes.errors import HermesError
 from hermes.training import probe
-from hermes.training.checkpoints import Keep, Kept, RunState, StateFile, added
+from hermes.training.checkpoints import Keep, Kept, RunState, StateFile, added, revalued
 from hermes.training.client import Connection, EngineError, Trainee, Wish, answers
 from hermes.training.sinks import Sinks
 
@@ -83,14 +83,19 @@ class Session:
         """What was logged last."""
         self._higher = higher
         self._file = StateFile(run.folder)
-        self._published: list[str] = []
+        self._saved = state
+        """What is on disk."""
         self._proof: probe.Proof | None = None
         sinks.rewind(state.step)
 
     def write(self, **changes: Any) -> None:
         """Changes the state, on disk."""
         self.note(**changes)
-        self._file.write(self.state)
+        self._save(self.state)
+
+    def _save(self, state: RunState) -> None:
+        self._file.write(state)
+        self._saved = state
 
     def note(self, **changes: Any) -> None:
         """Changes the state; on disk with the next checkpoint, so that it never says more than that one."""
@@ -100,12 +105,18 @@ class Session:
         """The sampler gets the weights of this step; rollouts name it as the version that sampled them."""
         self.sampler = self.trainee.publish(f"step-{step}")
         self._show(self.sampler)
-        self._published.append(self.sampler)
+        every = (*self.state.published, self.sampler)
+        self.note(published=every[-_LIVE_SAMPLERS:])
+        # On disk at once, and nothing else with it: whoever goes on after a kill knows what is left.
+        self._save(replace(self._saved, published=self.state.published))
+        self._forget(every[:-_LIVE_SAMPLERS])
+
+    def _forget(self, samplers: Sequence[str]) -> None:
+        """These are not sampled any more: all but those of checkpoints go."""
         kept = {one.sampler for one in (*self.state.kept, *([self.state.best] if self.state.best else []))}
-        while len(self._published) > _LIVE_SAMPLERS:
-            oldest = self._published.pop(0)
-            if oldest not in kept:
-                self.trainee.delete(oldest)
+        for path in samplers:
+            if path not in kept:
+                self.trainee.delete(path)
 
     def begin_proof(self, tokens: Sequence[int]) -> None:
         """The first reading; `tokens` become the probe, unless the run has one."""
@@ -137,19 +148,30 @@ class Session:
         """Whether this step is to be a checkpoint."""
         return step % self.run.keep.every == 0 or step >= last_step
 
-    def checkpoint(self, step: int, value: float | None, owed: Sequence[int] = ()) -> None:
+    def checkpoint(
+        self, step: int, value: float | None, owed: Sequence[int] = (), *, evaluated: bool = False
+    ) -> None:
         """Safe with the engine first, then in the state; then what it replaces goes. `owed`: see `added`."""
-        kept = Kept(step, self.trainee.save(f"step-{step}"), self.sampler, value)
+        kept = Kept(step, self.trainee.save(f"step-{step}"), self.sampler, value, evaluated)
         state, gone = added(self.state, kept, self.run.keep, higher_is_better=self._higher, owed=owed)
-        self._file.write(state)
+        self._replace(state, gone)
+
+    def revalue(self, step: int, value: float) -> None:
+        """An evaluation of the weights of this step has come in."""
+        state, gone = revalued(self.state, step, value, higher_is_better=self._higher)
+        self._replace(state, gone)
+
+    def _replace(self, state: RunState, gone: Sequence[Kept]) -> None:
+        self._save(state)
         self.state = state
         for one in gone:
             self.trainee.delete(one.weights)
             self.trainee.delete(one.sampler)
 
     def finished(self, reason: str) -> Finished:
-        """Marks the run as ended."""
-        self.write(finished=reason)
+        """Marks the run as ended; of what was published, only checkpoints stay."""
+        self._forget(self.state.published)
+        self.write(finished=reason, published=())
         return outcome(self.state, self.metrics)
 
 
@@ -160,12 +182,13 @@ def outcome(state: RunState, metrics: dict[str, float]) -> Finished:
 
 def carry_on(run: Run, attempt: Callable[[], T], tell: Tell) -> T:
     """Runs the attempt; begins again from the last checkpoint when the engine was lost, a few times."""
-    lost, before = 0, _changed_ns(run)
+    file = StateFile(run.folder)
+    lost, before = 0, _reached(file)
     while True:
         try:
             return attempt()
         except EngineError as error:
-            now = _changed_ns(run)
+            now = _reached(file)
             lost = 1 if now != before else lost + 1
             if not error.lost or now is None or lost > _TRIES:
                 raise
@@ -174,17 +197,17 @@ def carry_on(run: Run, attempt: Callable[[], T], tell: Tell) -> T:
         _await_engine(run.connection)
 
 
+def _reached(file: StateFile) -> int | None:
+    """The step of the last checkpoint; None: the run never got anywhere."""
+    state = file.state()
+    return None if state is None else state.step
+
+
 def _await_engine(connection: Connection) -> None:
     """One that is coming up listens before it has loaded its model, so it is asked rather than knocked at."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while connection.local and time.monotonic() < deadline_s and not answers(connection.url):
         time.sleep(_PAUSE_S)
-
-
-def _changed_ns(run: Run) -> int | None:
-    """When the state last changed; None: the run never got anywhere."""
-    path = StateFile(run.folder).path
-    return path.stat().st_mtime_ns if path.exists() else None
 
 
 _GO_BACK = "go on from the last checkpoint with a lower learning rate: --start, and another --name"

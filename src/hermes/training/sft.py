@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -68,13 +69,23 @@ def steps_of(lessons: int, settings: SftSettings) -> int:
     return whole if settings.max_steps is None else min(whole, settings.max_steps)
 
 
-def train(run: Run, lessons: Lessons, settings: SftSettings, sinks: Sinks, tell: Tell) -> Finished:
-    """Trains to the end, from wherever the run stands."""
+def train(
+    run: Run,
+    lessons: Lessons,
+    settings: SftSettings,
+    sinks: Sinks,
+    tell: Tell,
+    stop: threading.Event | None = None,
+) -> Finished:
+    """Trains to the end, from wherever the run stands. `stop`, once set: finish the step, save, and end."""
+    ending = stop or threading.Event()
     with alone(run.folder):
-        return carry_on(run, lambda: _attempt(run, lessons, settings, sinks, tell), tell)
+        return carry_on(run, lambda: _attempt(run, lessons, settings, sinks, tell, ending), tell)
 
 
-def _attempt(run: Run, lessons: Lessons, settings: SftSettings, sinks: Sinks, tell: Tell) -> Finished:
+def _attempt(
+    run: Run, lessons: Lessons, settings: SftSettings, sinks: Sinks, tell: Tell, stop: threading.Event
+) -> Finished:
     state = StateFile(run.folder).read(KIND, _identity(run, lessons.train, settings))
     last = steps_of(len(lessons.train), settings)
     if state.finished and state.step >= last:
@@ -84,28 +95,36 @@ def _attempt(run: Run, lessons: Lessons, settings: SftSettings, sinks: Sinks, te
         Trainee(run.connection, run.wish, meter, state.weights) as trainee,
     ):
         session = Session(run, state, trainee, sinks, higher=False)
+        session.write(finished=None)
         session.publish(state.step)
         session.begin_proof(lessons.train[0].tokens)
-        return _Loop(session, lessons, settings, last, tell).run()
+        return _Loop(session, lessons, settings, last, tell, stop).run()
 
 
 class _Loop:
     def __init__(
-        self, session: Session, lessons: Lessons, settings: SftSettings, last: int, tell: Tell
+        self,
+        session: Session,
+        lessons: Lessons,
+        settings: SftSettings,
+        last: int,
+        tell: Tell,
+        stop: threading.Event,
     ) -> None:
         self._session = session
         self._lessons = lessons
         self._settings = settings
         self._last = last
         self._tell = tell
+        self._stop = stop
 
     def run(self) -> Finished:
         session = self._session
         for step in range(session.state.step + 1, self._last + 1):
             due = session.due(step, self._last)
             values = self._step(step, due)
-            stopped = self._patience_spent()
-            due = due or stopped or ("eval/loss" in values and session.state.waited == 0)
+            ended = self._ended(step)
+            due = due or ended is not None or ("eval/loss" in values and session.state.waited == 0)
             if due or step <= _PROVED_STEPS:
                 session.publish(step)
                 pushed = values["train/learning_rate"] > 0 and values.get("optim/grad_norm", 1.0) > 0
@@ -114,8 +133,8 @@ class _Loop:
             self._tell(_line(step, self._last, values))
             if due:
                 session.checkpoint(step, values.get("eval/loss"))
-            if stopped:
-                return session.finished("held-out loss stopped falling")
+            if ended is not None:
+                return session.finished(ended)
         return session.finished("all steps made")
 
     def _step(self, step: int, due: bool) -> dict[str, float]:
@@ -148,9 +167,12 @@ class _Loop:
             self._session.note(waited=self._session.state.waited + 1)
         return found
 
-    def _patience_spent(self) -> bool:
+    def _ended(self, step: int) -> str | None:
+        """Why this is the last step, although there are more."""
         patience = self._settings.patience
-        return patience is not None and self._session.state.waited >= patience
+        if patience is not None and self._session.state.waited >= patience:
+            return "held-out loss stopped falling"
+        return "stopped" if self._stop.is_set() and step < self._last else None
 
 
 def chosen(lessons: Sequence[Lesson], step: int, batch_size: int, seed: int) -> list[Lesson]:

@@ -87,7 +87,8 @@ class StoreSink:
         self._run_id = run_id
 
     def rewind(self, step: int) -> None:
-        """The store keeps a step's first numbers; made again they are the same."""
+        """Also what another run of this name left, whose folder is gone."""
+        self._writer.rewind_metrics(self._run_id, step).result()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._writer.add_metrics(self._run_id, step, values).result()
@@ -244,8 +245,13 @@ def _missing(sink: str, package: str) -> HermesError:
 
 
 def configured(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Sinks that are on without being named: W&B by its key."""
-    return ("wandb",) if environ.get("WANDB_API_KEY") and importlib.util.find_spec("wandb") else ()
+    """Sinks that are on without being named: W&B by its key or mode, unless that is `disabled`."""
+    mode = environ.get("WANDB_MODE")
+    if mode == "disabled" or importlib.util.find_spec("wandb") is None:
+        return ()
+    if mode == "offline":
+        return ("wandb-offline",)
+    return ("wandb",) if environ.get("WANDB_API_KEY") else ()
 
 
 def _step_of(line: str) -> float:

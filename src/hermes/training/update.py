@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hermes.training.batch import Item
 from hermes.training.client import Passed, Trainee
-from hermes.training.correction import CISPO, IMPORTANCE_SAMPLING, PPO, engine_loss, surrogate, weights
+from hermes.training.correction import IMPORTANCE_SAMPLING, PPO, bounds_of, engine_loss, surrogate, weights
 from hermes.training.datums import rewarded
-from hermes.training.metrics import Tokens, token_metrics
+from hermes.training.metrics import Tokens, clip_fraction, token_metrics
 from hermes.training.probe import Proof
 from hermes.training.session import check_finite
 
 if TYPE_CHECKING:
     import tinker
-
-_DEFAULT_CLIP = {PPO: (0.8, 1.2), CISPO: (0.0, 4.0)}
 
 
 class Settings(Protocol):
@@ -48,8 +47,12 @@ class Update:
         each = 1.0 / sum(item.rollout.trained_tokens for item in items)
         data, behaviour, scaled = self._data(items, step - 1, each)
         values: dict[str, float] = {}
+        clipped: list[float] = []
+        bounds, sent = bounds_of(self._loss), _of_trained(items, behaviour)
         for epoch in range(settings.epochs):
             passed = self._trainee.forward_backward(data, self._loss)
+            if bounds is not None:
+                clipped.append(clip_fraction(_of_trained(items, passed.logprobs), sent, bounds))
             if epoch == 0:
                 values = self._numbers(items, passed, behaviour, scaled)
                 if proof is not None:
@@ -59,7 +62,7 @@ class Update:
             optim = {f"optim/{name.partition(':')[0]}": value for name, value in told.items()}
             check_finite(optim)
             values |= optim
-        return values
+        return values | ({"health/clip_fraction": statistics.fmean(clipped)} if clipped else {})
 
     def _data(
         self, items: Sequence[Item], step: int, each: float
@@ -100,32 +103,43 @@ class Update:
         self, items: Sequence[Item], passed: Passed, behaviour: list[list[float]], scaled: list[list[float]]
     ) -> dict[str, float]:
         settings = self._settings
-        tokens = Tokens()
-        sent = Tokens()
-        for item, trainer, old, values in zip(items, passed.logprobs, behaviour, scaled, strict=True):
-            for position, trained in enumerate(item.rollout.trained):
-                if trained:
-                    tokens.sampler.append(item.rollout.logprobs[position])
-                    tokens.trainer.append(trainer[position])
-                    tokens.advantages.append(item.advantages[position])
-                    sent.sampler.append(old[position])
-                    sent.advantages.append(values[position])
+        stated = [item.rollout.logprobs for item in items]
+        comparable = [
+            item.rollout.logprobs if item.rollout.temperature == 1.0 else old
+            for item, old in zip(items, behaviour, strict=True)
+        ]
+        tokens = Tokens(
+            _of_trained(items, stated),
+            _of_trained(items, comparable),
+            _of_trained(items, passed.logprobs),
+            _of_trained(items, [item.advantages for item in items]),
+        )
         loss = passed.loss
-        clip = settings.clip or _DEFAULT_CLIP.get(settings.loss)
         if settings.loss == IMPORTANCE_SAMPLING and settings.cap is not None:
-            loss = surrogate(tokens.trainer, sent.sampler, sent.advantages, settings.cap)
-            clip = (0.0, settings.cap)
-        return {"train/loss": loss, **token_metrics(tokens, clip)}
+            sent = _of_trained(items, behaviour)
+            loss = surrogate(tokens.trainer, sent, _of_trained(items, scaled), settings.cap)
+        return {"train/loss": loss, **token_metrics(tokens)}
+
+
+def _of_trained(items: Sequence[Item], values: Sequence[Sequence[float]]) -> list[float]:
+    """What is known by sequence and token, of the trained tokens."""
+    return [
+        value
+        for item, row in zip(items, values, strict=True)
+        for value, trained in zip(row, item.rollout.trained, strict=True)
+        if trained
+    ]
 
 
 def _judge(proof: Proof, items: Sequence[Item], trainer: Sequence[Sequence[float]], step: int) -> None:
     """Stated against present logprobs: of what these weights sampled, else of what nobody dates."""
     for age in (0, None):
-        stated: list[float] = []
-        present: list[float] = []
-        for item, logprobs in zip(items, trainer, strict=True):
-            if item.rollout.temperature == 1.0 and item.stale_by(step) == age:
-                chosen = [position for position, trained in enumerate(item.rollout.trained) if trained]
-                stated += [item.rollout.logprobs[position] for position in chosen]
-                present += [logprobs[position] for position in chosen]
+        fresh = [
+            (item, logprobs)
+            for item, logprobs in zip(items, trainer, strict=True)
+            if item.rollout.temperature == 1.0 and item.stale_by(step) == age
+        ]
+        of = [item for item, _ in fresh]
+        stated = _of_trained(of, [item.rollout.logprobs for item in of])
+        present = _of_trained(of, [logprobs for _, logprobs in fresh])
         proof.judge_batch(stated, present, certain=age == 0)

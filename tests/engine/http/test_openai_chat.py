@@ -253,7 +253,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n: "),
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"stop": [""]}, "a stop text is empty"),
-    ({"stop": "x", "stop_token_ids": [5]}, "texts or token ids, not both"),
     ({"stop_token_ids": [99999]}, "not in the vocabulary"),
     ({"messages": [{"role": "user", "content": "x" * 3000}]}, "context length is 2048"),
 ]

@@ -21,6 +21,7 @@ from hermes.engine.http.state import open_state
 from hermes.engine.info import EngineOptions
 from hermes.safety.access import Policy
 from tests.engine.http.engine_process import tokens, until
+from tests.engine.http.openai_parts import make_chat_model
 from tests.engine.tiny import tiny_model
 
 Open = Callable[..., tuple[Engine, httpx.AsyncClient]]
@@ -48,18 +49,33 @@ def open_face(tmp_path: Path) -> Iterator[Open]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_has_no_room_is_told_to_come_again_and_harms_nobody(
-    open_face: Open, tiny_folder: Path, stream: bool
+@pytest.mark.parametrize(("size", "longest"), [(64, 1), (65, 0), (100, 16)])
+async def test_what_can_never_fit_is_wrong_for_good_and_harms_nobody(
+    open_face: Open, tiny_folder: Path, stream: bool, size: int, longest: int
 ) -> None:
     _, client = open_face(tiny_folder, kv_bytes=SMALL)
-    body = {"model": "tiny", "prompt": tokens(100), "stream": stream}
+    body = {"model": "tiny", "prompt": tokens(size), "max_tokens": longest, "stream": stream}
     answer = await client.post("/v1/completions", json=body)
-    assert answer.status_code == 503
-    assert answer.headers["retry-after"] == str(RETRY_AFTER_S)
-    assert "needs 128 cells of the cache, which has 64" in answer.json()["error"]["message"]
-    assert answer.json()["error"]["type"] == "server_error"
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert f"{size} tokens, and the context length is 64" in answer.json()["error"]["message"]
     fits = await client.post("/v1/completions", json={**body, "prompt": tokens(10), "stream": False})
     assert fits.status_code == 200
+
+
+async def test_an_answer_without_a_limit_may_fill_the_cache_and_no_more(
+    open_face: Open, tmp_path: Path
+) -> None:
+    """The model's own context is 32 times as long as what the memory for keys and values holds."""
+    _, client = open_face(make_chat_model(tmp_path / "chat"), kv_bytes=SMALL)
+    listed = (await client.get("/v1/models")).json()["data"]
+    assert [one["max_model_len"] for one in listed] == [64]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "seed": 4, "stop_token_ids": []}
+    answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    ended = answer.json()["choices"][0]["finish_reason"]
+    assert (ended, usage["total_tokens"]) == ("length", 64)
 
 
 async def test_a_stream_that_breaks_off_says_so_and_has_no_final_mark(
@@ -74,7 +90,7 @@ async def test_a_stream_that_breaks_off_says_so_and_has_no_final_mark(
     assert lines
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
     again = await client.post("/generate", json={"input_ids": tokens(5)})
-    assert again.status_code == 503
+    assert (again.status_code, again.headers["retry-after"]) == (503, str(RETRY_AFTER_S))
 
 
 async def test_a_model_without_a_tokenizer_still_takes_and_gives_ids(open_face: Open, tmp_path: Path) -> None:

@@ -148,11 +148,20 @@ def test_aliases_survive_a_crash(
     assert version(again, "policy").startswith(f"{newest}@")
 
 
-@pytest.mark.parametrize("alias", ["", "tinker://a/weights/b", "x" * 201, "two\nlines"])
+NO_ALIASES = ["", "tinker://a/weights/b", "x" * 201, "two\nlines", "a:train:0", "a:sample:12"]
+
+
+@pytest.mark.parametrize("alias", NO_ALIASES)
 def test_an_alias_that_cannot_be_one_is_refused_and_nothing_is_saved(trainer: Trainer, alias: str) -> None:
     with pytest.raises(tinker.RequestFailedError, match="cannot be an alias"):
         trainer.client.save_weights_for_sampler("refused", user_metadata={"alias": alias}).result()
     assert trainer.save("refused")
+
+
+def test_a_run_cannot_take_the_name_of_anything_else(client: tinker.ServiceClient, model: str) -> None:
+    for alias in (*NO_ALIASES, model):
+        with pytest.raises(tinker.BadRequestError, match="alias"):
+            client.create_lora_training_client(model, rank=2, user_metadata={"policy": alias})
 
 
 def test_the_base_models_name_cannot_be_an_alias(trainer: Trainer, model: str) -> None:

@@ -126,6 +126,14 @@ def test_stops_say_what_they_matched_and_leave_the_text(shared: Server, model: s
     assert by_text["text"] == whole["text"].partition(word)[0]
     assert by_text["meta_info"]["finish_reason"] == {"type": "stop", "matched": word}
     assert by_text["output_ids"] == greedy[: len(by_text["output_ids"])]
+    both = {**params, "stop": [word, "never"], "stop_token_ids": [stop]}
+    ended = generate(shared, model=model, input_ids=ids, sampling_params=both)
+    first = by_id if at < len(by_text["output_ids"]) else by_text
+    assert ended["meta_info"]["finish_reason"] == first["meta_info"]["finish_reason"]
+    assert ended["output_ids"] == first["output_ids"]
+    for change, expected in (({"stop": ["never"]}, by_id), ({"stop_token_ids": [0]}, by_text)):
+        other = generate(shared, model=model, input_ids=ids, sampling_params=both | change)
+        assert other["output_ids"] == expected["output_ids"]
 
 
 def test_the_end_of_sequence_still_ends_it_beside_other_stop_ids() -> None:
@@ -135,6 +143,7 @@ def test_the_end_of_sequence_still_ends_it_beside_other_stop_ids() -> None:
 
     assert stops(stop_token_ids=[9, 7]) == (EOS, 7, 9)
     assert stops(stop="x") == ("x",)
+    assert stops(stop="x", stop_token_ids=[9]) == ("x", EOS, 9)
     assert stops() is None
 
 

@@ -140,7 +140,7 @@ async def test_who_holds_a_checkpoint_keeps_it_while_others_get_what_replaced_it
     assert await desk.meaning("held") == pytest.approx(old, abs=1e-5)
     assert await desk.meaning(str(PATH)) == pytest.approx(new, abs=1e-5)
     await policies.detach(desk.store.find(PATH))
-    desk.store.delete(PATH)
+    desk.store.delete(desk.store.find(PATH))
     with pytest.raises(EngineUserError, match="no checkpoint"):
         await desk.meaning(str(PATH))
     assert await desk.meaning("held") == pytest.approx(old, abs=1e-5)

@@ -28,10 +28,11 @@ def test_a_hub_name_is_served_from_the_hubs_cache_within_the_limits_given(
     shutil.copytree(tiny_folder, cached / "snapshots" / "5eed")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("5eed")
-    limits = ("--max-length", "64", "--max-adapters", "1", "--model", "acme/tiny")
+    limits = ("--max-length", "256", "--kv-gib", "0.0001", "--max-adapters", "1", "--model", "acme/tiny")
     server = start(tmp_path / "state", *limits, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
     (offered,) = server.ask("GET", f"{API}/get_server_capabilities").json()["supported_models"]
-    assert (offered["model_name"], offered["max_context_length"]) == ("acme/tiny", 64)
+    longest = int(0.0001 * 2**30) // 768  # bytes of a token's keys and values: less than 256 tokens fit
+    assert (offered["model_name"], offered["max_context_length"]) == ("acme/tiny", longest)
     asked = {"model": "acme/tiny", "prompt": "hello", "max_tokens": 2, "return_token_ids": True}
     (choice,) = server.ask("POST", "/v1/completions", asked).json()["choices"]
     assert (len(choice["prompt_token_ids"]), len(choice["token_ids"])) == (5, 2)

@@ -15,7 +15,7 @@ import tinker
 from tests.cli.process import failure, hermes
 from tests.engine.http.conftest import Start
 from tests.engine.http.engine_process import KEY, TOKEN, Server, batch, launch, prompt, until
-from tests.engine.http.test_tinker_checkpoints import steps
+from tests.engine.http.test_tinker_checkpoints import fetched, steps
 
 Connect = Callable[..., tinker.ServiceClient]
 
@@ -27,6 +27,7 @@ class Survivor:
     server: Server
     path: str
     sampler: str
+    external: str
     losses: list[float]
     """Of the four steps after the checkpoint."""
     scores: list[float | None]
@@ -42,6 +43,7 @@ def survivor(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     steps(training, range(4))
     path = training.save_state("four", user_metadata={"step": "4"}).result().path
     sampler = training.save_weights_for_sampler("four").result().path
+    external = training.save_weights_external("four").result().path
     losses = steps(training, range(4, 8))
     scores = client.create_sampling_client(model_path=sampler).compute_logprobs(prompt()).result()[1:]
     for number in range(8):  # the axe falls on a busy engine, in the middle of saving
@@ -51,7 +53,7 @@ def survivor(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     client.holder.close()
     limits = ("--max-adapters", "2", "--client-timeout", "8", "--host", "0.0.0.0")
     second = launch(tiny_folder, state_dir, *limits, HERMES_ENGINE_TOKEN=TOKEN)
-    yield Survivor(second, path, sampler, losses, scores)
+    yield Survivor(second, path, sampler, external, losses, scores)
     second.kill()
 
 
@@ -60,7 +62,7 @@ def test_after_kill_9_every_checkpoint_is_there_and_the_curve_goes_on_the_same(
 ) -> None:
     rest = tinker.RestClient(base_url=survivor.server.url, api_key=KEY)
     kept = {one.tinker_path: one for one in rest.list_user_checkpoints(limit=1000).result().checkpoints}
-    assert {survivor.path, survivor.sampler} <= kept.keys()
+    assert {survivor.path, survivor.sampler, survivor.external} <= kept.keys()
     assert kept[survivor.path].user_metadata == {"step": "4"}
     run = rest.get_training_run_by_tinker_path(survivor.path).result()
     assert run.user_metadata == {"purpose": "survive"}
@@ -69,6 +71,10 @@ def test_after_kill_9_every_checkpoint_is_there_and_the_curve_goes_on_the_same(
     assert steps(resumed, range(4, 8)) == pytest.approx(survivor.losses, rel=1e-6)
     sampler = client.create_sampling_client(model_path=survivor.sampler)
     assert sampler.compute_logprobs(prompt()).result()[1:] == pytest.approx(survivor.scores, abs=1e-5)
+    urls = rest.get_external_weights_urls(survivor.external).result().urls  # signed by the new process
+    state_dir = survivor.server.state_dir
+    inside = state_dir / survivor.sampler.removeprefix("tinker://") / "adapter_model.safetensors"
+    assert fetched(urls)["adapter_model.safetensors"] == inside.read_bytes()
     for path in (path for path in kept if "/cut-" in path):  # whatever is listed is whole
         resumed._load_state_impl(path, optimizer=True, weights_access_token=None).result()
 

@@ -252,13 +252,18 @@ def test_a_sampler_works_in_another_process(sampler: tinker.SamplingClient) -> N
     here = sampler.sample(prompt(8), 1, GREEDY).result().sequences[0].tokens
     assert answers.get(timeout=100) == here
     child.join()
+
+
+def test_a_sampler_can_be_handed_on_as_text(sampler: tinker.SamplingClient) -> None:
     again = tinker.SamplingClient.from_sampler_handle(sampler.get_sampler_handle(), api_key="tml-x")
+    here = sampler.sample(prompt(8), 1, GREEDY).result().sequences[0].tokens
     assert again.sample(prompt(8), 1, GREEDY).result().sequences[0].tokens == here
 
 
 def test_a_sampler_says_what_it_samples(
     client: tinker.ServiceClient, model: str, rest: tinker.RestClient
 ) -> None:
+    assert [one.model_name for one in client.get_server_capabilities().supported_models] == [model]
     training = client.create_lora_training_client(model, rank=2)
     path = training.save_weights_for_sampler("one").result().path
     both = training.create_sampling_client(path)

@@ -17,6 +17,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hermes.engine.http.answers import Refused, refusal_of
+from hermes.engine.http.downloads import Downloads
+from hermes.engine.http.imports import Imports
 from hermes.engine.http.rest import Rest
 from hermes.engine.http.sampling import Sampling
 from hermes.engine.http.saving import Saving
@@ -35,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 def routes(state: State) -> list[Route]:
     service, training, saving = Service(state), Training(state), Saving(state)
-    sampling, rest = Sampling(state), Rest(state)
+    sampling, rest, downloads = Sampling(state), Rest(state), Downloads(state)
     checkpoint = f"{_API}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}"
     table: list[tuple[str, str, Handler]] = [
         ("POST", f"{_API}/retrieve_future", service.retrieve_future),
@@ -72,8 +74,10 @@ def routes(state: State) -> list[Route]:
         ("PUT", f"{checkpoint}/ttl", rest.set_ttl),
         ("POST", f"{checkpoint}/publish", rest.publish),
         ("DELETE", f"{checkpoint}/publish", rest.publish),
-        ("GET", f"{checkpoint}/external_weights_urls", rest.external_urls),
-        ("GET", f"{_FILES}{{run}}/{{kind}}/{{name}}/{{file}}", rest.file),
+        ("GET", f"{checkpoint}/external_weights_urls", downloads.external_urls),
+        ("GET", f"{checkpoint}/archive", downloads.archive),
+        ("GET", f"{_FILES}{{run}}/{{kind}}/{{name}}/{{file}}", downloads.file),
+        ("POST", f"{_API}/import_adapter", Imports(state).import_adapter),
         ("GET", f"{_API}/sessions", rest.sessions),
         ("POST", f"{_API}/sessions/search", rest.search_sessions),
         ("GET", f"{_API}/sessions/{{session}}", rest.session),

@@ -90,7 +90,8 @@ class Chat:
 
     def _read(self, asked: ChatCompletions) -> Exchange:
         tools = read_tools(asked.tools, asked.tool_choice)
-        prompt = self._speaker.chat_prompt(read_messages(asked.messages), tools)
+        settings = asked.chat_template_kwargs or {}
+        prompt = self._speaker.chat_prompt(read_messages(asked.messages), tools, settings)
         spec = self._engine.spec
         ending = ending_of(asked, spec.eos_ids)
         longest = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens

@@ -3,6 +3,9 @@
 One prompt gives one object, a list of prompts or n samples give a list. Without a model (`model`, or SGLang's
 `lora_path`) the policy that was handed over last answers, as a server whose weights are updated in place
 would; before there is one, the base model does. `meta_info.weight_version` says which weights it were.
+
+With `return_logprob` and a `logprob_start_len` from 0 on, `meta_info.input_token_logprobs` scores the prompt
+from that token on, at temperature 1; its first entry has no logprob, as SGLang has it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -50,6 +53,8 @@ class _Exchange:
     speaker: Speaker
     ending: Ending
     requests: list[SampleRequest]
+    scored_from: int | None
+    """The first token of the prompts whose logprob is asked for; None: none is."""
     single: bool
     """One prompt with one sample: the answer is no list."""
     id: str
@@ -80,7 +85,30 @@ class _Exchange:
         if self.asked.return_logprob:
             pairs = zip(finite_all(sequence.logprobs), ids, strict=True)
             meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
+        if self.scored_from is not None:
+            meta["input_token_logprobs"] = _scored(self.requests[prompt], result, self.scored_from)
         return {"text": self.ending.cut(whole), "output_ids": ids, "meta_info": meta}
+
+
+def _scored_from(asked: Generate) -> int | None:
+    start = asked.logprob_start_len
+    return start if asked.return_logprob and start is not None and start >= 0 else None
+
+
+def _with_scores(request: SampleRequest, start: int) -> SampleRequest:
+    """Problem: the prompt has no such token."""
+    after = len(request.prompt) - 1 - start
+    if after < 0:
+        raise wrong(f"it is {start}, and the prompt has {len(request.prompt)} tokens", "logprob_start_len")
+    if after == 0:
+        return request
+    return replace(request, prompt_logprobs=True, prompt_logprobs_last_n=after if start else None)
+
+
+def _scored(request: SampleRequest, result: SampleResult, start: int) -> list[list[float | int | None]]:
+    ids = request.prompt[start:].tolist()
+    told = [] if result.prompt_logprobs is None else finite_all(result.prompt_logprobs[start + 1 :])
+    return [[logprob, token, None] for logprob, token in zip((None, *told), ids, strict=True)]
 
 
 class Generation:
@@ -122,10 +150,13 @@ class Generation:
         sampling = params_of(params, ending, longest, params.sampling_seed)
         samples = params.n or 1
         requests = [sample_request(prompt, sampling, samples, 0, spec.max_length) for prompt in prompts]
+        start = _scored_from(asked)
+        if start is not None:
+            requests = [_with_scores(request, start) for request in requests]
         single = single and samples == 1
         request_id = f"{self._name}-{next(self._numbers)}"
         return _Exchange(
-            asked, params, self._speaker, ending, requests, single, request_id, time.perf_counter()
+            asked, params, self._speaker, ending, requests, start, single, request_id, time.perf_counter()
         )
 
     async def _chunks(self, exchange: _Exchange) -> AsyncGenerator[dict[str, Any]]:

@@ -73,8 +73,11 @@ def _read_tool(tool: JSONObject, place: str) -> JSONObject:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not as_text(function.get("name")):
         raise wrong(f"{place} must be {{'type': 'function', 'function': {{'name': ..., ...}}}}", "tools")
-    wanted = {name: function[name] for name in ("name", "description", "parameters") if function.get(name)}
-    return {"description": "", "parameters": {"type": "object", "properties": {}}, **wanted}
+    return {  # in the order in which models were taught to read it
+        "name": function["name"],
+        "description": function.get("description") or "",
+        "parameters": function.get("parameters") or {"type": "object", "properties": {}},
+    }
 
 
 def call_to_wire(call: ToolCall) -> JSONObject:

@@ -103,7 +103,7 @@ def sample_request(
     prompt: Sequence[int], params: SamplingParams, samples: int, topk: int, max_length: int
 ) -> SampleRequest:
     """Problem: the prompt leaves no room for an answer."""
-    if len(prompt) >= max_length and params.max_tokens != 0:
+    if len(prompt) + (params.max_tokens != 0) > max_length:
         raise Problem(
             400,
             f"the prompt has {len(prompt)} tokens, and the context length is {max_length} with the answer",

@@ -87,10 +87,12 @@ class Speaker:
     def _bytes(self) -> tuple[bytes, ...]:
         return token_bytes(self.tokenizer, self._engine.spec.vocab)
 
-    def chat_prompt(self, messages: Sequence[Message], tools: Sequence[JSONObject]) -> Prompt:
-        """Problem: the model's template refuses the conversation."""
+    def chat_prompt(
+        self, messages: Sequence[Message], tools: Sequence[JSONObject], settings: JSONObject
+    ) -> Prompt:
+        """`settings` are the template's own. Problem: the model's template refuses the conversation."""
         try:
-            rendered = self.speech.render(ChatRequest(tuple(messages), tuple(tools)), {})
+            rendered = self.speech.render(ChatRequest(tuple(messages), tuple(tools)), {}, settings)
         except HermesError as error:
             raise wrong(error.message, "messages") from error
         return Prompt(encode(self.tokenizer, rendered), rendered.text.rstrip().endswith("<think>"))

@@ -30,7 +30,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "json_schema": (),
     "logit_bias": ({},),
-    "logprob_start_len": (-1,),
     "min_new_tokens": (0,),
     "min_p": (0,),
     "min_tokens": (0,),
@@ -87,6 +86,7 @@ class ChatCompletions(Completion):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     logprobs: bool | None = None
     top_logprobs: TopCount | None = None
 
@@ -107,6 +107,7 @@ class Generate(Asked):
     text: str | list[str] | None = None
     sampling_params: GenerateParams | None = None
     return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, Field(ge=-1)] | None = None
     stream: bool | None = None
     model: str | None = None
     lora_path: str | None = None

@@ -1,4 +1,4 @@
-"""Runs, checkpoints and sessions as resources: list, look at, publish, expire, copy, delete, download."""
+"""Runs, checkpoints and sessions as resources: list, look at, publish, expire, copy, delete."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
 from hermes.core.ids import new_id
 from hermes.engine.checkpoints import (
     EXTERNAL_WEIGHTS,
-    KINDS,
     SAMPLER_WEIGHTS,
     WEIGHTS,
     Checkpoint,
@@ -23,10 +22,9 @@ from hermes.engine.checkpoints import (
 )
 from hermes.engine.http import wire
 from hermes.engine.http.answers import Refused, as_json, read_json
-from hermes.engine.http.external import VALID_S
+from hermes.engine.http.downloads import found, path_of
 from hermes.engine.http.sessions import Session
 from hermes.engine.http.state import State
-from hermes.engine.types import EngineUserError
 
 _TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 _OWNER = "local"
@@ -58,7 +56,7 @@ class Rest:
 
     async def weights_info(self, request: Request) -> Response:
         path = CheckpointPath.parse((await read_json(request, wire.PathReference)).tinker_path)
-        self._found(path)
+        found(self._store, path)
         run = self._store.run(path.run_id)
         assert run is not None, "a checkpoint is only kept with its run"
         return as_json(
@@ -74,19 +72,21 @@ class Rest:
         )
 
     async def delete(self, request: Request) -> Response:
-        path = self._path(request)
-        await self._state.policies.detach(self._found(path))
-        await asyncio.to_thread(self._store.delete, path)
+        checkpoint = found(self._store, path_of(self._store, request))
+        await self._state.policies.detach(checkpoint)
+        await asyncio.to_thread(self._store.delete, checkpoint)
         return Response(status_code=204)
 
     async def publish(self, request: Request) -> Response:
-        await asyncio.to_thread(self._store.set_public, self._path(request), request.method == "POST")
+        await asyncio.to_thread(
+            self._store.set_public, path_of(self._store, request), request.method == "POST"
+        )
         return Response(status_code=204)
 
     async def set_ttl(self, request: Request) -> Response:
         asked = await read_json(request, wire.Ttl)
         check_ttl(asked.ttl_seconds)
-        await asyncio.to_thread(self._store.set_ttl, self._path(request), asked.ttl_seconds)
+        await asyncio.to_thread(self._store.set_ttl, path_of(self._store, request), asked.ttl_seconds)
         return Response(status_code=204)
 
     async def copy(self, request: Request) -> Response:
@@ -96,7 +96,7 @@ class Rest:
         key = request.headers.get("x-idempotency-key", "")
         if key not in self._copies:
             path = CheckpointPath.parse(asked.source_path)
-            self._found(path)
+            found(self._store, path)
             source = self._store.run(path.run_id)
             assert source is not None, "a checkpoint is only kept with its run"
             session_id = asked.session_id or new_id()
@@ -109,28 +109,6 @@ class Rest:
                 return as_json({"tinker_path": str(copy.path)})
             self._copies[key] = str(copy.path)
         return as_json({"tinker_path": self._copies[key]})
-
-    async def external_urls(self, request: Request) -> Response:
-        path = self._path(request)
-        expires_s = int(time.time()) + VALID_S
-        base = str(request.base_url).rstrip("/")
-        urls = {}
-        for name in self._found(path).files:
-            token = self._state.signer.sign(f"{path}/{name}", expires_s)
-            where = f"{base}/api/v1/files/{path.run_id}/{path.kind}/{path.name}/{name}"
-            urls[name] = f"{where}?expires={expires_s}&token={token}"
-        return as_json({"urls": urls, "expires": _moment(expires_s)})
-
-    async def file(self, request: Request) -> Response:
-        """One file of a checkpoint, to whoever has its signed address."""
-        path, name = self._path(request), request.path_params["file"]
-        query = request.query_params
-        expires, token = query.get("expires", ""), query.get("token", "")
-        if not self._state.signer.is_valid(f"{path}/{name}", expires, token, time.time()):
-            raise Refused(403, "this address is not valid (any more): ask for the URLs again")
-        if name not in self._found(path).files:
-            raise Refused(404, f"{path} has no file {name}")
-        return FileResponse(self._store.folder(path) / name)
 
     async def sessions(self, request: Request) -> Response:
         page, _ = _page(request, self._session_ids())
@@ -198,20 +176,6 @@ class Rest:
         if run is None:
             raise Refused(404, f"there is no training run {request.path_params['run']}")
         return run
-
-    def _path(self, request: Request) -> CheckpointPath:
-        named = request.path_params
-        path = CheckpointPath(named["run"], named["kind"], named["name"])
-        if path.kind not in KINDS:
-            raise Refused(404, f"'{path.kind}' is none of {', '.join(KINDS)}")
-        self._found(path)
-        return path
-
-    def _found(self, path: CheckpointPath) -> Checkpoint:
-        try:
-            return self._store.find(path)
-        except EngineUserError as error:
-            raise Refused(404, error.message) from error
 
     def _run_json(self, run: Run) -> dict[str, Any]:
         kept = self._store.checkpoints(run.id)

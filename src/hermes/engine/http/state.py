@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.engine.checkpoints import CheckpointStore
@@ -26,6 +27,8 @@ class State:
     names: PolicyNames
     sessions: Sessions
     signer: Signer
+    scratch: Path
+    """For files that need not outlive the process; empty at its start."""
     tokenizer_id: str
     """Where a client on this machine can load the tokenizer from."""
 
@@ -40,8 +43,9 @@ def open_state(
 ) -> State:
     """Belongs to the event loop that calls it."""
     calls = Calls()
-    policies = Policies(engine, store, store.root / ".ephemeral")
+    scratch = store.root / ".ephemeral"
+    policies = Policies(engine, store, scratch)
     names = PolicyNames(policies, base_names)
     restore(names, store)
     sessions = Sessions(engine, calls, names, client_timeout_s)
-    return State(engine, store, calls, policies, names, sessions, Signer(), engine.tokenizer_dir)
+    return State(engine, store, calls, policies, names, sessions, Signer(), scratch, engine.tokenizer_dir)

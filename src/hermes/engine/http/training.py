@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from hermes.engine.checkpoints import WEIGHTS, CheckpointPath, Run
 from hermes.engine.http import wire
+from hermes.engine.http.aliases import RUN_KEY, alias_of
 from hermes.engine.http.answers import as_json, checked_json, read_body, read_json
 from hermes.engine.http.calls import PROTOBUF, Payload, json_payload
 from hermes.engine.http.lanes import Lane
@@ -138,9 +139,7 @@ class Training:
     ) -> Model:
         if number not in session.models:
             metadata = {str(key): str(value) for key, value in (user_metadata or {}).items()}
-            alias = metadata.get("policy")
-            if alias in self._state.names.base_names:
-                raise EngineUserError(f"a policy cannot be called '{alias}': that is the base model")
+            alias = alias_of(self._state.names, metadata, RUN_KEY)
             run = Run(session.model_id(number), session.id, base_model, lora, time.time(), metadata)
             session.models[number] = Model(run, Lane(self._state.calls, run.id), alias=alias)
         return session.models[number]

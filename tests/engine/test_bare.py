@@ -1,0 +1,53 @@
+"""The engine's core stands on torch, transformers, safetensors and numpy alone."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.engine.tiny import tiny_model
+
+ROOT = Path(__file__).parents[2]
+CORE = ("torch", "transformers", "safetensors", "numpy", "triton")
+OURS = ("hermes.engine", "hermes.errors", "hermes.core")
+SERVES = {"server.py", "console.py"}
+"""They put the core on a port, and are not part of it."""
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Everything a module imports, at its head and inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_the_core_imports_nothing_but_what_the_bench_may_need() -> None:
+    others: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "src" / "hermes" / "engine").glob("*.py")):
+        for name in imports(path):
+            known = name.split(".")[0] in {*CORE, *sys.stdlib_module_names}
+            if path.name not in SERVES and not known and (not name.startswith(OURS) or ".http" in name):
+                others.setdefault(path.name, set()).add(name)
+    assert others == {"bench_baseline.py": {"peft"}}, "which is left out where it is not installed"
+
+
+def test_the_bench_runs_with_torch_transformers_and_safetensors_alone_and_says_what_it_left_out(
+    tmp_path: Path,
+) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    command = [sys.executable, "-m", "tests.engine.bare", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert {"peft", "starlette", "tinker", "uvicorn", "openai", "trl", "pytest"} <= set(found["hidden"])
+    assert all(name.startswith(OURS) for name in found["loaded"])
+    report = found["report"]
+    assert [figure["what"] for figure in report["transformers"]] == ["generate", "generate at batch 1"]
+    assert len(report["engine"]) == 5 and "peft" in report["left_out"]
+    assert min(figure["per_s"] for side in ("engine", "transformers") for figure in report[side]) > 0

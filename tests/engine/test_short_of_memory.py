@@ -1,0 +1,106 @@
+"""Where memory runs out, and what that costs: never more than the request it was for."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hermes.engine.backbone import wrap_model
+from hermes.engine.compact import CompactBackbone
+from hermes.engine.memory import is_out_of_memory
+from hermes.engine.merged import Copies
+from hermes.engine.runner import TorchRunner
+from hermes.engine.types import EngineCapacityError
+from tests.engine.sampling_parts import Bench, prompt
+from tests.engine.test_merged import policies
+from tests.engine.tiny import tiny_model
+
+WIDE = 400_000
+"""Tokens of a vocabulary whose projection, 100 MB in fp32, does not fit beside what there is."""
+
+
+@contextmanager
+def no_more_memory_than(extra_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + extra_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_policy_that_cannot_be_merged_for_want_of_memory_goes_without_and_is_merged_later() -> None:
+    backbone = wrap_model(tiny_model(vocab_size=WIDE, tie_word_embeddings=True), "wide")
+    assert isinstance(backbone, CompactBackbone)
+    bench = Bench()
+    bench.backbone = backbone
+    first, second = policies(bench, 2)
+    copies = Copies(backbone, 8, lambda: 0)
+    copy = copies.merge(first, ())
+    assert copy is not None
+    with no_more_memory_than(20 << 20):
+        assert copies.merge(second, ()) is None
+    assert copies.of(first) is copies.of(second) is None, "half of the weights are the other's"
+    assert copies.merge(second, ()) is copy
+    assert second.weights is not None
+    merged = backbone.merged(second.weights)
+    assert torch.equal(copy.backbone.head_weight, merged.head_weight)
+    assert torch.equal(copy.backbone.layers[0].qkv, merged.layers[0].qkv)
+
+
+class ShortRunner(TorchRunner):
+    """Has no memory for the tables of more than two rows: it asks for more than there can be."""
+
+    def load(self, batch: Any) -> None:
+        if len(batch.cells) > 2:
+            torch.empty(1 << 60)
+        super().load(batch)
+
+
+def test_a_batch_that_cannot_be_set_up_loses_its_youngest_alone() -> None:
+    bench = Bench(runner=ShortRunner)
+    jobs = [bench.ask(prompt(20, n), seed=n) for n in range(4)]
+    bench.run()
+    failed = [isinstance(job.future.exception(timeout=0), EngineCapacityError) for job in jobs]
+    assert failed == [False, False, True, True]
+    alone = Bench().sample(prompt(20, 1), seed=1).sequences[0]
+    assert jobs[1].future.result().sequences[0].tokens.tolist() == alone.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be …"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("std::bad_alloc"),
+        MemoryError(),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_every_part_that_can_run_out_of_memory_is_understood(error: BaseException) -> None:
+    assert is_out_of_memory(error)
+
+
+def test_the_cpu_allocators_own_words_are_understood_and_other_errors_are_not() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(caught.value)
+    with pytest.raises(RuntimeError) as other:
+        torch.ones(2) @ torch.ones(3)
+    assert not is_out_of_memory(other.value)
+    illegal = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    assert not is_out_of_memory(illegal)
+    assert not is_out_of_memory(ValueError("out of memory"))

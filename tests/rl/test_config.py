@@ -1,0 +1,86 @@
+"""The resolved configuration of a run: the reference's values, bounds, and what nobody can change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.config.load import load
+from hermes.errors import UsageError
+from hermes.rl.config import LockedFieldError, Resolved, edit, resolve, select
+from hermes.rl.run import Run, last_step
+from tests.rl.conftest import MakeHome
+from tests.rl.world import ENVIRONMENTS, change_settings
+
+LETTERS = str(ENVIRONMENTS / "letters.py")
+
+
+def _resolved(home: Path, **flags: Any) -> Resolved:
+    config = load({f"rl.{name}": value for name, value in flags.items()}, {"HERMES_HOME": str(home)})
+    return resolve(config, select(config, LETTERS))
+
+
+def test_eight_billion_parameters_are_trained_by_the_values_of_the_reference(tmp_path: Path) -> None:
+    values = _resolved(tmp_path, model="Qwen/Qwen3-8B").values
+    expected = {
+        "env.tokenizer_name": "Qwen/Qwen3-8B",
+        "env.max_token_length": 8192,
+        "env.max_num_workers": 2048,
+        "env.worker_timeout": 3600,
+        "env.total_steps": 2500,
+        "env.steps_per_eval": 25,
+        "env.max_batches_offpolicy": 3,
+        "env.inference_weight": 1.0,
+        "env.eval_limit_ratio": 0.1,
+        "env.group_size": 16,
+        "env.batch_size": 128,
+        "openai.api_key": "x",
+        "openai.num_requests_for_eval": 256,
+        "openai.timeout": 3600,
+        "openai.server_type": "sglang",
+        "tinker.lora_rank": 32,
+        "tinker.learning_rate": 4e-5,
+        "tinker.max_token_trainer_length": 9000,
+        "tinker.save_checkpoint_interval": 25,
+    }
+    assert {name: values[name] for name in expected} == expected
+
+
+def test_groups_of_equal_scores_reach_the_trainer_which_counts_them(tmp_path: Path) -> None:
+    resolved = _resolved(tmp_path)
+    assert resolved.values["env.ensure_scores_are_not_same"] is False
+    assert resolved.fields["env.ensure_scores_are_not_same"].lock is None, "as the reference has it"
+
+
+def test_a_bound_of_zero_is_shown(tmp_path: Path) -> None:
+    fields = _resolved(tmp_path).fields
+    assert (fields["tinker.kl_coefficient"].minimum, fields["tinker.kl_coefficient"].maximum) == (0, 10)
+    assert fields["tinker.seed"].minimum == 0
+
+
+@pytest.mark.parametrize("name", ["rollout_server_url", "openai.base_url", "checkpoint_dir", "slurm"])
+def test_what_the_run_decides_itself_is_refused_even_to_a_person(home_with: MakeHome, name: str) -> None:
+    home = home_with()
+    change_settings(home, unlock=["rollout_server_url", "openai.base_url", "checkpoint_dir"])
+    config = load(environ={"HERMES_HOME": str(home)})
+    select(config, LETTERS)
+    with pytest.raises(LockedFieldError) as caught:
+        edit(config, name, "http://127.0.0.1:9", unlock=True)
+    assert caught.value.hint == "it has no other value"
+    change_settings(home, unlock=[], values={name: "x"})
+    with pytest.raises(UsageError, match="is locked at"):
+        select(load(environ={"HERMES_HOME": str(home)}), LETTERS)
+
+
+def test_the_last_step_is_read_from_the_end_of_the_metrics(tmp_path: Path) -> None:
+    run = Run(tmp_path, "0123abcd")
+    assert last_step(run) == 0
+    run.folder.mkdir(parents=True)
+    rows = [json.dumps({"step": step, "more": "x" * 200}) for step in (5000, *range(2, 1001))]
+    run.metrics_path.write_text("\n".join(rows) + "\n" + rows[0][:-20])
+    assert last_step(run) == 1000, "neither the torn last line counts, nor what was long before"
+    run.metrics_path.write_text(json.dumps({"step": 7, "more": "x" * 40_000}) + "\n")
+    assert last_step(run) == 7, "a row longer than the end that is read"

@@ -1,0 +1,86 @@
+"""`run:ID` in the place of a model's name, while the run goes on and after it has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from hermes.rl.run import Run, last_step
+from tests.cli.process import failure
+from tests.rl.conftest import MakeHome
+from tests.rl.test_runs import start_run
+from tests.rl.world import answer, change_settings, hermes, tiny_model, wait_for
+
+SHORT = {"HERMES_SAMPLING__MAX_TOKENS": "8"}
+
+
+def _asked(home: Path, run: Run) -> str:
+    """The toolsets are those that the policy was trained with; the name that the answer came from."""
+    done = hermes(home, "--model", f"run:{run.run_id}", "-q", "Say letters.", "--json", env=SHORT)
+    told = json.loads(done.stdout)
+    assert told["usage"]["output_tokens"] > 0, done.stderr
+    seen = hermes(home, "trajectories", "show", told["trajectory_id"], "--raw", "--json").stdout
+    assert '"calculator"' in seen and '"terminal"' not in seen
+    name: str = told["model"]
+    return name
+
+
+def _tested(home: Path, run: Run) -> int:
+    flags = ("--num-steps", "1", "--group-size", "2", "--model", f"run:{run.run_id}")
+    (tested,) = answer(home, "rl", "test", *flags)["models_tested"]
+    assert "error" not in tested, tested
+    completions: int = tested["total_completions"]
+    return completions
+
+
+def _generate(home: Path, run: Run) -> subprocess.CompletedProcess[str]:
+    prompts = home / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Say letters."}\n')
+    flags = ("--run-name", "letters", "--max-turns", "1", "--toolsets", "none", "--num-workers", "1")
+    words = ("batch", "--dataset-file", str(prompts), *flags, "--model", f"run:{run.run_id}")
+    return hermes(home, *words, env=SHORT, cwd=home)
+
+
+def _served(home: Path, run: Run) -> None:
+    command = [sys.executable, "-m", "hermes", "rl", "serve", run.run_id, "--port", "0"]
+    environ = {**os.environ, "HERMES_HOME": str(home)}
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+    try:
+        assert served.stdout is not None
+        url = served.stdout.readline().split()[2].rstrip(",")
+        body = json.dumps({"model": "policy", "prompt": "hi", "max_tokens": 4}).encode()
+        asked = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=60) as told:
+            assert json.load(told)["usage"]["completion_tokens"] > 0
+    finally:
+        served.terminate()
+        served.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_is_a_model_with_its_own_tools_while_it_goes_on_and_afterwards(
+    home_with: MakeHome, tmp_path: Path
+) -> None:
+    home = home_with(total_steps=100_000, max_token_trainer_length=2048)
+    change_settings(home, model=str(tiny_model(tmp_path / "model", 8192)))
+    run = start_run(home, "enabled_toolsets=[math]")
+    wait_for(lambda: last_step(run) >= 2)
+    assert _asked(home, run).endswith("policy")
+    assert _tested(home, run) == 2
+    assert "the run's own engine serves it" in hermes(home, "rl", "serve", run.run_id).stdout
+    said = _generate(home, run)
+    made = answer(home, "trajectories", "list", "--source", "batch")
+    assert [each["model"] for each in made] == ["custom/policy"], said.stderr
+    answer(home, "rl", "stop", run.run_id)
+    assert _asked(home, run).startswith(str(run.folder / "merged"))
+    assert _tested(home, run) == 2
+    what, how = failure(_generate(home, run), 2)
+    assert "nothing serves the policy" in what and f"hermes rl serve {run.run_id}" in how
+    _served(home, run)

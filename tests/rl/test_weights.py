@@ -1,0 +1,47 @@
+"""`hermes rl weights` into folders that are there already."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hermes.rl.plan import write_config
+from hermes.rl.run import Run, Status, now_ms
+from tests.cli.process import failure
+from tests.rl.world import answer, hermes
+
+
+@pytest.fixture
+def run(tmp_path: Path, model: Path) -> Run:
+    """One that saved a checkpoint of an adapter."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    run = Run(tmp_path / "home", "0123abcd")
+    path = "tinker://run/sampler_weights/step-2"
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model), LoraConfig(r=2, target_modules=["q_proj"])
+    )
+    adapted.save_pretrained(str(run.folder / "engine" / path.removeprefix("tinker://")))
+    write_config(run, {"env": {}, "run": {"model": str(model), "service": None}})
+    (run.folder / "training.json").write_text(json.dumps({"kept": [[2, path, path]]}))
+    run.write_status(Status(started_at_ms=now_ms()))
+    return run
+
+
+def test_a_merged_model_is_not_written_over_anything_else(run: Run, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    words = ("rl", "weights", run.run_id, "--format", "merged")
+    other, notes, empty = tmp_path / "other", tmp_path / "notes", tmp_path / "empty"
+    for folder, name in ((other, "config.json"), (notes, "notes.txt")):
+        folder.mkdir()
+        (folder / name).write_text("somebody else's")
+        what, how = failure(hermes(run.home, *words, "--output", str(folder)), 2)
+        assert f"{folder} is not empty" in what and "not there yet" in how
+        assert (folder / name).read_text() == "somebody else's"
+    empty.mkdir()
+    assert answer(run.home, *words, "--output", str(empty))["path"] == str(empty)
+    AutoModelForCausalLM.from_pretrained(empty)

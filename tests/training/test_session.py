@@ -1,0 +1,123 @@
+"""Around the loops: engines that are lost, samplers that are left behind, runs that are asked to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tinker
+
+from hermes.training.checkpoints import Kept, RunState, StateFile
+from hermes.training.client import Connection, EngineError
+from hermes.training.rl import train as train_rl
+from hermes.training.schedule import Schedule
+from hermes.training.session import Run, carry_on
+from hermes.training.sft import SftSettings, train
+from hermes.training.sinks import Sinks
+from tests.cli.process import failure, hermes
+from tests.engine.http.engine_process import KEY, Server
+from tests.training.conftest import MakeRun, StartTrainer
+from tests.training.test_rl import around, feeding, settings, trained
+from tests.training.test_sft import few, quiet, write_rows
+from tests.training.world import Environment, metrics
+
+
+def lost_always(run: Run, checkpoint_each: bool, tries: list[int]) -> Callable[[], None]:
+    """A loop whose engine is lost on every batch, which it has noted before."""
+
+    def attempt() -> None:
+        tries.append(len(tries) + 1)
+        if len(tries) > 20:
+            return
+        kept = (Kept(len(tries), "w", "s"),) if checkpoint_each else ()
+        StateFile(run.folder).write(RunState("rl", {}, kept, taken=tuple(tries)))
+        raise EngineError("gone", lost=True)
+
+    return attempt
+
+
+@pytest.mark.parametrize(("checkpoint_each", "expected"), [(False, 4), (True, 21)])
+def test_an_engine_that_is_lost_again_and_again_is_gone_on_with_only_while_there_are_checkpoints(
+    make_run: MakeRun, checkpoint_each: bool, expected: int
+) -> None:
+    run = replace(make_run(), connection=Connection("managed", "tml-x"))  # of which nothing is waited for
+    tries: list[int] = []
+    attempt = lost_always(run, checkpoint_each, tries)
+    if checkpoint_each:
+        carry_on(run, attempt, quiet)
+    else:
+        with pytest.raises(EngineError, match="gone"):
+            carry_on(run, attempt, quiet)
+    assert len(tries) == expected
+
+
+def samplers(engine: Server) -> set[str]:
+    rest = tinker.RestClient(base_url=engine.url, api_key=KEY)
+    found = rest.list_user_checkpoints(limit=1000).result().checkpoints
+    return {one.tinker_path for one in found if "/sampler_weights/" in one.tinker_path}
+
+
+def test_of_what_a_run_published_only_its_checkpoints_are_left_also_after_a_kill(
+    make_run: MakeRun, environment: Environment, engine: Server
+) -> None:
+    before = samplers(engine)
+    run = make_run(every=4)
+
+    def die(line: str) -> None:
+        if line.startswith("step 6/"):
+            raise KeyboardInterrupt  # as a kill: nothing is tidied up
+
+    given = settings(environment.api_url, 10)
+    with feeding(environment), pytest.raises(KeyboardInterrupt):
+        train_rl(run, given, replace(around(run), tell=die))
+    left = samplers(engine) - before
+    assert len(left) == 7, "rollouts may be under way with all of them"
+    done = trained(run, environment, steps=10)
+    kept = {one.sampler for one in StateFile(run.folder).read("rl", {}).kept}
+    assert samplers(engine) - before == kept | ({done.best.sampler} if done.best else set())
+    assert left - kept, "some were of the life that was killed"
+
+
+def test_supervised_training_that_is_asked_to_end_saves_its_step_and_goes_on_later(
+    start: StartTrainer, tmp_path: Path
+) -> None:
+    file = write_rows(tmp_path / "rows.jsonl")
+    given = (str(file), "--name", "s", "--epochs", "40", "--batch-size", "3", "--learning-rate", "0.01")
+    first = start("sft", *given)
+    first.until(r"step 3/80")
+    os.kill(first.process.pid, signal.SIGINT)
+    assert first.wait() == 0, first.output
+    folder = tmp_path / "home" / "runs" / "s"
+    stopped = int(metrics(folder)[-1]["step"])
+    assert f"stopped at step {stopped}" in first.output and stopped < 80
+    second = start("sft", *given, "--max-steps", str(stopped + 2))
+    assert second.wait() == 0, second.output
+    assert f"all steps made at step {stopped + 2}" in second.output
+    assert [row["step"] for row in metrics(folder)] == list(range(1, stopped + 3))
+    updates = [row["optim/optimizer_step"] for row in metrics(folder)]
+    assert updates == list(range(1, stopped + 3)), "no step was made twice"
+
+
+def test_a_run_that_goes_on_after_a_stop_is_not_finished_until_it_is(
+    make_run: MakeRun, sinks_of: Callable[[Run], Sinks]
+) -> None:
+    import threading
+
+    run, stop = make_run(), threading.Event()
+    stop.set()
+    lessons, longer = few(), SftSettings(Schedule(0.01), max_steps=3, batch_size=3, epochs=9)
+    done = train(run, lessons, longer, sinks_of(run), quiet, stop)
+    assert (done.step, done.reason) == (1, "stopped")
+    done = train(run, lessons, longer, sinks_of(run), quiet)
+    assert (done.step, done.reason) == (3, "all steps made")
+
+
+def test_patience_without_held_out_rows_is_refused(tmp_path: Path, tiny: Path) -> None:
+    file = write_rows(tmp_path / "rows.jsonl")
+    words = ("train", "sft", str(file), "--base-model", str(tiny), "--patience", "2")
+    what, fix = failure(hermes(tmp_path / "home", *words), 2)
+    assert what == "--patience needs held-out rows, and there are none" and "--eval-share" in fix

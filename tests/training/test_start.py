@@ -1,0 +1,155 @@
+"""Runs that begin with the weights of others: by path, by folder, by the name of a run, on any engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from hermes.errors import HermesError, UsageError
+from hermes.rl.run import find_run
+from hermes.training.client import Connection, Trainee
+from hermes.training.meter import Meter
+from hermes.training.schedule import Schedule
+from hermes.training.session import Finished, Run
+from hermes.training.sft import SftSettings, train
+from hermes.training.sinks import Sinks
+from hermes.training.start import find_folder, find_weights, rank_of
+from tests.cli.process import failure, hermes
+from tests.engine.http.engine_process import Server, launch
+from tests.rl.test_runs import how_it_ended
+from tests.rl.world import answer, make_home, tiny_model
+from tests.training.conftest import MakeRun
+from tests.training.test_sft import few, quiet
+from tests.training.world import Process
+
+TEXT = [5, 6, 7, 300, 301, 302, 303]
+
+
+@pytest.fixture
+def warm(make_run: MakeRun, sinks_of: Callable[[Run], Sinks]) -> tuple[Run, Finished]:
+    """A finished SFT run."""
+    run = make_run("warm")
+    return run, train(
+        run, few(), SftSettings(Schedule(0.02), max_steps=3, batch_size=3), sinks_of(run), quiet
+    )
+
+
+@pytest.fixture
+def another(tiny: Path, tmp_path: Path) -> Iterator[Server]:
+    server = launch(tiny, tmp_path / "another")
+    yield server
+    server.kill()
+
+
+def scores(run: Run, start: str | None, connection: Connection) -> list[float]:
+    wish = replace(run.wish, start=start)
+    with closing(Meter(run.folder)) as meter, Trainee(connection, wish, meter) as trainee:
+        return trainee.forward([TEXT])[0]
+
+
+def test_a_folder_is_given_to_an_engine_that_has_never_seen_it(
+    warm: tuple[Run, Finished], engine: Server, another: Server
+) -> None:
+    run, done = warm
+    learned = scores(run, done.weights, run.connection)
+    assert learned != pytest.approx(scores(run, None, run.connection), abs=1e-2)
+    folder = engine.state_dir / done.weights.removeprefix("tinker://")
+    assert rank_of(folder) == run.wish.rank
+    elsewhere = replace(run.connection, url=another.url)
+    assert scores(run, str(folder), elsewhere) == pytest.approx(learned, abs=1e-5)
+
+
+def test_weights_are_found_by_path_by_folder_and_by_the_name_of_a_run(
+    warm: tuple[Run, Finished], engine: Server, tmp_path: Path
+) -> None:
+    run, done = warm
+    assert find_weights(done.weights, tmp_path) == done.weights
+    assert find_weights("warm", tmp_path) == find_weights(str(run.folder), tmp_path) == done.weights
+    folder = engine.state_dir / done.weights.removeprefix("tinker://")
+    assert find_weights(str(folder), tmp_path) == str(folder)
+    (tmp_path / "engine").symlink_to(engine.state_dir)
+    assert find_folder("warm", tmp_path).resolve() == folder.resolve()
+
+
+def test_rl_commands_say_what_a_run_of_train_is_and_how_to_go_on_from_it(
+    warm: tuple[Run, Finished], tmp_path: Path
+) -> None:
+    what, fix = failure(hermes(tmp_path, "rl", "weights", "warm"), 2)
+    assert what.startswith("'warm' is a run of hermes train") and "start_from=warm" in fix
+
+
+def test_weights_that_are_not_there_are_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there are no weights called 'nobody'"):
+        find_weights("nobody", tmp_path)
+    with pytest.raises(UsageError, match="not with an engine of this machine"):
+        find_folder("tinker://x:train:0/weights/step-1", tmp_path)
+    begun = tmp_path / "runs" / "begun"
+    begun.mkdir(parents=True)
+    (begun / "training.json").write_text(
+        json.dumps({"format": 1, "kind": "rl", "settings": {}, "kept": [], "best": None})
+    )
+    with pytest.raises(UsageError, match="has no checkpoint yet"):
+        find_weights("begun", tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(HermesError, match="cannot be read"):
+        rank_of(tmp_path)
+    what, fix = failure(hermes(tmp_path, "train", "grpo", "--start", "nobody"), 2)
+    assert what == "there are no weights called 'nobody'" and "PEFT" in fix
+
+
+def test_a_service_takes_no_files(warm: tuple[Run, Finished], tmp_path: Path) -> None:
+    from hermes.training.start import as_path
+
+    with pytest.raises(UsageError, match="a service does not take the files"):
+        as_path(Connection("managed", "tml-x"), str(tmp_path))
+    assert as_path(Connection("managed", "tml-x"), "tinker://a/weights/b") == "tinker://a/weights/b"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_rl_run_goes_on_from_what_supervised_training_has_learned(tmp_path: Path) -> None:
+    """`hermes train sft` at an engine, then `hermes rl start` with one of its own: one step from there."""
+    model = tiny_model(tmp_path / "model")
+    home = make_home(tmp_path / "home", model, total_steps=1, learning_rate=1e-4)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"input_ids": [1, 60, 61, 62, 63, 2], "mask": [0, 1, 1, 1, 1, 1]}) + "\n")
+    engine = launch(model, home / "engine")
+    try:
+        words = (
+            "--base-model",
+            str(model),
+            "--base-url",
+            engine.url,
+            "--rank",
+            "6",
+            "--learning-rate",
+            "0.05",
+        )
+        sft = Process(home, "train", "sft", str(rows), "--name", "warm", *words, "--epochs", "3", "--json")
+        assert sft.wait() == 0, sft.output
+    finally:
+        engine.kill()
+    done = json.loads(sft.output.splitlines()[-1])
+    flags = [word for edit in ("group_size=4", "batch_size=8", "start_from=warm") for word in ("--set", edit)]
+    run = find_run(home, answer(home, "rl", "start", "--env", "letters", *flags)["run_id"])
+    assert how_it_ended(run) == "completed: None"
+    config = run.config()["tinker"]
+    assert config["lora_rank"] == 6 and config["start_from"].endswith("weights/step-3")
+    learned, gone_on = (
+        load_file(folder / "adapter_model.safetensors")
+        for folder in (
+            home / "engine" / done["weights"].removeprefix("tinker://"),
+            Path(answer(home, "rl", "weights", run.run_id)["path"]),
+        )
+    )
+    moved = max(float(abs(gone_on[name] - learned[name]).max()) for name in learned)
+    far = max(float(abs(learned[name]).max()) for name in learned if "lora_B" in name)
+    assert 0 < moved < 2e-4 and far > 0.01, (moved, far)
+    nothing = hermes(home, "rl", "start", "--env", "letters", "--set", "start_from=nobody")
+    assert nothing.returncode == 2 and "there are no weights called 'nobody'" in nothing.stderr
