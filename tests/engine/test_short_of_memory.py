@@ -26,12 +26,21 @@ WIDE = 400_000
 """Tokens of a vocabulary whose projection, 100 MB in fp32, does not fit beside what there is."""
 
 
+PIECE = 4 << 20
+
+
 @contextmanager
-def no_more_memory_than(extra_bytes: int) -> Iterator[None]:
+def no_large_pieces_of_memory() -> Iterator[None]:
+    """No more from the system, and what the process has free already is taken up piece by piece."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + extra_bytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 4 * PIECE, before[1]))
+    taken = []
     try:
+        with pytest.raises(RuntimeError, match="allocate memory"):
+            while True:
+                taken.append(torch.empty(PIECE, dtype=torch.uint8))
+        del taken[-2:]  # small things still have room
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
@@ -47,7 +56,7 @@ def test_a_policy_that_cannot_be_merged_for_want_of_memory_goes_without_and_is_m
     copies = Copies(backbone, 8, lambda: 0)
     copy = copies.merge(first, ())
     assert copy is not None
-    with no_more_memory_than(20 << 20):
+    with no_large_pieces_of_memory():
         assert copies.merge(second, ()) is None
     assert copies.of(first) is copies.of(second) is None, "half of the weights are the other's"
     assert copies.merge(second, ()) is copy

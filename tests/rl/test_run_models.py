@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hermes.rl.run import Run, last_step
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome
 from tests.rl.test_runs import start_run
-from tests.rl.world import answer, change_settings, hermes, tiny_model, wait_for
+from tests.rl.world import answer, change_settings, hermes, policy_answers, tiny_model, wait_for
 
 SHORT = {"HERMES_SAMPLING__MAX_TOKENS": "8"}
 
@@ -49,18 +48,7 @@ def _generate(home: Path, run: Run) -> subprocess.CompletedProcess[str]:
 
 def _served(home: Path, run: Run) -> None:
     command = [sys.executable, "-m", "hermes", "rl", "serve", run.run_id, "--port", "0"]
-    environ = {**os.environ, "HERMES_HOME": str(home)}
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
-    try:
-        assert served.stdout is not None
-        url = served.stdout.readline().split()[2].rstrip(",")
-        body = json.dumps({"model": "policy", "prompt": "hi", "max_tokens": 4}).encode()
-        asked = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=60) as told:
-            assert json.load(told)["usage"]["completion_tokens"] > 0
-    finally:
-        served.terminate()
-        served.wait()
+    policy_answers(command, {**os.environ, "HERMES_HOME": str(home)})
 
 
 @pytest.mark.slow

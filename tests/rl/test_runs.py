@@ -7,9 +7,7 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +23,7 @@ from hermes.training.meter import read_tokens
 from tests import disks
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
-from tests.rl.world import answer, hermes, make_home, wait_for
+from tests.rl.world import answer, hermes, make_home, policy_answers, wait_for
 from tests.training.proxy import Change, proxy
 from tests.training.test_proof import no_update, stale_sampler
 
@@ -114,17 +112,7 @@ def _model_answers(home: Path, run: Run) -> None:
     model = open_run_model(load(environ={"HERMES_HOME": str(home)}), run)
     request = ChatRequest((Message.user("Say letters."),), sampling=Sampling(max_tokens=4))
     assert asyncio.run(model.complete(request)).call.usage.completion > 0
-    served = subprocess.Popen(serve_command(run, 0), stdout=subprocess.PIPE, text=True)
-    try:
-        assert served.stdout is not None
-        url = served.stdout.readline().split()[2].rstrip(",")
-        body = json.dumps({"model": "policy", "prompt": "hi", "max_tokens": 4}).encode()
-        asked = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=60) as told:
-            assert json.load(told)["usage"]["completion_tokens"] > 0
-    finally:
-        served.terminate()
-        served.wait()
+    policy_answers(serve_command(run, 0), os.environ)
 
 
 @pytest.mark.slow
@@ -239,16 +227,5 @@ def test_a_run_with_a_service_that_speaks_tinker_only_trains_samples_and_gives_i
 def _served(home: Path, run: Run) -> None:
     """`hermes rl serve` for weights that lie with the service."""
     command = [sys.executable, "-m", "hermes", "rl", "serve", run.run_id, "--port", "0"]
-    environ = {**os.environ, "HERMES_HOME": str(home)}
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
-    try:
-        assert served.stdout is not None
-        url = served.stdout.readline().split(" at ")[1].split(",")[0]
-        body = json.dumps({"model": "policy", "prompt": "hi", "max_tokens": 4}).encode()
-        asked = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=60) as told:
-            said = json.load(told)
-        assert said["usage"]["completion_tokens"] > 0 and "step-4" in said["metadata"]["weight_version"]
-    finally:
-        served.terminate()
-    assert served.wait() == 0
+    said = policy_answers(command, {**os.environ, "HERMES_HOME": str(home)})
+    assert "step-4" in said["metadata"]["weight_version"]

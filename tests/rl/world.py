@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +110,23 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 150) -> Any:
         assert time.monotonic() < deadline_s, "it never happened"
         time.sleep(0.1)
     return found
+
+
+def policy_answers(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """What `policy` says when it is asked where the command announces that it serves it."""
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+    try:
+        assert served.stdout is not None
+        found = re.search(r"http://[^\s/,]+", served.stdout.readline())
+        assert found is not None, "it announces no address"
+        body = json.dumps({"model": "policy", "prompt": "hi", "max_tokens": 4}).encode()
+        asked = urllib.request.Request(
+            f"{found[0]}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(asked, timeout=60) as told:
+            said: dict[str, Any] = json.load(told)
+    finally:
+        served.terminate()
+    assert served.wait() == 0
+    assert said["usage"]["completion_tokens"] > 0
+    return said

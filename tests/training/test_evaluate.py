@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import replace
@@ -107,12 +108,15 @@ def test_a_command_evaluates_what_the_trainer_has_published(
     assert (best["step"], best["value"]) == (2, 2.0)
 
 
-def evaluation(folder: Path, took_s: float, **found: float) -> None:
-    """As an environment leaves it when it has just ended."""
+def evaluation(folder: Path, took_s: float, ended_s: float | None = None, **found: float) -> None:
+    """As an environment leaves it when it has ended; None: just now."""
     folder.mkdir(exist_ok=True)
     general = {"total_evaluation_time_seconds": str(took_s)}
     written = {"config_general": general, "results": {"all": {f"eval/{k}": v for k, v in found.items()}}}
-    (folder / "metrics.json").write_text(json.dumps(written))
+    path = folder / "metrics.json"
+    path.write_text(json.dumps(written))
+    if ended_s is not None:
+        os.utime(path, (ended_s, ended_s))
 
 
 def test_the_environments_own_evaluation_is_told_once_with_the_step_it_began_with(tmp_path: Path) -> None:
@@ -122,10 +126,11 @@ def test_the_environments_own_evaluation_is_told_once_with_the_step_it_began_wit
     for step in (0, 1):
         held_out.published(step)
     began_s = time.time()
-    evaluation(tmp_path, 0, mean_reward=0.25, success_rate=0.5)
+    evaluation(tmp_path, 0, began_s, mean_reward=0.25, success_rate=0.5)
+    time.sleep(0.01)
     held_out.published(2)
     assert held_out.newest() == (1, 0.25) and held_out.newest() is None
-    evaluation(tmp_path, time.time() - began_s, success_rate=0.75)
+    evaluation(tmp_path, 60, began_s + 60, success_rate=0.75)
     assert held_out.newest() == (1, 0.75), "its weights are those of when it began"
     evaluation(tmp_path, 3600, success_rate=0.75)
     assert held_out.newest() is None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from hermes.engine.checkpoint_files import put
 from hermes.engine.lora import LoraWeights
 from hermes.engine.spec import ModelSpec
 from hermes.engine.types import EngineUserError, LoraConfig
@@ -47,7 +48,7 @@ def save_adapter(
             )
             (draft / _STATE).write_text(json.dumps({"format": _FORMAT, "lora": asdict(config)}))
         size = sum(_flush(path) for path in draft.iterdir())
-        _replace(folder, draft)
+        put(draft, folder)
     except Exception as error:
         shutil.rmtree(draft, ignore_errors=True)
         if isinstance(error, OSError) or "Error while serializing" in str(error):
@@ -83,27 +84,3 @@ def _flush(path: Path) -> int:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_size
-
-
-def _replace(folder: Path, draft: Path) -> None:
-    """Moves the draft to its place; what was there goes aside first and is put back if that fails."""
-    old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
-    had = folder.exists()
-    if had:
-        folder.rename(old)
-    try:
-        draft.rename(folder)
-    except OSError:
-        if had:
-            old.rename(folder)
-        raise
-    _sync_directory(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
