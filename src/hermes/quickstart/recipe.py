@@ -56,11 +56,11 @@ class Recipe:
 
 CPU = Recipe(
     tasks=64,
-    eval_tasks=64,
+    eval_tasks=48,
     sft_steps=4,
     sft_batch=16,
     sft_rate=1e-3,
-    rl_steps=7,
+    rl_steps=6,
     group_size=8,
     groups=8,
     rl_rate=5e-4,
