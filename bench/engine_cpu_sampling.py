@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hermes.engine.bench_baseline import continued
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.types import LoraConfig, SampleRequest, SamplingParams
@@ -73,20 +74,6 @@ def _sample(engine: Engine, prompts: Any, new: int, samples: int = 1, policy: st
         future.result()
 
 
-def _generate(model: Any, prompts: Any, new: int) -> None:
-    ids = torch.from_numpy(prompts)
-    with torch.inference_mode():
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=True,
-            top_k=0,
-            pad_token_id=0,
-        )
-
-
 def _prefill(engine: Engine, theirs: Any, repeat: int) -> dict[str, Any]:
     tokens = 16 * PROMPT_TOKENS
 
@@ -109,7 +96,7 @@ def _decode(
         _sample(engine, _prompts(count, PROMPT_TOKENS), tokens, policy=policy)
 
     def others(tokens: int) -> None:
-        _generate(theirs, _prompts(count, PROMPT_TOKENS), tokens)
+        continued(theirs, torch.from_numpy(_prompts(count, PROMPT_TOKENS)), tokens)
 
     long, short = (
         _best(repeat, partial(ours, tokens), partial(others, tokens) if theirs else None)
@@ -124,20 +111,20 @@ def _group(engine: Engine, theirs: Any, new: int, repeat: int) -> dict[str, Any]
     ours, others = _best(
         repeat,
         lambda: _sample(engine, _prompts(8, PROMPT_TOKENS), new, samples=8),
-        (lambda: _generate(theirs, np.repeat(_prompts(8, PROMPT_TOKENS), 8, axis=0), new))
+        (lambda: continued(theirs, torch.from_numpy(np.repeat(_prompts(8, PROMPT_TOKENS), 8, axis=0)), new))
         if theirs
         else None,
     )
     return _row(f"8 groups of 8 x (128 + {new})", 64 * new, ours, others if theirs else None)
 
 
-def _best(repeat: int, ours: Callable[[], None], theirs: Callable[[], None] | None) -> tuple[float, float]:
+def _best(repeat: int, ours: Callable[[], None], theirs: Callable[[], object] | None) -> tuple[float, float]:
     """Seconds, ours and theirs; theirs is 0 where there is nothing to compare with."""
     times = [(_timed(ours), _timed(theirs) if theirs else 0.0) for _ in range(repeat)]
     return min(one for one, _ in times), min(other for _, other in times)
 
 
-def _timed(work: Callable[[], None]) -> float:
+def _timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

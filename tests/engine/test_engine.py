@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -217,50 +215,6 @@ def test_an_engine_that_never_started_ends_its_futures_too(folder: Path) -> None
     future = engine.sample(None, SampleRequest(PROBE, SamplingParams(max_tokens=2)))
     engine.close()
     assert isinstance(future.exception(timeout=5), EngineClosedError)
-
-
-SHORT_OF_MEMORY = """
-import resource, sys
-import numpy as np, torch
-torch.set_num_threads(1)
-from hermes.engine.engine import Engine
-from hermes.engine.info import EngineOptions
-from hermes.engine.types import *
-from tests.engine.test_engine import CROSS_ENTROPY, datum
-engine = Engine(EngineOptions(sys.argv[1], device="cpu", dtype="float32", kv_bytes=8 << 20))
-engine.start()
-adapter = engine.create_adapter(LoraConfig(rank=2, seed=1)).result()
-tokens = np.arange(400)
-small = SampleRequest(tokens[:40], SamplingParams(max_tokens=4, seed=1))
-large = SampleRequest(tokens, SamplingParams(max_tokens=1), prompt_logprobs=True)
-def train(targets):
-    width = targets if targets > 1 else None
-    one = np.tile(tokens[:, None], width) if width else tokens
-    data = [Datum(tokens, {"target_tokens": one, "weights": np.ones(one.shape, np.float32)})]
-    return engine.forward_backward(adapter, data, CROSS_ENTROPY)
-before = engine.sample(None, small).result().sequences[0].tokens
-train(1).result()
-pages = int(open("/proc/self/statm").read().split()[0])
-room = pages * resource.getpagesize() + (40 << 20)
-resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
-long = engine.sample(None, SampleRequest(tokens[:40], SamplingParams(max_tokens=60, stop=())))
-failed = [engine.sample(None, large).exception(), train(4000).exception()]
-assert all(isinstance(one, EngineCapacityError) for one in failed), failed
-assert len(long.result().sequences[0].tokens) == 60
-after = engine.sample(None, small).result().sequences[0].tokens
-assert before.tolist() == after.tolist()
-assert engine.optim_step(adapter, AdamParams()).result()["grad_norm"] > 0
-engine.close()
-print("survived")
-"""
-
-
-@pytest.mark.slow
-def test_out_of_memory_fails_that_request_alone(tmp_path: Path) -> None:
-    tiny_model(vocab_size=50_000).save_pretrained(tmp_path / "wide")
-    command = [sys.executable, "-c", SHORT_OF_MEMORY, str(tmp_path / "wide")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "survived", done.stderr[-3000:]
 
 
 def test_what_is_dropped_is_freed(start: Callable[..., Engine]) -> None:

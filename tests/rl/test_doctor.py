@@ -48,7 +48,7 @@ def test_a_healthy_run_has_no_causes() -> None:
         ({"probe/moved": 0.9}, "learning rate too high", "0.9 nats a step"),
         ({"health/tool_errors": 0.6}, "tool errors", "60%"),
         ({"reward/min": 0.0, "reward/max": 0.0, "reward/mean": 0.0}, "reward never changes", "worth 0"),
-        ({"data/refused": 4.0}, "untrainable rollouts", "4.0 sequences"),
+        ({"data/refused": 4.0}, "untrainable rollouts", "4.0 of "),
     ],
 )
 def test_a_sick_run_is_given_its_cause_with_evidence(

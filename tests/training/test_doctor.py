@@ -55,7 +55,7 @@ def half_blind(made: dict[str, Any]) -> None:
         (worth_all, {}, "no signal", "0% of the groups have unequal scores; mean reward 1", "harder tasks"),
         (cut_off, {}, "truncation", "75% of the rollouts were cut off", "max_token_length"),
         (clumsy, {}, "tool errors", "50% of the tool calls fail", "trajectories list"),
-        (half_blind, {}, "untrainable rollouts", "2.0 sequences a batch are refused", "token-exact"),
+        (half_blind, {}, "untrainable rollouts", "2.0 of ", "token-exact"),
         (None, {"schedule": Schedule(3.0)}, "learning rate too high", "nats a step", "divide it by 3"),
         (
             always_the_first(),

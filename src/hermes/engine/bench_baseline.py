@@ -43,7 +43,7 @@ def baseline_figures(
         prompts = torch.randint(3, model.config.vocab_size, (batch, load.prompt), device=device)
 
         def generate(prompts: Tensor = prompts) -> None:
-            _generate(model, prompts, load.new)
+            continued(model, prompts, load.new)
 
         figures.append(measure(what, batch * load.new, generate))
     if needs_peft():
@@ -54,7 +54,7 @@ def baseline_figures(
     return [*figures, measure(GRPO_STEP, load.rollouts, lambda: _grpo_step(twin, step, load, device))]
 
 
-def _generate(model: Any, prompts: Tensor, new: int) -> Tensor:
+def continued(model: Any, prompts: Tensor, new: int) -> Tensor:
     """The prompts [rows, tokens], each with exactly `new` more."""
     with torch.inference_mode():
         found: Tensor = model.generate(
@@ -75,9 +75,9 @@ def _grpo_step(twin: Any, step: Step, load: Workload, device: torch.device) -> N
 
     vocab, rng = twin.config.vocab_size, np.random.default_rng(0)
     prompts = torch.randint(3, vocab, (load.groups, load.shared), device=device)
-    first = _generate(twin.eval(), prompts.repeat_interleave(load.group, 0), load.turn)
+    first = continued(twin.eval(), prompts.repeat_interleave(load.group, 0), load.turn)
     answers = torch.randint(3, vocab, (load.rollouts, load.answer), device=device)
-    second = _generate(twin, torch.cat([first, answers], dim=1), load.turn)
+    second = continued(twin, torch.cat([first, answers], dim=1), load.turn)
     step([datum_of(tokens, load.shared, rng) for tokens in second.cpu().numpy()])
 
 

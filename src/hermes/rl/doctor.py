@@ -132,24 +132,30 @@ def _reward_parse(rows: Rows) -> Cause | None:
     )
 
 
+def _many(rows: Rows, name: str) -> str | None:
+    """How many sequences of a batch, in words, where it is a tenth or more."""
+    some, made = _mean(rows, name), _mean(rows, "data/sequences")
+    if not some or not made or some < 0.1 * made:
+        return None
+    return f"{some:.1f} of {made:.1f} sequences a batch"
+
+
 def _refused(rows: Rows) -> Cause | None:
-    refused, made = _mean(rows, "data/refused"), _mean(rows, "data/sequences")
-    if not refused or not made or refused < 0.1 * made:
+    if (refused := _many(rows, "data/refused")) is None:
         return None
     return Cause(
         "untrainable rollouts",
-        f"{refused:.1f} sequences a batch are refused",
+        f"{refused} are refused",
         "they are not token-exact: serve the policy with the engine",
     )
 
 
 def _too_long(rows: Rows) -> Cause | None:
-    long, made = _mean(rows, "data/too_long"), _mean(rows, "data/sequences")
-    if not long or not made or long < 0.1 * made:
+    if (long := _many(rows, "data/too_long")) is None:
         return None
     return Cause(
         "rollouts too long",
-        f"{long:.1f} of {made:.1f} sequences a batch are longer than the trainer takes, and teach nothing",
+        f"{long} are longer than the trainer takes, and teach nothing",
         "raise max_token_trainer_length, or lower max_token_length",
     )
 

@@ -7,11 +7,13 @@ it runs they may move on by a few steps. Each is told once; those from before th
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+logger = logging.getLogger(__name__)
 _FILE = "metrics.json"
 _VALUES = ("eval/mean_reward", "eval/success_rate", "eval/percent_correct")
 """The first that an evaluation has is its value."""
@@ -45,8 +47,10 @@ class HeldOut:
             took_s = float(found["config_general"]["total_evaluation_time_seconds"])
             metrics = found["results"]["all"]
             value = next(float(metrics[name]) for name in _VALUES if name in metrics)
-        except (OSError, ValueError, KeyError, TypeError, StopIteration):
-            return None  # an environment may write there what it likes
+        except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+            # An environment may write there what it likes.
+            logger.warning("%s does not say what is best: %r", self._path, error)
+            return None
         before = [step for at_s, step in self._published if at_s <= written_ns / 1e9 - took_s]
         return Evaluation(before[-1], value) if before and math.isfinite(value) else None
 
