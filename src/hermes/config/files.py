@@ -7,7 +7,6 @@ it was. Every failure is a `HermesError` that names the path; a `ConfigError` wh
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,21 +75,17 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[TextIO]:
-    import fcntl
+    from hermes.config.drafts import draft_file
 
     target = Path(os.path.realpath(path))
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX)  # says that somebody is at work here
+    with draft_file(target) as draft:
+        with open(
+            draft.handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n", closefd=False
+        ) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+            os.fsync(draft.handle)
+        draft.path.replace(target)
     sync_directory(target.parent)
 
 

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from hermes.config.drafts import sweep
 from hermes.config.files import replacing
 from hermes.core import JSONObject
 from hermes.data import manifest
@@ -27,7 +28,7 @@ from hermes.data.lines import encoded
 from hermes.data.pairs import Candidate, Origin, candidate, find_claims, make_pair
 from hermes.data.redaction import Level, Scrubber
 from hermes.data.select import EVERYTHING, LeftOut, Selection, select
-from hermes.data.sink import Sink, Written, check_target, open_sink, sweep
+from hermes.data.sink import Sink, Written, check_target, open_sink
 from hermes.data.split import Side, side_of
 from hermes.safety.redact import Redactor
 from hermes.store import Filter, Reader

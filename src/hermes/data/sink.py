@@ -7,17 +7,16 @@ removed by the next one to the same place.
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from hermes.config.drafts import draft_file, draft_folder, sweep
 from hermes.config.files import sync_directory
 from hermes.core import JSONObject
 from hermes.data.formats.base import Format
@@ -84,11 +83,8 @@ def open_sink(path: Path, form: Format) -> Iterator[Sink]:
 @contextmanager
 def _file_sink(path: Path, form: Format) -> Iterator[Sink]:
     target = Path(os.path.realpath(path))
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX)  # says that somebody is at work here
+    with draft_file(target) as draft:
+        with os.fdopen(draft.handle, "wb", closefd=False) as file:
             arrow = TABLES.get(path.suffix)
             sink = _LineSink(file, form) if arrow is None else _TableSink(file, form, arrow)
             try:
@@ -98,14 +94,11 @@ def _file_sink(path: Path, form: Format) -> Iterator[Sink]:
                 sink.abandon()
                 raise
             file.flush()
-            os.fsync(file.fileno())
-        rows, digest, size = sink.rows, file_digest(temporary), temporary.stat().st_size
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+            os.fsync(draft.handle)
+        written = Written(path, sink.rows, draft.path.stat().st_size, file_digest(draft.path))
+        draft.path.replace(target)
     sync_directory(target.parent)
-    sink.written = Written(path, rows, size, digest)
+    sink.written = written
 
 
 class _LineSink:
@@ -150,28 +143,27 @@ class _TableSink:
 def _folder_sink(path: Path, form: Format) -> Iterator[Sink]:
     assert form.lines is not None
     target = Path(os.path.realpath(path))
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    sink = _FolderSink(temporary, form)
-    lock = os.open(temporary, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
+    with draft_folder(target) as draft:
+        sink = _FolderSink(draft.path, form)
         yield sink
-        sync_directory(temporary)
-        digest, size = _folder_digest(temporary)
-        if target.exists():  # for a moment there is no folder at all: better than one of two exports
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-            target.rename(old / "old")
-            temporary.rename(target)
-            shutil.rmtree(old)
-        else:
-            temporary.rename(target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    finally:
-        os.close(lock)
+        sync_directory(draft.path)
+        digest, size = _folder_digest(draft.path)
+        _take_place(draft.path, target)
     sync_directory(target.parent)
     sink.written = Written(path, sink.rows, size, digest)
+
+
+def _take_place(folder: Path, target: Path) -> None:
+    """A folder cannot replace another: for a moment there is none, better than one of two exports."""
+    while True:
+        try:
+            folder.rename(target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        with draft_folder(target) as old, suppress(FileNotFoundError):  # another export has moved it away
+            target.rename(old.path / "old")
 
 
 class _FolderSink:
@@ -204,19 +196,3 @@ def _folder_digest(folder: Path) -> tuple[str, int]:
         whole.update(f"{path.name} {file_digest(path)}\n".encode())
         size += path.stat().st_size
     return whole.hexdigest(), size
-
-
-def sweep(path: Path) -> None:
-    """Removes what killed exports to this place left; one that is at work holds a lock on its own."""
-    target = Path(os.path.realpath(path))
-    for left in target.parent.glob(f".{target.name}.????????"):  # the names that tempfile makes
-        with suppress(OSError):
-            handle = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if left.is_dir():
-                    shutil.rmtree(left, ignore_errors=True)
-                else:
-                    left.unlink()
-            finally:
-                os.close(handle)
