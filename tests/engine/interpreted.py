@@ -37,7 +37,7 @@ def hidden() -> None:
         tokens = torch.arange(5) * 7 + 3
         alone = [Stem(0, 5, 0, 0)]
         runs = runs_of(first, np.full(5, 64), alone, pools[0])
-        attend = rows_attend(backbone.spec, pools[0], cells + lengths, alone, runs, LENGTHS)
+        attend = rows_attend(backbone.spec, pools[0], cells + lengths, runs, LENGTHS)
         want = backbone.hidden(tokens, lengths, attend, None)
         for kernels._PROGRAMS in (264, 4):
             gather = gather_rows(backbone.spec, pools[1], cells, lengths)

@@ -24,9 +24,11 @@ Kind = Literal["sampling", "training"]
 
 
 class Compute:
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, begin: Callable[[], None]) -> None:
+        """`begin` is called in the thread before anything else."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sampler = sampler
+        self._begin = begin
         self.lines = Lines(self.post)
         self._share: FairShare[Kind] = FairShare()
         self._closed = False
@@ -61,6 +63,7 @@ class Compute:
         return call.future
 
     def _run(self) -> None:
+        self._begin()
         while not self._closed:
             ready = self._ready()
             self._read_inbox(wait=not ready)

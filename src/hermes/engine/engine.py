@@ -13,6 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
+from hermes.engine import teams
 from hermes.engine.adapter import Adapter
 from hermes.engine.book import Book, Held, adapter_bytes
 from hermes.engine.compute import Compute, closed
@@ -41,18 +44,20 @@ class Engine:
     """Loads the base model; works from `start` to `close`."""
 
     def __init__(self, options: EngineOptions) -> None:
-        self._parts = build(options)
+        threads = torch.get_num_threads()
+        self._parts = teams.apart(lambda: build(options))
         self._backbone = self._parts.backbone
         self.device, self.dtype = self._backbone.device, self._backbone.dtype
         self.spec = replace(self._backbone.spec, max_length=self._parts.limits.longest)
         self.tokenizer_dir = options.model
         self._book = Book(self._backbone.device, self._backbone.dtype, options.max_adapters)
-        self._compute = Compute(self._parts.sampler)
-        self._disk = ThreadPoolExecutor(1, "hermes-engine-disk")
+        self._compute = Compute(self._parts.sampler, lambda: teams.lead(threads))
+        self._disk = ThreadPoolExecutor(1, "hermes-engine-disk", teams.alone)
         self._trained_tokens = 0
         self._optimizer_steps = 0
 
     def start(self) -> None:
+        self._disk.submit(lambda: None).result()  # torch gives new threads what was last set: not the disk's
         self._compute.start()
 
     def close(self) -> None:

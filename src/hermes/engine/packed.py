@@ -1,8 +1,9 @@
 """Small-batch products on a CPU: weights laid out beforehand the way its instructions want them.
 
 A plain product re-orders the weights at every call, which at decode sizes costs as much as the product; laid
-out once, decoding is about 1.5 times as fast, at the price of a second copy of the weights. Results are those
-of the plain product up to the order of summation. Only for sampling: a packed weight has no gradient.
+out once, decoding is about 1.5 times as fast, at the price of a second copy of the weights. What is left is
+reading them, and a thousand small operations: so norms and rotations are written with few. Results are those
+of the plain form up to rounding. Only for sampling: a packed weight has no gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hermes.engine.backbone import Attend, Backbone
-from hermes.engine.compact import CompactBackbone, Layer, merge_head, merge_layer, rms_norm, rotate
+from hermes.engine.compact import CompactBackbone, Layer, merge_head, merge_layer
 from hermes.engine.lora import LoraView, LoraWeights
 from hermes.engine.memory import free_bytes
 from hermes.engine.spec import Site
@@ -29,8 +30,7 @@ class PackedLayer:
 
     qkv: Tensor
     o: Tensor
-    gate: Tensor
-    up: Tensor
+    gate_up: Tensor
     down: Tensor
 
 
@@ -40,6 +40,8 @@ class PackedBackbone(CompactBackbone):
 
     packed: tuple[PackedLayer, ...]
     packed_head: Tensor
+    floor: Tensor
+    """[] fp32: what a norm adds to the mean square."""
 
     def merged(self, weights: LoraWeights) -> PackedBackbone:
         """The model with this adapter, whatever this one has; a matrix at a time lies in memory twice."""
@@ -47,22 +49,30 @@ class PackedBackbone(CompactBackbone):
         packed = tuple(_pack_layer(layer) for layer in layers)
         return replace(self, packed=packed, packed_head=_pack(merge_head(self, weights)))
 
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, 1, head_dim], as `_turned` wants them."""
+        cos, sin = CompactBackbone.rotary(self, positions)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
     def layer(
         self, index: int, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, lora: LoraView | None
     ) -> Tensor:
-        weights, packed, eps = self.layers[index], self.packed[index], self.spec.eps
-        read = rms_norm(x, weights.input_norm, eps)
-        q, k, v = self._heads(index, read, turn, lora)
+        weights, packed = self.layers[index], self.packed[index]
+        q, k, v = self._heads(index, self._normed(x, weights.input_norm), turn, lora)
         seen = attend(index, q, k, v).reshape(x.shape[0], -1)
         x = _add(x, seen, packed.o, weights.o_bias, lora, (index, "o"))
-        read = rms_norm(x, weights.post_norm, eps)
-        if lora is None:
-            active = product(read, packed.up, times=product(read, packed.gate, after="swish"))
-        else:
-            outs = (product(read, packed.gate), product(read, packed.up))
-            gate, up = lora.apply((index, "gate_up"), read, outs)
-            active = functional.silu(gate).mul_(up)
-        return _add(x, active, packed.down, None, lora, (index, "down"))
+        read = self._normed(x, weights.post_norm)
+        gate, up = product(read, packed.gate_up).chunk(2, dim=-1)
+        if lora is not None:
+            gate, up = lora.apply((index, "gate_up"), read, (gate, up))
+        return _add(x, functional.silu(gate).mul_(up), packed.down, None, lora, (index, "down"))
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As `rms_norm`, in two thirds of its time."""
+        wide = x.float()
+        size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = torch.addcmul(self.floor, size, size, value=1 / x.shape[-1]).rsqrt_()
+        return torch.mul(wide, scale).to(x.dtype).mul_(weight)
 
     def _heads(
         self, index: int, x: Tensor, turn: tuple[Tensor, Tensor], lora: LoraView | None
@@ -72,7 +82,7 @@ class PackedBackbone(CompactBackbone):
         out = product(x, self.packed[index].qkv, weights.qkv_bias)
         if lora is None and weights.q_norm is None:
             heads = out.view(len(x), -1, spec.head_dim)
-            turned = rotate(heads[:, : -spec.kv_heads], turn)
+            turned = _turned(heads[:, : -spec.kv_heads], turn)
             return turned[:, : spec.heads], turned[:, spec.heads :], heads[:, -spec.kv_heads :]
         kv = spec.kv_heads * spec.head_dim
         outs = torch.split(out, [spec.heads * spec.head_dim, kv, kv], dim=-1)
@@ -80,8 +90,8 @@ class PackedBackbone(CompactBackbone):
             outs = lora.apply((index, "qkv"), x, outs)
         q, k, v = (one.reshape(len(x), -1, spec.head_dim) for one in outs)
         if weights.q_norm is not None and weights.k_norm is not None:
-            q, k = rms_norm(q, weights.q_norm, spec.eps), rms_norm(k, weights.k_norm, spec.eps)
-        return rotate(q, turn), rotate(k, turn), v
+            q, k = self._normed(q, weights.q_norm), self._normed(k, weights.k_norm)
+        return _turned(q, turn), _turned(k, turn), v
 
 
 def pack(backbone: Backbone) -> Backbone:
@@ -99,6 +109,7 @@ def pack(backbone: Backbone) -> Backbone:
         **same,
         packed=tuple(_pack_layer(layer) for layer in backbone.layers),
         packed_head=_pack(backbone.head_weight),
+        floor=torch.tensor(backbone.spec.eps),
     )
 
 
@@ -117,15 +128,16 @@ def head_product(backbone: Backbone, hidden: Tensor) -> Tensor:
     return functional.linear(hidden, backbone.head_weight)
 
 
-def product(
-    x: Tensor, packed: Tensor, bias: Tensor | None = None, *, after: str = "none", times: Tensor | None = None
-) -> Tensor:
-    """x times the packed matrix, then an activation, or multiplied by another tensor, in one go."""
-    if times is not None:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, times, packed, bias, "mul")
-    else:
-        out = torch.ops.mkldnn._linear_pointwise(x, packed, bias, after, [], "")
+def product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x times the packed matrix."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return out
+
+
+def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """As `rotate`: the halves change places, and the sine has the sign of each."""
+    cos, sin = turn
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def _add(
@@ -144,8 +156,7 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 def _pack_layer(layer: Layer) -> PackedLayer:
-    gate, up = layer.gate_up.chunk(2)
-    return PackedLayer(*(_pack(one) for one in (layer.qkv, layer.o, gate, up, layer.down)))
+    return PackedLayer(*(_pack(one) for one in (layer.qkv, layer.o, layer.gate_up, layer.down)))
 
 
 def _size_bytes(backbone: CompactBackbone) -> int:

@@ -238,8 +238,8 @@ class TorchRunner:
     def load(self, batch: Batch) -> None:
         self._batch = batch
         policies = [rows for _, rows in batch.choice.policies]
-        self._stems = stems_of(self._base.spec, policies, batch.cells, batch.prompts)
-        self._runs = runs_of(batch.cells, batch.sizes, self._stems, self._pool)
+        stems = stems_of(self._base.spec, policies, batch.cells, batch.prompts)
+        self._runs = runs_of(batch.cells, batch.sizes, stems, self._pool)
         self._lengths = batch.lengths.copy()
         self._cells = self._tensor(batch.cells)
         self._tokens = self._tensor(batch.tokens)
@@ -251,7 +251,7 @@ class TorchRunner:
         choice = self._batch.choice
         positions = self._tensor(self._lengths)
         cells = self._cells + positions
-        attend = rows_attend(self._base.spec, self._pool, cells, self._stems, self._runs, self._lengths)
+        attend = rows_attend(self._base.spec, self._pool, cells, self._runs, self._lengths)
         backbone, lora = self._weights(choice.policies)
         hidden = backbone.hidden(self._tokens, positions, attend, lora)
         drawn = self._draw(hidden, choice, self._choice)
