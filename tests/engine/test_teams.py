@@ -35,6 +35,7 @@ def test_its_error_is_the_callers() -> None:
 COUNT = """
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 import torch
 from hermes.engine import teams
 
@@ -47,14 +48,16 @@ def work():
 
 torch.set_num_threads(2)
 before = tasks()
-during = teams.apart(work)
+during = teams.apart(work) - before
 deadline = time.monotonic() + 30
 while tasks() > before and time.monotonic() < deadline:
     time.sleep(0.01)  # the system takes a moment to end a thread
-after = tasks()
-teams.alone()
-work()
-print(during - before, after - before, tasks() - before)
+after = tasks() - before
+lone = ThreadPoolExecutor(1, initializer=teams.alone)
+lone.submit(tasks).result()
+teams.lead(2)
+lone.submit(work).result()
+print(during, after, tasks() - before - 1)  # 1: itself
 """
 
 

@@ -45,3 +45,4 @@ def lead(threads: int) -> None:
 def alone() -> None:
     """This thread has no team."""
     torch.set_num_threads(1)
+    torch.get_num_threads()  # a thread's first look takes over what was last set anywhere: now, not later
