@@ -19,7 +19,9 @@ class Watched(TorchRunner):
 
     def load(self, batch: Any) -> None:
         super().load(batch)
-        self.seen = getattr(self, "seen", set()) | {(one.last - one.first, one.tokens) for one in self._stems}
+        self.seen = getattr(self, "seen", set()) | {
+            (run.stem.last - run.stem.first, run.stem.tokens) for run in self._runs
+        }
 
 
 def watched(family: str = "llama") -> tuple[Bench, Watched]:
