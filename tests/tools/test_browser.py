@@ -143,7 +143,7 @@ async def test_https_is_tunnelled_to_allowed_hosts_only(bench: Workbench, site: 
 
 async def test_a_navigation_into_this_machine_is_refused(bench: Workbench, canary: Site) -> None:
     kind, message = await error(bench, "browser_navigate", url=canary.url("/secret"))
-    assert kind == "refused" and "not a public address" in message
+    assert kind == "refused" and "not a public address" in message, message
     assert canary.requests == []
 
 

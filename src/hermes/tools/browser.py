@@ -100,8 +100,10 @@ async def _console(arguments: JSONObject, session: BrowserSession) -> str:
 async def _arrived(response: Response | None, session: BrowserSession) -> str:
     """The page that a navigation led to; one the proxy answered in the server's place is an error."""
     if response is not None and response.url.startswith("http:") and PROXY_HEADER in response.headers:
-        session.proxy.take_refusals()
-        raise ToolError(await response.text(), kind="refused" if response.status == 403 else "failed")
+        refusals = session.proxy.take_refusals()
+        if response.status == 403 and refusals:  # not from the browser, which may have let go of the text
+            raise ToolError(refusals[0], kind="refused")
+        raise ToolError(await response.text())
     return await _snapshot({}, session)
 
 
@@ -139,6 +141,10 @@ async def _steady(session: BrowserSession, step: Callable[[], Awaitable[T]]) -> 
         return await step()
 
 
+_REFUSED = ("ERR_TUNNEL_CONNECTION_FAILED", "interrupted by another navigation")
+"""What the browser says after the proxy's 403: of a tunnel, and of a page that it loads again by itself."""
+
+
 async def _run(action: Action, arguments: JSONObject, session: BrowserSession) -> str:
     from playwright.async_api import Error
 
@@ -146,7 +152,7 @@ async def _run(action: Action, arguments: JSONObject, session: BrowserSession) -
     try:
         return await action(arguments, session)
     except Error as error:
-        if "ERR_TUNNEL_CONNECTION_FAILED" in error.message and session.proxy.refusals > refusals:
+        if session.proxy.refusals > refusals and any(code in error.message for code in _REFUSED):
             raise ToolError(session.proxy.take_refusals()[-1], kind="refused") from error
         raise ToolError(f"the browser says: {clip(error.message, 500)}") from error
 
