@@ -26,6 +26,7 @@ import numpy as np
 
 from hermes.engine.info import EngineOptions
 from hermes.engine.types import AdamParams, Datum, Ints, LoraConfig, Loss, SampleRequest, SamplingParams
+from hermes.models.local_torch import import_torch
 
 GROUP = 8
 PROMPT = (180, 221)
@@ -57,6 +58,7 @@ def prompts_of(data: Sequence[Datum]) -> list[Ints]:
 
 class Ours:
     def __init__(self, folder: str, dtype: str, threads: int, data: Sequence[Datum]) -> None:
+        import_torch()
         import torch
 
         from hermes.engine.engine import Engine

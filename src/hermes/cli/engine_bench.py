@@ -27,6 +27,9 @@ def bench(model: str, device: str, dtype: str, baseline: bool, as_json: bool) ->
     for package in ("torch", "transformers", "safetensors"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train", "the engine's benchmark")
+    from hermes.models.local_torch import import_torch
+
+    import_torch()  # as the server does
     from hermes.engine.bench import bench as measure
     from hermes.engine.info import EngineOptions
 

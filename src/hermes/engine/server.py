@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hermes.engine.http.security import DOOR
 from hermes.errors import MissingDependencyError
+from hermes.models.local_torch import import_torch
 from hermes.safety.access import bound, policy_for
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train,web", "the engine's server")
     policy_for(DOOR, options.host, options.token)
+    import_torch()
     from hermes.engine.checkpoints import CheckpointStore
 
     with (

@@ -1,26 +1,30 @@
-"""Importing torch so that its threads sleep while they wait.
+"""Importing torch so that its CPU threads wait for the next operation only briefly before they sleep.
 
-By default OpenMP's threads spin at every barrier, and one token has hundreds. That is a little faster on
-an idle machine and ruinous on a busy one. The bundled model, two cores, tokens a second: idle, 25 spinning
-and 19 sleeping; beside four or five busy processes, 1 to 4 spinning and 6 to 16 sleeping.
+A decode step has about a thousand operations, and each hands work to a team of OpenMP threads. Between them
+the workers spin, by default for milliseconds: on two cores and beside one busy process a step of the engine's
+then takes three times as long, beside two thirty times, because a worker spins on the core that the other
+needs. Some ten microseconds are enough to be awake for the next operation, so that a quiet machine is as fast
+as before, and beside busy processes a step takes less than twice as long. docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations
 
 import os
 
-_VARIABLE = "OMP_WAIT_POLICY"
+SPINS = "GOMP_SPINCOUNT"
+_FEW = "1000"
+_CHOSEN_BY_USER = (SPINS, "OMP_WAIT_POLICY")
 
 
 def import_torch() -> None:
-    """To be called before the first `import torch`; the user's own setting of the variable is respected.
+    """To be called before the first `import torch`; the user's own setting of the variables is respected.
 
     OpenMP reads the variable when it is loaded, so it is taken back at once: child processes do not get it.
     """
-    if _VARIABLE in os.environ:
+    if any(name in os.environ for name in _CHOSEN_BY_USER):
         return
-    os.environ[_VARIABLE] = "PASSIVE"
+    os.environ[SPINS] = _FEW
     try:
         import torch  # noqa: F401
     finally:
-        del os.environ[_VARIABLE]
+        del os.environ[SPINS]

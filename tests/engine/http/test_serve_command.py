@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +57,15 @@ def test_a_taken_port_is_said_at_once(shared: Server, tmp_path: Path, tiny_folde
     error, fix = failure(hermes(tmp_path, "engine", "serve", *arguments, "--port", port), 1)
     assert "it is taken" in error
     assert "--port" in fix
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings another OpenMP there")
+def test_the_servers_threads_do_not_spin_for_long(shared: Server, tmp_path: Path, tiny_folder: Path) -> None:
+    arguments = ["--model", str(tiny_folder), "--state-dir", str(tmp_path / "s")]
+    port = shared.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "hermes", "engine", "serve", *arguments, "--port", port]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}
+    told = {**kept, "HERMES_HOME": str(tmp_path), "OMP_DISPLAY_ENV": "VERBOSE"}
+    done = subprocess.run(command, env=told, capture_output=True, text=True)
+    assert "it is taken" in done.stderr  # so soon is torch loaded
+    assert "GOMP_SPINCOUNT = '1000'" in done.stderr
