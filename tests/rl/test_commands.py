@@ -68,9 +68,12 @@ def test_a_config_init_that_fails_is_reported(home_with: MakeHome, tmp_path: Pat
     assert "config_init of" in what and "KeyError: 'no data'" in what
 
 
-def test_a_misspelt_command_is_not_taken_for_a_task(home_with: MakeHome) -> None:
-    done = hermes(home_with(), "rl", "statsu")
-    assert done.returncode == 2 and "Did you mean 'status'?" in done.stderr
+@pytest.mark.parametrize(
+    ("word", "fix"), [("statsu", "Did you mean 'status'?"), ("environments", "several words, in quotes")]
+)
+def test_a_word_that_is_no_command_is_not_taken_for_a_task(home_with: MakeHome, word: str, fix: str) -> None:
+    done = hermes(home_with(), "rl", word)
+    assert done.returncode == 2 and f"no such command '{word}'" in done.stderr and fix in done.stderr
 
 
 def test_a_model_that_is_too_small_to_drive_a_training_is_warned_of(home_with: MakeHome) -> None:

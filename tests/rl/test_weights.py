@@ -45,3 +45,22 @@ def test_a_merged_model_is_not_written_over_anything_else(run: Run, tmp_path: Pa
     empty.mkdir()
     assert answer(run.home, *words, "--output", str(empty))["path"] == str(empty)
     AutoModelForCausalLM.from_pretrained(empty)
+
+
+def test_a_converter_that_fails_leaves_no_half_of_a_file(run: Run, tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys; pathlib.Path(sys.argv[3]).write_bytes(b'GGUF'); sys.exit('no gguf package')"
+    )
+    (tmp_path / "convert_hf_to_gguf.py").write_text(program)
+    words = (
+        "rl",
+        "weights",
+        run.run_id,
+        "--format",
+        "gguf",
+        "--output",
+        str(tmp_path / "out" / "model.gguf"),
+    )
+    done = hermes(run.home, *words, env={"LLAMA_CPP": str(tmp_path)})
+    assert done.returncode == 1 and "no gguf package" in done.stderr and "installed" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []

@@ -1,6 +1,6 @@
 """`hermes rl`: choose an environment, configure it, start a run, watch it, stop it, use what it learned.
 
-Anything that is no command is a task for the agent, which has the same by its `rl_*` tools.
+A sentence is a task for the agent, which has the same by its `rl_*` tools; a word that is no command is not.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class TaskGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            close = get_close_matches(args[0], self.commands, n=1)
-            if close and " " not in args[0].strip():
-                raise click.UsageError(f"no such command '{args[0]}'. Did you mean '{close[0]}'?", ctx)
+            if not args[0].startswith("-") and " " not in args[0].strip():
+                close = get_close_matches(args[0], self.commands, n=1)
+                fix = f"Did you mean '{close[0]}'?" if close else 'A task has several words, in quotes: "…".'
+                raise click.UsageError(f"no such command '{args[0]}'. {fix}", ctx)
             args = ["agent", *args]
         return super().parse_args(ctx, args)
 

@@ -4,7 +4,8 @@ A decode step has about a thousand operations, and each hands work to a team of 
 the workers spin, by default for milliseconds: on two cores and beside one busy process a step of the engine's
 then takes three times as long, beside two thirty times, because a worker spins on the core that the other
 needs. Some ten microseconds are enough to be awake for the next operation, so that a quiet machine is as fast
-as before, and beside busy processes a step takes less than twice as long. docs/benchmarks.md has the figures.
+as before, and beside busy processes a step takes less than twice as long. Larger teams wait longer for each
+other and leave more cores to others, so there it may be longer. docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import os
 
 SPINS = "GOMP_SPINCOUNT"
-_FEW = "1000"
+_FEW, _MORE = "1000", "5000"
+"""With up to two cores, and with more."""
 _CHOSEN_BY_USER = (SPINS, "OMP_WAIT_POLICY")
 
 
@@ -23,7 +25,7 @@ def import_torch() -> None:
     """
     if any(name in os.environ for name in _CHOSEN_BY_USER):
         return
-    os.environ[SPINS] = _FEW
+    os.environ[SPINS] = _FEW if (os.cpu_count() or 1) <= 2 else _MORE
     try:
         import torch  # noqa: F401
     finally:

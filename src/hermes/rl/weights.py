@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hermes.config.drafts import draft_folder, sweep
 from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.rl.results import kept
 from hermes.rl.run import Run
@@ -69,12 +70,13 @@ def export_merged(run: Run, step: int | None = None, output: Path | None = None)
     adapter = export_adapter(run, checkpoint["step"])
     base = base_folder(run)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter))
-    draft = target.with_name(f".{target.name}.part")
-    shutil.rmtree(draft, ignore_errors=True)
-    model.merge_and_unload().save_pretrained(draft)
-    AutoTokenizer.from_pretrained(base).save_pretrained(draft)
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft.rename(target)
+    sweep(target)
+    with draft_folder(target) as draft:
+        whole = draft.path / target.name  # with the rights of any new folder
+        model.merge_and_unload().save_pretrained(whole)
+        AutoTokenizer.from_pretrained(base).save_pretrained(whole)
+        whole.rename(target)
     return target
 
 
@@ -85,13 +87,15 @@ def export_gguf(run: Run, step: int | None = None, output: Path | None = None) -
     target = output or run.folder / "weights" / f"step-{checkpoint['step']}.gguf"
     target.parent.mkdir(parents=True, exist_ok=True)
     merged = export_merged(run, checkpoint["step"])
-    done = subprocess.run(
-        [sys.executable, str(converter), str(merged), "--outfile", str(target)],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode != 0:
-        raise HermesError(f"{converter} failed: {done.stderr.strip()[-300:]}", "see what it needs installed")
+    sweep(target)
+    with draft_folder(target) as draft:
+        whole = draft.path / target.name
+        command = [sys.executable, str(converter), str(merged), "--outfile", str(whole)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            reason = done.stderr.strip()[-300:]
+            raise HermesError(f"{converter} failed: {reason}", "see what it needs installed")
+        whole.replace(target)
     return target
 
 

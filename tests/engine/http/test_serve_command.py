@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -68,4 +69,4 @@ def test_the_servers_threads_do_not_spin_for_long(shared: Server, tmp_path: Path
     told = {**kept, "HERMES_HOME": str(tmp_path), "OMP_DISPLAY_ENV": "VERBOSE"}
     done = subprocess.run(command, env=told, capture_output=True, text=True)
     assert "it is taken" in done.stderr  # so soon is torch loaded
-    assert "GOMP_SPINCOUNT = '1000'" in done.stderr
+    assert re.search("GOMP_SPINCOUNT = '[15]000'", done.stderr)
