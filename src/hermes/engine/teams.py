@@ -1,9 +1,10 @@
 """One team of CPU threads for the whole process, and it belongs to the thread that computes.
 
 Every operation of torch hands work to its thread's team, a thousand times in a decode step. Workers that wait
-for the next hand-over spin, so that it costs next to nothing; but once a process has more threads in teams
-than cores, they sleep, and each product first wakes somebody: a step of 8 rows takes 70 ms instead of 54. So
-no other thread of the engine's may keep a team. The caller's threads are its own affair.
+for the next hand-over spin for a moment (`models/local_torch.py`), so that it costs next to nothing; but once
+a process has more threads in teams than cores, they sleep at once, and each product first wakes somebody: a
+step of 8 rows takes 70 ms instead of 54. So no other thread of the engine's may keep a team. The caller's
+threads are its own affair.
 """
 
 from __future__ import annotations
