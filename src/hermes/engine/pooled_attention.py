@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,14 +31,15 @@ _STEM_ROWS, _STEM_TOKENS = 4, 64
 
 @dataclass(frozen=True, slots=True)
 class Stem:
-    """Rows of the batch whose sequences begin with the same tokens, under the same weights."""
+    """Rows of the batch whose sequences begin with the same tokens, under the same weights; with 0 tokens:
+    rows that have nothing in common."""
 
     first: int
     last: int
     cell: int
     """Where the beginning lies: in the slot of the first of them."""
     tokens: int
-    """How many are the same; 0: too few to be worth it."""
+    """How many are the same; 0: too few, or of too few rows, to be worth it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,12 +61,15 @@ def stems_of(
     """The batch's rows by how they begin, in their order; `policies`: how many rows each has, in order."""
     plain = all(window is None for window in spec.windows)
     ends = np.cumsum(policies).tolist()
-    stems = []
+    stems: list[Stem] = []
     for first, last in zip([0, *ends], ends, strict=False):
         while first < last:
-            count, tokens = _alike(prompts[first:last])
-            worth = plain and count >= _STEM_ROWS
-            stems.append(Stem(first, first + count, int(cells[first]), tokens if worth else 0))
+            count, common = _alike(prompts[first:last])
+            tokens = common if plain and count >= _STEM_ROWS else 0
+            if not tokens and stems and not stems[-1].tokens:  # neighbours with nothing in common go together
+                stems[-1] = replace(stems[-1], last=first + count)
+            else:
+                stems.append(Stem(first, first + count, int(cells[first]), tokens))
             first += count
     return tuple(stems)
 
