@@ -125,14 +125,14 @@ def rows_attend(spec: ModelSpec, pool: KvPool, cells: Tensor, runs: Sequence[Run
         for run, part, mask in zip(runs, seen, masks[spec.windows[layer]], strict=True):
             rows = slice(run.first, run.last)
             keys, values = run.keys[layer, :, :, part], run.values[layer, :, :, part]
-            own, lse = _flash(queries[rows], keys, values, attn_mask=mask)
+            rest, lse = _flash(queries[rows], keys, values, attn_mask=mask)
             if not run.stem.tokens:
-                out[rows] = own
+                out[rows] = rest
                 continue
             there = slice(run.first - run.stem.first, run.last - run.stem.first)
             first, first_lse = (one[there] for one in begun[run.stem.first])
             share = torch.sigmoid(first_lse - lse)[..., None]
-            torch.lerp(own, first, share.to(out.dtype), out=out[rows])
+            torch.lerp(rest, first, share.to(out.dtype), out=out[rows])
         return out.view(q.shape)
 
     return attend

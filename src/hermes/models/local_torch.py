@@ -11,6 +11,7 @@ other and leave more cores to others, so there it may be longer. docs/benchmarks
 from __future__ import annotations
 
 import os
+import sys
 
 SPINS = "GOMP_SPINCOUNT"
 _FEW, _MORE = "1000", "5000"
@@ -25,8 +26,13 @@ def import_torch() -> None:
     """
     if any(name in os.environ for name in _CHOSEN_BY_USER):
         return
-    os.environ[SPINS] = _FEW if (os.cpu_count() or 1) <= 2 else _MORE
+    os.environ[SPINS] = _FEW if _cores() <= 2 else _MORE
     try:
         import torch  # noqa: F401
     finally:
         del os.environ[SPINS]
+
+
+def _cores() -> int:
+    """That this process may use: a container often has fewer than the machine."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
