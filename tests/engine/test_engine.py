@@ -16,6 +16,7 @@ import torch
 
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineClosedError, EngineOptions
+from hermes.engine.packed import has_bf16
 from hermes.engine.types import (
     AdamParams,
     Datum,
@@ -350,6 +351,15 @@ def test_wrong_options_are_refused(folder: Path) -> None:
         Engine(EngineOptions(str(folder), device="cpu", dtype="float32", max_length=513))
     with pytest.raises(EngineCapacityError, match="that are free"):
         Engine(EngineOptions(str(folder), device="cpu", dtype="float32", kv_bytes=1 << 60, max_batch=1 << 50))
+
+
+def test_bf16_on_a_processor_without_it_is_warned_about(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Engine(EngineOptions(str(folder), device="cpu", dtype="float32"))
+    assert "bfloat16" not in caplog.text
+    Engine(EngineOptions(str(folder), device="cpu", dtype="bfloat16"))
+    assert ("a hundred times as slowly" in caplog.text) is not has_bf16()
 
 
 def test_training_is_not_bounded_by_the_memory_for_sampling(start: Callable[..., Engine]) -> None:

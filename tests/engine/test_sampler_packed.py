@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,16 +11,14 @@ import torch
 from hermes.engine.attention import packed_attend
 from hermes.engine.backbone import Backbone, wrap_model
 from hermes.engine.lora import LoraView
-from hermes.engine.packed import PackedBackbone, has_layout, head_product, pack
+from hermes.engine.packed import PackedBackbone, has_bf16, has_layout, head_product, pack
 from hermes.engine.packing import pack_plainly
 from hermes.engine.spec import HEAD
 from tests.engine.sampling_parts import Bench
 from tests.engine.tiny import tiny_model
 
 needs_layout = pytest.mark.skipif(not has_layout(torch.float32), reason="no layout of this CPU's own")
-needs_bf16 = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no instructions for bf16"
-)
+needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no instructions for bf16")
 
 
 @needs_bf16
@@ -52,12 +52,29 @@ def test_packed_fp32_weights_are_exact_with_an_adapter_over_them_or_merged_in(fa
     assert not torch.allclose(logits(packed, None), wanted, atol=0.1)
 
 
-def logits(backbone: Backbone, lora: LoraView | None) -> torch.Tensor:
-    batch = pack_plainly([np.arange(3, 40), np.arange(5, 8)])
-    tokens, positions = torch.as_tensor(batch.tokens), torch.as_tensor(batch.positions)
+@needs_layout
+@pytest.mark.parametrize("family", ["llama-tied", "qwen2", "qwen3"])
+def test_a_single_row_is_exact_with_plain_matrices_or_packed_ones_and_with_an_adapter(family: str) -> None:
+    plain = wrap_model(tiny_model(family), family)
+    packed = pack(plain)
+    assert isinstance(packed, PackedBackbone)
+    weights = Bench(family).policy("p", seed=1).weights
+    assert weights is not None
+    wanted = logits(plain, weights, tokens=1)
+    for one_row_is_plain in (False, True):
+        form = dataclasses.replace(packed, one_row_is_plain=one_row_is_plain)
+        for found in (logits(form, weights, tokens=1), logits(form.merged(weights), None, tokens=1)):
+            assert torch.allclose(found, wanted, atol=1e-4, rtol=1e-4)
+        assert torch.allclose(logits(form, None, 1), logits(plain, None, 1), atol=1e-4, rtol=1e-4)
+
+
+def logits(backbone: Backbone, lora: LoraView | None, tokens: int = 40) -> torch.Tensor:
+    """Of a text and of a shorter one, so many tokens together."""
+    batch = pack_plainly([np.arange(3, 4)] if tokens == 1 else [np.arange(3, tokens), np.arange(5, 8)])
     with torch.inference_mode():
         attend = packed_attend(batch, backbone.spec, backbone.device)
-        hidden = backbone.hidden(tokens, positions, attend, lora)
+        ids, positions = torch.as_tensor(batch.tokens), torch.as_tensor(batch.positions)
+        hidden = backbone.hidden(ids, positions, attend, lora)
         out = head_product(backbone, hidden)
         return (out if lora is None else lora.apply(HEAD, hidden, (out,))[0]).float()
 

@@ -11,8 +11,9 @@ import torch
 
 from hermes.engine.types import EngineCapacityError
 
-_WORDS = ("allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "bad_alloc")
-"""Of torch's allocator on a CPU; of CUDA, its driver and Triton; of cuBLAS and cuDNN; of C++."""
+_WORDS = ("allocate memory", "not enough memory", "out of memory", "_STATUS_ALLOC_FAILED", "bad_alloc")
+"""Of torch's allocator on a CPU, Intel's and others; of CUDA, its driver and Triton; of cuBLAS and cuDNN; of
+C++."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -32,10 +33,10 @@ def capacity_error(error: BaseException, what: str) -> EngineCapacityError:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that could be taken on the device now."""
+    """Memory that could be taken on the device now; half of what there is where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return _available_bytes() or os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _available_bytes() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def reset_peak(device: torch.device) -> None:

@@ -4,6 +4,9 @@ A plain product re-orders the weights at every call, which at decode sizes costs
 out once, decoding is about 1.5 times as fast, at the price of a second copy of the weights. What is left is
 reading them, and a thousand small operations: so norms and rotations are written with few. Results are those
 of the plain form up to rounding. Only for sampling: a packed weight has no gradient.
+
+Intel's processors and ARM's have such layouts. On ARM a single row alone is faster with the weights as they
+were, and where no adapter is merged in they are at hand.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ class PackedBackbone(CompactBackbone):
 
     packed: tuple[PackedLayer, ...]
     packed_head: Tensor
+    one_row_is_plain: bool
+    """A single row is computed with the plain matrices."""
     floor: Tensor
     """[] fp32: what a norm adds to the mean square."""
 
@@ -47,7 +52,14 @@ class PackedBackbone(CompactBackbone):
         """The model with this adapter, whatever this one has; a matrix at a time lies in memory twice."""
         layers = (merge_layer(self, index, weights) for index in range(len(self.layers)))
         packed = tuple(_pack_layer(layer) for layer in layers)
-        return replace(self, packed=packed, packed_head=_pack(merge_head(self, weights)))
+        head = _pack(merge_head(self, weights))
+        return replace(self, packed=packed, packed_head=head, one_row_is_plain=False)
+
+    def matrices(self, index: int, rows: int) -> PackedLayer | Layer:
+        return self.layers[index] if self.one_row_is_plain and rows == 1 else self.packed[index]
+
+    def head_matrix(self, rows: int) -> Tensor:
+        return self.head_weight if self.one_row_is_plain and rows == 1 else self.packed_head
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, 1, head_dim], as `_turned` wants them."""
@@ -57,15 +69,15 @@ class PackedBackbone(CompactBackbone):
     def layer(
         self, index: int, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, lora: LoraView | None
     ) -> Tensor:
-        weights, packed = self.layers[index], self.packed[index]
+        weights, matrices = self.layers[index], self.matrices(index, len(x))
         q, k, v = self._heads(index, self._normed(x, weights.input_norm), turn, lora)
         seen = attend(index, q, k, v).reshape(x.shape[0], -1)
-        x = _add(x, seen, packed.o, weights.o_bias, lora, (index, "o"))
+        x = _add(x, seen, matrices.o, weights.o_bias, lora, (index, "o"))
         read = self._normed(x, weights.post_norm)
-        gate, up = product(read, packed.gate_up).chunk(2, dim=-1)
+        gate, up = product(read, matrices.gate_up).chunk(2, dim=-1)
         if lora is not None:
             gate, up = lora.apply((index, "gate_up"), read, (gate, up))
-        return _add(x, functional.silu(gate).mul_(up), packed.down, None, lora, (index, "down"))
+        return _add(x, functional.silu(gate).mul_(up), matrices.down, None, lora, (index, "down"))
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         """As `rms_norm`, in two thirds of its time."""
@@ -79,7 +91,7 @@ class PackedBackbone(CompactBackbone):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As the plain form's, but queries and keys are turned together where they lie together."""
         weights, spec = self.layers[index], self.spec
-        out = product(x, self.packed[index].qkv, weights.qkv_bias)
+        out = product(x, self.matrices(index, len(x)).qkv, weights.qkv_bias)
         if lora is None and weights.q_norm is None:
             heads = out.view(len(x), -1, spec.head_dim)
             turned = _turned(heads[:, : -spec.kv_heads], turn)
@@ -109,6 +121,7 @@ def pack(backbone: Backbone) -> Backbone:
         **same,
         packed=tuple(_pack_layer(layer) for layer in backbone.layers),
         packed_head=_pack(backbone.head_weight),
+        one_row_is_plain=_is_arm(),
         floor=torch.tensor(backbone.spec.eps),
     )
 
@@ -116,21 +129,35 @@ def pack(backbone: Backbone) -> Backbone:
 def has_layout(dtype: torch.dtype) -> bool:
     """Whether this CPU has one of its own for matrices of this dtype."""
     if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    intel = torch.backends.cpu.get_cpu_capability().startswith("AVX")
-    return dtype == torch.float32 and torch.backends.mkldnn.is_available() and intel  # type: ignore[no-untyped-call]
+        return has_bf16()
+    if dtype != torch.float32 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX") or _is_arm()
+
+
+def has_bf16() -> bool:
+    """Whether this CPU has instructions for bf16; without them a product takes a hundred times as long."""
+    known: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _is_arm() -> bool:
+    """With the library whose layouts these are."""
+    return bool(torch.backends.mkldnn.is_acl_available())  # type: ignore[no-untyped-call]
 
 
 def head_product(backbone: Backbone, hidden: Tensor) -> Tensor:
     """Logits [rows, vocab] in the backbone's dtype."""
     if isinstance(backbone, PackedBackbone):
-        return product(hidden, backbone.packed_head)
+        return product(hidden, backbone.head_matrix(len(hidden)))
     return functional.linear(hidden, backbone.head_weight)
 
 
-def product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x times the packed matrix."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+def product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x times the matrix, packed or plain."""
+    if not matrix.is_mkldnn:
+        return functional.linear(x, matrix, bias)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")
     return out
 
 
@@ -141,13 +168,14 @@ def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _add(
-    x: Tensor, read: Tensor, packed: Tensor, bias: Tensor | None, lora: LoraView | None, group: Site
+    x: Tensor, read: Tensor, matrix: Tensor, bias: Tensor | None, lora: LoraView | None, group: Site
 ) -> Tensor:
     """x plus the product, with an adapter's share if there is one."""
-    if lora is None:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(read, x, packed, bias, "add")
+    if lora is None and matrix.is_mkldnn:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(read, x, matrix, bias, "add")
         return out
-    return x + lora.apply(group, read, (product(read, packed, bias),))[0]
+    added = product(read, matrix, bias)
+    return x + (added if lora is None else lora.apply(group, read, (added,))[0])
 
 
 def _pack(weight: Tensor) -> Tensor:
