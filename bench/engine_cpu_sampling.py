@@ -152,8 +152,11 @@ def main() -> None:
 def measured(options: argparse.Namespace) -> dict[str, float]:
     side = SIDES[options.only](options.model, options.dtype, options.threads)
     try:
-        found = rates(side, options.batches, options.new, options.repeat)
-        return {what: round(rate, 1) for what, rate in found}
+        found = {}
+        for what, rate in rates(side, options.batches, options.new, options.repeat):
+            found[what] = round(rate, 1)
+            print(f"{options.only}: {what}: {rate:.1f} tokens/s", file=sys.stderr, flush=True)
+        return found
     finally:
         side.close()
 

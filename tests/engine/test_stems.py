@@ -13,15 +13,17 @@ from tests.engine.sampling_parts import Bench, prompt, same
 
 
 class Watched(TorchRunner):
-    """Remembers every stem it has run with."""
+    """Remembers every stem it has run with, and how many calls a batch of so many rows took."""
 
     seen: set[tuple[int, int]]
+    calls: set[tuple[int, int]]
 
     def load(self, batch: Any) -> None:
         super().load(batch)
         self.seen = getattr(self, "seen", set()) | {
             (run.stem.last - run.stem.first, run.stem.tokens) for run in self._runs
         }
+        self.calls = getattr(self, "calls", set()) | {(len(batch.cells), len(self._runs))}
 
 
 def watched(family: str = "llama") -> tuple[Bench, Watched]:
@@ -103,7 +105,8 @@ def test_neighbours_with_nothing_in_common_are_read_in_one_call() -> None:
         Stem(6, 8, 768, 0),
     )
     bench, runner = watched()
-    asked: list[dict[str, Any]] = [{"prompt": prompt(30, n), "seed": n, "max_tokens": 8} for n in range(5)]
+    asked: list[dict[str, Any]] = [{"prompt": prompt(30, n), "seed": n, "max_tokens": 8} for n in range(9)]
     for one, result in zip(asked, bench.run(*(bench.ask(**one) for one in asked)), strict=True):
         assert same(Bench().sample(**one).sequences[0], result.sequences[0])
-    assert (5, 0) in runner.seen  # rows come and go one by one
+    assert (9, 0) in runner.seen  # rows come and go one by one
+    assert {calls for rows, calls in runner.calls if rows == 9} == {1}, "their slots lie side by side"

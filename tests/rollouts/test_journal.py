@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import sys
 import time
@@ -86,6 +87,16 @@ async def test_a_restart_restores_registration_step_queue_buffers_and_leases(tmp
     assert [lease.waiting for lease in service.state.leases.values()] == [False, True]
     assert await read(await service.next_batch(None)) == [8, 9, 10, 11], "bound to a connection that is gone"
     assert await service.latest_example() == incoming(91, 9).payload
+    await journal.close()
+
+
+async def test_a_system_without_fdatasync_keeps_as_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "fdatasync")
+    said = await a_run(tmp_path)
+    journal, service = await opened(tmp_path)
+    assert describe(service.state) == said
     await journal.close()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hermes.engine.kv import Slot
+from hermes.engine.pooled_attention import STEM_ROWS, STEM_TOKENS
 from hermes.engine.prefix import Entry
 from hermes.engine.requests import SampleJob
 from hermes.engine.runner import Batch, Choice, Fetched, join
@@ -25,8 +26,6 @@ from hermes.engine.types import Floats, Ints, SampledSequence, StopReason, TopK
 N = TypeVar("N", bound=np.generic)
 
 _FIRST_WIDTH = 256
-_STEM_TOKENS = 64
-"""Prompts that have so many first tokens in common lie together."""
 _NO_TOKEN = -1
 
 
@@ -89,7 +88,7 @@ class Lanes:
         self.last[index] = job.prompt[-1]
         self.count[index], self._limit[index] = 0, job.limit
         self._seed[index], self._policy[index] = job.sample_seed(lane.sample), policy_order
-        self._stem[index] = zlib.crc32(job.prompt[:_STEM_TOKENS].tobytes())
+        self._stem[index] = zlib.crc32(job.prompt[:STEM_TOKENS].tobytes())
         self._temperature[index], self._top_p[index] = params.temperature, params.top_p
         self._top_k[index] = params.top_k
         if job.stops.texts:
@@ -142,7 +141,9 @@ class Lanes:
     def order(self) -> Ints:
         """All open lanes, policy by policy, those that begin alike together, and slot by slot."""
         rows = np.flatnonzero(self._age)
-        return rows[np.lexsort((self.cell[rows], self.size[rows], self._stem[rows], self._policy[rows]))]
+        _, which, alike = np.unique(self._stem[rows], return_inverse=True, return_counts=True)
+        stem = np.where(alike[which] < STEM_ROWS, -1, self._stem[rows])  # the others lie by their slots alone
+        return rows[np.lexsort((self.cell[rows], self.size[rows], stem, self._policy[rows]))]
 
     def choice(self, rows: Ints) -> Choice:
         """How the next tokens of these lanes are chosen; rows of one policy lie together."""

@@ -25,7 +25,7 @@ from hermes.engine.kv import KvPool
 from hermes.engine.spec import ModelSpec
 from hermes.engine.types import Ints
 
-_STEM_ROWS, _STEM_TOKENS = 4, 64
+STEM_ROWS, STEM_TOKENS = 4, 64
 """A common beginning of fewer rows or tokens is not worth a call of its own."""
 
 
@@ -65,7 +65,7 @@ def stems_of(
     for first, last in zip([0, *ends], ends, strict=False):
         while first < last:
             count, common = _alike(prompts[first:last])
-            tokens = common if plain and count >= _STEM_ROWS else 0
+            tokens = common if plain and count >= STEM_ROWS else 0
             if not tokens and stems and not stems[-1].tokens:  # neighbours with nothing in common go together
                 stems[-1] = replace(stems[-1], last=first + count)
             else:
@@ -81,10 +81,10 @@ def _alike(prompts: Sequence[Ints]) -> tuple[int, int]:
         common = min(tokens, len(prompt))
         different = np.flatnonzero(prompt[:common] != prompts[0][:common])
         common = int(different[0]) if len(different) else common
-        if common < _STEM_TOKENS and index:
+        if common < STEM_TOKENS and index:
             return index, tokens
         tokens = common
-    return len(prompts), tokens if tokens >= _STEM_TOKENS else 0
+    return len(prompts), tokens if tokens >= STEM_TOKENS else 0
 
 
 def runs_of(cells: Ints, sizes: Ints, stems: Sequence[Stem], pool: KvPool) -> tuple[Run, ...]:

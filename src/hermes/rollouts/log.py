@@ -194,7 +194,7 @@ class Log:
     def _flush(self, segment: Segment) -> StoreError | None:
         started_s = self._loop.time()
         try:
-            os.fdatasync(segment.fd)
+            getattr(os, "fdatasync", os.fsync)(segment.fd)  # macOS has the latter only
         except OSError as error:
             return StoreError(
                 f"cannot flush {segment.path}: {error.strerror}", "check the disk, then restart"

@@ -1,8 +1,9 @@
 """A process of its own for graders that hand a model's text to a computer algebra package.
 
 Such text can make the package run for ever or eat all memory. The worker has a bounded address space
-and no environment, is asked one question at a time, and is killed when it overstays; the next question
-starts a new one. Its modules are imported once, so a question costs milliseconds, not a second.
+(not on macOS, which has no such bound) and no environment, is asked one question at a time, and is killed
+when it overstays; the next question starts a new one. Its modules are imported once, so a question costs
+milliseconds, not a second.
 
 It bounds time and memory, not reach: what may be handed to it is decided by the grader that asks.
 """
@@ -103,7 +104,8 @@ def _read_line(stream: IO[bytes], timeout_s: float) -> bytes:
 def _serve(module_name: str) -> None:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    if sys.platform != "darwin":  # which refuses every such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the package prints is no reply
     module = importlib.import_module(module_name)
