@@ -9,17 +9,12 @@ import pytest
 
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
-from hermes.engine.packed import has_bf16
 from hermes.engine.types import Datum, LoraConfig, Loss, SampleRequest, SamplingParams
 from hermes.models.bundled import model_folder
+from tests.engine.processor import needs_bf16
 
 GAP = {"float32": 1e-3, "bfloat16": 0.3}
 """Largest difference between a sampled logprob and the trainer's. In bf16 logits are rounded to 3 digits."""
-
-
-needs_bf16 = pytest.mark.skipif(
-    not has_bf16(), reason="this CPU has no instructions for bf16: it would take minutes"
-)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bf16)])

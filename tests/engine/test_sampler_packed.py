@@ -11,14 +11,12 @@ import torch
 from hermes.engine.attention import packed_attend
 from hermes.engine.backbone import Backbone, wrap_model
 from hermes.engine.lora import LoraView
-from hermes.engine.packed import PackedBackbone, has_bf16, has_layout, head_product, pack
+from hermes.engine.packed import PackedBackbone, head_product, pack
 from hermes.engine.packing import pack_plainly
 from hermes.engine.spec import HEAD
+from tests.engine.processor import needs_bf16, needs_layout
 from tests.engine.sampling_parts import Bench
 from tests.engine.tiny import tiny_model
-
-needs_layout = pytest.mark.skipif(not has_layout(torch.float32), reason="no layout of this CPU's own")
-needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no instructions for bf16")
 
 
 @needs_bf16

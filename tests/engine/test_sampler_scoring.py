@@ -66,8 +66,10 @@ def test_top_k_of_the_prompt_has_a_row_a_token(bench: Bench, table: torch.Tensor
     best = table[:-1].topk(6)
     assert found is not None and found.ids.shape == (90, 6)
     assert (found.logprobs[0] == -99999).all()
-    assert found.ids[1:].tolist() == best.indices.tolist()
     assert np.allclose(found.logprobs[1:], best.values, atol=1e-4)
+    named = table[:-1].gather(1, torch.from_numpy(found.ids[1:]))
+    assert np.allclose(named, best.values, atol=1e-4), "of two as likely as each other either may come first"
+    assert all(len(set(row)) == 6 for row in found.ids[1:].tolist())
 
 
 def test_named_tokens_are_scored_where_they_are_named(table: torch.Tensor) -> None:
