@@ -40,6 +40,10 @@ while done < steps:
     with open(path, "a") as file:
         file.write(json.dumps({"step": done}) + "\\n")
 """
+QUITTER = """
+import sys
+open(sys.argv[1], "w").close()
+"""
 SAVER = """
 import signal, sys, time
 def save(number, frame):
@@ -66,6 +70,12 @@ def server(run: Run, name: str) -> dict[str, Any]:
 def worker(run: Run, steps: int, pause_s: float = 0.05) -> dict[str, Any]:
     command = python(WORKER, run.metrics_path, steps, pause_s)
     return {"name": "trainer", "command": command, "ready": f"{run.metrics_path}.ready", "completes": True}
+
+
+def quitter(run: Run) -> dict[str, Any]:
+    """An environment that ends well as soon as it is ready."""
+    ready = run.folder / "env.ready"
+    return {"name": "env", "command": python(QUITTER, ready), "ready": str(ready)}
 
 
 def saver(run: Run, takes_s: float) -> dict[str, Any]:
@@ -141,7 +151,14 @@ def _own(run: Run) -> None:
         return taken
 
     Supervisor(
-        run, plan, move=move, cwd=run.folder, max_hours=hours, progress=lambda: last_step(run)
+        run,
+        plan,
+        move=move,
+        cwd=run.folder,
+        max_hours=hours,
+        progress=lambda: last_step(run),
+        starving=(run.folder / "starving").exists,
+        rest_s=0.2,
     ).supervise()
 
 

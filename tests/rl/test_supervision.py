@@ -241,3 +241,22 @@ def test_what_an_end_means(
 ) -> None:
     part = Part("x", (), Path("x"), lambda: True, completes=True, serves=serves)
     assert judge(part, code, explained, disturbed) is expected
+
+
+def test_an_environment_that_ended_is_left_alone_while_the_trainer_computes(tmp_path: Path) -> None:
+    """A step of any length is no reason to restart it, and never one to fail the run."""
+    run = drive.start(tmp_path, lambda run: [drive.worker(run, 1, pause_s=3.0), drive.quitter(run)])
+    status = drive.wait(run, drive.ended)
+    assert (status.state, status.reason) == (RunState.COMPLETED, None)
+    assert status.parts["env"].starts == 1
+
+
+def test_an_environment_that_ended_early_is_started_again_while_the_trainer_waits(tmp_path: Path) -> None:
+    run = drive.start(tmp_path, lambda run: [drive.worker(run, 1, pause_s=60.0), drive.quitter(run)])
+    (run.folder / "starving").touch()
+    status = drive.wait(run, drive.ended)
+    assert status.state is RunState.FAILED
+    assert status.reason is not None and status.reason.startswith("env ended before the training did")
+    assert status.parts["env"].starts == 5
+    notes = [event["text"] for event in status.events]
+    assert "env ended and the trainer waits for a batch; env is started again" in notes

@@ -17,9 +17,9 @@ LONG = b',"inference_logprobs":' + json.dumps([[0.125] * 300_000]).encode() + b"
 """Makes a batch of four groups larger than what the kernel buffers between two sockets."""
 
 
-def fill(api: Client, count: int, *, large: bool = False) -> None:
+def fill(api: Client, count: int, *, large: bool = False, **more: int) -> None:
     for mark in range(count):
-        body = json.dumps(group(mark=mark)).encode()
+        body = json.dumps(group(mark=mark, **more)).encode()
         answer = api.ask("POST", "/scored_data", raw=body[:-1] + LONG if large else body)
         assert answer.json() == {"status": "received"}
 
@@ -69,7 +69,7 @@ def test_a_batch_whose_client_is_gone_is_served_again_unchanged_and_counted_once
     until(lambda: outstanding(api) == 1)
     end(connection)
     until(lambda: lost(api) == 1)
-    assert api.get("/status")["queue_size"] == 8
+    assert api.get("/status")["queue_size"] == 4, "a lost batch was counted as a step when it was served"
     again = api.get("/batch")
     assert marks(again["batch"]) == [0, 1, 2, 3]
     assert (again["redelivered"], again["step"]) == (1, 1)
@@ -165,6 +165,66 @@ def test_a_lease_that_expires_puts_its_batch_back_at_the_head(api: Client) -> No
     again = api.get("/batch")
     assert marks(again["batch"]) == marks(leased["batch"])
     assert (again["lease_id"], again["redelivered"], again["step"]) == (leased["lease_id"], 1, 1)
+
+
+def test_a_renewed_lease_outlives_its_first_time_limit(api: Client) -> None:
+    api.register()
+    fill(api, 8)
+    leased = api.get("/batch?lease_s=0.05")
+    renewal = {"lease_ids": [leased["lease_id"], 99], "lease_s": 600}
+    assert api.post("/batch/renew", renewal) == {"status": "success", "renewed": 1, "unknown": [99]}
+    time.sleep(0.06)
+    assert marks(api.batch("?lease_s=600")) == [4, 5, 6, 7]
+    assert (outstanding(api), lost(api)) == (2, 0)
+
+
+def test_renewing_a_lost_lease_gives_the_batch_back_to_its_trainer(api: Client) -> None:
+    api.register()
+    fill(api, 4)
+    leased = api.get("/batch?lease_s=0.05")
+    until(lambda: lost(api) == 1)
+    api.post("/batch/renew", {"lease_ids": [leased["lease_id"]], "lease_s": 600})
+    assert (outstanding(api), lost(api)) == (1, 0)
+    assert api.batch() is None
+
+
+@pytest.mark.parametrize(
+    ("renewal", "field"),
+    [
+        ({"lease_ids": [1], "lease_s": 0}, "lease_s"),
+        ({"lease_ids": ["a"], "lease_s": 600}, "lease_ids"),
+        ({"lease_ids": [1] * 10_001, "lease_s": 600}, "lease_ids"),
+        ({"lease_s": 600}, "lease_ids"),
+    ],
+)
+def test_a_senseless_renewal_is_refused(api: Client, renewal: dict[str, object], field: str) -> None:
+    answer = api.ask("POST", "/batch/renew", renewal)
+    assert answer.status == 422
+    assert answer.json()["detail"][0]["loc"][:2] == ["body", field]
+
+
+def test_a_lost_batch_is_not_supply_for_an_environment(api: Client) -> None:
+    api.start()
+    env_id = api.add_env()
+    fill(api, 8, env_id=env_id)
+    api.get("/batch?lease_s=0.05")
+    until(lambda: lost(api) == 1)
+    status = api.status_env(env_id)
+    assert (status["current_step"], status["queue_size"], status["self_queue_size"]) == (1, 4, 4)
+
+
+def test_the_status_tells_how_long_a_trainer_has_waited_for_a_batch(api: Client) -> None:
+    api.register()
+    assert api.get("/status")["trainer"] == {"waiting_s": None}
+    assert api.get("/batch")["envs_connected"] == 0
+    first = api.get("/status")["trainer"]["waiting_s"]
+    assert api.get("/batch") == {"batch": None, "reason": "no groups are queued", "envs_connected": 0}
+    assert api.get("/status")["trainer"]["waiting_s"] > first
+    api.add_env()
+    assert api.get("/batch")["envs_connected"] == 1
+    fill(api, 4)
+    assert api.batch()
+    assert api.get("/status")["trainer"] == {"waiting_s": None}
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,13 @@ class Requests(RuleBasedStateMachine):
 
     @rule(data=st.data())
     @precondition(lambda self: self.state.leases)
+    def renew_lease(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.state.leases)))
+        assert self.state.renew([lease_id, 10**6], self.now_s + 30) == [lease_id]
+        assert not self.state.leases[lease_id].waiting
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.state.leases)
     def end_lease(self, data: st.DataObject) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.state.leases)))
         if data.draw(st.booleans()):
@@ -133,13 +140,12 @@ def figures_by_formula(state: State, env_id: int) -> dict[str, object]:
     """One pass over everything for every environment, as the contract puts it."""
     demand: Demand = state.demand()
     fitting = demand.fitting(state.queue.sizes)
-    lost = [group for lease in state.leases.values() if lease.waiting for group in lease.groups]
     queued = [group for group in state.queue if group.size in fitting]
-    largest = max([1, *(group.size for group in [*queued, *lost])])
+    largest = max([1, *(group.size for group in queued)])
     wanted = state.envs[env_id].registration
     own_size = max([wanted.group_size, *(group.size for group in queued if group.env_id == env_id)])
     sequences: dict[int | None, int] = {}
-    for group in [*queued, *lost]:
+    for group in queued:
         sequences[group.env_id] = sequences.get(group.env_id, 0) + group.size
     own = sequences.pop(env_id, 0)
     others = 0

@@ -1,16 +1,28 @@
-"""The trainer's side of a trajectory API that speaks the original's contract and nothing more."""
+"""The trainer's side of the trajectory API: of ours, and of one that speaks the original's contract only."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hermes.training.api import NO_LEASE, Batch, TrainerApi
+from hermes.training.api import NO_LEASE, Batch, NoBatch, TrainerApi
+from tests.training.world import ask
 
+REGISTRATION = {
+    "wandb_group": "g",
+    "wandb_project": "p",
+    "batch_size": 1,
+    "max_token_len": 64,
+    "checkpoint_dir": "",
+    "save_checkpoint_interval": 1,
+    "starting_step": 0,
+    "num_steps": 9,
+}
 GROUP = {"tokens": [[5, 6]], "masks": [[-100, 6]], "scores": [1.0]}
 
 
@@ -61,5 +73,50 @@ def test_a_batch_without_a_lease_is_taken_once_and_never_asked_for_again(
         assert batch == Batch(NO_LEASE, [GROUP])
         assert api.again(NO_LEASE) is None
         api.acknowledge(NO_LEASE)
-        assert api.next_batch() == "nothing is queued"
+        assert api.next_batch() == NoBatch("nothing is queued")
     assert asked == ["POST /register", "GET /batch", "GET /batch"]
+
+
+def test_a_lease_lives_as_long_as_its_trainer(api: str) -> None:
+    """A step may take longer than the lease: the batch is neither lost nor served to anybody else."""
+    with TrainerApi(api, patience_s=5, lease_s=2) as trainer:
+        trainer.register(REGISTRATION)
+        ask(api, "POST", "/scored_data", GROUP)
+        batch = trainer.next_batch()
+        assert isinstance(batch, Batch)
+        time.sleep(2.5)
+        assert ask(api, "GET", "/status")["leases"] == {"outstanding": 1, "lost": 0}
+        assert trainer.next_batch() == NoBatch("no groups are queued", envs_connected=0)
+        trainer.acknowledge(batch.lease_id)
+        assert ask(api, "GET", "/status")["leases"] == {"outstanding": 0, "lost": 0}
+    with TrainerApi(api, patience_s=5, lease_s=0.4) as trainer:
+        ask(api, "POST", "/scored_data", GROUP)
+        assert isinstance(trainer.next_batch(), Batch)
+    while ask(api, "GET", "/status")["leases"] != {"outstanding": 0, "lost": 1}:
+        time.sleep(0.05)  # without its trainer a lease expires
+
+
+def test_leases_of_a_former_life_are_renewed_before_their_batches_are_asked_for(api: str) -> None:
+    with TrainerApi(api, patience_s=5, lease_s=2) as trainer:
+        trainer.register(REGISTRATION)
+        ask(api, "POST", "/scored_data", GROUP)
+        batch = trainer.next_batch()
+        assert isinstance(batch, Batch)
+    with TrainerApi(api, patience_s=5, lease_s=2) as resumed:
+        resumed.keep_leases([batch.lease_id])
+        time.sleep(2.5)
+        assert ask(api, "GET", "/status")["leases"] == {"outstanding": 1, "lost": 0}
+        again = resumed.again(batch.lease_id)
+        assert again is not None
+        assert again.groups == batch.groups
+
+
+def test_an_api_that_cannot_renew_leases_is_asked_once(original: tuple[str, list[str]]) -> None:
+    url, requests = original
+    with TrainerApi(url, patience_s=5, lease_s=0.1) as trainer:
+        trainer.register({"batch_size": 1})
+        trainer.keep_leases([7])
+        while "POST /batch/renew" not in requests:
+            time.sleep(0.02)
+        time.sleep(0.3)
+    assert requests == ["POST /register", "POST /batch/renew"]

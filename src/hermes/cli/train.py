@@ -57,6 +57,22 @@ _RL = (
         help="Offer the newest weights there over OpenAI's API, as `policy`; for a service that does not.",
     ),
     click.option("--api-patience", "api_patience_s", default=60.0, help="Seconds it may be away; 60."),
+    click.option(
+        "--env-patience",
+        "env_patience_s",
+        default=1800.0,
+        show_default=True,
+        type=click.FloatRange(min=1),
+        help="Seconds to wait for a batch while no environment is connected; then the run ends.",
+    ),
+    click.option(
+        "--lease",
+        "lease_s",
+        default=600.0,
+        show_default=True,
+        type=click.FloatRange(min=1),
+        help="Seconds after which a batch of a dead trainer is served again; a live one renews it.",
+    ),
     click.option("--num-steps", default=100, show_default=True, type=_POSITIVE),
     click.option("--batch-size", default=128, show_default=True, type=_POSITIVE, help="Sequences a step."),
     click.option(

@@ -87,6 +87,8 @@ def run_rl(given: dict[str, Any]) -> None:
         eval_every=given["eval_every"],
         api_url=given["api_url"],
         api_patience_s=given["api_patience_s"],
+        env_patience_s=given["env_patience_s"],
+        lease_s=given["lease_s"],
         project=given["project"],
     )
     teacher = _teacher(config, given, run)

@@ -67,9 +67,7 @@ class Crew:
         while not ready():
             self.check()
             if time.monotonic() > deadline_s:
-                raise ProcessFailedError(
-                    name, f"was not ready after {_START_PATIENCE_S:g} s", self._running[name][1]
-                )
+                raise self.failure(name, f"was not ready after {_START_PATIENCE_S:g} s")
             time.sleep(_POLL_S)
 
     def run(
@@ -97,6 +95,14 @@ class Crew:
         for name, (child, log) in self._running.items():
             if child.poll() not in (None, 0):
                 raise ProcessFailedError(name, how_it_ended(child.returncode), log)
+
+    def has_ended(self, name: str) -> bool:
+        """Whether a process that was started has ended, with whatever exit code."""
+        return self._running[name][0].poll() is not None
+
+    def failure(self, name: str, what: str) -> ProcessFailedError:
+        """The error that names this process, with the end of its log."""
+        return ProcessFailedError(name, what, self._running[name][1])
 
     def ask_to_end(self, name: str) -> None:
         """Asks it to finish what it is at and to end; one that has ended is no error."""

@@ -47,6 +47,8 @@ class Recipe:
     """What reinforcement learning is paid for: right answers only, or also part of the way."""
     at_once: int = 128
     """Rollouts in flight."""
+    lease_s: float = 600.0
+    """Time limit of a batch's lease, which a live trainer renews; tests make it short."""
 
     @property
     def batch_size(self) -> int:

@@ -29,6 +29,10 @@ from hermes.rl.run import read_metrics
 BASE, AFTER_SFT, AFTER_GRPO = "base", "after SFT", "after GRPO"
 _BUDGET_TOKENS = 512
 """What a generated trajectory may have before the compressor folds it."""
+_STARVING_S = 5.0
+"""A trainer that has polled in vain for this long, with every environment gone, will get no batch."""
+_ENV_PATIENCE_S = 300.0
+"""Longer than an environment takes to start on a slow machine."""
 _LOCAL = {
     "TINKER_API_KEY": "tml-local",
     "HERMES_ENGINE_TOKEN": "",
@@ -176,10 +180,24 @@ class _Run:
         self._crew.until_ready("trainer", _says(api, "started"))
         self._crew.until_ready(envs[0], _says(api, "envs"))
         meter = Meter("step", recipe.rl_steps, self._tell)
-        told = self._crew.finish("trainer", _following(folder, meter, "reward/mean", "reward"))
+        show_steps = _following(folder, meter, "reward/mean", "reward")
+
+        def meanwhile() -> None:
+            show_steps()
+            self._check_supply(api, envs)
+
+        told = self._crew.finish("trainer", meanwhile)
         for name in (*envs, "api"):
             self._crew.stop(name)
         return told["sampler"], points(folder / "metrics.jsonl")
+
+    def _check_supply(self, api: str, envs: list[str]) -> None:
+        """ProcessFailedError if every environment has ended and the trainer waits for another batch."""
+        if not all(self._crew.has_ended(name) for name in envs):
+            return
+        waiting_s = ((ask(f"{api}/status") or {}).get("trainer") or {}).get("waiting_s")
+        if waiting_s is not None and waiting_s > _STARVING_S:
+            raise self._crew.failure(envs[0], "ended before the training did, which waits for a batch")
 
     def _start_api(self) -> int:
         port = ports.choose(ports.API_PORT)
@@ -197,7 +215,8 @@ class _Run:
             *("--name", f"{self._name}-grpo", "--run-dir", str(folder), "--rank", str(recipe.rank)),
             *("--learning-rate", str(recipe.rl_rate), "--schedule", "linear"),
             *("--num-steps", str(recipe.rl_steps)),
-            *("--batch-size", str(recipe.batch_size), "--api-url", api, "--json"),
+            *("--batch-size", str(recipe.batch_size), "--api-url", api),
+            *("--lease", str(recipe.lease_s), "--env-patience", str(_ENV_PATIENCE_S), "--json"),
         )
 
     def _environment(self, api: str, number: int) -> tuple[str, ...]:

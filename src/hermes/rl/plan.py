@@ -22,6 +22,9 @@ from hermes.training.meter import read_tokens
 
 _API_PATIENCE_S = 300.0
 """Longer than the API takes to come back after it was killed."""
+_ENV_PATIENCE_S = 900.0
+"""Longer than an environment may take to start; the supervisor restarts one that ends."""
+_STARVING_S = 10.0
 _STEP_AND_SAVE_S = 900.0
 """Longer than a step and a checkpoint take, of a large model or on a busy machine."""
 
@@ -55,6 +58,11 @@ class RunPlan:
     def progress(self) -> int:
         """Steps trained so far."""
         return last_step(self._run)
+
+    def starving(self) -> bool:
+        """Whether the trainer has polled for a batch for longer than an environment needs to send a group."""
+        trainer = (ask(f"{self._api_url}/status") or {}).get("trainer", {})
+        return (trainer.get("waiting_s") or 0.0) > _STARVING_S
 
     def move(self, part: str) -> bool:
         """Another port for a server whose own was taken; False if that is not what ended it."""
@@ -148,6 +156,7 @@ def trainer_arguments(run: Run, config: JSONObject) -> tuple[str, ...]:
         "checkpoint-every": tinker["save_checkpoint_interval"],
         "api-url": env["rollout_server_url"],
         "api-patience": _API_PATIENCE_S,
+        "env-patience": _ENV_PATIENCE_S,
         "num-steps": env["total_steps"],
         "batch-size": env["batch_size"],
         "advantage": tinker["advantage"],

@@ -26,7 +26,7 @@ _MOST_ENDS = 5
 """Ends of one part, without a trained step in between, after which the run fails."""
 _LONGEST_PAUSE_S = 20.0
 _REST_S = 20.0
-"""How long a part that has done its work may rest while no step is trained."""
+"""How often is checked whether a part that has done its work is needed again."""
 _AGAIN_S, _KILL_S = 5.0, 15.0
 """After a first polite signal, or after a part's own time to finish: when a second follows, and when the
 process is killed."""
@@ -43,7 +43,6 @@ class _Care:
     not_before_s: float = 0.0
     started_s: float = 0.0
     resting: bool = False
-    progress_at_rest: int = -1
     disturbed: bool = False
 
 
@@ -58,10 +57,14 @@ class Supervisor:
         max_hours: float | None = None,
         over_budget: Callable[[], str | None] = lambda: None,
         progress: Callable[[], int] = lambda: 0,
+        starving: Callable[[], bool] = lambda: False,
+        rest_s: float = _REST_S,
     ) -> None:
         """`plan` gives the parts in starting order; `move` gives a part another port if its own was taken;
-        `progress` counts the steps trained; `over_budget` says why the run has to stop, once it has."""
+        `progress` counts the steps trained; `starving`: whether the trainer waits for a batch that has not
+        come for long; `over_budget` says why the run has to stop, once it has."""
         self._run, self._plan, self._move, self._progress = run, plan, move, progress
+        self._starving, self._rest_s = starving, rest_s
         self._cwd, self._max_hours, self._over_budget = cwd, max_hours, over_budget
         self._parts = tuple(plan())
         self._care = {part.name: _Care() for part in self._parts}
@@ -177,8 +180,8 @@ class Supervisor:
             return
         if end is End.REST:
             self._note(f"{part.name} has done its work")
-            care.resting, care.progress_at_rest = True, self._progress()
-            care.not_before_s = time.monotonic() + _REST_S
+            care.resting = True
+            care.not_before_s = time.monotonic() + self._rest_s
             return
         # Whoever has its port may have answered in its name: it, and those after it, may count as ready.
         if (not was_ready or code == 1) and self._move(part.name):
@@ -213,18 +216,22 @@ class Supervisor:
                 self._again(other)
 
     def _wake_if_needed(self, part: Part, care: _Care) -> None:
-        """A part that thought it was done is needed again if the run stands still."""
-        if self._progress() != care.progress_at_rest:
-            care.progress_at_rest = self._progress()
-            care.not_before_s = time.monotonic() + _REST_S
-        elif time.monotonic() >= care.not_before_s:
-            care.ends += 1
-            if care.ends >= _MOST_ENDS:
-                why = f"{part.name} ended before the training did: {self._last_word(part)}"
-                self._shut_down(RunState.FAILED, why)
-                return
-            self._note(f"no step is trained; {part.name} is started again")
-            self._again(part)
+        """A part that ended as if its work were done is needed again if the trainer waits for a batch.
+
+        A trainer that computes does not wait, however long its step takes.
+        """
+        if time.monotonic() < care.not_before_s:
+            return
+        care.not_before_s = time.monotonic() + self._rest_s
+        if not self._starving():
+            return
+        care.ends += 1
+        if care.ends >= _MOST_ENDS:
+            why = f"{part.name} ended before the training did: {self._last_word(part)}"
+            self._shut_down(RunState.FAILED, why)
+            return
+        self._note(f"{part.name} ended and the trainer waits for a batch; {part.name} is started again")
+        self._again(part)
 
     def _shut_down(self, state: RunState, reason: str | None) -> None:
         """Ends every part, the last started first, and records the outcome."""

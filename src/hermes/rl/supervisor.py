@@ -80,6 +80,7 @@ def own(run: Run) -> None:
             max_hours=plan.max_hours,
             over_budget=plan.over_budget,
             progress=plan.progress,
+            starving=plan.starving,
         )
     except HermesError as error:
         _fail(run, error.message)

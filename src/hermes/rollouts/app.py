@@ -33,6 +33,7 @@ from hermes.rollouts.wire import (
     EnvReference,
     EnvRegistration,
     LeaseReference,
+    LeaseRenewal,
     Registration,
 )
 from hermes.rollouts.worker import Parser, WorkerLost
@@ -61,6 +62,7 @@ class App:
             "/info": {"GET": self._info},
             "/batch": {"GET": self._batch},
             "/batch/ack": {"POST": self._acknowledge},
+            "/batch/renew": {"POST": self._renew},
             "/latest_example": {"GET": self._latest_example},
             "/scored_data": {"POST": self._scored_data},
             "/scored_data_list": {"POST": self._scored_data_list},
@@ -148,6 +150,10 @@ class App:
 
     async def _acknowledge(self, request: Request) -> Answer:
         return json_answer(await self._service.acknowledge((await request.model(LeaseReference)).lease_id))
+
+    async def _renew(self, request: Request) -> Answer:
+        renewal = await request.model(LeaseRenewal)
+        return json_answer(await self._service.renew(renewal.lease_ids, renewal.lease_s))
 
     async def _latest_example(self, request: Request) -> Answer:
         return Answer(await self._service.latest_example())

@@ -6,7 +6,7 @@ something that is gone (a lease of a run that was reset) changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from hermes.core.json import JSONObject
 from hermes.rollouts.queue import Group
@@ -39,6 +39,10 @@ def served(lease: Lease) -> JSONObject:
     return {"type": "served", "lease": describe_lease(lease)}
 
 
+def renewed(lease_ids: Sequence[int], expires_s: float) -> JSONObject:
+    return {"type": "renewed", "lease_ids": list(lease_ids), "expires_s": expires_s}
+
+
 def finished(lease_id: int) -> JSONObject:
     return {"type": "finished", "lease_id": lease_id}
 
@@ -56,6 +60,7 @@ def replay(state: State, event: JSONObject, groups: Mapping[int, Group], now_s: 
         "env_disconnected": lambda: state.disconnect(event["env_id"]),
         "answered": lambda: state.remember(event["key"], event["groups"]),
         "served": lambda: _serve(state, event["lease"], groups),
+        "renewed": lambda: state.renew(event["lease_ids"], event["expires_s"]),
         "finished": lambda: state.finish(event["lease_id"]),
         "reset": state.reset,
     }

@@ -18,6 +18,7 @@ from hermes.rollouts.wire import (
     EnvReference,
     EnvRegistration,
     LeaseReference,
+    LeaseRenewal,
     Registration,
     ScoredData,
 )
@@ -64,6 +65,7 @@ OPERATIONS = (
         "get", "/batch", "The next batch, or null and why there is none.", query=_LEASE, answers=(200, 404)
     ),
     Operation("post", "/batch/ack", "A leased batch has been used.", LeaseReference, answers=(200, 404)),
+    Operation("post", "/batch/renew", "Leased batches are still in use.", LeaseRenewal),
     Operation("get", "/latest_example", "The group that joined the queue last."),
     Operation("post", "/scored_data", "One group.", ScoredData, headers=_KEY, answers=(200, 404, 503)),
     Operation(
@@ -101,7 +103,7 @@ _MEANINGS = {
 
 @functools.cache
 def document() -> JSONObject:
-    models = (Registration, EnvRegistration, EnvReference, LeaseReference, ScoredData)
+    models = (Registration, EnvRegistration, EnvReference, LeaseReference, LeaseRenewal, ScoredData)
     _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
     paths: JSONObject = {}
     for operation in OPERATIONS:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hermes.core.json import JSONObject
@@ -36,6 +36,8 @@ _EXAMPLE_KEYS = (
 )
 """What clients find empty lists under before there is any example."""
 _WARN_EVERY_S = 60.0
+_POLL_GAP_S = 15.0
+"""A trainer that has not asked for this long is not waiting: it computes, or it is gone."""
 _logger = logging.getLogger(__name__)
 
 
@@ -48,6 +50,31 @@ class Batch:
     """The bytes of each group; call them in a thread."""
 
 
+class TrainerWait:
+    """How long the trainer has asked in vain for a batch.
+
+    A trainer that computes a step does not ask, so it does not count as waiting.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._last_poll_s = 0.0
+
+    def polled(self, now_s: float) -> None:
+        if self._since_s is None or now_s - self._last_poll_s > _POLL_GAP_S:
+            self._since_s = now_s
+        self._last_poll_s = now_s
+
+    def served(self) -> None:
+        self._since_s = None
+
+    def seconds(self, now_s: float) -> float | None:
+        """None: it has a batch, or it has stopped asking."""
+        if self._since_s is None or now_s - self._last_poll_s > _POLL_GAP_S:
+            return None
+        return now_s - self._since_s
+
+
 class Service:
     def __init__(self, journal: Journal, limits: Limits) -> None:
         self.state = journal.state
@@ -55,6 +82,7 @@ class Service:
         self.limits = limits
         self.metrics = Metrics()
         self.intake = Intake(journal, limits, self.metrics)
+        self.trainer_wait = TrainerWait()
         self._shares = Shares(self.state)
         self._warned_s = 0.0
 
@@ -112,7 +140,10 @@ class Service:
         self.state.expire(time.time())
         lease = self.state.lease_batch(_expiry(lease_s))
         if lease is None:
-            return {"batch": None, "reason": self._why_no_batch()}
+            self.trainer_wait.polled(time.time())
+            connected = sum(env.connected for env in self.state.envs.values())
+            return {"batch": None, "reason": self._why_no_batch(), "envs_connected": connected}
+        self.trainer_wait.served()
         return await self._serve(lease)
 
     async def replay(self, lease_id: int, lease_s: float | None) -> Batch:
@@ -128,6 +159,16 @@ class Service:
         elif not 0 < lease_id < self.state.next_lease_id:
             raise Refused(404, f"there is no lease {lease_id}")
         return {"status": "success"}
+
+    async def renew(self, lease_ids: Sequence[int], lease_s: float) -> JSONObject:
+        """Leases that are finished, or of a former run, are named in the answer; they are no error."""
+        expires_s = time.time() + lease_s
+        outstanding = [lease_id for lease_id in lease_ids if lease_id in self.state.leases]
+        if outstanding:
+            event = events.renewed(outstanding, expires_s)
+            await self.journal.append(lambda: self.state.renew(outstanding, expires_s), event)
+        unknown = [lease_id for lease_id in lease_ids if lease_id not in outstanding]
+        return {"status": "success", "renewed": len(outstanding), "unknown": unknown}
 
     def sent(self, lease: Lease, *, arrived: bool) -> None:
         """The connection is through with the batch, or broke before it was.

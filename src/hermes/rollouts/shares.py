@@ -1,7 +1,8 @@
 """What an environment is told about its share and its backlog: the only signal that makes it pause. Pure.
 
-Everything that waits to be served counts, lost batches too; what is set aside does not, or it would pause
-environments for good. Sums over environments are kept and corrected for those whose groups changed, so that
+Queued groups count. A lost batch does not: its step was counted when it was first served, and an environment
+that adds the queue to the step would count it twice and end one batch too early. What is set aside does not
+count either, or it would pause environments for good. Sums over environments are kept and corrected for those whose groups changed, so that
 a poll does not cost more the more environments there are.
 """
 
@@ -49,20 +50,18 @@ class Shares:
         """Brings the sums up to date; returns the size of the largest group that waits."""
         state = self._state
         fitting = state.fitting()
-        lost = [group for lease in state.leases.values() if lease.waiting for group in lease.groups]
-        basis = (state.demand(), fitting, max([1, *fitting, *(group.size for group in lost)]))
+        basis = (state.demand(), fitting, max([1, *fitting]))
         changed = state.touched
         if self._basis is None or basis[0] is not self._basis[0] or basis[1:] != self._basis[1:]:
             self._basis = basis
             self._sequences, self._available, self._all_available = {}, {}, 0
-            changed = {env_id for env_id, _ in state.queue.lanes} | {group.env_id for group in lost}
+            changed = {env_id for env_id, _ in state.queue.lanes}
             connected = [env.registration for env in state.envs.values() if env.connected]
             self._all_weight = sum(_area(env.max_token_length, env.weight) for env in connected)
             self._all_minimums = sum(basis[0].minimums.values())
         for env_id in changed:
-            in_queue = sum(size * len(state.queue.lanes.get((env_id, size), ())) for size in fitting)
-            waiting = in_queue + sum(group.size for group in lost if group.env_id == env_id)
-            self._correct(env_id, waiting, basis)
+            queued = sum(size * len(state.queue.lanes.get((env_id, size), ())) for size in fitting)
+            self._correct(env_id, queued, basis)
         state.touched.clear()
         return basis[2]
 

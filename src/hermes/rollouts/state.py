@@ -235,6 +235,16 @@ class State:
             self.leases[lease_id] = replace(lease, waiting=True)
             self.touched.update(group.env_id for group in lease.groups)
 
+    def renew(self, lease_ids: Iterable[int], expires_s: float) -> list[int]:
+        """The trainer that has these batches still works on them; a lost one is its own again.
+
+        Returns the ids that were renewed; the others are finished, or were never served.
+        """
+        renewed = [lease_id for lease_id in lease_ids if lease_id in self.leases]
+        for lease_id in renewed:
+            self.leases[lease_id] = replace(self.leases[lease_id], expires_s=expires_s, waiting=False)
+        return renewed
+
     def expire(self, now_s: float) -> None:
         """Leases past their time limit are lost."""
         for lease in list(self.leases.values()):

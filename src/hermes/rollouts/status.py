@@ -11,9 +11,10 @@ def status(service: Service, now_s: float) -> JSONObject:
     state, metrics = service.state, service.metrics
     oldest = state.queue.oldest()
     lost = [lease for lease in state.leases.values() if lease.waiting]
+    waiting_s = service.trainer_wait.seconds(now_s)
     return {
         "current_step": state.step,
-        "queue_size": state.queue.groups + sum(len(lease.groups) for lease in lost),
+        "queue_size": state.queue.groups,
         "registered": state.registration is not None,
         "started": state.started,
         "queue": {
@@ -25,6 +26,7 @@ def status(service: Service, now_s: float) -> JSONObject:
             "buffered_groups": sum(len(buffer.parts) for buffer in state.buffers.values()),
         },
         "leases": {"outstanding": len(state.leases) - len(lost), "lost": len(lost)},
+        "trainer": {"waiting_s": None if waiting_s is None else round(waiting_s, 3)},
         "rates_per_s": {
             "groups": round(metrics.groups.per_second(now_s), 3),
             "sequences": round(metrics.sequences.per_second(now_s), 3),

@@ -25,6 +25,8 @@ from hermes.core.json import JSON, JSONObject
 MAX_LIST = 2_000
 """Groups in one post: as many as can be taken in without holding up others."""
 MIN_LEASE_S, MAX_LEASE_S = 0.001, 7 * 24 * 3600.0
+MAX_RENEWED = 10_000
+"""Leases in one renewal."""
 _MAX_ERRORS = 20
 _MAX_INPUT_CHARS = 200
 
@@ -69,6 +71,13 @@ class EnvReference(_Body):
 
 class LeaseReference(_Body):
     lease_id: int
+
+
+class LeaseRenewal(_Body):
+    """A trainer still works on these batches."""
+
+    lease_ids: Annotated[list[Int64], Field(max_length=MAX_RENEWED)]
+    lease_s: float = Field(ge=MIN_LEASE_S, le=MAX_LEASE_S, description="seconds from now until they expire")
 
 
 def _check_message(message: JSONObject) -> JSONObject:

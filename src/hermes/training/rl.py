@@ -4,6 +4,9 @@ Takes batches from the trajectory API under a lease, computes advantages, update
 Tinker API, and publishes the new weights, which environments sample from that moment on. A batch is
 acknowledged when a checkpoint holds its step; batches of later steps are noted on disk and trained again, in
 the same order, by whoever goes on. So a kill at any moment loses no batch and trains none twice.
+
+A trainer without a batch waits as long as an environment is connected. Without one it waits for the patience
+that the settings state, saves what it has trained, and ends with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from hermes.core.json import JSONObject
-from hermes.training.api import Batch, TrainerApi
+from hermes.training.api import LEASE_S, Batch, NoBatch, TrainerApi
 from hermes.training.batch import Prepared, Rules, prepare, with_penalty
 from hermes.training.checkpoints import StateFile, alone
 from hermes.training.client import Trainee
@@ -29,10 +32,10 @@ from hermes.training.schedule import Schedule
 from hermes.training.session import Finished, Run, Session, Tell, carry_on, outcome
 from hermes.training.sinks import Sinks
 from hermes.training.update import Update
+from hermes.training.waiting import ENV_PATIENCE_S, BatchWait, NoEnvironmentError
 
 KIND = "rl"
 _POLL_S = 0.2
-_SAY_EVERY_S = 30.0
 
 Evaluate = Callable[[int, str], dict[str, float]]
 """Step and sampler path → numbers, which are logged as eval/NAME."""
@@ -60,6 +63,10 @@ class RlSettings:
     eval_every: int = 25
     api_url: str = "http://127.0.0.1:8000"
     api_patience_s: float = 60.0
+    env_patience_s: float = ENV_PATIENCE_S
+    """How long the trainer waits for a batch while no environment is connected."""
+    lease_s: float = LEASE_S
+    """Time limit of a batch's lease; it is renewed while the trainer lives."""
     project: str = "hermes"
 
 
@@ -100,7 +107,7 @@ def _attempt(run: Run, settings: RlSettings, around: Around) -> Finished:
     if state.finished and state.step >= settings.num_steps:
         return outcome(state, {})
     with (
-        TrainerApi(settings.api_url, settings.api_patience_s) as api,
+        TrainerApi(settings.api_url, settings.api_patience_s, settings.lease_s) as api,
         closing(Meter(run.folder)) as meter,
         Trainee(run.connection, run.wish, meter, state.weights) as trainee,
         _shown(run, around.face, meter) as show,
@@ -111,6 +118,7 @@ def _attempt(run: Run, settings: RlSettings, around: Around) -> Finished:
         for lease_id in state.settled:
             api.acknowledge(lease_id)
         api.register(_registration(run, settings, state.step))
+        api.keep_leases(state.taken)
         return _Loop(session, api, settings, around).run()
 
 
@@ -146,7 +154,12 @@ class _Loop:
         session, last = self._session, self._settings.num_steps
         step = session.state.step
         while step < last:
-            batch = self._next(step)
+            try:
+                batch = self._next(step)
+            except NoEnvironmentError:
+                if step > session.state.step:
+                    self._checkpoint(step, {})
+                raise
             if batch is None:
                 break
             step += 1
@@ -164,48 +177,47 @@ class _Loop:
     def _next(self, step: int) -> Batch | None:
         """The batch after this many steps, noted on disk; None when the run is to stop."""
         stop = self._around.stop
-        said_s = time.monotonic()
+        wait = BatchWait(self._settings.env_patience_s)
         while not stop.is_set():
-            found = self._take()
-            if isinstance(found, Batch):
-                return found
-            if time.monotonic() - said_s > _SAY_EVERY_S:
-                self._around.tell(f"step {step}: waiting for a batch: {found}")
-                said_s = time.monotonic()
+            batch = self._take()
+            if isinstance(batch, Batch):
+                return batch
+            if (line := wait.line_if_due(batch)) is not None:
+                self._around.tell(f"step {step}: {line}")
             stop.wait(_POLL_S)
         return None
 
-    def _take(self) -> Batch | str:
+    def _take(self) -> Batch | NoBatch:
         while self._owed:
             lease_id = self._owed.pop(0)
-            batch = self._api.again(lease_id)
-            if batch is not None:
-                return batch
+            redelivered = self._api.again(lease_id)
+            if redelivered is not None:
+                return redelivered
             self._around.tell(f"the API has lost the batch of lease {lease_id}; going on without it")
-            rest = tuple(one for one in self._session.state.taken if one != lease_id)
-            self._session.write(taken=rest)
+            remaining = tuple(taken for taken in self._session.state.taken if taken != lease_id)
+            self._session.write(taken=remaining)
         state = self._session.state
-        found: Batch | str = self._held.pop(0) if self._held else self._fresh(state.last_lease)
-        if isinstance(found, str):
-            return found
+        batch = self._held.pop(0) if self._held else self._fresh(state.last_lease)
+        if isinstance(batch, NoBatch):
+            return batch
         # An API without a memory counts from 1 again: only what is served again is what we had.
-        if found.redelivered and found.lease_id in state.settled:
-            self._api.acknowledge(found.lease_id)
-            return "a batch came back that is trained already"
-        if found.redelivered and found.lease_id in state.taken:
-            return "a batch came back that is in hand already"
-        self._session.write(taken=(*state.taken, found.lease_id), last_lease=found.lease_id)
-        return found
+        if batch.redelivered and batch.lease_id in state.settled:
+            self._api.acknowledge(batch.lease_id)
+            return NoBatch("the API served a batch again that is trained already")
+        if batch.redelivered and batch.lease_id in state.taken:
+            return NoBatch("the API served a batch again that is being trained")
+        self._session.write(taken=(*state.taken, batch.lease_id), last_lease=batch.lease_id)
+        return batch
 
-    def _fresh(self, last_lease: int) -> Batch | str:
+    def _fresh(self, last_lease: int) -> Batch | NoBatch:
         """The batch after `last_lease`, also one that was served before and got lost on the way."""
         lost = self._api.again(last_lease + 1) if last_lease else None
-        found = lost or self._api.next_batch()
-        if isinstance(found, Batch) and last_lease and found.lease_id > last_lease + 1:
-            missed = [self._api.again(lease_id) for lease_id in range(last_lease + 1, found.lease_id)]
-            first, *self._held = [*(batch for batch in missed if batch is not None), found]
+        batch = lost or self._api.next_batch()
+        if isinstance(batch, Batch) and last_lease and batch.lease_id > last_lease + 1:
+            missed = [self._api.again(lease_id) for lease_id in range(last_lease + 1, batch.lease_id)]
+            first, *self._held = [*(skipped for skipped in missed if skipped is not None), batch]
             return first
-        return found
+        return batch
 
     def _step(self, step: int, batch: Batch) -> dict[str, float]:
         began_s = time.monotonic()

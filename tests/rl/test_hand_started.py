@@ -1,0 +1,105 @@
+"""API, engine, trainer and environment started one by one, as the documentation shows, with short leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.http.engine_process import KEY, Server, launch
+from tests.training.world import Process, ask, metrics, start_api
+
+LETTERS = Path(__file__).parent / "environments" / "letters.py"
+STEPS, GROUP_SIZE, BATCH = 6, 4, 8
+
+
+@pytest.fixture
+def engine(model: Path, tmp_path: Path) -> Iterator[Server]:
+    server = launch(model, tmp_path / "engine")
+    yield server
+    server.kill()
+
+
+class Parts:
+    """The API and what is started beside it; everything ends with the test."""
+
+    def __init__(self, home: Path, engine: Server, model: Path) -> None:
+        self._home, self._engine, self._model = home, engine, model
+        self._api, self.url = start_api(home)
+        self._processes = [self._api]
+
+    def trainer(self, *flags: str) -> Process:
+        return self._start(
+            *("train", "grpo", "--base-model", str(self._model), "--rank", "4", "--name", "run"),
+            *("--num-steps", str(STEPS), "--batch-size", str(BATCH), "--api-url", self.url),
+            *("--checkpoint-every", "100", *flags),
+        )
+
+    def env(self, total_steps: int) -> Process:
+        settings = {
+            "env.group_size": GROUP_SIZE,
+            "env.total_steps": total_steps,
+            "env.max_batches_offpolicy": 1,
+            "env.rollout_server_url": self.url,
+            "env.tokenizer_name": self._model,
+            "env.steps_per_eval": 1000,
+            "env.ensure_scores_are_not_same": False,
+            "env.reward_delay_s": 0.5,
+            "env.use_wandb": False,
+            "openai.base_url": f"{self._engine.url}/v1",
+            "openai.model_name": "policy",
+            "openai.server_type": "sglang",
+            "openai.api_key": KEY,
+        }
+        flags = (word for name, value in settings.items() for word in (f"--{name}", str(value)))
+        return self._start("env", "serve", str(LETTERS), *flags)
+
+    def _start(self, *arguments: str) -> Process:
+        service = {"TINKER_BASE_URL": self._engine.url, "TINKER_API_KEY": KEY}
+        self._processes.append(Process(self._home, *arguments, env=service))
+        return self._processes[-1]
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            process.kill()
+
+
+@pytest.fixture
+def parts(engine: Server, model: Path, tmp_path: Path) -> Iterator[Parts]:
+    parts = Parts(tmp_path / "home", engine, model)
+    yield parts
+    parts.close()
+
+
+def test_a_run_much_longer_than_its_leases_trains_every_batch_once(parts: Parts, tmp_path: Path) -> None:
+    """The first checkpoint is the last step, so every batch of the run is leased until its end."""
+    trainer = parts.trainer("--lease", "1")
+    env = parts.env(total_steps=STEPS - 1)
+    assert trainer.wait() == 0, trainer.output
+    rows = metrics(tmp_path / "home" / "runs" / "run")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["data/lease_id"] for row in rows] == list(range(1, STEPS + 1)), "each batch once"
+    assert env.wait() == 0, env.output
+    status = ask(parts.url, "GET", "/status")
+    assert (status["current_step"], status["leases"]) == (STEPS, {"outstanding": 0, "lost": 0})
+
+
+@pytest.mark.slow
+def test_an_environment_that_ends_early_ends_the_training_with_the_reason_and_it_can_be_continued(
+    parts: Parts, tmp_path: Path
+) -> None:
+    env = parts.env(total_steps=2)
+    env.until("wait for trainer to start|no trainer yet|registered")
+    trainer = parts.trainer("--env-patience", "5")
+    assert env.wait() == 0
+    assert trainer.wait() == 1
+    assert "error: no environment was connected to the trajectory API for 5 s" in trainer.output
+    folder = tmp_path / "home" / "runs" / "run"
+    trained = [row["step"] for row in metrics(folder)]
+    assert 0 < len(trained) < STEPS
+    assert ask(parts.url, "GET", "/status")["leases"]["outstanding"] == 0, "what was trained is saved"
+    resumed = parts.trainer()
+    parts.env(total_steps=STEPS - 1)
+    assert resumed.wait() == 0, resumed.output
+    assert [row["step"] for row in metrics(folder)] == list(range(1, STEPS + 1))
