@@ -2,8 +2,8 @@
 
 Queued groups count. A lost batch does not: its step was counted when it was first served, and an environment
 that adds the queue to the step would count it twice and end one batch too early. What is set aside does not
-count either, or it would pause environments for good. Sums over environments are kept and corrected for those whose groups changed, so that
-a poll does not cost more the more environments there are.
+count either, or it would pause environments for good. Sums over environments are kept and corrected for those
+whose groups changed, so that a poll does not cost more the more environments there are.
 """
 
 from __future__ import annotations

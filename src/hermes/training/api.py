@@ -162,7 +162,7 @@ class TrainerApi:
                 self._try("POST", "/batch/renew", renewal, timeout_s=_RENEWAL_TIMEOUT_S)
             except ApiError as error:
                 if error.status in (404, 405):
-                    logger.warning("the trajectory API at %s cannot renew leases: %s", self.url, error.message)
+                    logger.warning("leases are not renewed, the API cannot do it: %s", error.message)
                     return
                 logger.warning("%d leases were not renewed: %s", len(lease_ids), error.message)
 

@@ -1,9 +1,9 @@
 """A trainer that waits for a batch: what it logs meanwhile, and when it ends because nothing can come.
 
-While an environment is connected the wait has no limit: rollouts may take long, and an environment that cannot
-go on ends with an error of its own. Without one nobody makes rollouts, and the patience counts down. An API
-that does not tell how many environments are connected (the original Atropos server) is waited for without a
-limit, too.
+While an environment is connected the wait has no limit: rollouts may take long, and an environment that
+cannot go on ends with an error of its own. Without one nobody makes rollouts, and the patience counts down.
+An API that does not tell how many environments are connected (the original Atropos server) is waited for
+without a limit, too.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ class BatchWait:
         self._logged_s = now_s
         line = f"waiting for a batch: {answer.reason}"
         if left_s is not None:
-            line += f"; no environment is connected ({_START_ONE}); this run ends in {left_s:.0f} s without one"
+            line += f"; no environment is connected ({_START_ONE}), and this run ends in {left_s:.0f} s"
         return line
