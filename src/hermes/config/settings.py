@@ -122,6 +122,20 @@ class WebSettings(_Section):
     max_bytes: int = Field(default=5_000_000, ge=1, description="largest page web_extract downloads")
 
 
+class HubSettings(_Section):
+    """Where datasets are looked at. HF_TOKEN is sent to these two addresses and to no other."""
+
+    url: str = Field(default="https://huggingface.co", description="the hub")
+    viewer_url: str = Field(
+        default="https://datasets-server.huggingface.co", description="the hub's dataset viewer"
+    )
+
+    @field_validator("url", "viewer_url")
+    @classmethod
+    def _check_address(cls, value: str) -> str:
+        return http_url(value)
+
+
 class MediaSettings(_Section):
     vision_model: str | None = Field(default=None, description="provider/model that understands images")
     image_model: str | None = Field(default=None, description="provider/model that draws images")
@@ -204,6 +218,7 @@ class Settings(_Section):
             "skills",
             "todo",
             "session_search",
+            "datasets",
             "clarify",
             "delegation",
         ),
@@ -216,6 +231,7 @@ class Settings(_Section):
     sandbox: SandboxSettings = SandboxSettings()
     approval: ApprovalSettings = ApprovalSettings()
     web: WebSettings = WebSettings()
+    hub: HubSettings = HubSettings()
     media: MediaSettings = MediaSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
