@@ -136,6 +136,14 @@ class HubSettings(_Section):
         return http_url(value)
 
 
+class MemorySettings(_Section):
+    enabled: bool = Field(
+        default=True, description="whether interactive chat has a memory; batch and environments never do"
+    )
+    max_facts: int = Field(default=40, ge=1, le=1_000)
+    max_fact_chars: int = Field(default=300, ge=20, le=4_000, description="longest fact")
+
+
 class MediaSettings(_Section):
     vision_model: str | None = Field(default=None, description="provider/model that understands images")
     image_model: str | None = Field(default=None, description="provider/model that draws images")
@@ -218,6 +226,7 @@ class Settings(_Section):
             "skills",
             "todo",
             "session_search",
+            "memory",
             "datasets",
             "clarify",
             "delegation",
@@ -232,6 +241,7 @@ class Settings(_Section):
     approval: ApprovalSettings = ApprovalSettings()
     web: WebSettings = WebSettings()
     hub: HubSettings = HubSettings()
+    memory: MemorySettings = MemorySettings()
     media: MediaSettings = MediaSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
