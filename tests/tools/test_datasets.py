@@ -158,6 +158,7 @@ async def test_a_hub_that_cannot_be_reached_says_so(tmp_path: Path) -> None:
     async with open_service_bench(tmp_path, {"hub.url": address, "hub.viewer_url": address}) as bench:
         _, message = await error(bench, "dataset_inspect", dataset="owner/maths")
     assert f"{address}/api/datasets/owner/maths cannot be fetched" in message
+    assert "can be given as path" in message
 
 
 def write_with_datasets(folder: Path) -> dict[str, int]:

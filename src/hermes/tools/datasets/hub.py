@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode, urlsplit
 
-from hermes.core import JSON, JSONObject
+from hermes.core import JSON, JSONObject, ToolErrorKind
 from hermes.errors import ToolError
 from hermes.safety.text import clip
 from hermes.tools.datasets.view import ColumnInfo, DatasetView, SplitInfo, choose_split, feature_type
@@ -159,14 +159,20 @@ class DatasetHub:
         from hermes.safety.fetch import fetch
 
         token = self.environ.get(TOKEN)
-        return await fetch(
-            url,
-            # The address is the user's own setting: a hub of their own may be on a private network.
-            allow_hosts=(*self.settings.web.allow_hosts, urlsplit(url).netloc),
-            max_bytes=self.settings.web.max_bytes,
-            timeout_s=TIMEOUT_S,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-        )
+        try:
+            return await fetch(
+                url,
+                # The address is the user's own setting: a hub of their own may be on a private network.
+                allow_hosts=(*self.settings.web.allow_hosts, urlsplit(url).netloc),
+                max_bytes=self.settings.web.max_bytes,
+                timeout_s=TIMEOUT_S,
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+            )
+        except ToolError as error:
+            if error.kind == ToolErrorKind.REFUSED:
+                raise
+            advice = "Is the hub reachable from here? A file or folder of the workspace can be given as path."
+            raise ToolError(f"{error.message} {advice}", kind=error.kind) from error
 
 
 def _about(card: JSONObject) -> JSONObject:
