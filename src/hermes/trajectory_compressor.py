@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 
-_SWITCH = re.compile(r"--(dry[_-]run|resume|json)=(true|false|1|0|yes|no)", re.IGNORECASE)
+_SWITCH = re.compile(r"--(dry[_-]run|resume|json|strict[_-]protect)=(true|false|1|0|yes|no)", re.IGNORECASE)
 
 
 def main() -> None:

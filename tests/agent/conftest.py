@@ -25,11 +25,12 @@ class World:
     home: Path
     provider: FakeProvider
     settings: dict[str, JSON] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
     plan: Plan = field(default_factory=lambda: Plan(toolsets=("math",)))
 
     def config(self) -> Config:
         environ = {"HERMES_HOME": str(self.home), "PATH": os.environ["PATH"], "HOME": str(self.home)}
-        return load({"sandbox.backend": "local", **self.settings}, environ)
+        return load({"sandbox.backend": "local", **self.settings}, {**environ, **self.environ})
 
     @asynccontextmanager
     async def agent(self, **changes: object) -> AsyncIterator[AgentLoop]:

@@ -148,3 +148,33 @@ async def test_long_results_are_held_to_the_environments_budget(
     (saved,) = [each for each in env.shown if "persisted-output" in each]
     preview = saved.splitlines()[1]
     assert preview in ("a" * 20, "b" * 20, "c" * 20)
+
+
+async def test_rollouts_do_not_see_what_the_user_had_the_agent_remember(
+    home: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    from hermes.agent.build import open_writer
+    from hermes.config.load import load
+    from hermes.core import FactAuthor
+    from hermes.tools.memory import new_fact
+
+    prompts: list[str] = []
+
+    def says(prompt: str) -> str:
+        prompts.append(prompt)
+        return writes("word0")(prompt)
+
+    class Remembering(FileEnv):
+        default_toolsets = ("file", "memory")
+
+    config = load()
+    with open_writer(config) as writer:
+        fact = new_fact("has a dog called Ada", config.settings.memory, FactAuthor.USER)
+        writer.add_fact(fact, config.settings.memory.max_facts).result()
+    with policy(tokenizer, says) as server:
+        env = make(Remembering, server.base_url, tokenizer)
+        await env.setup()
+        await env.collect_trajectories(await env.get_next_item())
+        await env.close()
+    assert prompts and not any("Ada" in prompt for prompt in prompts)
+    assert all("memory" not in trajectory.header.tools for trajectory in stored(home))

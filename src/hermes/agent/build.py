@@ -14,11 +14,13 @@ from pathlib import Path
 
 from hermes.agent.capture import Recorder
 from hermes.agent.loop import AgentLoop
+from hermes.agent.memory import with_memory
 from hermes.agent.prompt import system_prompt
 from hermes.config import paths
 from hermes.config.load import Config
 from hermes.config.settings import SandboxSettings
 from hermes.core import Header, Message, Relation, Sampling, Source, StopReason, new_id
+from hermes.errors import UsageError
 from hermes.models.base import ChatModel, OnDelta
 from hermes.models.budget import Budget
 from hermes.safety.approval import AllowAll, Approver, Ask, Policy, PolicyApprover
@@ -29,6 +31,7 @@ from hermes.sandbox.directory import work_in
 from hermes.skills import list_skills
 from hermes.store import Writer
 from hermes.tools.base import Delegate, Tool, ToolOutput, Workbench
+from hermes.tools.memory import stored_facts
 from hermes.tools.registry import select
 
 _WORKSPACE_TOOLSETS = frozenset({"terminal", "file", "code_execution"})
@@ -42,6 +45,8 @@ class Person:
     """May this run? once, always or no."""
     answer: Callable[[str, tuple[str, ...]], Awaitable[str]]
     """A question of the agent's, with optional choices."""
+    tell: Callable[[str], None]
+    """Shows a notice, such as what the agent remembers for later."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class Plan:
     approve_all: bool = False
     workspace: Path | None = None
     """An existing directory to work in; None: a fresh one that is removed afterwards."""
+    memory: bool = False
+    """Whether the system prompt has the facts that are remembered; only a chat with a person sets this."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Path in the workspace → what is to lie there before the first turn."""
     directory: str | None = None
@@ -125,10 +132,12 @@ async def _assemble(
         approver=_approver(config, plan, sandbox),
         trajectory_id=header.id,
         ask_user=plan.person.answer if plan.person else None,
+        tell_user=plan.person.tell if plan.person else None,
         resources={
             "home": config.home,
             "environ": config.environ,
             "config": config,
+            "writer": writer,
             # sub-agents, and what a chat goes on with after a step back, have one budget with the first
             "task": header.session_id or header.parent_id or header.id,
             "budget": Budget(
@@ -169,7 +178,8 @@ def prepare_opening(config: Config, loop: AgentLoop, plan: Plan) -> None:
         [(skill.name, skill.description) for skill in skills],
         config.settings.system_prompt,
     )
-    loop.prepare(Message.system(text))
+    facts = stored_facts(config.home) if plan.memory and config.settings.memory.enabled else ()
+    loop.prepare(Message.system(with_memory(text, facts)), record_as=Message.system(text))
     for example in plan.examples:
         loop.prepare(example, ephemeral=True)
 
@@ -180,8 +190,18 @@ async def _tools(config: Config, plan: Plan, bench: Workbench) -> list[Tool]:
         from hermes.tools.mcp import connect_mcp
 
         chosen = [*chosen, *await connect_mcp(bench)]
+    if plan.person is None:
+        chosen = _without_memory_tools(chosen, plan)
     offered = [*chosen, *plan.extra_tools]
     return list(map(plan.adapt, offered)) if plan.adapt else offered
+
+
+def _without_memory_tools(tools: list[Tool], plan: Plan) -> list[Tool]:
+    """Where no person watches, nothing is remembered, and no private fact gets into the data."""
+    others = [tool for tool in tools if tool.toolset != "memory"]
+    if plan.require_tools and len(others) < len(tools):
+        raise UsageError("the toolset 'memory' needs a person who sees what is remembered", "use it in chat")
+    return others
 
 
 def _approver(config: Config, plan: Plan, sandbox: Sandbox) -> Approver:
@@ -206,7 +226,7 @@ def _delegate(
     async def delegate(task: str, toolsets: tuple[str, ...] | None) -> ToolOutput:
         inherited = tuple(name for name in plan.toolsets if name != "delegation")
         chosen = tuple(name for name in toolsets if name in inherited) if toolsets else inherited
-        child_plan = replace(plan, toolsets=chosen, on_delta=None)
+        child_plan = replace(plan, toolsets=chosen, on_delta=None, memory=False)
         header = replace(
             new_header(Source.DELEGATE, model),
             session_id=parent.session_id,

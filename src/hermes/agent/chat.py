@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from hermes.agent.build import Plan, new_header, open_agent, prepare_opening
 from hermes.agent.loop import AgentLoop
+from hermes.agent.memory import without_memory
 from hermes.agent.rating import make_rating
 from hermes.config.load import Config
 from hermes.core import Message, Rating, Relation, Role, Source, Step, StepKind, new_id
@@ -91,6 +92,10 @@ class Conversation:
         await asyncio.wrap_future(self._writer.add_rating(rating))
         return rating
 
+    async def forget(self, fact_id: str) -> None:
+        """Removes a fact from the memory; conversations that begin later do not see it."""
+        await asyncio.wrap_future(self._writer.remove_fact(fact_id))
+
     async def _continue(self, history: Sequence[Message], relation: Relation) -> None:
         parent = self.trajectory_id if self.loop.recorder.begun else None
         await self._stack.aclose()
@@ -113,4 +118,4 @@ class Conversation:
         if not history:
             prepare_opening(self.config, self._loop, self.plan)
         for message in history:
-            self._loop.prepare(message)
+            self._loop.prepare(message, record_as=without_memory(message))

@@ -12,6 +12,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 
 from hermes.agent import outcomes
 from hermes.agent.capture import Recorder
@@ -65,16 +66,22 @@ class AgentLoop:
         self._offered: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self._schemas: tuple[JSONObject, ...] = tuple(tool.schema for tool in tools)
         self._prepared: list[tuple[Message, bool]] = []
+        self._private = False
+        """Whether the conversation has text that is not part of the dataset's version of it."""
         self._example_calls: set[str] = set()
         self._deadline: float | None = None
 
-    def prepare(self, message: Message, *, ephemeral: bool = False) -> None:
+    def prepare(self, message: Message, *, ephemeral: bool = False, record_as: Message | None = None) -> None:
         """Puts a message from outside (system prompt, example, earlier history) into the conversation.
 
         It is recorded when the first turn begins, so a conversation nobody starts leaves no trace.
+        `record_as` is the version for the dataset, where private facts have no place: it becomes the step.
+        The inputs of the model calls are recorded as they were; their token ids, which spell the facts, are
+        withheld.
         """
         self.messages.append(message)
-        self._prepared.append((message, ephemeral))
+        self._private = self._private or record_as not in (None, message)
+        self._prepared.append((record_as or message, ephemeral))
         if ephemeral:
             self._example_calls.update(call.id for call in message.tool_calls)
 
@@ -131,7 +138,11 @@ class AgentLoop:
         except TimeoutError as error:
             raise self._out_of_time() from error
         self._count(reply)
-        step = Step(self.recorder.reserve(), StepKind.MODEL, reply.message, started_ms, call=reply.call)
+        call = reply.call
+        if self._private and call.tokens is not None:
+            call = replace(call, tokens=None, tokens_withheld="memory")
+        step = Step(self.recorder.reserve(), StepKind.MODEL, reply.message, started_ms, call=call)
+        self.bench.step_index = step.index
         self.messages.append(reply.message)
         await self.recorder.append(step, context=seen, tools=self._schemas)
         return step

@@ -44,7 +44,12 @@ from hermes.cli.options import json_option
     type=click.IntRange(min=0),
     default=4,
     show_default=True,
-    help="Turns at the end that stay as they are.",
+    help="Turns at the end that stay, but for tool outputs that must be folded for the row to fit.",
+)
+@click.option(
+    "--strict-protect",
+    is_flag=True,
+    help="Fold no tool output of protected turns; rows that do not fit with them are kept aside.",
 )
 @click.option("-m", "--model", metavar="PROVIDER/NAME", help="Writes the states for summarise and auto.")
 @click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
@@ -75,7 +80,8 @@ from hermes.cli.options import json_option
 def compress(ctx: click.Context, /, **flags: Any) -> None:
     """Fit trajectories to a token budget.
 
-    Tool outputs are folded first, then thinking, then early exchanges; decisions and instructions go last.
+    Tool outputs are folded first, then thinking, then the tool outputs of the last turns; decisions and
+    instructions go last.
     Rows that do not fit are kept aside with the reason. Originals are never changed.
     """
     from hermes.cli.compress_config import merge_config_file

@@ -67,6 +67,7 @@ class _Run:
             flags["protect_last_turns"],
             flags["summary_target_tokens"],
             Strategy(flags["strategy"]),
+            flags["strict_protect"],
         )
 
     def carry_out(self) -> int:
@@ -163,7 +164,8 @@ class _Run:
     def _identity(self, spec: TokenizerSpec) -> JSONObject:
         """What a resumed run must have in common with the one that was interrupted."""
         names = ("source", "target_max_tokens", "strategy", "summary_target_tokens", "protect_last_turns")
-        chosen = {name: self._flags[name] for name in (*names, "sample_percent", "seed", "model")}
+        more = ("strict_protect", "sample_percent", "seed", "model")
+        chosen = {name: self._flags[name] for name in (*names, *more)}
         return {**chosen, "tokenizer": spec.name, "input": self._files.digest() if self._files else None}
 
     def _facts(self, started: float) -> JSONObject:
@@ -179,6 +181,8 @@ class _Run:
                 "tokenizer": self._flags["tokenizer"],
                 "target_max_tokens": self._settings.target_max_tokens,
                 "strategy": self._settings.strategy.value,
+                "protect_last_turns": self._settings.protect_last_turns,
+                "strict_protect": self._settings.strict_protect,
             },
         }
 

@@ -79,7 +79,11 @@ def side_by_side(original: Trajectory, compressed: Trajectory, column: int) -> s
 def _pair(
     index: int, before: Message, after: Message | None, state: str, folds: list[JSONObject], column: int
 ) -> Iterator[str]:
-    saved = ", ".join(f"{each['kind']} {each['original_tokens']} -> {each['kept_tokens']}" for each in folds)
+    saved = ", ".join(
+        f"{entry['kind']} {entry['original_tokens']} -> {entry['kept_tokens']}"
+        + (" (protected turn)" if entry.get("protected") else "")
+        for entry in folds
+    )
     yield click.style(f"\n[{index}] {before.role.value}  {saved}".rstrip(), bold=True)
     left = _wrapped(before, column)
     right = ["(as it was)"] if state == "same" else _wrapped(after, column) if after else ["(left out)"]

@@ -76,6 +76,12 @@ def report_text(files: Mapping[str, Path], figures: JSONObject) -> str:
         f"  tokens {tokens['total_before']} -> {tokens['total_after']}; of the compressed rows' decisions "
         f"{kept['decisions']:.1%} kept, of the facts used later {kept['facts']:.1%}",
     ]
+    protected = figures["protected"]
+    if protected["rows"]:
+        lines.append(
+            f"  to fit, {protected['rows']} rows had {protected['outputs_folded']} tool outputs of protected "
+            "turns folded (--strict-protect keeps such rows aside)"
+        )
     if "kept_aside" in files:
         over = summary["trajectories_still_over_limit"]
         lines.append(f"  over the target, kept aside: {over} ({files['kept_aside']})")
@@ -100,6 +106,10 @@ def analysis_text(facts: JSONObject) -> str:
         f"{facts['would_be_kept_aside']} would be kept aside",
         f"  tokens written {facts['tokens_after']}",
     ]
+    if facts["would_fold_protected"]:
+        lines.append(
+            f"  {facts['would_fold_protected']} would fit only with outputs of protected turns folded"
+        )
     if facts["bad_rows"]:
         lines.append(f"  {facts['bad_rows']} lines cannot be read as rows")
     most = max((each["rows"] for each in facts["histogram"]), default=0)

@@ -42,6 +42,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "env": ("hermes.cli.env:env", "Environments: list, new, check, serve, process, evaluate."),
     "export": ("hermes.cli.export:export", "Write trajectories as training data."),
     "import": ("hermes.cli.import_:import_", "Store conversations from elsewhere: ShareGPT, messages, ATIF."),
+    "memory": (
+        "hermes.cli.memory:memory",
+        "What the agent remembers across sessions: list, show, add, remove.",
+    ),
     "models": ("hermes.cli.models:models", "List the providers and the bundled model."),
     "quickstart": (
         "hermes.cli.quickstart:quickstart",

@@ -43,7 +43,8 @@ async def run_repl(options: Options) -> None:
     plan = replace(
         plan,
         workspace=plan.workspace or Path.cwd(),
-        person=Person(screen.approve, screen.answer),
+        person=Person(screen.approve, screen.answer, screen.tell),
+        memory=True,
         on_delta=screen.delta,
     )
     click.echo(f"{model.name}  tools: {', '.join(plan.toolsets) or 'none'}  (/help, Ctrl-D leaves)")
@@ -134,6 +135,9 @@ class Screen:
             state = "ok" if step.result.ok else f"{step.result.error_kind}"
             line = f"<- {printable(step.result.name)}: {state}, {step.result.duration_ms / 1000:.2f} s"
             self._show(click.style(f"{line}  {one_line(step.message.content, 100)}", dim=True))
+
+    def tell(self, notice: str) -> None:
+        self._show(click.style(printable(notice), bold=True))
 
     def _show(self, line: str) -> None:
         if self._question.locked():

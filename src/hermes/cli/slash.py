@@ -77,6 +77,24 @@ async def _skills(chat: Conversation, argument: str) -> None:
         click.echo(f"  {skill.name:<26} {printable(skill.description)[:90]}")
 
 
+async def _memory(chat: Conversation, argument: str) -> None:
+    from hermes.cli.memory import facts_table
+    from hermes.config.paths import db_path
+    from hermes.store import Reader
+
+    action, _, reference = argument.partition(" ")
+    if action not in ("", "remove") or (action and not reference.strip()):
+        raise UsageError(f"'/memory {argument}' is not understood", "/memory, or /memory remove ID")
+    with Reader(db_path(chat.config.home)) as reader:
+        if not action:
+            facts = reader.facts()
+            click.echo(facts_table(facts) if facts else "nothing is remembered yet")
+            return
+        fact = reader.resolve_fact(reference.strip())
+    await chat.forget(fact.id)
+    click.echo(f"removed {fact.id}: {printable(fact.text)}")
+
+
 async def _save(chat: Conversation, argument: str) -> None:
     from hermes.config.paths import db_path
     from hermes.data.export import export_conversation
@@ -125,6 +143,7 @@ COMMANDS: dict[str, SlashCommand] = {
     "model": SlashCommand("show the model, or go on with another: /model openrouter/…", _model),
     "tools": SlashCommand("show the tools, or offer others: /tools terminal,file or /tools none", _tools),
     "skills": SlashCommand("list the skills, or read one: /skills NAME", _skills),
+    "memory": SlashCommand("list what is remembered, or remove a fact: /memory remove ID", _memory),
     "save": SlashCommand("write this conversation as ShareGPT: /save FILE", _save),
     "good": SlashCommand("the last answer was good", _good),
     "bad": SlashCommand("the last answer was bad", _bad),

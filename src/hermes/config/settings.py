@@ -122,6 +122,28 @@ class WebSettings(_Section):
     max_bytes: int = Field(default=5_000_000, ge=1, description="largest page web_extract downloads")
 
 
+class HubSettings(_Section):
+    """Where datasets are looked at. HF_TOKEN is sent to these two addresses and to no other."""
+
+    url: str = Field(default="https://huggingface.co", description="the hub")
+    viewer_url: str = Field(
+        default="https://datasets-server.huggingface.co", description="the hub's dataset viewer"
+    )
+
+    @field_validator("url", "viewer_url")
+    @classmethod
+    def _check_address(cls, value: str) -> str:
+        return http_url(value)
+
+
+class MemorySettings(_Section):
+    enabled: bool = Field(
+        default=True, description="whether interactive chat has a memory; batch and environments never do"
+    )
+    max_facts: int = Field(default=40, ge=1, le=1_000)
+    max_fact_chars: int = Field(default=300, ge=20, le=4_000, description="longest fact")
+
+
 class MediaSettings(_Section):
     vision_model: str | None = Field(default=None, description="provider/model that understands images")
     image_model: str | None = Field(default=None, description="provider/model that draws images")
@@ -204,6 +226,8 @@ class Settings(_Section):
             "skills",
             "todo",
             "session_search",
+            "memory",
+            "datasets",
             "clarify",
             "delegation",
         ),
@@ -216,6 +240,8 @@ class Settings(_Section):
     sandbox: SandboxSettings = SandboxSettings()
     approval: ApprovalSettings = ApprovalSettings()
     web: WebSettings = WebSettings()
+    hub: HubSettings = HubSettings()
+    memory: MemorySettings = MemorySettings()
     media: MediaSettings = MediaSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     prices: dict[str, PriceSettings] = Field(default_factory=dict)

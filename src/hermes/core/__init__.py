@@ -3,6 +3,7 @@
 from hermes.core.hashing import canonical_json, content_hash
 from hermes.core.ids import new_id
 from hermes.core.json import JSON, JSONObject
+from hermes.core.memory import Fact, FactAuthor
 from hermes.core.message import Message, Role, ToolCall
 from hermes.core.model_call import ModelCall, Sampling, TokenTrace
 from hermes.core.outcome import Boundary, Outcome, StopReason
@@ -13,6 +14,8 @@ from hermes.core.usage import Usage
 __all__ = [
     "JSON",
     "Boundary",
+    "Fact",
+    "FactAuthor",
     "Header",
     "JSONObject",
     "Message",

@@ -70,7 +70,7 @@ class ModelCall:
     parser: str | None = None
     """Which text parser produced the tool calls; None if the server returned them structured."""
     tokens_withheld: str | None = None
-    """Why the store dropped `tokens` that it was given: the text they spell was redacted."""
+    """Why `tokens` that the server gave were dropped: their text was redacted, or has facts of the memory."""
 
     def to_json(self) -> JSONObject:
         """Everything but `raw` and `tokens`, which the store keeps in columns of their own."""

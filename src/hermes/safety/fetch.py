@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -51,15 +51,21 @@ async def fetch(
     timeout_s: float,
     max_redirects: int = MAX_REDIRECTS,
     resolve: Resolve | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Fetched:
-    """GET the URL; any status is a result. ToolError if it is refused, too slow, too large or broken."""
+    """GET the URL; any status is a result. ToolError if it is refused, too slow, too large or broken.
+
+    `headers` may hold a credential: they are sent to the URL's own scheme, host and port, and not to another
+    one that it redirects to.
+    """
     allowed = tuple(allow_hosts)
     here = url
     try:
         async with asyncio.timeout(timeout_s):
             for _ in range(max_redirects + 1):
                 addresses = await asyncio.to_thread(check_url, here, allowed, resolve)
-                fetched = await _get(here, addresses, max_bytes)
+                own = headers if headers and parse_url(here) == parse_url(url) else {}
+                fetched = await _get(here, addresses, max_bytes, own)
                 if isinstance(fetched, Fetched):
                     return fetched
                 here = fetched
@@ -68,7 +74,9 @@ async def fetch(
     raise ToolError(f"{url} leads to more than {max_redirects} redirects.")
 
 
-async def _get(url: str, addresses: list[Address], max_bytes: int) -> Fetched | str:
+async def _get(
+    url: str, addresses: list[Address], max_bytes: int, headers: Mapping[str, str]
+) -> Fetched | str:
     """What the first address that accepts a connection answers, or the URL it redirects to."""
     import httpx2
 
@@ -77,7 +85,7 @@ async def _get(url: str, addresses: list[Address], max_bytes: int) -> Fetched | 
     async with httpx2.AsyncClient(trust_env=False, verify=_tls(), timeout=None) as client:
         for address in addresses:
             try:
-                response = await client.send(_request(client, url, address), stream=True)
+                response = await client.send(_request(client, url, address, headers), stream=True)
                 return await _read(response, url, max_bytes)
             except httpx2.ConnectError as error:
                 failure = error
@@ -87,14 +95,16 @@ async def _get(url: str, addresses: list[Address], max_bytes: int) -> Fetched | 
     raise ToolError(f"{url} cannot be fetched: {str(failure) or type(failure).__name__}") from failure
 
 
-def _request(client: httpx2.AsyncClient, url: str, address: Address) -> httpx2.Request:
+def _request(
+    client: httpx2.AsyncClient, url: str, address: Address, headers: Mapping[str, str]
+) -> httpx2.Request:
     import httpx2
 
     target = parse_url(url)
     return client.build_request(
         "GET",
         httpx2.URL(url).copy_with(host=address.ip, port=address.port),
-        headers={**_HEADERS, "Host": _host_header(target)},
+        headers={**_HEADERS, **headers, "Host": _host_header(target)},
         extensions={"sni_hostname": target.host},
     )
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hermes.core import JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
+from hermes.core import Fact, JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
 from hermes.errors import StoreError, UsageError
-from hermes.store import metrics, migrations, owner, sqlite
+from hermes.store import facts, metrics, migrations, owner, sqlite
 from hermes.store.encode import decode_header, decode_outcome, decode_rating, decode_step
 from hermes.store.query import ALL, JOINED, Filter, fts_query
 from hermes.store.record import Record, Seen
@@ -65,6 +65,14 @@ class Reader:
     def metrics(self, run_id: str) -> list[metrics.StepMetrics]:
         """The numbers of a training run, by step."""
         return metrics.of_run(self._db, run_id)
+
+    def facts(self) -> list[Fact]:
+        """What is remembered, oldest first."""
+        return facts.select(self._db)
+
+    def resolve_fact(self, reference: str) -> Fact:
+        """The fact with this id, or at least six characters of its beginning or end."""
+        return facts.resolve(self._db, reference)
 
     def close(self) -> None:
         self._db.close()

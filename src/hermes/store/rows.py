@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from hermes.core import (
     Boundary,
+    Fact,
     Header,
     JSONObject,
     Message,
@@ -26,7 +28,7 @@ from hermes.core import (
 )
 from hermes.core.json import JSON
 from hermes.errors import StoreError
-from hermes.store import metrics, owner
+from hermes.store import facts, metrics, owner
 from hermes.store.encode import pack_floats, pack_ints, search_text
 from hermes.store.query import TOTALS
 
@@ -70,6 +72,13 @@ class Rows:
 
     def delete_metrics(self, run_id: str, after_step: int) -> None:
         metrics.delete_after(self._db, run_id, after_step)
+
+    def insert_fact(self, fact: Fact, max_facts: int) -> None:
+        trajectory = None if fact.trajectory_id is None else self._trajectory(fact.trajectory_id)
+        facts.insert(self._db, replace(fact, text=_storable(self._redact(fact.text))), trajectory, max_facts)
+
+    def delete_fact(self, fact_id: str) -> None:
+        facts.delete(self._db, fact_id)
 
     def insert_trajectory(self, header: Header) -> None:
         if self._db.execute("SELECT 1 FROM trajectories WHERE id = ?", (header.id,)).fetchone():

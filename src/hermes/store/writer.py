@@ -2,8 +2,9 @@
 
 Promises. A future that resolved means the row survives kill -9 and power loss. Rows are never
 updated: a trajectory is a header, then steps, then one outcome, and verdicts are appended beside
-it. What is written has been through the redactor. A trajectory whose recording process died is
-given the outcome 'cut' by the next writer that opens the database.
+it; only facts of the memory can be removed. What is written has been through the redactor. A
+trajectory whose recording process died is given the outcome 'cut' by the next writer that opens the
+database.
 
 One thread owns the connection and commits whatever is queued in one transaction (group commit), so
 many concurrent rollouts share one disk flush. An operation that fails (an unknown trajectory, say)
@@ -18,7 +19,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
-from hermes.core import Header, JSONObject, Message, Outcome, Rating, Reward, Step
+from hermes.core import Fact, Header, JSONObject, Message, Outcome, Rating, Reward, Step
 from hermes.errors import StoreError
 from hermes.store import migrations, sqlite
 from hermes.store.group_commit import ClosedError, GroupCommit
@@ -86,6 +87,13 @@ class Writer:
     def rewind_metrics(self, run_id: str, step: int) -> Future[None]:
         """A training run stands at this step: numbers of later ones are of a life that it does not have."""
         return self._submit(lambda rows: rows.delete_metrics(run_id, step))
+
+    def add_fact(self, fact: Fact, max_facts: int) -> Future[None]:
+        """Remembers a fact; UsageError if it is there already, or if there are `max_facts`."""
+        return self._submit(lambda rows: rows.insert_fact(fact, max_facts))
+
+    def remove_fact(self, fact_id: str) -> Future[None]:
+        return self._submit(lambda rows: rows.delete_fact(fact_id))
 
     def close(self) -> None:
         """Commits what is queued, then closes. Idempotent."""

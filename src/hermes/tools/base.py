@@ -47,6 +47,10 @@ class Workbench:
     trajectory_id: str
     ask_user: Callable[[str, tuple[str, ...]], Awaitable[str]] | None = None
     """Puts a question (with optional choices) to a person; None when nobody is there."""
+    tell_user: Callable[[str], None] | None = None
+    """Shows a notice to a person, in full; None when nobody is there."""
+    step_index: int | None = None
+    """The model step whose calls are being run."""
     delegate: Delegate | None = None
     processes: dict[str, BackgroundProcess] = field(default_factory=dict)
     todos: list[JSONObject] = field(default_factory=list)

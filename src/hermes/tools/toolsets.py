@@ -30,6 +30,8 @@ TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
             Toolset("skills", "Find and follow written procedures.", ("skills_tools",)),
             Toolset("todo", "Keep a list of what is to be done.", ("todo",)),
             Toolset("session_search", "Search what earlier runs recorded.", ("session_search",)),
+            Toolset("memory", "Remember facts across sessions, in chat.", ("memory",)),
+            Toolset("datasets", "Look at datasets of the hub and in files.", ("datasets.inspect",)),
             Toolset("clarify", "Ask the user.", ("clarify",)),
             Toolset("delegation", "Give a task to a sub-agent.", ("delegation",)),
             Toolset("vision", "Look at images.", ("vision",)),

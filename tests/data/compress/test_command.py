@@ -114,6 +114,37 @@ def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path, tokenizer_folder: P
     assert f"{facts['tokens']} tokens" in shown and "###" in shown and shown.endswith(" over")
 
 
+def test_rows_whose_last_turns_are_over_the_target_fit_and_the_figures_say_why(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    count = 20
+    rows = made.write_jsonl(
+        tmp_path / "rows.jsonl", [made.session_row(n, exchanges=14, lines=170) for n in range(count)]
+    )
+    flags = ("--input", str(rows), "--target-max-tokens", "4000")
+    strict = compress(tmp_path, tokenizer_folder, *flags, "--strict-protect", "--json")
+    assert strict.returncode == 1
+    summary = json.loads(strict.stdout)["summary"]
+    assert (summary["trajectories_still_over_limit"], summary["trajectories_compressed"]) == (count, 0)
+    done = compress(tmp_path, tokenizer_folder, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{count} rows had {2 * count} tool outputs of protected turns folded" in done.stdout
+    assert not (tmp_path / "rows_compressed_kept_aside.jsonl").exists()
+    figures = json.loads((tmp_path / "rows_compressed_metrics.json").read_text())
+    assert figures["protected"] == {"rows": count, "outputs_folded": 2 * count}
+    assert figures["kept"]["decisions"] == 1.0
+    written = made.read_jsonl(tmp_path / "rows_compressed.jsonl")
+    assert len(written) == count
+    assert all(row["compression_metrics"]["compressed_tokens"] <= 4000 for row in written)
+    facts = json.loads(compress(tmp_path, tokenizer_folder, *flags, "--dry-run", "--json").stdout)
+    assert (facts["would_fit"], facts["would_fold_protected"], facts["would_be_kept_aside"]) == (
+        count,
+        count,
+        0,
+    )
+    assert f"{count} would fit only with outputs of protected turns folded" in analysis_text(facts)
+
+
 def test_a_sample_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
     rows = made.write_jsonl(tmp_path / "rows.jsonl", [made.session_row(n, 1, 3) for n in range(200)])
     files = find_files(str(rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests import records
 from tests.data.compress import made
 
 
-def run(row: JSONObject, counter: Counter, target: int, **changes: int) -> Done:
+def run(row: JSONObject, counter: Counter, target: int, **changes: Any) -> Done:
     return compress(Item("rows.jsonl:1", json.dumps(row)), FoldSettings(target, **changes), counter)
 
 
@@ -53,15 +54,69 @@ def test_a_large_late_output_goes_before_a_small_early_one(counter: Counter) -> 
 def test_thinking_goes_only_after_every_output_and_exchanges_only_after_thinking(counter: Counter) -> None:
     row = made.session_row(exchanges=12)
     kinds = []
-    for target in (6000, 3500, 3200, 3000, 2800, 2500, 2200):
+    for target in (6000, 3500, 3000, 2500, 2000, 1500, 1300, 1100):
         done = run(row, counter, target)
         if done.kind is Kind.ROW:
             folds = done.metrics["folds"]
             kinds.append((folds["tool_output"], folds["reasoning"], folds["exchange"]))
             merged = folds["exchange"] // 2
-            assert not folds["reasoning"] or folds["tool_output"] + merged == 10, "all but the last two"
+            early = folds["tool_output"] - done.metrics["protected_outputs_folded"]
+            assert not folds["reasoning"] or early + merged == 10, "all but the last two"
             assert not folds["exchange"] or folds["reasoning"] + merged == 11
+            assert not folds["exchange"] or done.metrics["protected_outputs_folded"] == 2
     assert any(reasoning for _, reasoning, _ in kinds) and any(exchange for _, _, exchange in kinds)
+
+
+def test_outputs_of_protected_turns_are_folded_before_a_row_is_given_up(counter: Counter) -> None:
+    """Fourteen calls with outputs of 4,000 tokens: the last four turns alone are over a target of 4,000."""
+    for number in range(20):
+        row = made.session_row(number, exchanges=14, lines=170)
+        tail_tokens = sum(counter.texts([turn["value"] for turn in row["conversations"][-4:]]))
+        assert tail_tokens > 4000
+        done = run(row, counter, 4000)
+        assert done.kind is Kind.ROW, done.reason
+        result = json.loads(done.line)
+        assert done.metrics["compressed_tokens"] <= 4000
+        assert decisions(result) == decisions(row) and done.metrics["decisions_kept"] == 1.0
+        assert done.metrics["facts"] == done.metrics["facts_kept"] > 10
+        entries = result["metadata"]["compression"]["map"]
+        assert [entry["message"] for entry in entries if entry["protected"]] == [27, 29]
+        assert done.metrics["protected_outputs_folded"] == 2
+        assert done.metrics["folds"]["reasoning"] == 0, "earlier turns keep what the last ones made room for"
+
+
+def test_strict_protection_keeps_such_a_row_aside_as_it_was(counter: Counter) -> None:
+    row = made.session_row(exchanges=14, lines=170)
+    done = run(row, counter, 4000, strict_protect=True)
+    assert done.kind is Kind.ASIDE and done.metrics["protected_outputs_folded"] == 0
+    assert "the last 4 stay as they are" in done.reason
+    assert json.loads(done.line)["conversations"] == row["conversations"]
+
+
+def test_protected_outputs_stay_while_the_others_make_enough_room(counter: Counter) -> None:
+    row = made.session_row(exchanges=14, lines=170)
+    done = run(row, counter, 14_000)
+    entries = json.loads(done.line)["metadata"]["compression"]["map"]
+    assert entries and not any(entry["protected"] for entry in entries)
+    assert json.loads(done.line)["conversations"][-4:] == row["conversations"][-4:]
+
+
+def test_what_the_assistant_and_the_user_say_in_protected_turns_is_never_folded(counter: Counter) -> None:
+    row = made.session_row(exchanges=3)
+    row["conversations"] += [
+        {"from": "human", "value": "why? " * 900},
+        {"from": "gpt", "value": "so. " * 900},
+    ]
+    done = run(row, counter, 1500)
+    assert (
+        done.kind is Kind.ASIDE and "of the first turns and the last 4 only tool outputs fold" in done.reason
+    )
+
+
+def decisions(row: JSONObject) -> list[str]:
+    """What the assistant says and calls, its thinking left out."""
+    turns = [turn["value"] for turn in row["conversations"] if turn["from"] == "gpt"]
+    return [turn.rpartition("</think>\n")[2] for turn in turns]
 
 
 def test_a_folded_output_keeps_what_later_turns_use(counter: Counter) -> None:
@@ -84,7 +139,7 @@ def test_a_state_is_a_valid_result_of_the_same_call(counter: Counter) -> None:
 
 def test_merged_exchanges_leave_their_calls_and_facts_in_the_first_result(counter: Counter) -> None:
     row = made.session_row(exchanges=30)
-    done = run(row, counter, 4500)
+    done = run(row, counter, 3400)
     assert done.kind is Kind.ROW and 0.5 < done.metrics["decisions_kept"] < 1
     turns = json.loads(done.line)["conversations"]
     state = next(turn["value"] for turn in turns if '"exchanges"' in turn["value"])

@@ -64,7 +64,8 @@ def check_row(case: Case) -> None:
     assert done.metrics["compressed_tokens"] == case.counter.conversation(chat(after)) <= target
     before = loadable(before)
     assert done.metrics["original_tokens"] == case.counter.conversation(chat(before))
-    check_ends(before, after, case.settings.protect_last_turns)
+    check_ends(before, after, case.settings)
+    check_protected(result, before, done, case.settings)
     check_decisions(before, after, done.metrics)
     check_pairs(before, after)
     check_map(result, before, done)
@@ -78,11 +79,31 @@ def loadable(value: JSONObject | list[JSONObject]) -> JSONObject:
     return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
-def check_ends(before: list[JSONObject], after: list[JSONObject], last: int) -> None:
+def check_ends(before: list[JSONObject], after: list[JSONObject], settings: FoldSettings) -> None:
+    """Both ends are as they were, but for tool outputs of the last turns unless protection is strict."""
     first = next(i for i, turn in enumerate(before) if turn["from"] == "human") + 1
     assert after[:first] == before[:first]
-    if last:
-        assert after[-last:] == before[-last:]
+    last = settings.protect_last_turns
+    for old, new in zip(before[-last:], after[-last:], strict=True) if last else ():
+        if settings.strict_protect or old["from"] != "tool":
+            assert new == old
+        else:
+            assert (new["from"], results_in(new)) == ("tool", results_in(old))
+
+
+def results_in(turn: JSONObject) -> list[str]:
+    return re.findall(r'<tool_response>\n\{"tool_call_id": "(.*?)"', turn["value"])
+
+
+def check_protected(result: JSONObject, before: list[JSONObject], done: Done, settings: FoldSettings) -> None:
+    """The map marks what was folded in protected turns: only outputs, and only if nothing else was enough."""
+    entries = result.get("metadata", {}).get("compression", {}).get("map", [])
+    marked = [entry for entry in entries if entry["protected"]]
+    assert len(marked) == done.metrics["protected_outputs_folded"]
+    assert {entry["kind"] for entry in marked} <= {"tool_output"}
+    assert not (marked and settings.strict_protect)
+    changed = sum(turn not in result["conversations"] for turn in before[-settings.protect_last_turns :])
+    assert not settings.protect_last_turns or bool(changed) == bool(marked)
 
 
 def check_decisions(before: list[JSONObject], after: list[JSONObject], metrics: JSONObject) -> None:
@@ -140,11 +161,14 @@ def check_map(result: JSONObject, before: list[JSONObject], done: Done) -> None:
     assert all(each["original_tokens"] >= 0 and each["kept_tokens"] >= 0 for each in notes["map"])
 
 
-def check(counter: Counter, messages: list[Message], target: int, tail: int, stored: bool) -> None:
+def check(
+    counter: Counter, messages: list[Message], target: int, tail: int, stored: bool, strict: bool
+) -> None:
     """Written as ShareGPT with tools in its system text, or out of the store."""
     row = {"id": "row-1", "conversations": conversations(messages, records.TOOLS), "reward": 1.0}
     record = {"messages": [message.to_json() for message in messages], "tools": list(records.TOOLS)}
-    check_row(Case(row, FoldSettings(target, tail), counter, record if stored else None))
+    settings = FoldSettings(target, tail, strict_protect=strict)
+    check_row(Case(row, settings, counter, record if stored else None))
 
 
 def check_messages(counter: Counter, messages: list[Message], target: int, tail: int) -> None:
@@ -174,12 +198,12 @@ def without_thinking(message: JSONObject) -> str:
     return json.dumps({key: value for key, value in message.items() if key != "reasoning_content"})
 
 
-@given(messages=made.trajectories(), target=targets, tail=tails, stored=st.booleans())
+@given(messages=made.trajectories(), target=targets, tail=tails, stored=st.booleans(), strict=st.booleans())
 @_NORMAL
 def test_every_row_keeps_its_structure_and_its_budget(
-    counter: Counter, messages: list[Message], target: int, tail: int, stored: bool
+    counter: Counter, messages: list[Message], target: int, tail: int, stored: bool, strict: bool
 ) -> None:
-    check(counter, messages, target, tail, stored)
+    check(counter, messages, target, tail, stored, strict)
 
 
 @given(messages=made.trajectories(), target=targets, tail=tails)
@@ -192,12 +216,12 @@ def test_rows_of_openai_messages_keep_theirs_too(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@given(messages=made.trajectories(), target=targets, tail=tails, stored=st.booleans())
+@given(messages=made.trajectories(), target=targets, tail=tails, stored=st.booleans(), strict=st.booleans())
 @settings(_NORMAL, max_examples=10_000)
 def test_ten_thousand_rows_keep_their_structure_and_their_budget(
-    counter: Counter, messages: list[Message], target: int, tail: int, stored: bool
+    counter: Counter, messages: list[Message], target: int, tail: int, stored: bool, strict: bool
 ) -> None:
-    check(counter, messages, target, tail, stored)
+    check(counter, messages, target, tail, stored, strict)
     check_messages(counter, messages, target, tail)
 
 
@@ -212,7 +236,8 @@ def test_the_random_rows_meet_every_stage(counter: Counter) -> None:
         done = Case(row, FoldSettings(target, tail), counter).run()
         seen[done.kind] += 1
         seen.update({kind: bool(count) for kind, count in done.metrics["folds"].items()})
+        seen["protected"] += done.metrics["protected_outputs_folded"] > 0
 
     look()
-    for kind in ("row", "aside", "tool_output", "reasoning", "exchange", "instruction"):
+    for kind in ("row", "aside", "tool_output", "reasoning", "protected", "exchange", "instruction"):
         assert seen[kind] >= 3, seen

@@ -125,7 +125,7 @@ def test_a_refused_key_is_tried_once(tmp_path: Path, tokenizer_folder: Path, row
 
 def test_auto_asks_only_where_folding_loses_decisions(tmp_path: Path, tokenizer_folder: Path) -> None:
     rows = made.write_jsonl(
-        tmp_path / "rows.jsonl", [made.session_row(0, exchanges=6), made.session_row(1, exchanges=20)]
+        tmp_path / "rows.jsonl", [made.session_row(0, exchanges=6), made.session_row(1, exchanges=40)]
     )
     with FakeProvider(summaries) as provider:
         done = compress(tmp_path, tokenizer_folder, rows, 3500, *asks(provider, "auto"))

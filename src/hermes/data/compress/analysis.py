@@ -19,6 +19,8 @@ class Analysis:
     over: int = 0
     compressible: int = 0
     """Of those over the target, how many would fit."""
+    protected: int = 0
+    """Of those that would fit, how many need tool outputs of protected turns folded."""
     tokens_after: int = 0
     bad: int = 0
 
@@ -29,6 +31,7 @@ class Analysis:
         self.lengths.append(done.metrics["original_tokens"])
         self.over += done.metrics["original_tokens"] > self.target
         self.compressible += done.metrics["was_compressed"]
+        self.protected += done.metrics["protected_outputs_folded"] > 0
         self.tokens_after += done.metrics["compressed_tokens"] if done.kind is Kind.ROW else 0
 
     def to_json(self) -> JSONObject:
@@ -44,6 +47,7 @@ class Analysis:
             "max": lengths[-1] if lengths else 0,
             "over_target": self.over,
             "would_fit": self.compressible,
+            "would_fold_protected": self.protected,
             "would_be_kept_aside": self.over - self.compressible,
             "histogram": [
                 {"from": low, "to": high, "rows": count} for low, high, count in histogram(lengths)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hermes.core import Message, content_hash
+from hermes.core import Message, Role, content_hash
 from hermes.data.compress import plan, state
 from hermes.data.compress.conversation import Conversation, Exchange
 from hermes.data.compress.facts import facts_by_output
@@ -93,10 +93,18 @@ class Draft:
     def _map(self) -> Iterator[Fold]:
         now = _by_message(self._conversation, self._messages, self._measure(self._messages).each)
         for (i, kind), tokens in sorted(self._folds.items()):
-            yield Fold(i, kind, tokens, round(now[i]) if kind == "tool_output" else 0)
+            kept_tokens = round(now[i]) if kind == "tool_output" else 0
+            yield Fold(i, kind, tokens, kept_tokens, i in self._keep)
 
-    def fold_outputs(self, level: Level) -> Iterator[None]:
-        for i in plan.output_order(self._conversation.messages, self._keep, self._tokens):
+    @property
+    def protects_outputs(self) -> bool:
+        """Whether there are tool outputs in protected turns."""
+        return any(self._conversation.messages[i].role is Role.TOOL for i in self._keep)
+
+    def fold_outputs(self, level: Level, *, protected: bool) -> Iterator[None]:
+        """Folds the outputs outside the protected turns, or those inside them."""
+        messages = self._conversation.messages
+        for i in plan.output_order(messages, self._keep, self._tokens, protected=protected):
             message = self._messages[i]
             if message is None or (level is not Level.STATE and not self._is_worth(i)):
                 continue
@@ -104,7 +112,7 @@ class Draft:
             if level is Level.STATE and limit >= _WORTH * self._tokens[i]:
                 continue
             facts = tuple(self._all_facts().get(i, {}))
-            content = self._conversation.messages[i].content
+            content = messages[i].content
             span = None
             if level is Level.STATE and self._settings.strategy is Strategy.SUMMARISE:
                 span = _span(content, facts, limit)

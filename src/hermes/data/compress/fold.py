@@ -8,7 +8,7 @@ second pass with the texts at hand then cannot need more room.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hermes.data.compress.conversation import Conversation
 from hermes.data.compress.draft import Draft
@@ -28,16 +28,29 @@ def fold(
     draft = Draft(conversation, settings, counter, summaries or {})
     if draft.fits():
         return Folded(conversation.messages, draft.original, draft.original, True)
-    by_model = settings.strategy is Strategy.SUMMARISE
-    for stage in (
-        draft.fold_outputs(Level.STATE),
-        *(() if by_model else (draft.fold_outputs(Level.FACTS),)),
-        draft.drop_thinking(),
-        draft.fold_outputs(Level.BARE),
-    ):
-        if any(draft.seems_to_fit() and draft.fits() for _ in stage) or draft.fits():
+    # FACTS would replace a model's text by bare words.
+    states = (Level.STATE,) if settings.strategy is Strategy.SUMMARISE else (Level.STATE, Level.FACTS)
+    if _fold_until_fit(draft, states, (False,)):
+        return draft.result()
+    if draft.protects_outputs and not settings.strict_protect:
+        # The row cannot fit with these outputs whole. Folding starts anew with all outputs on the same
+        # footing, so that the earlier ones keep the room that the protected ones give up.
+        draft = Draft(conversation, settings, counter, summaries or {})
+        if _fold_until_fit(draft, states, (False, True)):
             return draft.result()
     for stage in (draft.merge_exchanges(), draft.drop_instructions()):
         if any(draft.fits() for _ in stage):
             break
     return draft.result()
+
+
+def _fold_until_fit(draft: Draft, states: Sequence[Level], protection: Sequence[bool]) -> bool:
+    """Folds outputs and thinking, no decisions. At each level, unprotected outputs come first."""
+    for stage in (
+        *(draft.fold_outputs(level, protected=protected) for level in states for protected in protection),
+        draft.drop_thinking(),
+        *(draft.fold_outputs(Level.BARE, protected=protected) for protected in protection),
+    ):
+        if any(draft.seems_to_fit() and draft.fits() for _ in stage) or draft.fits():
+            return True
+    return False

@@ -17,6 +17,8 @@ class Fold(NamedTuple):
     """tool_output, reasoning, exchange (left out; its run's first result tells of it) or instruction."""
     original_tokens: int
     kept_tokens: int
+    protected: bool = False
+    """Whether it is in a protected turn; only tool outputs of those are ever folded."""
 
 
 class Span(NamedTuple):

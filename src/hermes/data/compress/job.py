@@ -167,6 +167,8 @@ class _Job:
             "target_max_tokens": self.settings.target_max_tokens,
             "tokenizer": self.counter.name,
             "strategy": self.settings.strategy.value,
+            "protect_last_turns": self.settings.protect_last_turns,
+            "strict_protect": self.settings.strict_protect,
             "map": fold_map(folded.folds),
         }
         changes: JSONObject = {
@@ -218,7 +220,9 @@ def _why_over(conversation: Conversation, folded: Folded, settings: FoldSettings
     alone = sum(counter.texts(systems))
     if alone > target:
         return f"the system prompt alone has {alone} tokens, the target is {target}"
+    turns = f"the first turns and the last {settings.protect_last_turns}"
+    kept = f"{turns} stay as they are" if settings.strict_protect else f"of {turns} only tool outputs fold"
     return (
         f"{folded.tokens} of {folded.original_tokens} tokens are left when everything that may be folded is, "
-        f"the target is {target}: the first and the last {settings.protect_last_turns} turns stay as they are"
+        f"the target is {target}: {kept}"
     )

@@ -64,6 +64,7 @@ def row_metrics(
         "facts": folded.facts,
         "facts_kept": folded.facts_kept,
         "folds": {kind: kinds[kind] for kind in ("tool_output", "reasoning", "exchange", "instruction")},
+        "protected_outputs_folded": sum(fold.protected for fold in folded.folds),
         "tokenizer": counter.name,
         "target_max_tokens": settings.target_max_tokens,
         "strategy": settings.strategy.value,
@@ -116,6 +117,9 @@ class Totals:
     calls: int = 0
     errors: int = 0
     folds: Tally[str] = field(default_factory=Tally)
+    protected_rows: int = 0
+    """Rows that fit only because tool outputs of their protected turns were folded too."""
+    protected_outputs: int = 0
 
     def add(self, metrics: JSONObject) -> None:
         """One row that could be read."""
@@ -138,6 +142,8 @@ class Totals:
             self.facts += metrics["facts"]
             self.facts_kept += metrics["facts_kept"]
             self.folds.update(metrics["folds"])
+            self.protected_rows += metrics["protected_outputs_folded"] > 0
+            self.protected_outputs += metrics["protected_outputs_folded"]
 
     def to_json(self) -> JSONObject:
         done = max(1, self.compressed)
@@ -177,4 +183,5 @@ class Totals:
                 "facts": _share(self.facts_kept, self.facts),
             },
             "folds": dict(sorted(self.folds.items())),
+            "protected": {"rows": self.protected_rows, "outputs_folded": self.protected_outputs},
         }

@@ -1,9 +1,10 @@
 """What may be folded, and in which order. Pure: a conversation in, indices out.
 
-Never touched: system messages, everything up to the first user message, and the last turns. What is left
-goes in this order: tool outputs, the old and large ones first; thinking, oldest first; runs of early
-exchanges, of which the first stays and stands for the others; and only then whole early instructions with
-their answers.
+Protected: system messages, everything up to the first user message, and the last turns. What is not goes in
+this order: tool outputs, the old and large ones first; thinking, oldest first. If that is not enough, the
+tool outputs of protected turns are folded too, unless `strict_protect` is set; nothing else in those turns
+ever changes. Decisions go last: runs of early exchanges, of which the first stays and stands for the others,
+and then whole early instructions with their answers.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ class FoldSettings:
     summary_target_tokens: int = 750
     """Longest state of one output or of one run of exchanges."""
     strategy: Strategy = Strategy.FOLD
+    strict_protect: bool = False
+    """Whether the tool outputs of protected turns stay too, even if the row does not fit with them."""
 
 
 def protected(conversation: Conversation, last_turns: int) -> frozenset[int]:
-    """Indices of the messages that stay exactly as they are."""
+    """Indices of the messages that stay, tool outputs excepted as `FoldSettings.strict_protect` says."""
     messages = conversation.messages
     first_user = next((i for i, message in enumerate(messages) if message.role is Role.USER), -1)
     head = [i for i, message in enumerate(messages) if i <= first_user or message.role is Role.SYSTEM]
@@ -43,9 +46,12 @@ def protected(conversation: Conversation, last_turns: int) -> frozenset[int]:
     return frozenset((*head, *tail))
 
 
-def output_order(messages: Sequence[Message], keep: frozenset[int], tokens: Sequence[float]) -> list[int]:
-    """Tool messages in the order in which they fold: by their size, weighted with how much follows them."""
-    outputs = [i for i, message in enumerate(messages) if message.role is Role.TOOL and i not in keep]
+def output_order(
+    messages: Sequence[Message], keep: frozenset[int], tokens: Sequence[float], *, protected: bool
+) -> list[int]:
+    """Tool messages, protected or not, in the order in which they fold: by size times how much follows."""
+    tools = (i for i, message in enumerate(messages) if message.role is Role.TOOL)
+    outputs = [i for i in tools if (i in keep) is protected]
     return sorted(outputs, key=lambda i: (-tokens[i] * (len(messages) - i), i))
 
 

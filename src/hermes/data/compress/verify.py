@@ -23,7 +23,8 @@ def violations(conversation: Conversation, folded: Folded, settings: FoldSetting
     if folded.tokens > settings.target_max_tokens:
         yield f"{folded.tokens} tokens are over the target"
     for i in sorted(plan.protected(conversation, settings.protect_last_turns)):
-        if new[i] is not old[i]:
+        output_folded = old[i].role is Role.TOOL and new[i] is not None and not settings.strict_protect
+        if new[i] is not old[i] and not output_folded:
             yield f"message {i} is protected and was changed"
     for exchange in conversation.exchanges:
         left = [new[i] is None for i in (exchange.asked, *exchange.results)]
