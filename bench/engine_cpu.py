@@ -9,13 +9,15 @@ A step samples groups of 8 answers to prompts of about 200 tokens with the curre
 completions of 40 to 64 tokens for each prompt: forward, backward and AdamW, LoRA rank 32 on all linear layers
 and the output projection. Rollout tokens count every completion with its own copy of the prompt. The best of
 the repetitions is reported, in wall time and in CPU time of the process; on a busy machine the latter is the
-one to compare, with --threads 1.
+one to compare, with --threads 1. `peak_gib` is the most memory that the process had; --memory-gib limits the
+engine's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -57,14 +59,16 @@ def prompts_of(data: Sequence[Datum]) -> list[Ints]:
 
 
 class Ours:
-    def __init__(self, folder: str, dtype: str, threads: int, data: Sequence[Datum]) -> None:
+    def __init__(
+        self, folder: str, dtype: str, threads: int, data: Sequence[Datum], memory_bytes: int | None
+    ) -> None:
         import_torch()
         import torch
 
         from hermes.engine.engine import Engine
 
         torch.set_num_threads(threads)
-        self._engine = Engine(EngineOptions(folder, "cpu", dtype, kv_bytes=1 << 30))
+        self._engine = Engine(EngineOptions(folder, "cpu", dtype, memory_bytes=memory_bytes))
         self._engine.start()
         self._adapter = self._engine.create_adapter(LoraConfig(rank=32, seed=0)).result()
         self._data, self._prompts = data, prompts_of(data)
@@ -86,7 +90,9 @@ class Ours:
 
 
 class Theirs:
-    def __init__(self, folder: str, dtype: str, threads: int, data: Sequence[Datum]) -> None:
+    def __init__(
+        self, folder: str, dtype: str, threads: int, data: Sequence[Datum], memory_bytes: int | None
+    ) -> None:
         import peft
         import torch
         from transformers import AutoModelForCausalLM
@@ -167,6 +173,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--memory-gib", type=float, help="limit of the engine; default: its own")
     parser.add_argument("--only", choices=tuple(SIDES), help="leave the other side out")
     parser.add_argument("--dtype", choices=DTYPES, help="leave the other one out")
     options = parser.parse_args()
@@ -183,10 +190,12 @@ def row(options: argparse.Namespace) -> dict[str, Any]:
     """What one side takes in one dtype."""
     data = make_data(options.groups, 49152)
     tokens = sum(len(datum.tokens) for datum in data)
-    side = SIDES[options.only](options.model, options.dtype, options.threads, data)
-    found = measured(side, options.repeat)
-    speed = {"trained_rollout_tokens_per_s": round(tokens / found["train_s"])}
-    return {"side": options.only, "dtype": options.dtype, **found, **speed}
+    memory_bytes = None if options.memory_gib is None else int(options.memory_gib * 2**30)
+    side = SIDES[options.only](options.model, options.dtype, options.threads, data, memory_bytes)
+    times = measured(side, options.repeat)
+    speed = {"trained_rollout_tokens_per_s": round(tokens / times["train_s"])}
+    peak = {"peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)}
+    return {"side": options.only, "dtype": options.dtype, **times, **speed, **peak}
 
 
 def measured(side: Ours | Theirs, repeat: int) -> dict[str, Any]:

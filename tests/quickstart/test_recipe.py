@@ -24,8 +24,14 @@ def test_held_out_tasks_are_never_trained_on_nor_shown_as_examples() -> None:
 
 
 def test_a_gpu_gets_more_work_and_a_test_less() -> None:
-    fast, cpu, cuda = (
-        recipe.choose(fast=fast, cuda=cuda) for fast, cuda in ((True, True), (False, False), (False, True))
-    )
+    (fast,) = recipe.choose(fast=True, cuda=True)
+    (cuda,) = recipe.choose(fast=False, cuda=True)
+    (cpu,) = recipe.choose(fast=False, cuda=False, full=True)
     assert fast.batch_size < cpu.batch_size < cuda.batch_size
-    assert all(one.sft_steps and one.rl_steps for one in (fast, cpu, cuda))
+
+
+def test_a_cpu_has_recipes_from_the_full_one_to_one_for_slow_machines() -> None:
+    recipes = recipe.choose(fast=False, cuda=False)
+    assert recipes[0] == recipe.CPU
+    rollouts = [size.rl_steps * size.batch_size for size in recipes]
+    assert rollouts == sorted(rollouts, reverse=True) and len(set(rollouts)) == len(rollouts) == 4

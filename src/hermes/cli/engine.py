@@ -31,7 +31,13 @@ def engine() -> None:
     "--kv-gib",
     type=click.FloatRange(min=0, min_open=True),
     help="Memory for the keys and values of what is sampled, in GiB; it bounds prompt and answer as well. "
-    "Default: 15 % of what is free on a CPU, half on a GPU.",
+    "Default: a share of --memory-gib on a CPU, half of what is free on a GPU.",
+)
+@click.option(
+    "--memory-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    help="On a CPU, what the engine takes in all, in GiB. "
+    "Default: 4, or three copies of the weights and 2.4 GiB where that is more.",
 )
 @click.option(
     "--state-dir",
@@ -61,6 +67,7 @@ def serve(
     max_adapters: int,
     max_length: int | None,
     kv_gib: float | None,
+    memory_gib: float | None,
     state_dir: Path | None,
     client_timeout_s: float,
     tool_parser: str,
@@ -91,6 +98,7 @@ def serve(
             max_adapters=max_adapters,
             max_length=max_length,
             kv_bytes=None if kv_gib is None else int(kv_gib * 2**30),
+            memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
         ),
         names=names,
         state_dir=state_dir or home() / "engine",

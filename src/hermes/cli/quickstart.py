@@ -12,6 +12,9 @@ from hermes.cli.options import json_option
 @click.command()
 @click.option("--fast", is_flag=True, help="Every stage, but too little of each to learn: a test.")
 @click.option(
+    "--full", is_flag=True, help="All steps and rollouts also on a slow CPU, where it would do fewer."
+)
+@click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="cpu",
@@ -26,21 +29,25 @@ from hermes.cli.options import json_option
     help="Where the folder of this quickstart is made.",
 )
 @json_option
-def quickstart(fast: bool, device: str, output: Path, as_json: bool) -> None:
+def quickstart(fast: bool, full: bool, device: str, output: Path, as_json: bool) -> None:
     """Generate, evaluate, warm up, reinforce, evaluate again. Two CPU cores, no key, no network.
 
+    It measures the machine first and says how long it will take; a slow CPU gets fewer steps and rollouts.
     Ends with a table, a picture of the reward curve and what to try next. Progress goes to standard error
     with --json.
     """
     import json
 
+    from hermes.errors import UsageError
     from hermes.quickstart import report
     from hermes.quickstart.machine import choose_device
     from hermes.quickstart.recipe import choose
     from hermes.quickstart.stages import Options, run
 
     chosen = choose_device(device)
-    options = Options(choose(fast=fast, cuda=chosen == "cuda"), chosen, output)
+    if fast and full:
+        raise UsageError("--fast and --full exclude each other", "leave one of them out")
+    options = Options(choose(fast=fast, cuda=chosen == "cuda", full=full), chosen, output)
     outcome = run(options, lambda line: click.echo(line, err=as_json))
     files = report.write(outcome)
     if as_json:

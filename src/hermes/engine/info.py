@@ -28,7 +28,10 @@ class EngineOptions:
     max_batch: int | None = None
     """Sequences sampled at once. None: 64 on a CPU, 1024 on a GPU."""
     kv_bytes: int | None = None
-    """Memory for keys and values. None: 15 % of what is free on a CPU, half on a GPU."""
+    """Memory for keys and values. None: a share of `memory_bytes` on a CPU, half of what is free on a GPU."""
+    memory_bytes: int | None = None
+    """On a CPU, what the whole process takes at most, as far as the engine decides it. None: 4 GiB, or what
+    three copies of the weights and 2.4 GiB take, if that is more."""
     kind: Literal["auto", "compact", "transformers"] = "auto"
     """Which implementation of the base model."""
 

@@ -34,12 +34,20 @@ _MAX_BATCH = {"cpu": 64, "cuda": 1024}
 _CPU_PREFILL_TOKENS = 512
 _PREFILL_WORK = 16e12
 """Multiplications of one turn of prompts on a GPU, about 40 ms: small models take more tokens at once."""
-_CPU_TRAIN_TOKENS = (1024, 2048)
+_CPU_TRAIN_TOKENS = (256, 2048)
 """Fewest and most of a training micro-batch: more share a prompt and fill the cores, but want memory."""
-_CPU_ACTIVATION_SHARE = 0.08
-_ACTIVATION_SHARE = 0.6
+_CUDA_ACTIVATION_SHARE = 0.6
 """Of what is free beside weights and cache, for the activations of one training micro-batch."""
-_KV_SHARE = {"cpu": 0.15, "cuda": 0.5}
+_CUDA_KV_SHARE = 0.5
+_CPU_MEMORY_BYTES = 4 << 30
+"""A laptop with 8 GB has this to spare."""
+_CPU_RUNTIME_BYTES = 700 << 20
+"""Python, torch, and what the allocator cannot give back."""
+_CPU_LEAST_ROOM_BYTES = 7 << 28
+_CPU_WEIGHT_COPIES = 3
+"""Plain ones to train with, in the processor's layout to sample with, and those with an adapter merged in."""
+_CPU_KV_SHARE, _CPU_ACTIVATION_SHARE = 0.35, 0.55
+"""Of the room beside weights and runtime. The rest is for adapters, optimizer states and policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,9 @@ def build(options: EngineOptions) -> Parts:
             f"A max_length of {max_length} is more than the {spec.max_length} tokens that {spec.name} knows.",
             f"Use --max-length {spec.max_length} or less.",
         )
-    cells = _cells(options, backbone, max_batch * slot_size(max_length))
+    base_bytes = _parameters(spec) * backbone.dtype.itemsize
+    room = _cpu_room(options, base_bytes) if device.type == "cpu" else None
+    cells = _cells(options, backbone, max_batch * slot_size(max_length), room)
     if cells < max_length:
         _logger.warning(
             "the memory for keys and values holds %d tokens, so prompt and answer together are limited to "
@@ -81,16 +91,31 @@ def build(options: EngineOptions) -> Parts:
         sampler=Sampler(runner, cells, max_batch, _prefill_tokens(spec, device)),
         stops=StopBook(_tokenizer(options.model), spec.eos_ids, spec.vocab),
         limits=Limits(spec.vocab, max_length, cells),
-        train_tokens=_train_tokens(backbone),
-        base_bytes=_parameters(spec) * backbone.dtype.itemsize,
+        train_tokens=_train_tokens(backbone, room),
+        base_bytes=base_bytes,
     )
 
 
-def _cells(options: EngineOptions, backbone: Backbone, most: int) -> int:
+def _cpu_room(options: EngineOptions, base_bytes: int) -> int:
+    """Bytes beside weights and runtime, at most what is free. EngineCapacityError: the limit leaves none."""
+    taken = _CPU_WEIGHT_COPIES * base_bytes + _CPU_RUNTIME_BYTES
+    limit = options.memory_bytes or max(_CPU_MEMORY_BYTES, taken + _CPU_LEAST_ROOM_BYTES)
+    room = min(limit - taken, free_bytes(torch.device("cpu")))
+    if room <= 0:
+        raise EngineCapacityError(
+            f"{limit / 2**30:.2f} GiB do not hold this model: its weights and the libraries take "
+            f"{taken / 2**30:.2f} GiB.",
+            "Give the engine more memory (--memory-gib), or take a smaller model.",
+        )
+    return room
+
+
+def _cells(options: EngineOptions, backbone: Backbone, most: int, room: int | None) -> int:
     """Tokens whose keys and values the engine keeps. EngineCapacityError: next to none, or no memory."""
     device, each = backbone.device, cell_bytes(backbone.spec, backbone.dtype)
     free = free_bytes(device)
-    budget = options.kv_bytes or int(free * _KV_SHARE[device.type])
+    share = int(free * _CUDA_KV_SHARE) if room is None else int(room * _CPU_KV_SHARE)
+    budget = options.kv_bytes or share
     cells = min(budget // each, most)
     if cells < slot_size(1):
         raise EngineCapacityError(
@@ -121,14 +146,15 @@ def _prefill_tokens(spec: ModelSpec, device: torch.device) -> int:
     return max(2048, min(65536, int(_PREFILL_WORK / _parameters(spec))))
 
 
-def _train_tokens(backbone: Backbone) -> int:
+def _train_tokens(backbone: Backbone, room: int | None) -> int:
     """Tokens of a training micro-batch: as many as their activations leave room for."""
-    spec, free = backbone.spec, free_bytes(backbone.device)
+    spec = backbone.spec
     each = spec.layers * (8 * spec.hidden + 4 * spec.intermediate) * backbone.dtype.itemsize
-    if backbone.device.type != "cuda":
+    if room is not None:
         fewest, most = _CPU_TRAIN_TOKENS
-        return max(fewest, min(most, int(free * _CPU_ACTIVATION_SHARE / each)))
-    return max(1024, min(65536, int(free * _ACTIVATION_SHARE / each)))
+        return max(fewest, min(most, int(room * _CPU_ACTIVATION_SHARE / each)))
+    free = free_bytes(backbone.device)
+    return max(1024, min(65536, int(free * _CUDA_ACTIVATION_SHARE / each)))
 
 
 def _parameters(spec: ModelSpec) -> int:

@@ -67,6 +67,41 @@ CPU = Recipe(
     groups=8,
     rl_rate=5e-4,
 )
+SHORT = Recipe(
+    tasks=48,
+    eval_tasks=32,
+    sft_steps=4,
+    sft_batch=14,
+    sft_rate=1e-3,
+    rl_steps=6,
+    group_size=8,
+    groups=6,
+    rl_rate=5e-4,
+)
+"""For a CPU that takes twice as long as one with instructions for bf16."""
+SHORTER = Recipe(
+    tasks=40,
+    eval_tasks=24,
+    sft_steps=4,
+    sft_batch=12,
+    sft_rate=1e-3,
+    rl_steps=5,
+    group_size=8,
+    groups=5,
+    rl_rate=5e-4,
+)
+SHORTEST = Recipe(
+    tasks=40,
+    eval_tasks=24,
+    sft_steps=4,
+    sft_batch=12,
+    sft_rate=1e-3,
+    rl_steps=4,
+    group_size=8,
+    groups=4,
+    rl_rate=5e-4,
+)
+"""For one that takes three times as long, and for all that are slower still."""
 FAST = Recipe(
     tasks=8,
     eval_tasks=4,
@@ -96,10 +131,13 @@ CUDA = Recipe(
 )
 
 
-def choose(*, fast: bool, cuda: bool) -> Recipe:
+def choose(*, fast: bool, cuda: bool, full: bool = False) -> tuple[Recipe, ...]:
+    """The recipes that a machine may be given, largest first; its pace decides where there are several."""
     if fast:
-        return FAST
-    return CUDA if cuda else CPU
+        return (FAST,)
+    if cuda:
+        return (CUDA,)
+    return (CPU,) if full else (CPU, SHORT, SHORTER, SHORTEST)
 
 
 def examples() -> Sequence[Message]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hermes.config.files import ensure_dir
 from hermes.errors import HermesError
-from hermes.quickstart import probes
+from hermes.quickstart import pace, probes
 from hermes.quickstart.evaluate import Measured, measure, tokenizer
 from hermes.quickstart.generate import Generated, generate
 from hermes.quickstart.outcome import Outcome, Point, Stage, Tokens
@@ -44,7 +44,8 @@ _LOCAL = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    recipe: Recipe
+    recipes: tuple[Recipe, ...]
+    """Largest first; on a CPU the machine's pace decides which of them is done."""
     device: str
     """cpu or cuda."""
     output: Path
@@ -61,15 +62,16 @@ def run(options: Options, tell: Tell) -> Outcome:
 
 class _Run:
     def __init__(self, options: Options, name: str, folder: Path, crew: Crew, tell: Tell) -> None:
-        self._recipe, self._device = options.recipe, options.device
+        self._recipes, self._device = options.recipes, options.device
+        self._recipe = options.recipes[0]
         self._name, self._folder, self._crew, self._tell = name, folder, crew, tell
         self._engine_url = ""
         self._stages: list[Stage] = []
 
     def run(self) -> Outcome:
-        recipe = self._recipe
         with self._stage(f"the engine loads {MODEL} on {self._device}", "start"):
             self._start_engine()
+            recipe = self._recipe = self._fitting_recipe()
         base = self._evaluate(BASE, MODEL)
         with self._stage(f"{recipe.tasks} tasks with examples in the prompt, as a batch", "generate"):
             made = generate(recipe, self._engine_url, self._folder, self._name, self._tell)
@@ -95,6 +97,15 @@ class _Run:
             weights=learned,
             folder=self._folder,
         )
+
+    def _fitting_recipe(self) -> Recipe:
+        """The recipe for this machine, announced with the time it takes. A GPU's is always the same."""
+        if self._device != "cpu":
+            return self._recipes[0]
+        pace_s = pace.measure_pace(self._engine_url)
+        recipe = pace.fit(self._recipes, pace_s)
+        self._tell(pace.announce(self._recipes, recipe, pace_s))
+        return recipe
 
     @contextmanager
     def _stage(self, heading: str, name: str) -> Iterator[None]:

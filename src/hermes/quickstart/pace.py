@@ -1,0 +1,112 @@
+"""How long a quickstart takes on this machine, measured before it begins, and which recipe ends in time.
+
+The engine is timed on a fixed piece of work; the rest is arithmetic. The coefficients come from whole
+quickstarts on two cores (docs/quickstart.md). The estimate is for a machine that has nothing else to do, and
+can be off by a third.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hermes.errors import HermesError
+from hermes.quickstart.progress import duration
+from hermes.quickstart.recipe import Recipe
+
+LIMIT_S = 480.0
+"""A quickstart on a CPU should end within this time."""
+_PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 8, 128, 8
+_IDS = range(20, 240)
+"""Token ids that every vocabulary has."""
+_PATIENCE_S = 300.0
+
+
+class Cost(NamedTuple):
+    """Seconds of one rollout or row: a part that every machine has, and one that grows with the pace."""
+
+    fixed_s: float
+    per_pace: float
+
+    def at(self, pace_s: float) -> float:
+        return self.fixed_s + self.per_pace * pace_s
+
+
+_START_S = 25.0
+"""Starting the processes of all stages."""
+_SAMPLED = Cost(0.1, 0.15)
+"""One rollout that is only sampled: evaluation and generation."""
+_SFT_ROW = Cost(0.1, 0.42)
+_GRPO_ROLLOUT = Cost(0.2, 0.36)
+
+
+def measure_pace(engine_url: str) -> float:
+    """Seconds that the engine takes for 8 prompts of 128 tokens and 8 sampled tokens each."""
+    _sample(engine_url, 1, offset=0)  # what is computed once is not counted
+    began_s = time.perf_counter()
+    _sample(engine_url, _PROMPTS, offset=1)
+    return time.perf_counter() - began_s
+
+
+def estimate_s(recipe: Recipe, pace_s: float) -> float:
+    """How long the whole recipe takes at this pace."""
+    sampled = 6 * recipe.eval_tasks + recipe.tasks  # three evaluations, greedy and at temperature 1
+    rows = recipe.sft_steps * recipe.sft_batch
+    rollouts = recipe.rl_steps * recipe.batch_size
+    return (
+        _START_S
+        + sampled * _SAMPLED.at(pace_s)
+        + rows * _SFT_ROW.at(pace_s)
+        + rollouts * _GRPO_ROLLOUT.at(pace_s)
+    )
+
+
+def fit(recipes: Sequence[Recipe], pace_s: float, limit_s: float = LIMIT_S) -> Recipe:
+    """The first recipe that ends within the limit, else the last. They come largest first."""
+    return next((recipe for recipe in recipes if estimate_s(recipe, pace_s) <= limit_s), recipes[-1])
+
+
+def announce(recipes: Sequence[Recipe], chosen: Recipe, pace_s: float) -> str:
+    """What the person reads before the first stage that takes long."""
+    seconds = estimate_s(chosen, pace_s)
+    lines = [f"   about {_rounded(seconds)} in all on this machine, if it has nothing else to do"]
+    full = recipes[0]
+    if chosen is not full:
+        lines.append(
+            f"   it is slow for this ({_PROMPTS * _PROMPT_TOKENS:,} prompt tokens took {pace_s:.1f} s), so "
+            f"{_size(chosen)} instead of {_size(full)};"
+        )
+        lines.append(f"   with --full it takes about {_rounded(estimate_s(full, pace_s))} and learns more")
+    return "\n".join(lines)
+
+
+def _size(recipe: Recipe) -> str:
+    return (
+        f"{recipe.eval_tasks} held-out tasks and {recipe.rl_steps} steps of {recipe.groups} × "
+        f"{recipe.group_size} rollouts"
+    )
+
+
+def _rounded(seconds: float) -> str:
+    return duration(seconds) if seconds < 90 else f"{round(seconds / 60)} minutes"
+
+
+def _sample(engine_url: str, prompts: int, offset: int) -> None:
+    """Prompts that differ from their first token on, so that none is taken from the cache."""
+    ids = [
+        [_IDS[(offset + number + 31 * place) % len(_IDS)] for place in range(_PROMPT_TOKENS)]
+        for number in range(prompts)
+    ]
+    params = {"max_new_tokens": _NEW_TOKENS, "temperature": 1.0}
+    body = json.dumps({"input_ids": ids, "sampling_params": params}).encode()
+    request = urllib.request.Request(
+        f"{engine_url}/generate", body, {"Content-Type": "application/json"}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
+            response.read()
+    except OSError as error:
+        raise HermesError(f"the engine at {engine_url} does not sample: {error}", "see its log") from error

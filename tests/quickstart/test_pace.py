@@ -1,0 +1,54 @@
+"""How long a quickstart will take, and which recipe a machine gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes.errors import HermesError
+from hermes.quickstart import pace
+from hermes.quickstart.recipe import CPU, SHORT, SHORTER, SHORTEST, choose
+from tests.engine.http.engine_process import launch
+from tests.ports import free_port
+from tests.rl.world import tiny_model
+
+RECIPES = choose(fast=False, cuda=False)
+
+
+@pytest.mark.parametrize(
+    ("pace_s", "recipe"),
+    [(0.5, CPU), (1.1, CPU), (2.0, SHORT), (3.0, SHORTER), (4.5, SHORTEST), (60.0, SHORTEST)],
+)
+def test_a_slower_machine_gets_a_smaller_recipe(pace_s: float, recipe: object) -> None:
+    assert pace.fit(RECIPES, pace_s) is recipe
+
+
+def test_a_smaller_recipe_takes_less_time_at_every_pace() -> None:
+    for pace_s in (0.1, 1.0, 10.0):
+        times = [pace.estimate_s(recipe, pace_s) for recipe in RECIPES]
+        assert times == sorted(times, reverse=True)
+
+
+def test_the_announcement_says_how_long_it_takes_and_what_is_left_out() -> None:
+    fast = pace.announce(RECIPES, CPU, 1.1)
+    assert fast == "   about 7 minutes in all on this machine, if it has nothing else to do"
+    slow = pace.announce(RECIPES, SHORTEST, 4.5)
+    assert "24 held-out tasks and 4 steps of 4 × 8 rollouts instead of 48 held-out tasks and 7 steps" in slow
+    assert "1,024 prompt tokens took 4.5 s" in slow
+    assert "with --full it takes about" in slow
+
+
+def test_the_pace_of_a_real_engine_is_measured(tmp_path: Path) -> None:
+    engine = launch(tiny_model(tmp_path / "model"), tmp_path / "state")
+    try:
+        assert 0 < pace.measure_pace(engine.url) < 100
+        assert engine.metric("prompt_tokens_total") == 9 * 128
+        assert engine.metric("cached_tokens_total") == 0, "nothing is timed that was computed before"
+    finally:
+        engine.kill()
+
+
+def test_an_engine_that_is_gone_is_named() -> None:
+    with pytest.raises(HermesError, match="does not sample"):
+        pace.measure_pace(f"http://127.0.0.1:{free_port()}")
