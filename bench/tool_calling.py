@@ -5,9 +5,12 @@
 Engine, trajectory API, trainer and environments are processes of their own, as in a run. The start is a few
 supervised steps on gold calls to functions of the training part: enough for the form of a call. What is
 measured is greedy success on requests whose functions are in no training item. The defaults are those for the
-device. Writes to DIR: result.json (success by kind of request and number of calls, mistakes by name, seconds
-by stage), wrong.jsonl (what the last policy did wrong), metrics.jsonl, curves of all requests and of each
-kind, and the processes' logs.
+device. A headline needs several seeds: `--seed` changes tasks, adapters and sampling, and several seeds can
+run side by side, each with ports of its own.
+
+Writes to DIR: result.json (success by kind of request and number of calls, mistakes by name, seconds by stage),
+wrong.jsonl (what the last policy did wrong), metrics.jsonl, curves of all requests and of each kind, and the
+processes' logs.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ from hermes.rl.run import read_metrics
 
 MODEL = "hermes/smollm2"
 MEASURED = ("simple", "parallel")
-ENGINE, API = "http://127.0.0.1:8471", "http://127.0.0.1:8470"
+FIRST_PORT = 8470
+"""Of the seed 0; each further seed takes the next two."""
 MOST_WRONG = 200
 """Rows of wrong.jsonl."""
 CUDA: dict[str, Any] = {
@@ -80,7 +84,7 @@ def environment(args: argparse.Namespace, categories: Sequence[str], weights: st
         extra_body={"model": weights},
         use_wandb=False,
     )
-    return ToolCallingEnv(config, [on_engine(ENGINE, weights, args.at_once)])
+    return ToolCallingEnv(config, [on_engine(args.engine, weights, args.at_once)])
 
 
 def write_gold(env: ToolCallingEnv, rows: int, into: Path) -> None:
@@ -137,9 +141,11 @@ def looked_at(item: Request, scored: Scored) -> dict[str, Any]:
 
 
 def serve_engine(args: argparse.Namespace, crew: Crew) -> None:
-    flags = ("--model", MODEL, "--device", args.device, "--port", ENGINE.rsplit(":", 1)[1])
+    flags = ("--model", MODEL, "--device", args.device, "--port", args.engine.rsplit(":", 1)[1])
     state = ("--state-dir", str(args.output / "engine"))
-    crew.serve("engine", ("engine", "serve", *flags, *state), lambda: ask(f"{ENGINE}/health") is not None)
+    crew.serve(
+        "engine", ("engine", "serve", *flags, *state), lambda: ask(f"{args.engine}/health") is not None
+    )
 
 
 def format_start(args: argparse.Namespace, crew: Crew) -> dict[str, Any]:
@@ -149,7 +155,17 @@ def format_start(args: argparse.Namespace, crew: Crew) -> dict[str, Any]:
     return crew.run(
         "sft",
         (
-            *("train", "sft", str(rows), "--base-url", ENGINE, "--name", "format", "--json"),
+            *(
+                "train",
+                "sft",
+                str(rows),
+                "--base-url",
+                args.engine,
+                "--name",
+                f"format-{args.seed}",
+                "--json",
+            ),
+            *("--seed", str(args.seed)),
             *("--run-dir", str(args.output / "sft"), "--learning-rate", str(args.sft_rate)),
             *("--max-steps", str(args.sft_steps)),
         ),
@@ -161,11 +177,12 @@ def reinforce(args: argparse.Namespace, crew: Crew, weights: str) -> dict[str, A
     state = ("--state-dir", str(args.output / "api"))
     crew.serve(
         "api",
-        ("api", "--port", API.rsplit(":", 1)[1], *state),
-        lambda: ask(f"{API}/status") is not None,
+        ("api", "--port", args.api.rsplit(":", 1)[1], *state),
+        lambda: ask(f"{args.api}/status") is not None,
     )
     trainer = (
-        *("train", "grpo", "--base-url", ENGINE, "--start", weights, "--name", "tool-calling", "--json"),
+        *("train", "grpo", "--base-url", args.engine, "--start", weights, "--json"),
+        *("--name", f"tool-calling-{args.seed}", "--seed", str(args.seed)),
         *(
             "--run-dir",
             str(args.output / "grpo"),
@@ -175,9 +192,9 @@ def reinforce(args: argparse.Namespace, crew: Crew, weights: str) -> dict[str, A
             args.schedule,
         ),
         *("--num-steps", str(args.steps), "--batch-size", str(args.groups * args.group_size)),
-        *("--api-url", API, "--checkpoint-every", "1000"),
+        *("--api-url", args.api, "--checkpoint-every", "1000"),
     )
-    crew.serve("trainer", trainer, lambda: bool((ask(f"{API}/status") or {}).get("started")))
+    crew.serve("trainer", trainer, lambda: bool((ask(f"{args.api}/status") or {}).get("started")))
     for number in range(args.envs):
         crew.serve(f"env-{number}", serve_env(args, number), lambda: True)
     alarm = threading.Timer(args.ends_s - time.monotonic(), crew.ask_to_end, ["trainer"])
@@ -191,7 +208,7 @@ def reinforce(args: argparse.Namespace, crew: Crew, weights: str) -> dict[str, A
 
 def serve_env(args: argparse.Namespace, number: int) -> tuple[str, ...]:
     settings = {
-        "env.seed": 1 + number,
+        "env.seed": 1 + number + 1000 * args.seed,
         "env.categories": json.dumps(args.train_on),
         "env.credit": args.credit,
         "env.max_token_length": args.max_tokens,
@@ -202,10 +219,10 @@ def serve_env(args: argparse.Namespace, number: int) -> tuple[str, ...]:
         "env.total_steps": args.steps,
         "env.steps_per_eval": args.steps + 1,
         "env.ensure_scores_are_not_same": False,
-        "env.rollout_server_url": API,
+        "env.rollout_server_url": args.api,
         "env.use_wandb": False,
         "env.stop_patience_s": 0,
-        "openai.base_url": f"{ENGINE}/v1",
+        "openai.base_url": f"{args.engine}/v1",
         "openai.model_name": "policy",
         "openai.server_type": "sglang",
     }
@@ -240,7 +257,7 @@ def run(args: argparse.Namespace, found: dict[str, Any]) -> None:
         lap("format start")
         measured("format start", start["sampler"])
         learned = reinforce(args, crew, start["weights"])
-        found["tokens"] = asdict(probes.tokens(ENGINE))
+        found["tokens"] = asdict(probes.tokens(args.engine))
         lap("GRPO")
         measured("after GRPO", learned["sampler"])
 
@@ -275,6 +292,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True)
     for name in ("steps", "groups", "group-size", "envs", "at-once", "eval-size"):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--sft-steps", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=480, help="GRPO ends so long after the start")
@@ -292,9 +310,13 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     args.ends_s = time.monotonic() + args.seconds
+    api_port = FIRST_PORT + 2 * args.seed
+    args.api, args.engine = f"http://127.0.0.1:{api_port}", f"http://127.0.0.1:{api_port + 1}"
     args.output = args.output.absolute()
     args.output.mkdir(parents=True)
-    settings = {name: value for name, value in vars(args).items() if name not in ("output", "ends_s")}
+    settings = {
+        name: value for name, value in vars(args).items() if name not in ("output", "ends_s", "api", "engine")
+    }
     found = {"settings": settings, "machine": platform.platform()}
     try:
         run(args, found)
