@@ -80,8 +80,8 @@ def _stale_adapter(rows: Rows) -> Cause | None:
         return None
     return Cause(
         "stale adapter",
-        f"in {len(behind)} of {len(shares)} steps the sampler made less than half of the trainer's movement "
-        f"(last {behind[-1]:.0%})",
+        f"in {len(behind)} of {len(shares)} steps the sampler made less than {FOLLOWED:.0%} of the trainer's "
+        f"movement (last {behind[-1]:.0%})",
         "the sampler does not have the trainer's weights: restart the engine",
     )
 
