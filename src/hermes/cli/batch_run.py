@@ -22,6 +22,7 @@ from hermes.batch.reward import load_reward
 from hermes.batch.spec import Filters, RunSpec, open_run
 from hermes.batch.workers import Workers
 from hermes.cli.batch import refuse_key, settings_of
+from hermes.config.environment import export_stored
 from hermes.config.load import load
 from hermes.config.providers import resolve_model
 from hermes.errors import UsageError
@@ -40,6 +41,7 @@ def run(flags: dict[str, Any], early: Popen[bytes] | None = None) -> int:
     `early` is a worker process that waits for its job (batch.launch).
     """
     refuse_key(flags)
+    export_stored()
     for name in ("dataset_file", "run_name"):
         if not flags[name]:
             raise UsageError(f"--{name.replace('_', '-')} is missing", "see 'hermes batch --help'")

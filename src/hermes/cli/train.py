@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hermes.cli.export_options import FILTER_NAMES
-from hermes.cli.options import filter_options, json_option
+from hermes.cli.options import filter_options, json_option, stored_variables
 
 _POSITIVE = click.IntRange(min=1)
 _SOME = click.FloatRange(min=0)
@@ -154,6 +154,7 @@ def train() -> None:
 @click.option("--all", "everything", is_flag=True, help="Store: also trajectories that did not complete.")
 @filter_options
 @json_option
+@stored_variables
 def sft(**given: Any) -> None:
     """Learn what the assistant said in FILES (any export), or in the store's trajectories that match."""
     from hermes.cli.train_run import run_sft
@@ -171,6 +172,7 @@ def sft(**given: Any) -> None:
     type=click.Choice(["importance_sampling", "ppo", "cispo"]),
 )
 @json_option
+@stored_variables
 def grpo(**given: Any) -> None:
     """Learn from groups of scored rollouts that the trajectory API serves."""
     from hermes.cli.train_run import run_rl
@@ -181,6 +183,7 @@ def grpo(**given: Any) -> None:
 @train.command()
 @_options(*_COMMON, *_RL)
 @json_option
+@stored_variables
 def ppo(**given: Any) -> None:
     """As grpo, with the clipped loss of PPO."""
     from hermes.cli.train_run import run_rl

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.config import yaml_file
+from hermes.config.environment import export_stored
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.servers.config import APIServerConfig, ServerManagerConfig
 from hermes.errors import ConfigError, HermesError, UsageError
@@ -46,8 +47,9 @@ class Arguments:
 
 
 def main(cls: type[BaseEnv], argv: Sequence[str] | None = None) -> None:
-    """Runs the command line and ends the process with its exit code."""
+    """Runs the command line of a file started by `python`, and ends the process with its exit code."""
     try:
+        export_stored()
         run(cls, sys.argv[1:] if argv is None else argv)
     except HermesError as error:
         from hermes.safety.text import printable
