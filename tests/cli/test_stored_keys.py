@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from hermes.training.sinks import read_wandb
 from tests.cli.process import PASSED_ON, hermes
+from tests.fakes.absent import without_packages
 from tests.fakes.provider import FakeProvider, text, tool_calls
 
 CANARY = "canary-0123456789abcdef"
@@ -155,6 +157,30 @@ def test_a_trainer_sends_a_stored_key_to_weights_and_biases(
     assert "127.0.0.1:9" in done.stderr, done.stderr
     assert "No API key configured" not in done.stderr
     assert f"Basic {base64.b64encode(f'api:{key}'.encode()).decode()}" in authorizations, done.stderr
+
+
+def test_a_key_without_the_package_is_said_and_training_goes_on(
+    home: Path, bundled_home: Path, tmp_path: Path
+) -> None:
+    (home / "models").symlink_to(bundled_home / "models")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"conversations": HELLO}) + "\n")
+    flags = (
+        "train",
+        "sft",
+        str(rows),
+        "--base-url",
+        "http://127.0.0.1:9",
+        "--run-dir",
+        str(tmp_path / "run"),
+    )
+    variables = {"PYTHONPATH": without_packages(tmp_path, "wandb"), "WANDB_API_KEY": "0" * 40}
+    done = run_python(home, "-m", "hermes", *flags, **variables)
+    assert done.stderr.count("needs the package 'wandb'") == 1, done.stderr
+    assert "no engine answers" in done.stderr, "it went on to the training"
+    assert "pip install 'hermes-research[wandb]'" in read_wandb(tmp_path / "run")["error"]
+    required = run_python(home, "-m", "hermes", *flags, "--sink", "wandb", **variables)
+    assert required.stderr.startswith("error: the sink wandb needs the package 'wandb'"), required.stderr
 
 
 def test_a_worker_of_a_batch_gives_stored_keys_to_a_reward_function(home: Path, tmp_path: Path) -> None:

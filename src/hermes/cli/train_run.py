@@ -174,13 +174,15 @@ def _sinks(config: Config, run: Run, given: dict[str, Any], settings: Any) -> It
 
     with open_writer(config) as writer:
         sinks = Sinks([JsonLines(run.folder), StoreSink(writer, run.id)])
-        named = dict.fromkeys((*given["extra_sinks"], *configured(config.environ)))
-        if "wandb-offline" in named:
-            named.pop("wandb", None)
+        requested = given["extra_sinks"]
+        names = dict.fromkeys((*requested, *configured(config.environ)))
+        if "wandb-offline" in names:
+            names.pop("wandb", None)
+        label = Label(run.id, given["project"], given["title"] or run.id)
         facts = json.loads(json.dumps({**asdict(settings), **asdict(run.wish)}, default=str))
         try:
-            for name in named:
-                sinks.add(name, run.folder, Label(run.id, given["project"], given["title"] or run.id), facts)
+            for name in names:
+                sinks.add(name, run.folder, label, facts, required=name in requested)
             yield sinks
         finally:
             sinks.close()
