@@ -183,6 +183,14 @@ def test_a_key_without_the_package_is_said_and_training_goes_on(
     assert required.stderr.startswith("error: the sink wandb needs the package 'wandb'"), required.stderr
 
 
+def test_a_trainer_takes_batches_from_the_stored_address(home: Path, tmp_path: Path) -> None:
+    assert hermes(home, "config", "set", "RL_API_URL", "http://127.0.0.1:9/").returncode == 0
+    flags = ("train", "grpo", "--base-url", "http://127.0.0.1:9", "--run-dir", str(tmp_path / "run"))
+    assert "sequences from http://127.0.0.1:9\n" in hermes(home, *flags).stdout
+    flagged = hermes(home, *flags, "--api-url", "http://127.0.0.1:7")
+    assert "sequences from http://127.0.0.1:7\n" in flagged.stdout
+
+
 def test_a_worker_of_a_batch_gives_stored_keys_to_a_reward_function(home: Path, tmp_path: Path) -> None:
     assert hermes(home, "config", "set", "JUDGE_API_KEY", "judge-key-0123456789").returncode == 0
     (tmp_path / "reward.py").write_text(REWARD)

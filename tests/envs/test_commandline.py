@@ -52,6 +52,21 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_config_init(tmp_p
     ]
 
 
+def test_the_api_s_address_is_the_person_s_unless_flag_or_file_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("env:\n  rollout_server_url: http://file:1\n")
+    assert resolved()[0].rollout_server_url == "http://localhost:8000"
+    monkeypatch.setenv("RL_API_URL", "http://variable:1/")
+    assert resolved()[0].rollout_server_url == "http://variable:1"
+    assert resolved("--config", str(file))[0].rollout_server_url == "http://file:1"
+    assert resolved("--env.rollout_server_url", "http://flag:1")[0].rollout_server_url == "http://flag:1"
+    monkeypatch.setenv("RL_API_URL", "nowhere")
+    with pytest.raises(UsageError, match="RL_API_URL: expected an address"):
+        resolved()
+
+
 @pytest.mark.parametrize(
     ("flags", "field", "value"),
     [

@@ -50,7 +50,11 @@ _COMMON = (
     click.option("--title", metavar="NAME", help="Of the run, for the sinks; default: its name."),
 )
 _RL = (
-    click.option("--api-url", default="http://127.0.0.1:8000", show_default=True, help="The trajectory API."),
+    click.option(
+        "--api-url",
+        metavar="URL",
+        help="The trajectory API; default: RL_API_URL, else http://127.0.0.1:8000.",
+    ),
     click.option(
         "--face-port",
         type=click.IntRange(0, 65535),

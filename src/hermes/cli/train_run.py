@@ -60,7 +60,9 @@ def run_sft(given: dict[str, Any]) -> None:
 
 def run_rl(given: dict[str, Any]) -> None:
     from hermes.config.load import load
+    from hermes.config.providers import trajectory_api_url
     from hermes.training.advantages import Baseline
+    from hermes.training.api import DEFAULT_URL
     from hermes.training.batch import Rules
     from hermes.training.held_out import HeldOut
     from hermes.training.rl import Around, RlSettings, train
@@ -85,7 +87,7 @@ def run_rl(given: dict[str, Any]) -> None:
             given["reward_weight"],
         ),
         eval_every=given["eval_every"],
-        api_url=given["api_url"],
+        api_url=given["api_url"] or trajectory_api_url(config.environ) or DEFAULT_URL,
         api_patience_s=given["api_patience_s"],
         project=given["project"],
     )

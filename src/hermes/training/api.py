@@ -29,7 +29,7 @@ NO_LEASE = 0
 """The lease of a batch from an API that knows none (the original): it is gone once it was served."""
 _TIMEOUT_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-_HINT = "start it with: hermes api"
+_HINT = "start it with: hermes api; --api-url or RL_API_URL names another address"
 
 
 class ApiError(HermesError):
