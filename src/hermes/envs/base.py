@@ -241,6 +241,9 @@ class BaseEnv(ABC):
     def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:
         return reporting.timings(self, metrics_dict)
 
+    def check_settings(self) -> None:  # noqa: B027  a hook: most environments have nothing to check
+        """Called once before the environment runs; raises where it cannot work as it is set up."""
+
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
         if (table := reporting.rollout_table(self)) is not None:
             wandb_metrics["train/rollouts"] = table

@@ -146,6 +146,7 @@ def build(cls: type[BaseEnv], arguments: Arguments) -> tuple[BaseEnv, dict[str, 
     settings = {"env": config, "openai": server_configs, "slurm": manager.slurm, "testing": manager.testing}
     extra |= {"slurm": manager.slurm, "testing": manager.testing}
     env = _theirs("the constructor", partial(cls, config, server_configs, **_accepted(cls, extra)))
+    env.check_settings()
     if arguments.mode == "process":
         env.process_mode = True
     return env, settings
