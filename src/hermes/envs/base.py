@@ -250,9 +250,15 @@ class BaseEnv(ABC):
         return wandb_metrics
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Item = None) -> None:
+        """Keeps a few rollouts as text for W&B; where it is off, no tokenizer is loaded for that."""
+        if not reporting.wandb_is_configured(self):
+            return
         keep = self.config.num_rollouts_per_group_for_logging
         size = len(scored_data["tokens"])
-        texts = [self.tokenizer.decode(ids) for ids in scored_data["tokens"][: size if keep == -1 else keep]]
+        texts = [
+            self.tokenizer.decode(ids) if len(ids) else reporting.conversation_text(scored_data, index)
+            for index, ids in enumerate(scored_data["tokens"][: size if keep == -1 else keep])
+        ]
         self.rollouts_for_wandb.append(list(zip(texts, scored_data["scores"], strict=False)))
         del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -111,6 +112,12 @@ def completion_lengths(env: BaseEnv) -> dict[str, Any]:
         "train/completion_lengths_min": min(lengths),
         "train/completion_lengths_p95": statistics.fmean(length > near_the_end for length in lengths),
     }
+
+
+def conversation_text(group: Mapping[str, Any], index: int) -> str:
+    """A rollout without tokens, as its messages."""
+    messages = group.get("messages")
+    return json.dumps(messages[index], ensure_ascii=False, default=str) if messages else ""
 
 
 def rollout_table(env: BaseEnv) -> Any:
