@@ -3,9 +3,10 @@
     python bench/rollouts.py [--original /path/to/run-api] [--queued 2000] [--json]
 
 The original is measured if `atroposlib` is installed beside Hermes, or if --original names its `run-api` in
-another environment (of an older Hermes, too). A group is 8 sequences of 1,000 tokens with masks and logprobs:
-`numbers` has nothing else, `agent` has what an agent environment of ours sends beside them. CPU is the server
-process's own (user and system), so the load on the machine and the clients' share do not count. Linux only.
+another environment (an older Hermes has one, too). A group is 8 sequences of 1,000 tokens with masks and
+logprobs: `numbers` has nothing else, `agent` has what an agent environment of ours sends beside them. CPU is
+that of the server and the processes it starts (user and system), so the load on the machine and the clients'
+share do not count. Linux only.
 """
 
 from __future__ import annotations
@@ -104,8 +105,12 @@ class Server:
         self.start_s = time.monotonic() - started
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * TICK_S
+        """Its own, and that of the processes it has started: bodies may be parsed in one."""
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/children")
+        children = [pid for task in tasks for pid in task.read_text().split()]
+        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in (self._process.pid, *children)]
+        times = [stat.rpartition(")")[2].split()[11:13] for stat in stats]
+        return sum(int(user) + int(system) for user, system in times) * TICK_S
 
     def rss_mb(self) -> float:
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
