@@ -205,7 +205,10 @@ class HermesAgentBaseEnv(BaseEnv):
 
     def check_settings(self) -> None:
         """Toolsets that somebody asked for must be there: rollouts without them would be trained on."""
-        config, disabled = self.hermes_config(), self.config.disabled_toolsets or ()
+        if self.config.distribution is None and not self.config.enabled_toolsets:
+            return
+        # Not hermes_config(), which environments may complete with what only their setup knows.
+        config, disabled = load(self.config.overrides()), self.config.disabled_toolsets or ()
         names: Sequence[str] = self.config.enabled_toolsets or ()
         if self.config.distribution is not None:
             percents = distributions.resolve(self.config.distribution, config.settings.distributions)
