@@ -191,7 +191,9 @@ def test_toolsets_that_cannot_be_used_are_refused_before_the_start(tmp_path: Pat
         refused = hermes(tmp_path, *plain, *flags)
         assert provider.posts == []
         allowed = hermes(tmp_path, *plain, *flags, "--allow-missing-toolsets")
-        seen = [{tool["function"]["name"] for tool in post.json.get("tools", ())} for post in provider.posts]
+        offered = [
+            {tool["function"]["name"] for tool in post.json.get("tools", ())} for post in provider.posts
+        ]
     assert refused.returncode == 2
     assert (
         "the distribution 'image_gen' names toolsets that cannot be used here: image_gen (" in refused.stderr
@@ -200,11 +202,11 @@ def test_toolsets_that_cannot_be_used_are_refused_before_the_start(tmp_path: Pat
     assert "--allow-missing-toolsets" in refused.stderr
     assert allowed.returncode == 0, allowed.stderr
     assert "going on without image_gen (" in allowed.stderr
-    assert len(seen) == 3 and all(seen), "no sample is bare"
+    assert len(offered) == 3 and all(offered), "no sample is bare"
     statistics = json.loads((tmp_path / "data/run/statistics.json").read_text())
     assert statistics["missing_toolsets"] == ["image_gen", "vision"]
     assert set(statistics["toolsets_offered"]) <= {"web", "terminal"}
-    assert statistics["tools_offered"] == dict(Counter(name for names in seen for name in names))
+    assert statistics["tools_offered"] == dict(Counter(name for names in offered for name in names))
     assert statistics["samples_without_tools"] == 0
 
 

@@ -101,7 +101,7 @@ def run_python(home: Path, *arguments: str, **variables: str) -> subprocess.Comp
     )
 
 
-def seen_by(done: subprocess.CompletedProcess[str]) -> dict[str, str | None]:
+def variables_of(done: subprocess.CompletedProcess[str]) -> dict[str, str | None]:
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("SEES ")]
     names: dict[str, str | None] = json.loads(line.removeprefix("SEES "))
     return names
@@ -114,12 +114,12 @@ def test_an_environment_file_finds_a_stored_key(home: Path, tmp_path: Path) -> N
     stored = {"OPENROUTER_API_KEY": CANARY, "HF_TOKEN": "hf_stored", "HERMES_SANDBOX__BACKEND": None}
     by_command = run_python(home, "-m", "hermes", "env", "evaluate", str(file))
     assert by_command.returncode == 0, by_command.stderr
-    assert seen_by(by_command) == stored
+    assert variables_of(by_command) == stored
     by_python = run_python(home, str(file), "evaluate")
     assert by_python.returncode == 0, by_python.stderr
-    assert seen_by(by_python) == stored
+    assert variables_of(by_python) == stored
     own = run_python(home, str(file), "evaluate", OPENROUTER_API_KEY="own")
-    assert seen_by(own) == stored | {"OPENROUTER_API_KEY": "own"}
+    assert variables_of(own) == stored | {"OPENROUTER_API_KEY": "own"}
 
 
 def test_a_stored_hub_token_is_sent_to_the_hub(home: Path, tmp_path: Path) -> None:

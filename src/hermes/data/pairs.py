@@ -219,9 +219,9 @@ def _choices(known: Mapping[str, Candidate]) -> Iterator[Claim]:
 def _ratings(known: Mapping[str, Candidate]) -> Iterator[Claim]:
     """Between answers to one context."""
     contexts: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
-    for each in known.values():
-        for answer in each.answers:
-            contexts[answer.context, answer.start].append((answer.score, each.id))
+    for trajectory in known.values():
+        for answer in trajectory.answers:
+            contexts[answer.context, answer.start].append((answer.score, trajectory.id))
     for (_, start), scores in contexts.items():
         yield from _ranked(scores, Origin.RATING, start)
 
@@ -229,9 +229,9 @@ def _ratings(known: Mapping[str, Candidate]) -> Iterator[Claim]:
 def _rewards(known: Mapping[str, Candidate]) -> Iterator[Claim]:
     """Between tries at one task."""
     tasks: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for each in known.values():
-        if each.reward is not None:
-            tasks[each.task].append((each.reward, each.id))
+    for trajectory in known.values():
+        if trajectory.reward is not None:
+            tasks[trajectory.task].append((trajectory.reward, trajectory.id))
     for scores in tasks.values():
         yield from _ranked(scores, Origin.REWARD)
 
