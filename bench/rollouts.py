@@ -3,8 +3,10 @@
     python bench/rollouts.py [--original /path/to/run-api] [--queued 2000] [--json]
 
 The original is measured if `atroposlib` is installed beside Hermes, or if --original names its `run-api` in
-another environment. A group is 8 sequences of 1,000 tokens with masks and logprobs. CPU is the server
-process's own (user and system), so the load on the machine and the clients' share do not count. Linux only.
+another environment (an older Hermes has one, too). A group is 8 sequences of 1,000 tokens with masks and
+logprobs: `numbers` has nothing else, `agent` has what an agent environment of ours sends beside them. CPU is
+that of the server and the processes it starts (user and system), so the load on the machine and the clients'
+share do not count. Linux only.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ OURS = [sys.executable, "-m", "hermes", "api"]
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def make_group() -> bytes:
+def make_group(more: dict[str, Any] | None = None) -> bytes:
     rng = random.Random(0)
     tokens = [[rng.randrange(128_000) for _ in range(TOKENS)] for _ in range(SEQUENCES)]
     return json.dumps(
@@ -46,8 +48,28 @@ def make_group() -> bytes:
             "masks": [[-100] * (TOKENS // 4) + ids[TOKENS // 4 :] for ids in tokens],
             "scores": [rng.random() for _ in range(SEQUENCES)],
             "inference_logprobs": [[-rng.random() for _ in range(TOKENS)] for _ in range(SEQUENCES)],
+            **(more or {}),
         }
     ).encode()
+
+
+def agent_facts() -> dict[str, Any]:
+    """As the built-in `calculator` sends them; tests/rollouts/test_agent_bodies.py looks at the real ones."""
+    override = {
+        "trajectory_id": "01M7K47X312TD4WFZ3CJSB184E",
+        "stop_reason": "completed",
+        "tool_calls": 1,
+        "tool_errors": 0,
+        "success": True,
+        "policy_versions": ["step-7"],
+    }
+    absent = ("ref_logprobs", "group_overrides", "distill_token_ids", "distill_logprobs")
+    return {
+        "overrides": [override] * SEQUENCES,
+        "generation_params": {"temperature": 1.0},
+        **dict.fromkeys(absent),
+        "env_id": 0,
+    }
 
 
 class Client:
@@ -83,8 +105,12 @@ class Server:
         self.start_s = time.monotonic() - started
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * TICK_S
+        """Its own, and that of the processes it has started: bodies may be parsed in one."""
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/children")
+        children = [pid for task in tasks for pid in task.read_text().split()]
+        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in (self._process.pid, *children)]
+        times = [stat.rpartition(")")[2].split()[11:13] for stat in stats]
+        return sum(int(user) + int(system) for user, system in times) * TICK_S
 
     def rss_mb(self) -> float:
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
@@ -109,12 +135,14 @@ def served(command: list[str], *, durable: bool) -> Iterator[Server]:
     try:
         Client(port).ask("POST", "/register", json.dumps(RUN).encode())
         Client(port).ask("GET", "/batch")
+        Client(port).ask("POST", "/register-env", json.dumps(ENV).encode())
         yield server
     finally:
         server.stop()
         shutil.rmtree(state)
 
 
+ENV = {"max_token_length": 1, "desired_name": "bench", "weight": 1.0, "group_size": SEQUENCES}
 RUN: dict[str, Any] = {"batch_size": BATCH, "max_token_len": 2048, "num_steps": 1}
 RUN |= dict.fromkeys(("save_checkpoint_interval", "starting_step"), 0)
 RUN |= dict.fromkeys(("wandb_group", "wandb_project", "checkpoint_dir"), "bench")
@@ -214,8 +242,6 @@ def measure_lists(command: list[str], *, durable: bool, more: dict[str, Any]) ->
 
 def measure_polls(server: Server, count: int = 300) -> dict[str, float]:
     client = Client(server.port)
-    env = {"max_token_length": 1, "desired_name": "bench", "weight": 1.0, "group_size": SEQUENCES}
-    client.ask("POST", "/register-env", json.dumps(env).encode())
     taken = []
     for _ in range(count):
         started = time.monotonic()
@@ -225,22 +251,27 @@ def measure_polls(server: Server, count: int = 300) -> dict[str, float]:
 
 
 def measure(command: list[str], *, durable: bool, queued: int) -> dict[str, Any]:
-    plain = make_group()
-    bodies = {"identity": plain, "gzip": gzip.compress(plain)}
-    result: dict[str, Any] = {"body_bytes": {name: len(body) for name, body in bodies.items()}}
+    shapes = {"numbers": make_group(), "agent": make_group(agent_facts())}
+    encodings = {"identity": bytes, "gzip": gzip.compress}
+    bodies = {
+        (shape, encoding): pack(body)
+        for shape, body in shapes.items()
+        for encoding, pack in encodings.items()
+    }
+    result: dict[str, Any] = {"body_bytes": {" ".join(name): len(body) for name, body in bodies.items()}}
     with served(command, durable=durable) as server:
         result["start_s"] = server.start_s
         empty_mb = server.rss_mb()
-        share = queued // 4
-        for encoding, body in bodies.items():
+        share = queued // (2 * len(bodies))
+        for (shape, encoding), body in bodies.items():
             for clients in (1, 16):
-                found = measure_posts(server, body, encoding, clients, share)
-                result[f"POST {encoding}, {clients} client{'s' * (clients > 1)}"] = found
+                posts = measure_posts(server, body, encoding, clients, share)
+                result[f"POST {shape}, {encoding}, {clients} client{'s' * (clients > 1)}"] = posts
         waiting = json.loads(Client(server.port).ask("GET", "/status"))["queue_size"]
         result["queued_groups"] = waiting
         result["mb_per_queued_group"] = (server.rss_mb() - empty_mb) / waiting
         result["GET /status-env"] = measure_polls(server)
-        for encoding in bodies:
+        for encoding in encodings:
             result[f"GET /batch {encoding}"] = measure_batches(server, encoding, 5)
         result["mb_after_batches"] = server.rss_mb()
     spoken = {"messages": [[{"role": "user", "content": "x"}]] * 2}

@@ -8,9 +8,9 @@ measured is greedy success on requests whose functions are in no training item. 
 device. A headline needs several seeds: `--seed` changes tasks, adapters and sampling, and several seeds can
 run side by side, each with ports of its own.
 
-Writes to DIR: result.json (success by kind of request and number of calls, mistakes by name, seconds by stage),
-wrong.jsonl (what the last policy did wrong), metrics.jsonl, curves of all requests and of each kind, and the
-processes' logs.
+Writes to DIR: result.json (success by kind of request and number of calls, mistakes by name, seconds by
+stage), wrong.jsonl (what the last policy did wrong), metrics.jsonl, curves of all requests and of each kind,
+and the processes' logs.
 """
 
 from __future__ import annotations

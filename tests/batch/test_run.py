@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,46 @@ def test_bad_flags_are_refused_before_anything_is_paid(tmp_path: Path, flags: li
         assert provider.posts == []
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_toolsets_that_cannot_be_used_are_refused_before_the_start(tmp_path: Path) -> None:
+    """--distribution=image_gen without an image model, as a stranger's first command has it."""
+    write_tasks(tmp_path, 3)
+    flags = ("--distribution", "image_gen", "--seed", "3")
+    with FakeProvider(lambda body: text("Drawn.")) as provider:
+        plain = [word for word in command(tmp_path, provider) if word not in ("--toolsets", "math")]
+        refused = hermes(tmp_path, *plain, *flags)
+        assert provider.posts == []
+        allowed = hermes(tmp_path, *plain, *flags, "--allow-missing-toolsets")
+        offered = [
+            {tool["function"]["name"] for tool in post.json.get("tools", ())} for post in provider.posts
+        ]
+    assert refused.returncode == 2
+    assert (
+        "the distribution 'image_gen' names toolsets that cannot be used here: image_gen (" in refused.stderr
+    )
+    assert "vision (" in refused.stderr and "media.image_model" in refused.stderr
+    assert "--allow-missing-toolsets" in refused.stderr
+    assert allowed.returncode == 0, allowed.stderr
+    assert "going on without image_gen (" in allowed.stderr
+    assert len(offered) == 3 and all(offered), "no sample is bare"
+    statistics = json.loads((tmp_path / "data/run/statistics.json").read_text())
+    assert statistics["missing_toolsets"] == ["image_gen", "vision"]
+    assert set(statistics["toolsets_offered"]) <= {"web", "terminal"}
+    assert statistics["tools_offered"] == dict(Counter(name for names in offered for name in names))
+    assert statistics["samples_without_tools"] == 0
+
+
+def test_a_named_toolset_that_cannot_be_used_is_refused_too(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 1)
+    with FakeProvider(solve) as provider:
+        mixed = hermes(tmp_path, *command(tmp_path, provider, "--toolsets", "math,image_gen"))
+        alone = ("--toolsets", "image_gen", "--allow-missing-toolsets")
+        nothing_left = hermes(tmp_path, *command(tmp_path, provider, *alone))
+        assert provider.posts == []
+    assert mixed.returncode == nothing_left.returncode == 2
+    assert "--toolsets names toolsets that cannot be used here: image_gen (" in mixed.stderr
+    assert "no toolset of --toolsets can be used here" in nothing_left.stderr
 
 
 def test_old_command_lines_work_as_they_stand(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_samples_outcomes_and_draws_are_counted(tmp_path: Path) -> None:
     )
     assert got["samples"] == {"planned": 4, "done": 2, "filtered": 1, "failed": 1, "not_run": 0}
     assert got["outcomes"] == {"completed": 2, "max_turns": 1}
-    assert got["toolset_draws"] == {"web": 2, "file": 1}
+    assert got["toolsets_offered"] == {"web": 2, "file": 1}
     assert got["turns"]["counts"] == {"1": 2, "4": 1}
     assert (got["total_prompts"], got["run_name"], got["model"]) == (4, "run", "test/model")
 

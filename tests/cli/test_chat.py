@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -64,6 +65,39 @@ def test_a_conversation_with_tools_ratings_a_retry_and_a_save(tmp_path: Path) ->
     saved = json.loads((tmp_path / "out.jsonl").read_text())
     assert saved["id"] == retried["id"]
     assert saved["conversations"][-1] == {"from": "gpt", "value": "It is 42."}
+
+
+def test_ratings_of_a_chat_become_pairs_of_the_answers_that_were_rated(tmp_path: Path) -> None:
+    """Four chats begin with "hi"; two rated answers answer the same question in the same context."""
+    chats = [
+        (("hi", "Hello!", None), ("What is 2 + 2?", "It is 5.", "/bad")),
+        (("hi", "Hey there.", None), ("Name a fruit.", "Apple.", "/good")),
+        (("hi", "Hello!", None), ("What is 2 + 2?", "It is 4.", "/good"), ("Thanks.", "Welcome.", None)),
+        (("hi", "Go away.", "/bad"), ("Sorry?", "Only joking.", "/good")),
+    ]
+    script = [text(answer) for chat in chats for _, answer, _ in chat]
+    with FakeProvider(script) as provider, hermes_terminal(tmp_path, *flags(provider, "none")) as terminal:
+        terminal.expect("custom/m")
+        for chat in chats:
+            for question, answer, verdict in chat:
+                terminal.line(question)
+                terminal.expect(re.escape(answer))
+                terminal.expect("tokens")
+                if verdict is not None:
+                    terminal.line(verdict)
+                    terminal.expect("rated")
+            terminal.line("/new")
+            terminal.expect("new conversation")
+        terminal.line("/quit")
+        assert terminal.wait() == 0
+    output = tmp_path / "pairs.jsonl"
+    exported = hermes(tmp_path, "export", "--format", "trl-preference", "--all", "--output", str(output))
+    assert exported.returncode == 0, exported.stderr
+    (pair,) = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [message["content"] for message in pair["prompt"]][1:] == ["hi", "Hello!", "What is 2 + 2?"]
+    assert [message["content"] for message in pair["chosen"]] == ["It is 4."]
+    assert [message["content"] for message in pair["rejected"]] == ["It is 5."]
+    assert (pair["origin"], pair["margin"]) == ("rating", 4.0)
 
 
 def test_ctrl_c_stops_the_turn_and_not_the_program(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_every_promised_check_is_made_and_changes_nothing(tmp_path: Path) -> Non
             "docker",
             "gpu",
         ),
-        *("torch", "transformers", "browser", "mcp", "pyarrow", "key openrouter", "key openai"),
+        *("torch", "transformers", "browser", "mcp", "pyarrow", "wandb", "key openrouter", "key openai"),
         *("endpoint vllm", "endpoint sglang", "endpoint ollama", "endpoint llamacpp"),
     }
     assert checks["python"]["status"] == "ok"

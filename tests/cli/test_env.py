@@ -20,6 +20,7 @@ from tests.cli.process import PASSED_ON, failure, hermes
 from tests.envs.templates import bundled_tokenizer
 from tests.envs.token_source import TokenServer
 from tests.envs.world import call, policy
+from tests.fakes.provider import FakeProvider, text
 from tests.rollouts.conftest import Client, Launch, launch
 
 __all__ = ["launch"]
@@ -198,3 +199,48 @@ def test_a_missing_environment_is_named_with_what_is_near(home: Path, tmp_path: 
     assert "no environment file" in error
     error, _ = failure(hermes(home, "env", "list", str(tmp_path / "none")), 2)
     assert "no folder" in error
+
+
+NO_TOKENIZER = (
+    "--env.tokenizer_name",
+    "no/such-tokenizer",
+    "--env.group_size",
+    "2",
+    "--env.total_steps",
+    "2",
+)
+
+
+def test_process_against_a_chat_endpoint_needs_no_tokenizer(home: Path, tmp_path: Path) -> None:
+    output = tmp_path / "groups.jsonl"
+    with FakeProvider(lambda body: text("The answer is 4.")) as provider:
+        server = ("--openai.base_url", provider.base_url, "--openai.server_type", "openai")
+        flags = (*NO_TOKENIZER, *server, "--openai.model_name", "m")
+        done = hermes(
+            home,
+            *("env", "process", "calculator", *flags, "--env.data_path_to_save_groups", str(output)),
+            env={"HF_HUB_OFFLINE": "1"},
+        )
+    assert done.returncode == 0, done.stderr
+    groups = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(groups) == 2
+    assert all(group["messages"][0] and group["tokens"] == [[], []] for group in groups)
+
+
+def test_a_start_that_fails_leaves_no_file(home: Path, tmp_path: Path) -> None:
+    """The tokenizer that exact tokens need cannot be loaded."""
+    output = tmp_path / "out" / "groups.jsonl"
+    with FakeProvider(lambda body: text("4")) as provider:
+        flags = (*NO_TOKENIZER, "--openai.base_url", provider.base_url, "--openai.server_type", "sglang")
+        flags += ("--env.data_path_to_save_groups", str(output))
+        done = subprocess.run(
+            [sys.executable, "-m", "hermes", "env", "process", "calculator", *flags],
+            env={name: os.environ[name] for name in PASSED_ON if name in os.environ}
+            | {"HERMES_HOME": str(home), "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    assert done.returncode == 2, done.stderr
+    assert "the tokenizer 'no/such-tokenizer' cannot be loaded" in done.stderr
+    assert list(output.parent.iterdir()) == []

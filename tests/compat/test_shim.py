@@ -66,20 +66,6 @@ def test_installing_reads_no_heavy_package() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_wandb_that_is_not_installed_takes_everything_and_sends_nothing() -> None:
-    if importlib.util.find_spec("wandb").origin.find("stand_in") < 0:  # type: ignore[union-attr]
-        pytest.skip("the real wandb is installed here")
-    import wandb
-
-    table = wandb.Table(columns=["a"])
-    table.add_data(1)
-    assert table.data == [[1]]
-    assert wandb.run is None
-    wandb.log({"x": wandb.Image("y"), "z": wandb.Histogram([1])})
-    with wandb.init(project="p") as run:
-        run.summary.update({})
-
-
 def test_the_packing_functions_agree_with_the_original_s_worked_examples() -> None:
     from atroposlib.api.utils import (  # type: ignore[import-not-found]
         find_groups_summing_to_target,

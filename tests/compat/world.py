@@ -42,12 +42,14 @@ def adder(every: Callable[[int], Reply | None] = lambda count: None) -> FakeProv
 
 
 @contextmanager
-def drive(home: Path, mode: str, file: Path, *flags: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def drive(
+    home: Path, mode: str, file: Path, *flags: str, cwd: Path, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
     """An environment as a process of its own, which does not outlive a test that fails."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     with subprocess.Popen(
         [sys.executable, "-m", "tests.compat.drive", mode, str(file), *flags],
-        env={**kept, "HERMES_HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**kept, "HERMES_HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

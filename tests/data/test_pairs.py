@@ -61,6 +61,58 @@ def test_ratings_pair_tries_at_the_same_question_without_a_task_id() -> None:
     assert claims([bad, good], Origin.RATING, min_margin=3.5) == []
 
 
+def rated(turns: list[tuple[str, str]], *verdicts: tuple[int | None, float], **header: object) -> Example:
+    """A chat of (question, answer) turns; verdicts are (index of the turn or None for the whole, thumb)."""
+    messages = [m for question, answer in turns for m in (Message.user(question), Message.assistant(answer))]
+    example = made.example(messages, **header)
+    ratings = tuple(
+        Rating(
+            *(new_id(), example.id, RatingKind.THUMB, value, "ann", number),
+            step_index=None if turn is None else 2 * turn + 1,
+        )
+        for number, (turn, value) in enumerate(verdicts)
+    )
+    return replace(example, ratings=ratings)
+
+
+def test_a_rating_belongs_to_its_turn_and_pairs_answer_the_same_context() -> None:
+    bad = rated([("hi", "Hello."), ("2+2?", "5"), ("more", "ok")], (1, -1.0))
+    good = rated([("hi", "Hello."), ("2+2?", "4")], (1, 1.0))
+    elsewhere = rated([("hi", "Hey."), ("2+2?", "4")], (1, 1.0))
+    opening = rated([("hi", "What?"), ("x", "y")], (0, -1.0))
+    unrated = rated([("hi", "Hello."), ("2+2?", "22")])
+    (claim,) = claims([bad, good, elsewhere, opening, unrated], Origin.RATING)
+    assert (claim.better, claim.worse, claim.start) == (good.id, bad.id, 3)
+    pair = make_pair(good, bad, claim)
+    assert [m.content for m in pair.prompt] == ["hi", "Hello.", "2+2?"]
+    assert ([m.content for m in pair.chosen], [m.content for m in pair.rejected]) == (["4"], ["5"])
+
+
+def test_equal_answers_with_different_verdicts_make_no_pair_of_what_came_later() -> None:
+    a = rated([("hi", "Hello."), ("2+2?", "4")], (0, 1.0))
+    b = rated([("hi", "Hello."), ("2+2?", "5")], (0, -1.0))
+    (claim,) = claims([a, b], Origin.RATING)
+    with pytest.raises(UnfitError, match="equal"):
+        make_pair(a, b, claim)
+
+
+def test_a_verdict_on_the_whole_is_one_on_its_last_turn_and_the_newest_counts() -> None:
+    a = rated([("hi", "Hello."), ("2+2?", "4")], (1, -1.0), (None, 1.0))
+    b = rated([("hi", "Hello."), ("2+2?", "5")], (None, -1.0), (0, 1.0))
+    (claim,) = claims([a, b], Origin.RATING)
+    assert (claim.better, claim.worse, claim.start) == (a.id, b.id, 3)
+
+
+def test_a_retry_is_judged_by_the_answer_that_was_tried_again() -> None:
+    first = rated([("hi", "Hello."), ("2+2?", "5")], (0, 1.0), (1, -1.0))
+    turns = [("hi", "Hello."), ("2+2?", "4"), ("a joke?", "no")]
+    second = rated(turns, (2, -1.0), parent_id=first.id, relation=Relation.RETRY)
+    (claim,) = claims([first, second], Origin.RETRY)
+    assert [m.content for m in make_pair(second, first, claim).chosen] == ["4"]
+    again = rated(turns, (1, -1.0), (2, 1.0), parent_id=first.id, relation=Relation.RETRY)
+    assert claims([first, again], Origin.RETRY) == []
+
+
 def test_the_newest_choice_between_two_counts_whichever_way_it_was_stored() -> None:
     a, b = tries("a", "b")
     a = replace(a, ratings=(choice(a, b, 1.0, at_ms=1),))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 from pydantic import Field
 
 from hermes.envs.base import BaseEnv
+from hermes.envs.builtin.calculator import CalculatorEnv
 from hermes.envs.builtin.tool_calling import ToolCallingEnv
 from hermes.envs.commandline import build, parse, usage
 from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
@@ -50,6 +52,33 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_config_init(tmp_p
     assert [(one.timeout, one.model_name, one.base_url) for one in servers] == [
         (9, "from file", "http://init/v1")
     ]
+
+
+def test_the_api_s_address_is_the_person_s_unless_flag_or_file_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("env:\n  rollout_server_url: http://file:1\n")
+    assert resolved()[0].rollout_server_url == "http://localhost:8000"
+    monkeypatch.setenv("RL_API_URL", "http://variable:1/")
+    assert resolved()[0].rollout_server_url == "http://variable:1"
+    assert resolved("--config", str(file))[0].rollout_server_url == "http://file:1"
+    assert resolved("--env.rollout_server_url", "http://flag:1")[0].rollout_server_url == "http://flag:1"
+    monkeypatch.setenv("RL_API_URL", "nowhere")
+    with pytest.raises(UsageError, match="RL_API_URL: expected an address"):
+        resolved()
+
+
+def test_toolsets_that_cannot_be_used_stop_an_agent_environment_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"cannot be used here: .*image_gen \(") as caught:
+        build(CalculatorEnv, parse(["serve", "--env.distribution", "creative"]))
+    assert "--env.disabled_toolsets image_gen,vision" in caught.value.hint
+    flags = ["--env.distribution", "creative", "--env.disabled_toolsets", "image_gen,vision"]
+    env, _ = build(CalculatorEnv, parse(["serve", *flags]))
+    assert isinstance(env, CalculatorEnv) and env.toolsets_for(SimpleNamespace(key="k")) == ("web",)
 
 
 @pytest.mark.parametrize(

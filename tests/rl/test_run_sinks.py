@@ -18,6 +18,8 @@ import json, os
 run = None
 class Error(Exception): pass
 def init(**about):
+    if not os.environ.get("WANDB_API_KEY"):
+        raise Error("No API key configured")
     with open(os.environ["WANDB_SEEN"], "a") as file:
         file.write(json.dumps([about["project"], about.get("mode", os.environ.get("WANDB_MODE"))]) + "\\n")
 def log(*values, **more): pass
@@ -27,12 +29,13 @@ finish = define_metric = log
 
 
 def _reports(home_with: MakeHome, tmp_path: Path, name: str, **values: Any) -> list[list[str | None]]:
-    """[project, mode] of everything that a run with a key opens at W&B."""
+    """[project, mode] of everything that a run opens at W&B with a stored key."""
     packages, seen = tmp_path / "packages", tmp_path / f"{name}.jsonl"
     (packages / "wandb").mkdir(parents=True, exist_ok=True)
     (packages / "wandb" / "__init__.py").write_text(RECORDER)
-    environ = {"PYTHONPATH": str(packages), "WANDB_SEEN": str(seen), "WANDB_API_KEY": "0" * 40}
+    environ = {"PYTHONPATH": str(packages), "WANDB_SEEN": str(seen)}
     home = home_with(name, total_steps=2, wandb_project="mine", **values)
+    (home / ".env").write_text(f"WANDB_API_KEY={'0' * 40}\n")
     run = start_run(home, env=environ)
     assert how_it_ended(run) == "completed: None"
     assert answer(home, "rl", "results", run.run_id)["wandb_project"] == "mine"

@@ -216,7 +216,7 @@ def test_an_api_that_is_not_there_is_said_once_the_patience_is_spent(make_run: M
         ApiError, match=r"no answer from the trajectory API at http://127\.0\.0\.1:9"
     ) as caught:
         train(run, settings("http://127.0.0.1:9", api_patience_s=0.2), around(run))
-    assert caught.value.hint == "start it with: hermes api"
+    assert caught.value.hint.startswith("start it with: hermes api")
 
 
 def test_a_sampler_at_another_temperature_is_trained_on_without_its_ratios(

@@ -55,7 +55,6 @@ def run(name: str, folder: Path, **environ: str) -> Any:
 
 
 def test_wandb_offline_keeps_every_number_on_this_machine(tmp_path: Path) -> None:
-    needs("wandb")
     assert run("wandb-offline", tmp_path) == {}
     kept = [path.read_bytes() for path in tmp_path.glob("wandb/offline-run-*/run-run-1.wandb")]
     assert len(kept) == 2 and all(b"reward/mean" in content for content in kept)
@@ -89,7 +88,6 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_service_that_does_not_answer_is_counted_and_the_run_goes_on(tmp_path: Path) -> None:
-    needs("wandb")
     key = "0123456789" * 4
     assert run("wandb", tmp_path, WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY=key) == {"wandb": 1}
     assert read_wandb(tmp_path)["error"]

@@ -118,6 +118,7 @@ def test_a_sink_that_is_not_installed_or_not_known_is_said_before_the_run(tmp_pa
         assert caught.value.hint == "pip install trackio"
     with pytest.raises(UsageError, match="no sink 'paper'"):
         Sinks([]).add("paper", tmp_path, LABEL, {})
+    assert configured({"WANDB_API_KEY": "k"}) == ("wandb",)
     assert configured({}) == configured({"WANDB_API_KEY": "k", "WANDB_MODE": "disabled"}) == ()
 
 

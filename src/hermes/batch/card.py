@@ -64,6 +64,7 @@ def _origin(spec: RunSpec) -> dict[str, JSON]:
         "model": spec.model,
         "distribution": spec.distribution,
         "toolsets": ", ".join(spec.toolsets) if spec.toolsets else toolsets,
+        "toolsets it went on without": ", ".join(spec.missing_toolsets) or None,
         "seed": spec.seed,
         "samples per prompt": spec.samples_per_prompt,
         "settings given": ", ".join(f"{key}={json.dumps(settings[key])}" for key in sorted(settings)) or None,

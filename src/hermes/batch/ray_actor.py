@@ -16,6 +16,7 @@ from hermes import __version__
 from hermes.batch.journal import Entry
 from hermes.batch.worker import Say, work
 from hermes.batch.workers import Job
+from hermes.config.environment import export_stored
 from hermes.core import JSONObject
 from hermes.errors import HermesError
 
@@ -26,6 +27,7 @@ class RayActor:
     def __init__(self, job: Job, version: str) -> None:
         if version != __version__:
             raise HermesError(f"this node has hermes-research {__version__}, the driver {version}")
+        export_stored()
         self._job = job
         self._orders: asyncio.Queue[JSONObject] = asyncio.Queue()
         self._outbox: asyncio.Queue[JSONObject] = asyncio.Queue()

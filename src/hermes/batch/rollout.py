@@ -17,7 +17,7 @@ from hermes.batch.journal import Entry, State
 from hermes.batch.reward import GraderError, RewardFunction, score
 from hermes.batch.spec import RunSpec
 from hermes.config.load import Config
-from hermes.core import Header, JSONObject, Message, Reward, Sampling, Source, Step, StopReason, Trajectory
+from hermes.core import JSONObject, Message, Reward, Sampling, Source, Step, StopReason, Trajectory
 from hermes.data.formats import sharegpt
 from hermes.models.base import ChatModel
 from hermes.store import Writer
@@ -59,7 +59,9 @@ async def run_sample(shop: Workshop, row: Row, sample: int) -> Entry:
         trajectory = Trajectory(loop.recorder.header, steps, loop.outcome)
         reward, reward_error = await _reward(shop, row, trajectory, loop)
         schemas = [tool.schema for tool in loop.tools]
+        offered = {tool.toolset for tool in loop.tools}
     facts: JSONObject = {"duration_s": round(time.monotonic() - started, 3), "latency_ms": _latencies(steps)}
+    facts["toolsets"] = [name for name in plan.toolsets if name in offered]
     return _entry(shop, row, sample, trajectory, schemas, reward, reward_error, facts)
 
 
@@ -67,9 +69,11 @@ def toolsets_of(shop: Workshop, row: Row, sample: int) -> tuple[str, ...]:
     """Drawn from the distribution, the same for the same (seed, row, sample); or the run's own."""
     spec = shop.spec
     if spec.distribution is not None:
+        own = shop.config.settings.distributions
         parts = (spec.seed or 0, row.key, sample)
-        return draw_toolsets(spec.distribution, seed_parts=parts, own=shop.config.settings.distributions)
-    return choose_toolsets(shop.config, shop.model.name, ",".join(spec.toolsets) if spec.toolsets else None)
+        return draw_toolsets(spec.distribution, seed_parts=parts, own=own, without=spec.missing_toolsets)
+    names = [name for name in spec.toolsets or () if name not in spec.missing_toolsets]
+    return choose_toolsets(shop.config, shop.model.name, ",".join(names) if names else None)
 
 
 def _plan(shop: Workshop, row: Row, sample: int) -> Plan:
@@ -80,6 +84,7 @@ def _plan(shop: Workshop, row: Row, sample: int) -> Plan:
         sampling = replace(sampling, seed=int.from_bytes(digest, "big") >> 1)
     return Plan(
         toolsets=toolsets,
+        require_tools=shop.spec.distribution is not None or bool(shop.spec.toolsets),
         examples=examples_for(shop.model.name, toolsets),
         sampling=sampling,
         files={path: text.encode("utf-8", "surrogatepass") for path, text in row.files.items()},
@@ -144,16 +149,11 @@ def _entry(
         cause = outcome.error_type or outcome.stop_reason.value
         return Entry(row.key, sample, State.FAILED, failure, f"{cause}: {outcome.detail}")
     data = sharegpt.to_row(trajectory, schemas, reward=reward)
-    data |= {"key": row.key, "sample": sample, "toolsets": list(_header_toolsets(trajectory.header)), **facts}
+    data |= {"key": row.key, "sample": sample, **facts}
     if reward_error is not None:
         data["reward_error"] = reward_error
     reason = keep_out(trajectory, reward, shop.spec.filters)
     return Entry(row.key, sample, State.FILTERED if reason else State.DONE, data, reason)
-
-
-def _header_toolsets(header: Header) -> list[str]:
-    toolsets: list[str] = header.config["toolsets"]
-    return toolsets
 
 
 def _latencies(steps: list[Step]) -> list[float]:

@@ -40,6 +40,8 @@ class RunSpec:
     """Toolsets are drawn per sample from it; None: `toolsets`."""
     toolsets: tuple[str, ...] | None = None
     """None: the model's default ones."""
+    missing_toolsets: tuple[str, ...] = ()
+    """Of those, what could not be used at the start, and what the run was allowed to go on without."""
     samples_per_prompt: int = 1
     seed: int | None = None
     """Sent to the model, derived per sample, when given; the toolset draw uses 0 otherwise."""
@@ -60,7 +62,7 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, data: JSONObject) -> RunSpec:
-        lists = {name: tuple(data[name]) for name in ("prefill", "accepted")}
+        lists = {name: tuple(data.get(name, ())) for name in ("prefill", "accepted", "missing_toolsets")}
         toolsets = tuple(data["toolsets"]) if data["toolsets"] is not None else None
         return cls(**{**data, **lists, "toolsets": toolsets, "filters": Filters(**data["filters"])})
 

@@ -41,6 +41,8 @@ class Tally:
     """Finished samples with a secret replaced in them."""
     _outcomes: Counter[str] = field(default_factory=Counter)
     _toolsets: Counter[str] = field(default_factory=Counter)
+    _offered: Counter[str] = field(default_factory=Counter)
+    _without_tools: int = 0
     _tools: dict[str, Counter[str]] = field(default_factory=dict)
     _unknown_tools: dict[str, Counter[str]] = field(default_factory=dict)
     _usage: Usage = field(default_factory=Usage)
@@ -66,6 +68,8 @@ class Tally:
             self.filtered[DUPLICATE if filtered.startswith(DUPLICATE) else filtered] += 1
         self._outcomes[row["outcome"]["stop_reason"]] += 1
         self._toolsets.update(row["toolsets"] or ())
+        self._offered.update(row["tool_stats"].keys())
+        self._without_tools += not row["tool_stats"]
         _add_calls(self._tools, row["tool_stats"])
         _add_calls(self._unknown_tools, row["unknown_tools"])
         self._usage += Usage.from_json(row["usage"])
@@ -99,7 +103,10 @@ class Tally:
             "filtered": _by_count(self.filtered),
             "failed": _by_count(self.failed),
             "redacted_rows": self.redacted_rows,
-            "toolset_draws": _by_count(self._toolsets),
+            "missing_toolsets": list(self.spec.missing_toolsets),
+            "toolsets_offered": _by_count(self._toolsets),
+            "tools_offered": _by_count(self._offered),
+            "samples_without_tools": self._without_tools,
             "tool_statistics": _with_rates(self._tools),
             "unknown_tools": _with_rates(self._unknown_tools),
             "reasoning_statistics": {

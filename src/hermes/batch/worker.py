@@ -31,6 +31,7 @@ from hermes.batch.reward import RewardFunction, load_reward
 from hermes.batch.rollout import Workshop, run_sample
 from hermes.batch.spec import RunSpec, load_spec
 from hermes.batch.workers import Job
+from hermes.config.environment import export_stored
 from hermes.config.load import Config, load
 from hermes.config.providers import resolve_model
 from hermes.core import JSONObject, StopReason
@@ -218,6 +219,7 @@ async def _follow(say: Say) -> None:
 def main() -> None:
     say = _speaker()
     try:
+        export_stored()
         asyncio.run(_follow(say))
     except HermesError as error:
         say({"say": "fatal", "message": error.message, "hint": error.hint})

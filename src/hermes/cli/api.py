@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from hermes.cli.options import stored_variables
+
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -50,6 +52,7 @@ import click
     is_flag=True,
     help="Take groups of environments that never registered, as the original server does.",
 )
+@stored_variables
 def api(
     host: str,
     port: int,

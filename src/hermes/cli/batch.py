@@ -35,6 +35,11 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option("--api-key", hidden=True, help="Refused: a key on a command line is visible to everyone.")
 @click.option("--distribution", help="Draw toolsets per sample; see --list-distributions.")
 @click.option("--toolsets", metavar="A,B", help="The same toolsets for every sample; 'none' for no tools.")
+@click.option(
+    "--allow-missing-toolsets",
+    is_flag=True,
+    help="Go on without toolsets of --distribution or --toolsets that cannot be used here.",
+)
 @click.option("--samples-per-prompt", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
     "--seed", type=int, help="Makes toolset draws and, where the server can, sampling reproducible."

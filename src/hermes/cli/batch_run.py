@@ -22,16 +22,18 @@ from hermes.batch.reward import load_reward
 from hermes.batch.spec import Filters, RunSpec, open_run
 from hermes.batch.workers import Workers
 from hermes.cli.batch import refuse_key, settings_of
-from hermes.config.load import load
+from hermes.config.environment import export_stored
+from hermes.config.load import Config, load
 from hermes.config.providers import resolve_model
 from hermes.errors import UsageError
 from hermes.models.prices import price_of
 from hermes.rl.run import named_run
 from hermes.safety.text import printable
 from hermes.tools import distributions
-from hermes.tools.registry import check_toolset
+from hermes.tools.registry import check_toolset, unusable
 
 _BAD_ROWS_SHOWN = 5
+_NO_TOOLSETS = ("none",)
 
 
 def run(flags: dict[str, Any], early: Popen[bytes] | None = None) -> int:
@@ -40,6 +42,7 @@ def run(flags: dict[str, Any], early: Popen[bytes] | None = None) -> int:
     `early` is a worker process that waits for its job (batch.launch).
     """
     refuse_key(flags)
+    export_stored()
     for name in ("dataset_file", "run_name"):
         if not flags[name]:
             raise UsageError(f"--{name.replace('_', '-')} is missing", "see 'hermes batch --help'")
@@ -106,8 +109,7 @@ def make_spec(flags: dict[str, Any], dataset: Dataset) -> RunSpec:
         )
     if flags["distribution"] and flags["toolsets"]:
         raise UsageError("--distribution and --toolsets exclude each other", "choose one")
-    if flags["distribution"]:
-        distributions.resolve(flags["distribution"], config.settings.distributions)
+    toolsets = _toolsets(flags["toolsets"])
     return RunSpec(
         name=flags["run_name"],
         dataset=flags["dataset_file"],
@@ -115,7 +117,8 @@ def make_spec(flags: dict[str, Any], dataset: Dataset) -> RunSpec:
         model=model,
         base_url=base_url,
         distribution=flags["distribution"],
-        toolsets=_toolsets(flags["toolsets"]),
+        toolsets=toolsets,
+        missing_toolsets=_missing_toolsets(config, flags, toolsets),
         samples_per_prompt=flags["samples_per_prompt"],
         seed=flags["seed"],
         settings=settings,
@@ -132,6 +135,30 @@ def make_spec(flags: dict[str, Any], dataset: Dataset) -> RunSpec:
             dedupe=flags["dedupe"],
         ),
     )
+
+
+def _missing_toolsets(
+    config: Config, flags: dict[str, Any], toolsets: tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """What was asked for and cannot be used here; UsageError unless --allow-missing-toolsets accepts it."""
+    source, names = "--toolsets", toolsets if toolsets and toolsets != _NO_TOOLSETS else ()
+    if name := flags["distribution"]:
+        percents = distributions.resolve(name, config.settings.distributions)
+        names = tuple(toolset for toolset, percent in percents.items() if percent)
+        source = f"the distribution '{name}'"
+    reasons = unusable(names, config.settings, config.environ)
+    if not reasons:
+        return ()
+    listing = "; ".join(f"{toolset} ({why})" for toolset, why in reasons.items())
+    if len(reasons) == len(names):
+        raise UsageError(f"no toolset of {source} can be used here: {listing}", "configure one of them")
+    if not flags["allow_missing_toolsets"]:
+        raise UsageError(
+            f"{source} names toolsets that cannot be used here: {listing}",
+            "configure them, or add --allow-missing-toolsets to go on without them",
+        )
+    click.echo(printable(f"going on without {listing}"), err=True)
+    return tuple(reasons)
 
 
 def merge_config_file(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +206,7 @@ def _toolsets(wish: str | None) -> tuple[str, ...] | None:
     if wish is None:
         return None
     names = [name.strip() for name in wish.split(",") if name.strip()]
-    return ("none",) if names == ["none"] else tuple(check_toolset(name) for name in names)
+    return _NO_TOOLSETS if names == ["none"] else tuple(check_toolset(name) for name in names)
 
 
 def _routing(flags: dict[str, Any]) -> dict[str, Any]:

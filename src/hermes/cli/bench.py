@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import json_option, stored_variables
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
 @json_option
 @click.pass_context
+@stored_variables
 def bench(ctx: click.Context, /, **flags: Any) -> None:
     """Run the same tasks on several models and compare them.
 

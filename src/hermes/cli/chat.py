@@ -34,6 +34,9 @@ class Options:
 
 
 def start(**flags: Any) -> None:
+    from hermes.config.environment import export_stored
+
+    export_stored()
     options = Options(**flags)
     query = options.query
     if query is None and not sys.stdin.isatty():

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import json_option, stored_variables
 
 
 @click.command()
@@ -77,6 +77,7 @@ from hermes.cli.options import json_option
 )
 @json_option
 @click.pass_context
+@stored_variables
 def compress(ctx: click.Context, /, **flags: Any) -> None:
     """Fit trajectories to a token budget.
 

@@ -10,6 +10,7 @@ from hermes.cli.engine_bench import bench
 from hermes.cli.engine_import import import_
 from hermes.cli.engine_model import find_model, model_options
 from hermes.cli.engine_show import adapters, models
+from hermes.cli.options import stored_variables
 
 
 @click.group()
@@ -58,6 +59,7 @@ def engine() -> None:
     show_default=True,
     help="Form in which the model calls tools, in chat; hermes offers them as text.",
 )
+@stored_variables
 def serve(
     model: str,
     host: str,

@@ -7,13 +7,14 @@ from typing import Any
 import click
 
 from hermes.cli.engine_model import find_model, model_options
-from hermes.cli.options import json_option
+from hermes.cli.options import json_option, stored_variables
 
 
 @click.command()
 @model_options
 @click.option("--baseline/--no-baseline", default=True, help="Measure transformers and PEFT as well.")
 @json_option
+@stored_variables
 def bench(model: str, device: str, dtype: str, baseline: bool, as_json: bool) -> None:
     """Measure generation and training on this machine.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hermes.cli.engine_show import url_option
-from hermes.cli.options import json_option
+from hermes.cli.options import json_option, stored_variables
 
 
 @click.command("import")
@@ -15,6 +15,7 @@ from hermes.cli.options import json_option
 @click.option("--name", help="What the engine calls it; default: the folder's name.")
 @url_option
 @json_option
+@stored_variables
 def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
     """Give a running engine the PEFT adapter in FOLDER, to sample and to train on.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import json_option, stored_variables
 
 url_option = click.option(
     "--url", default="http://127.0.0.1:8001", show_default=True, help="Address of a running engine."
@@ -17,6 +17,7 @@ url_option = click.option(
 @click.command()
 @url_option
 @json_option
+@stored_variables
 def models(url: str, as_json: bool) -> None:
     """Every name that a running engine answers to, and the weights it means now."""
     from hermes.engine.console import ask
@@ -29,6 +30,7 @@ def models(url: str, as_json: bool) -> None:
 @click.command()
 @url_option
 @json_option
+@stored_variables
 def adapters(url: str, as_json: bool) -> None:
     """The adapters of a running engine and their checkpoints."""
     from hermes.engine.console import ask

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import json_option, stored_variables
 
 if TYPE_CHECKING:
     from hermes.envs.check import Report
@@ -76,6 +76,7 @@ def new(name: str, folder: Path, as_json: bool) -> None:
 @click.argument("environment")
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
+@stored_variables
 def check(
     ctx: click.Context, environment: str, settings: tuple[str, ...], folders: tuple[Path, ...], as_json: bool
 ) -> None:
@@ -109,6 +110,7 @@ def _mode(name: str, summary: str) -> click.Command:
     @_dirs
     @click.argument("environment")
     @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+    @stored_variables
     def run(environment: str, settings: tuple[str, ...], folders: tuple[Path, ...]) -> None:
         from hermes.compat import atropos
         from hermes.envs.run import run_file

@@ -9,7 +9,7 @@ import click
 
 from hermes.cli.export_options import FILTER_NAMES, build_plan, choose_format, export_options
 from hermes.cli.export_text import list_formats, show_preview, tell
-from hermes.cli.options import json_option
+from hermes.cli.options import json_option, stored_variables
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.command()
 @export_options
 @json_option
+@stored_variables
 def export(listing: bool, as_json: bool, **given: Any) -> None:
     """Write trajectories as training data.
 

@@ -1,10 +1,11 @@
-"""Options that several commands share: which trajectories, how to print."""
+"""What several commands share: which trajectories, how to print, stored variables for their libraries."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,6 +42,19 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_FILTERS):
         command = option(command)
     return command
+
+
+def stored_variables(command: Callable[..., Any]) -> Callable[..., Any]:
+    """For commands whose libraries read the process environment: `.env` is exported before they run."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        from hermes.config.environment import export_stored
+
+        export_stored()
+        return command(*arguments, **options)
+
+    return run
 
 
 def build_filter(*, since: str | None, until: str | None, **conditions: Any) -> Filter:

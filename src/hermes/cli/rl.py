@@ -49,8 +49,10 @@ for _command in (test, preflight, doctor, weights, serve):
 
 
 def _config(flags: Mapping[str, JSON] | None = None) -> Config:
+    from hermes.config.environment import export_stored
     from hermes.config.load import load
 
+    export_stored()
     return load(flags)
 
 

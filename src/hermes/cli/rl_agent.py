@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import json_option, stored_variables
 
 
 @click.command(hidden=True)
@@ -25,6 +25,7 @@ from hermes.cli.options import json_option
 @click.option("--verbose", is_flag=True, hidden=True, help="Every call is shown in any case.")
 @click.option("--save-trajectories", is_flag=True, hidden=True, help="Every run is recorded in any case.")
 @json_option
+@stored_variables
 def agent(
     task: str | None,
     model: str | None,

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import json_option, stored_variables
 
 
 @click.command()
@@ -14,6 +14,7 @@ from hermes.cli.options import json_option
 @click.option("--num-steps", default=3, show_default=True, type=click.IntRange(1, 50), help="Groups.")
 @click.option("--group-size", default=16, show_default=True, type=click.IntRange(1, 64), help="Answers each.")
 @json_option
+@stored_variables
 def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool) -> None:
     """Try the selected environment with several models, without training."""
     from hermes.config.load import load
@@ -42,6 +43,7 @@ def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
     help="Longest that sampling may take; what is made by then is judged.",
 )
 @json_option
+@stored_variables
 def preflight(groups: int, seconds: int, as_json: bool) -> None:
     """A minute that says whether a run of the selected environment will learn."""
     import signal
@@ -64,6 +66,7 @@ def preflight(groups: int, seconds: int, as_json: bool) -> None:
 @click.command()
 @click.argument("run_id")
 @json_option
+@stored_variables
 def doctor(run_id: str, as_json: bool) -> None:
     """Why a run does not learn: named causes with their evidence."""
     from hermes.config.load import load

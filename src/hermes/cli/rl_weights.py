@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import json_option, stored_variables
 
 
 @click.command()
@@ -24,6 +24,7 @@ from hermes.cli.options import json_option
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Where to; default: in the run's folder.")
 @json_option
+@stored_variables
 def weights(run_id: str, step: int | None, form: str, output: Path | None, as_json: bool) -> None:
     """Write a run's weights to a folder or file, and print its path."""
     from hermes.config.load import load
@@ -38,8 +39,10 @@ def weights(run_id: str, step: int | None, form: str, output: Path | None, as_js
 @click.command()
 @click.argument("run_id")
 @click.option("--port", type=click.IntRange(0, 65535), help="Default: 8001, or any that is free.")
+@stored_variables
 def serve(run_id: str, port: int | None) -> None:
     """Serve a run's weights, as the model `policy` of an OpenAI-compatible endpoint."""
+    from hermes.config.environment import without_stored
     from hermes.config.load import load
     from hermes.rl.run import find_run
     from hermes.rl.serve import running_engine, serve_command, serve_service
@@ -54,4 +57,4 @@ def serve(run_id: str, port: int | None) -> None:
         serve_service(run, port, click.echo)
         return
     command = serve_command(run, port)
-    os.execve(command[0], command, {**os.environ, "HERMES_HOME": str(config.home)})
+    os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hermes.cli.export_options import FILTER_NAMES
-from hermes.cli.options import filter_options, json_option
+from hermes.cli.options import filter_options, json_option, stored_variables
 
 _POSITIVE = click.IntRange(min=1)
 _SOME = click.FloatRange(min=0)
@@ -50,7 +50,11 @@ _COMMON = (
     click.option("--title", metavar="NAME", help="Of the run, for the sinks; default: its name."),
 )
 _RL = (
-    click.option("--api-url", default="http://127.0.0.1:8000", show_default=True, help="The trajectory API."),
+    click.option(
+        "--api-url",
+        metavar="URL",
+        help="The trajectory API; default: RL_API_URL, else http://127.0.0.1:8000.",
+    ),
     click.option(
         "--face-port",
         type=click.IntRange(0, 65535),
@@ -170,6 +174,7 @@ def train() -> None:
 @click.option("--all", "everything", is_flag=True, help="Store: also trajectories that did not complete.")
 @filter_options
 @json_option
+@stored_variables
 def sft(**given: Any) -> None:
     """Learn what the assistant said in FILES (any export), or in the store's trajectories that match."""
     from hermes.cli.train_run import run_sft
@@ -187,6 +192,7 @@ def sft(**given: Any) -> None:
     type=click.Choice(["importance_sampling", "ppo", "cispo"]),
 )
 @json_option
+@stored_variables
 def grpo(**given: Any) -> None:
     """Learn from groups of scored rollouts that the trajectory API serves."""
     from hermes.cli.train_run import run_rl
@@ -197,6 +203,7 @@ def grpo(**given: Any) -> None:
 @train.command()
 @_options(*_COMMON, *_RL)
 @json_option
+@stored_variables
 def ppo(**given: Any) -> None:
     """As grpo, with the clipped loss of PPO."""
     from hermes.cli.train_run import run_rl

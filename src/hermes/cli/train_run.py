@@ -60,7 +60,9 @@ def run_sft(given: dict[str, Any]) -> None:
 
 def run_rl(given: dict[str, Any]) -> None:
     from hermes.config.load import load
+    from hermes.config.providers import trajectory_api_url
     from hermes.training.advantages import Baseline
+    from hermes.training.api import DEFAULT_URL
     from hermes.training.batch import Rules
     from hermes.training.held_out import HeldOut
     from hermes.training.rl import Around, RlSettings, train
@@ -85,7 +87,7 @@ def run_rl(given: dict[str, Any]) -> None:
             given["reward_weight"],
         ),
         eval_every=given["eval_every"],
-        api_url=given["api_url"],
+        api_url=given["api_url"] or trajectory_api_url(config.environ) or DEFAULT_URL,
         api_patience_s=given["api_patience_s"],
         env_patience_s=given["env_patience_s"],
         lease_s=given["lease_s"],
@@ -176,13 +178,15 @@ def _sinks(config: Config, run: Run, given: dict[str, Any], settings: Any) -> It
 
     with open_writer(config) as writer:
         sinks = Sinks([JsonLines(run.folder), StoreSink(writer, run.id)])
-        named = dict.fromkeys((*given["extra_sinks"], *configured(config.environ)))
-        if "wandb-offline" in named:
-            named.pop("wandb", None)
+        requested = given["extra_sinks"]
+        names = dict.fromkeys((*requested, *configured(config.environ)))
+        if "wandb-offline" in names:
+            names.pop("wandb", None)
+        label = Label(run.id, given["project"], given["title"] or run.id)
         facts = json.loads(json.dumps({**asdict(settings), **asdict(run.wish)}, default=str))
         try:
-            for name in named:
-                sinks.add(name, run.folder, Label(run.id, given["project"], given["title"] or run.id), facts)
+            for name in names:
+                sinks.add(name, run.folder, label, facts, required=name in requested)
             yield sinks
         finally:
             sinks.close()

@@ -94,6 +94,7 @@ def optional_packages(subject: Subject) -> list[Check]:
         _browser(subject),
         _package("mcp", "mcp", "tools of MCP servers"),
         _package("pyarrow", "export", "Parquet export"),
+        _package("wandb", "wandb", "metrics at Weights & Biases, where WANDB_API_KEY is set"),
     ]
 
 

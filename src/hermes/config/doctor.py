@@ -13,6 +13,7 @@ from typing import Protocol
 
 from hermes.config import check_machine, check_setup, load, paths
 from hermes.config.check import Check, Status, Subject
+from hermes.config.environment import without_stored
 from hermes.errors import HermesError
 
 
@@ -26,7 +27,7 @@ class Probe(Protocol):
 
 def examine(environ: Mapping[str, str] | None = None) -> list[Check]:
     """Runs every check, in parallel, and returns the findings in a fixed order."""
-    process = dict(os.environ if environ is None else environ)
+    process = without_stored(os.environ if environ is None else environ)
     home = paths.home(process)
     try:
         config = load.load(environ=process)

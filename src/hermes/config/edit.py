@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hermes.config import env_file, load, paths, providers, schema, yaml_file, yaml_splice
+from hermes.config.environment import is_setting_name
 from hermes.config.files import atomic_write, locked, read_text
 from hermes.config.validate import Problem, validate
 from hermes.errors import ConfigError
@@ -93,7 +94,7 @@ def _check_variable(name: str, text: str) -> None:
     """Settings have one home, config.yaml; .env could hold them, but two places to look are one too many."""
     if name == paths.HOME_VARIABLE:
         raise ConfigError(f"{name} decides where .env is, so it cannot be set in it", "set it in your shell")
-    if load.is_setting_name(name):
+    if is_setting_name(name):
         key = load.key_of(name)
         hint = f"hermes config set {key} VALUE" if key else "'hermes config show' lists every setting"
         raise ConfigError(f"{name} stands for a setting, not for a key", hint)

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from hermes.config import env_file, paths, schema, secrets, yaml_file
+from hermes.config.environment import PREFIX, is_setting_name, without_stored
 from hermes.config.files import read_text
 from hermes.config.providers import OPENAI_URL_VARIABLE, fill_builtin
 from hermes.config.schema import KeyPath
@@ -21,8 +22,6 @@ from hermes.config.settings import Settings
 from hermes.config.validate import Problem, validate
 from hermes.core import JSON, JSONObject
 from hermes.errors import ConfigError, UsageError
-
-PREFIX = "HERMES_"
 
 
 class Origin(StrEnum):
@@ -73,7 +72,7 @@ def load(overrides: Mapping[str, JSON] | None = None, environ: Mapping[str, str]
 
     ConfigError names the first problem's file, line and key; UsageError is for a bad flag's key.
     """
-    process = dict(os.environ if environ is None else environ)
+    process = without_stored(os.environ if environ is None else environ)
     home = paths.home(process)
     dotenv_path, config_path = paths.env_path(home), paths.config_path(home)
     dotenv = env_file.parse(read_text(dotenv_path) or "", str(dotenv_path))
@@ -120,13 +119,6 @@ def flat_values(settings: Settings) -> dict[str, JSON]:
 def variable_for(path: Sequence[str]) -> str:
     """The environment variable that sets this key."""
     return PREFIX + "__".join(path).upper()
-
-
-def is_setting_name(variable: str) -> bool:
-    """True for HERMES_ variables that should name a setting."""
-    return (
-        variable.startswith(PREFIX) and variable != paths.HOME_VARIABLE and not secrets.looks_secret(variable)
-    )
 
 
 def key_of(variable: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Providers and model names: from `provider/name` to where the model is and which key opens it.
+"""Where services are: from `provider/name` to a model's address and key; the trajectory API's address.
 
 Built-in profiles are defaults; `providers.<name>` in the settings changes or adds one. Nothing here
 connects anywhere.
@@ -16,6 +16,7 @@ from hermes.errors import ConfigError, UsageError
 
 OPENAI_URL = "https://api.openai.com/v1"
 OPENAI_URL_VARIABLE = "OPENAI_BASE_URL"
+API_URL_VARIABLE = "RL_API_URL"
 CUSTOM = "custom"
 """The provider made up on the spot by `--base-url`."""
 BUNDLED_PROVIDER = "hermes"
@@ -120,6 +121,12 @@ def checked_url(url: str, source: str) -> str:
         return http_url(url)
     except ValueError as error:
         raise UsageError(f"{source}: expected {error}", "begin with http:// or https://") from error
+
+
+def trajectory_api_url(environ: Mapping[str, str]) -> str | None:
+    """The trajectory API that RL_API_URL names, for environments and trainers that are not told one."""
+    url = environ.get(API_URL_VARIABLE)
+    return checked_url(url, API_URL_VARIABLE) if url else None
 
 
 def _ad_hoc(settings: Settings, environ: Mapping[str, str], model: str, base_url: str) -> ModelTarget:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from hermes.config.settings import Settings
 from hermes.core import JSON
+
+if TYPE_CHECKING:
+    from hermes.config.settings import Settings
 
 MIN_LENGTH = 8
 _ENDINGS = (

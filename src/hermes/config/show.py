@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from hermes.config import load, schema
 from hermes.config.edit import is_variable
+from hermes.config.environment import is_setting_name
 from hermes.config.load import Config, Origin
 from hermes.config.providers import profiles
 from hermes.config.secrets import hide
@@ -42,7 +43,7 @@ def entries(config: Config) -> list[Entry]:
         for key, value in load.flat_values(config.settings).items()
     ]
     known = {p.key_env for p in profiles(config.settings, config.environ).values() if p.key_env}
-    names = sorted(known | {name for name in config.dotenv if not load.is_setting_name(name)})
+    names = sorted(known | {name for name in config.dotenv if not is_setting_name(name)})
     return found + [variable(config, name) for name in names]
 
 

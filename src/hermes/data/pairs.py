@@ -5,8 +5,10 @@ assistant. Where they first differ is recorded too; it can lie further on (the s
 result). What could have been a pair and is not is counted with its reason.
 
 Pairs come from four kinds of evidence: a person's choice between the two, ratings of both, rewards of tries
-at one task, and a second try at an answer that was not good enough. Within a task each trajectory is paired
-with the best one and with the worst one only, so that n tries give at most 2n pairs, not n².
+at one task, and a second try at an answer that was not good enough. Ratings are of answers, not of
+trajectories: two of them make a pair only if both answer the same context, and the pair is made of those
+answers. Within a task (for ratings: a context) each try is paired with the best one and with the worst one
+only, so that n tries give at most 2n pairs, not n².
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from hermes.core import (
 )
 from hermes.data.diff import said
 from hermes.data.example import Example, UnfitError
+from hermes.data.verdicts import RatedAnswer, context_of, last_turn, rated_answers
 
 
 class Origin(StrEnum):
@@ -64,11 +67,19 @@ class Candidate:
 
     id: str
     task: str
-    rating: float | None
+    answers: tuple[RatedAnswer, ...]
+    """Its rated turns."""
     reward: float | None
     choices: tuple[Rating, ...]
     """Its pairwise ratings."""
     retry_of: str | None
+    last_context: str | None
+    """Of its last turn, which is the one that a retry does again."""
+    last_start: int | None
+
+    def score(self, context: str | None) -> float | None:
+        """The verdict on its answer to this context."""
+        return next((answer.score for answer in self.answers if answer.context == context), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +90,42 @@ class Claim:
     worse: str
     origin: Origin
     margin: float
+    start: int | None = None
+    """Index of the first message of the turn it is about, in both; None: wherever the two part ways."""
 
 
 def candidate(example: Example) -> Candidate:
-    header = example.trajectory.header
+    header, start = example.trajectory.header, last_turn(example)
     return Candidate(
         example.id,
         content_hash(canonical_json(example.task)),
-        example.rating,
+        rated_answers(example),
         example.reward,
         tuple(rating for rating in example.ratings if rating.kind is RatingKind.PAIR),
         header.parent_id if header.relation is Relation.RETRY else None,
+        None if start is None else context_of(example, start),
+        start,
     )
 
 
 def find_claims(
     candidates: Sequence[Candidate], origins: Sequence[Origin], min_margin: float = 0.0
 ) -> tuple[list[Claim], Counter[str]]:
-    """What the evidence of these kinds supports, each two trajectories at most once; and what it does not.
+    """What the evidence of these kinds supports, each two answers at most once; and what it does not.
 
-    Kinds are asked in the order given, and the first that knows decides.
+    Kinds are asked in the order given, and the first that knows of two trajectories decides.
     """
     known = {each.id: each for each in candidates}
     claims: list[Claim] = []
     left_out: Counter[str] = Counter()
-    decided: set[frozenset[str]] = set()
+    decided: dict[frozenset[str], tuple[Origin, set[int | None]]] = {}
     for origin in origins:
         for claim in _EVIDENCE[origin](known):
             both = frozenset((claim.better, claim.worse))
-            if both in decided or len(both) < 2:
+            by, turns = decided.setdefault(both, (origin, set()))
+            if len(both) < 2 or by is not origin or claim.start in turns:
                 continue
-            decided.add(both)
+            turns.add(claim.start)
             if not both <= known.keys():
                 left_out["the other trajectory is not part of the selection"] += 1
             elif claim.margin <= 0 or claim.margin < min_margin:
@@ -124,9 +140,13 @@ def make_pair(better: Example, worse: Example, claim: Claim) -> Pair:
     if better.tools != worse.tools:
         raise UnfitError("the two had different tools")
     left, right = better.messages, worse.messages
+    if claim.start is not None:
+        left, right = _up_to_turn(left, claim.start), _up_to_turn(right, claim.start)
     shared = shared_prefix(left, right)
     if shared == len(left) == len(right):
         raise UnfitError("the two are equal")
+    if claim.start is not None and shared < claim.start:
+        raise UnfitError("the two do not answer the same context")
     start = _decision_point(left, right, shared)
     if start is None:
         raise UnfitError("the two have no common point where the assistant speaks")
@@ -165,6 +185,11 @@ def rest_of_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(messages)
 
 
+def _up_to_turn(messages: tuple[Message, ...], start: int) -> tuple[Message, ...]:
+    """With nothing of what was said after the turn."""
+    return messages[:start] + rest_of_turn(messages[start:])
+
+
 def _decision_point(left: Sequence[Message], right: Sequence[Message], shared: int) -> int | None:
     """The last place up to `shared` where both go on with the assistant, after at least one message."""
     for start in range(min(shared, len(left) - 1, len(right) - 1), 0, -1):
@@ -192,29 +217,33 @@ def _choices(known: Mapping[str, Candidate]) -> Iterator[Claim]:
 
 
 def _ratings(known: Mapping[str, Candidate]) -> Iterator[Claim]:
-    yield from _scored(known, Origin.RATING, lambda each: each.rating)
+    """Between answers to one context."""
+    contexts: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
+    for trajectory in known.values():
+        for answer in trajectory.answers:
+            contexts[answer.context, answer.start].append((answer.score, trajectory.id))
+    for (_, start), scores in contexts.items():
+        yield from _ranked(scores, Origin.RATING, start)
 
 
 def _rewards(known: Mapping[str, Candidate]) -> Iterator[Claim]:
-    yield from _scored(known, Origin.REWARD, lambda each: each.reward)
-
-
-def _scored(
-    known: Mapping[str, Candidate], origin: Origin, score: Callable[[Candidate], float | None]
-) -> Iterator[Claim]:
-    """In each task: the best against every other, and every other against the worst."""
+    """Between tries at one task."""
     tasks: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for each in known.values():
-        value = score(each)
-        if value is not None:
-            tasks[each.task].append((value, each.id))
-    for group in tasks.values():
-        ranked = sorted(group, key=lambda item: (-item[0], item[1]))
-        (best, best_id), (worst, worst_id) = ranked[0], ranked[-1]
-        for value, trajectory_id in ranked[1:]:
-            yield Claim(best_id, trajectory_id, origin, best - value)
-        for value, trajectory_id in ranked[1:-1]:
-            yield Claim(trajectory_id, worst_id, origin, value - worst)
+    for trajectory in known.values():
+        if trajectory.reward is not None:
+            tasks[trajectory.task].append((trajectory.reward, trajectory.id))
+    for scores in tasks.values():
+        yield from _ranked(scores, Origin.REWARD)
+
+
+def _ranked(scores: Sequence[tuple[float, str]], origin: Origin, start: int | None = None) -> Iterator[Claim]:
+    """The best against every other, and every other against the worst."""
+    ranked = sorted(scores, key=lambda item: (-item[0], item[1]))
+    (best, best_id), (worst, worst_id) = ranked[0], ranked[-1]
+    for value, trajectory_id in ranked[1:]:
+        yield Claim(best_id, trajectory_id, origin, best - value, start)
+    for value, trajectory_id in ranked[1:-1]:
+        yield Claim(trajectory_id, worst_id, origin, value - worst, start)
 
 
 def _retries(known: Mapping[str, Candidate]) -> Iterator[Claim]:
@@ -223,16 +252,20 @@ def _retries(known: Mapping[str, Candidate]) -> Iterator[Claim]:
         if each.retry_of is None:
             continue
         first = known.get(each.retry_of)
-        if first is None or _improved(first, each):
+        if first is None:
             yield Claim(each.id, each.retry_of, Origin.RETRY, 1.0)
+        elif _improved(first, each):
+            yield Claim(each.id, each.retry_of, Origin.RETRY, 1.0, first.last_start)
 
 
 def _improved(first: Candidate, second: Candidate) -> bool:
-    for before, after in ((first.rating, second.rating), (first.reward, second.reward)):
-        if before is not None and after is not None:
-            return after > before
-    bad_again = second.rating is not None and second.rating <= 2
-    liked_first = first.rating is not None and first.rating >= 4
+    """By the verdicts on the answer that was tried again; later turns of the second try do not count."""
+    before, after = first.score(first.last_context), second.score(first.last_context)
+    for old, new in ((before, after), (first.reward, second.reward)):
+        if old is not None and new is not None:
+            return new > old
+    bad_again = after is not None and after <= 2
+    liked_first = before is not None and before >= 4
     return not bad_again and not liked_first
 
 

@@ -43,7 +43,8 @@ from hermes.envs.servers.manager import ServerManager
 from hermes.envs.tool_context import ToolContext
 from hermes.envs.types import Item, ScoredDataGroup
 from hermes.errors import ConfigError
-from hermes.tools.distributions import sample as draw_toolsets
+from hermes.tools import distributions
+from hermes.tools.registry import unusable
 
 if TYPE_CHECKING:
     from hermes.store import Writer
@@ -202,16 +203,34 @@ class HermesAgentBaseEnv(BaseEnv):
             writer.close()
         await super().close()
 
+    def check_settings(self) -> None:
+        """Toolsets that somebody asked for must be there: rollouts without them would be trained on."""
+        if self.config.distribution is None and not self.config.enabled_toolsets:
+            return
+        # Not hermes_config(), which environments may complete with what only their setup knows.
+        config, disabled = load(self.config.overrides()), self.config.disabled_toolsets or ()
+        names: Sequence[str] = self.config.enabled_toolsets or ()
+        if self.config.distribution is not None:
+            percents = distributions.resolve(self.config.distribution, config.settings.distributions)
+            names = [name for name, percent in percents.items() if percent]
+        requested = [name for name in names if name not in disabled]
+        if reasons := unusable(requested, config.settings, config.environ):
+            listing = "; ".join(f"{name} ({why})" for name, why in reasons.items())
+            raise ConfigError(
+                f"{self.display_name} is to offer toolsets that cannot be used here: {listing}",
+                f"configure them, or go on without them: --env.disabled_toolsets {','.join(reasons)}",
+            )
+
     def toolsets_for(self, item: Item) -> tuple[str, ...]:
         """What a whole group is offered: drawn from the distribution, or as configured."""
+        disabled = self.config.disabled_toolsets or ()
         if self.config.distribution is not None:
             own = self.hermes_config().settings.distributions
             parts = (self.run_id, self.item_key(item), self._groups)
-            drawn = draw_toolsets(self.config.distribution, seed_parts=parts, own=own)
-        else:
-            chosen = self.config.enabled_toolsets
-            drawn = tuple(self.default_toolsets if chosen is None else chosen)
-        return tuple(name for name in drawn if name not in (self.config.disabled_toolsets or ()))
+            return distributions.sample(self.config.distribution, seed_parts=parts, own=own, without=disabled)
+        chosen = self.config.enabled_toolsets
+        names = self.default_toolsets if chosen is None else chosen
+        return tuple(name for name in names if name not in disabled)
 
     def hermes_config(self) -> Config:
         """The user's configuration under this environment's settings."""

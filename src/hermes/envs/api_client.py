@@ -124,7 +124,7 @@ class TrajectoryClient:
         return answer
 
 
-_HINT = "Start it with 'hermes api', or set --env.rollout_server_url to where it is."
+_HINT = "Start it with 'hermes api', or set --env.rollout_server_url or RL_API_URL to where it is."
 
 
 def new_key() -> str:

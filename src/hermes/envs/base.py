@@ -241,15 +241,24 @@ class BaseEnv(ABC):
     def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:
         return reporting.timings(self, metrics_dict)
 
+    def check_settings(self) -> None:  # noqa: B027  a hook: most environments have nothing to check
+        """Called once before the environment runs; raises where it cannot work as it is set up."""
+
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
         if (table := reporting.rollout_table(self)) is not None:
             wandb_metrics["train/rollouts"] = table
         return wandb_metrics
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Item = None) -> None:
+        """Keeps a few rollouts as text for W&B; where it is off, no tokenizer is loaded for that."""
+        if not reporting.wandb_is_configured(self):
+            return
         keep = self.config.num_rollouts_per_group_for_logging
         size = len(scored_data["tokens"])
-        texts = [self.tokenizer.decode(ids) for ids in scored_data["tokens"][: size if keep == -1 else keep]]
+        texts = [
+            self.tokenizer.decode(ids) if len(ids) else reporting.conversation_text(scored_data, index)
+            for index, ids in enumerate(scored_data["tokens"][: size if keep == -1 else keep])
+        ]
         self.rollouts_for_wandb.append(list(zip(texts, scored_data["scores"], strict=False)))
         del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
 

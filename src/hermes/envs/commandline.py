@@ -2,8 +2,9 @@
 
     python my_env.py serve --env.group_size 8 --openai.base_url http://localhost:8001/v1 --config run.yaml
 
-What the command line says wins over the file, and the file over `config_init`. A flag's value may begin
-with a dash (`--env.inference_weight -1`); a flag without one is true; `None` is none.
+What the command line says wins over the file, the file over `config_init`, and so does the address of the
+trajectory API in RL_API_URL. A flag's value may begin with a dash (`--env.inference_weight -1`); a flag
+without one is true; `None` is none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.config import yaml_file
+from hermes.config.environment import export_stored
+from hermes.config.providers import trajectory_api_url
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.servers.config import APIServerConfig, ServerManagerConfig
 from hermes.errors import ConfigError, HermesError, UsageError
@@ -46,8 +50,9 @@ class Arguments:
 
 
 def main(cls: type[BaseEnv], argv: Sequence[str] | None = None) -> None:
-    """Runs the command line and ends the process with its exit code."""
+    """Runs the command line of a file started by `python`, and ends the process with its exit code."""
     try:
+        export_stored()
         run(cls, sys.argv[1:] if argv is None else argv)
     except HermesError as error:
         from hermes.safety.text import printable
@@ -126,7 +131,7 @@ def build(cls: type[BaseEnv], arguments: Arguments) -> tuple[BaseEnv, dict[str, 
     config = _merged(
         type(defaults),
         "env",
-        {**defaults.model_dump(), **_mode_defaults(cls, arguments.mode, defaults)},
+        {**defaults.model_dump(), **_mode_defaults(cls, arguments.mode, defaults), **_api_address()},
         written.get("env") or {},
         arguments.spaces.get("env", {}),
     )
@@ -141,6 +146,7 @@ def build(cls: type[BaseEnv], arguments: Arguments) -> tuple[BaseEnv, dict[str, 
     settings = {"env": config, "openai": server_configs, "slurm": manager.slurm, "testing": manager.testing}
     extra |= {"slurm": manager.slurm, "testing": manager.testing}
     env = _theirs("the constructor", partial(cls, config, server_configs, **_accepted(cls, extra)))
+    env.check_settings()
     if arguments.mode == "process":
         env.process_mode = True
     return env, settings
@@ -178,6 +184,12 @@ def _mode_defaults(cls: type[BaseEnv], mode: str, defaults: Any) -> dict[str, An
     if mode == "evaluate":
         changed["use_wandb"] = True
     return changed
+
+
+def _api_address() -> dict[str, str]:
+    """RL_API_URL is the person's: it wins over what the file's author put into config_init."""
+    url = trajectory_api_url(os.environ)
+    return {} if url is None else {"rollout_server_url": url}
 
 
 def resolve_servers(default: Any, written: Any, flags: dict[str, Any]) -> Any:

@@ -3,7 +3,8 @@
 While a run is unfinished a journal lies beside its output: which items are done, and how long the file was
 after each. The same command then goes on from there: the torn end of the file is cut off, and the items that
 are done are skipped, in the order in which get_next_item gives them. A finished run leaves no journal, and
-the next one writes a new file. If settings that shape the groups have changed, it starts anew as well.
+the next one writes a new file. If settings that shape the groups have changed, it starts anew as well. A run
+that fails before its first group leaves no file.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ async def run(env: BaseEnv) -> None:
         journal = Journal.open(env.jsonl_writer, fingerprint(env.config, type(env).__name__, *models))
         await _Run(env, journal).all()
         journal.finish()
+    except BaseException:
+        if journal is not None and not journal.done:
+            journal.discard()
+        raise
     finally:
         if journal is not None:
             journal.close()
@@ -166,6 +171,11 @@ class Journal:
         self.done.add(ordinal)
         self._file.write(json.dumps({"item": ordinal, "bytes": self._writer.tell()}) + "\n")
         self._file.flush()
+
+    def discard(self) -> None:
+        """Removes the journal and the empty output of a run that ended before its first group."""
+        self.path.unlink()
+        self._writer.path.unlink()
 
     def finish(self) -> None:
         self._file.close()

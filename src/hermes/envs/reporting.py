@@ -1,17 +1,19 @@
 """What an environment reports: rollouts for display, timings, and W&B where it is configured.
 
-W&B counts as configured if its package is there and WANDB_API_KEY or WANDB_MODE is set. Otherwise nothing is
-sent and nothing asked for. A report that fails is logged and never stops a run.
+W&B counts as configured if WANDB_API_KEY or WANDB_MODE is set. Where it is configured and its package is not
+installed, that is logged once, when serving starts. Where it is not configured, nothing is sent. A report
+that fails is logged and never stops a run.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -31,19 +33,22 @@ _TIMED = (
 )
 
 
-def wandb_if_configured(wanted: bool) -> ModuleType | None:
-    if not wanted or os.environ.get("WANDB_MODE") == "disabled":
+def wandb_is_configured(env: BaseEnv) -> bool:
+    if not env.config.use_wandb or os.environ.get("WANDB_MODE") == "disabled":
+        return False
+    return bool(os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"))
+
+
+def wandb_if_configured(env: BaseEnv) -> ModuleType | None:
+    """The package, if it is configured and installed; the stand-in of the import shim does not count."""
+    if not wandb_is_configured(env) or importlib.util.find_spec("wandb") is None:
         return None
-    if not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")):
-        return None
-    if importlib.util.find_spec("wandb") is None:
-        logger.warning("W&B is configured, but the package wandb is not installed; nothing is sent to it")
-        return None
-    return importlib.import_module("wandb")
+    wandb = importlib.import_module("wandb")
+    return None if getattr(wandb, "IS_STAND_IN", False) is True else wandb
 
 
 def start_wandb(env: BaseEnv) -> None:
-    if (wandb := wandb_if_configured(env.config.use_wandb)) is None:
+    if (wandb := wandb_if_configured(env)) is None:
         return
     name = f"{env.config.wandb_name or env.display_name}-{date.today():%Y-%m-%d}-{uuid4().hex[:6]}"
     try:
@@ -65,7 +70,7 @@ def wandb_errors(wandb: ModuleType) -> tuple[type[Exception], ...]:
 
 
 def send_wandb(env: BaseEnv, metrics: dict[str, Any]) -> None:
-    wandb = wandb_if_configured(env.config.use_wandb)
+    wandb = wandb_if_configured(env)
     if wandb is None or getattr(wandb, "run", None) is None:
         return
     try:
@@ -109,9 +114,15 @@ def completion_lengths(env: BaseEnv) -> dict[str, Any]:
     }
 
 
+def conversation_text(group: Mapping[str, Any], index: int) -> str:
+    """A rollout without tokens, as its messages."""
+    messages = group.get("messages")
+    return json.dumps(messages[index], ensure_ascii=False, default=str) if messages else ""
+
+
 def rollout_table(env: BaseEnv) -> Any:
     """The kept rollouts as a W&B table; None where W&B is off or nothing was kept."""
-    wandb = wandb_if_configured(env.config.use_wandb)
+    wandb = wandb_if_configured(env)
     if wandb is None or not env.rollouts_for_wandb:
         return None
     table = wandb.Table(columns=["text", "score"])

@@ -128,7 +128,13 @@ def _raise_fatal(env: BaseEnv) -> None:
 
 async def setup_wandb(env: BaseEnv) -> None:
     """Joins the trainer's W&B project, once it has named one; nothing where W&B is not configured."""
-    if env.link is None or reporting.wandb_if_configured(env.config.use_wandb) is None:
+    if env.link is None or not reporting.wandb_is_configured(env):
+        return
+    if reporting.wandb_if_configured(env) is None:
+        logger.warning(
+            "W&B is configured, but the package wandb is not installed: nothing is sent to it. "
+            "Install it with: pip install 'hermes-research[wandb]'"
+        )
         return
     while env.wandb_project is None:
         told = await env.link.wandb_info()

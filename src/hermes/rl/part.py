@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.error import URLError
 
+from hermes.config.environment import without_stored
 from hermes.core import JSONObject
 
 HERMES = (sys.executable, "-m", "hermes")
@@ -29,7 +30,7 @@ class Part:
     ready: Callable[[], bool]
     """Asks the part itself, or a server it has to have spoken to. Quick; False while nobody answers."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """On top of the supervisor's own."""
+    """On top of what the supervisor was started with; the part reads `.env` itself."""
     ends_with: tuple[str, ...] = ()
     """Parts whose death makes this one's state worthless: it is ended and started again after them."""
     completes: bool = False
@@ -85,7 +86,7 @@ def launch(part: Part, cwd: Path) -> subprocess.Popen[bytes]:
     with part.log.open("ab") as log:
         return subprocess.Popen(
             part.command,
-            env={**os.environ, **part.environ},
+            env={**without_stored(os.environ), **part.environ},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.config.environment import without_stored
 from hermes.config.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
 from hermes.rl import ports
@@ -94,7 +95,7 @@ def spawn_supervisor(run: Run) -> None:
     with log_path.open("ab") as log:
         subprocess.run(
             [sys.executable, "-m", "hermes.rl.supervisor", str(run.folder)],
-            env={**os.environ, "HERMES_HOME": str(run.home)},
+            env={**without_stored(os.environ), "HERMES_HOME": str(run.home)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

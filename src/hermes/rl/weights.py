@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.config.drafts import draft_folder, sweep
+from hermes.config.environment import without_stored
 from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.rl.results import kept
 from hermes.rl.run import Run
@@ -91,7 +92,8 @@ def export_gguf(run: Run, step: int | None = None, output: Path | None = None) -
     with draft_folder(target) as draft:
         whole = draft.path / target.name
         command = [sys.executable, str(converter), str(merged), "--outfile", str(whole)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        env = without_stored(os.environ)
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
         if done.returncode != 0:
             reason = done.stderr.strip()[-300:]
             raise HermesError(f"{converter} failed: {reason}", "see what it needs installed")

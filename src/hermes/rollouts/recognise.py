@@ -1,9 +1,12 @@
 """Groups that are already in the form they are stored in, recognised without parsing them.
 
-Nearly every group an environment sends is plain arrays of numbers. One regular expression decides, in a
-single pass that makes no Python object and lets other threads run, whether a body is such a group: valid
-JSON, known keys, integers where integers belong, floats written as floats (so that a reader gets the types
-it would get after coercion) and too short to overflow. What it does not accept is not wrong: it is parsed.
+Nearly every group an environment sends is arrays of numbers, with a few facts about each rollout beside them
+(`overrides`, `generation_params`, `group_overrides`). One regular expression decides, in a single pass that
+makes no Python object and lets other threads run, whether a body is such a group: valid JSON, known keys,
+integers where integers belong, floats written as floats (so that a reader gets the types it would get after
+coercion) and too short to overflow. Facts may be strings, numbers, booleans, null, and lists of those; their
+text is ASCII, and escapes are allowed but for halves of surrogate pairs. What it does not accept is not
+wrong: it is parsed.
 """
 
 from __future__ import annotations
@@ -13,10 +16,14 @@ from typing import Any, NamedTuple
 
 from hermes.rollouts.wire import MAX_LIST, ScoredData
 
-_SPACE = rb"[ \t\r\n]*"
+_BLANKS = b" \t\r\n"
+_SPACE = rb"[" + _BLANKS + rb"]*"
 _WHOLE = rb"-?(?:0|[1-9][0-9]{0,17})"
 _FLOAT = _WHOLE + rb"(?:\.[0-9]{1,30}(?:[eE][-+]?[0-9]{1,2})?|[eE][-+]?[0-9]{1,2})"
-_EMPTY = rb"\{" + _SPACE + rb"\}"
+_ESCAPE = rb'\\(?:["\\/bfnrt]|u(?:[0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))'
+_TEXT = rb'"(?:[ !#-\[\]-~]|' + _ESCAPE + rb')*"'
+_FREE_FORM = (b"overrides", b"generation_params", b"group_overrides")
+"""Keys whose values hold strings."""
 
 
 class Incoming(NamedTuple):
@@ -31,24 +38,37 @@ class Incoming(NamedTuple):
 
 def recognise(body: bytes) -> Incoming | None:
     """The group in `body`, or None if it has to be parsed. Safe to call in a thread."""
-    return _read(body) if _pattern(many=False).fullmatch(body) else None
+    return _read(body) if _pattern(_SPACE + _object(facts=True) + _SPACE).fullmatch(body) else None
 
 
 def recognise_list(body: bytes) -> list[Incoming] | None:
     """The groups in the list `body`, or None if it has to be parsed."""
-    count = body.count(b"{")
-    if count > MAX_LIST or count != body.count(b'"tokens"') or not _pattern(many=True).fullmatch(body):
-        return None  # more objects than groups: some are within groups
+    numbers_only = _pattern(_SPACE + _list(_object(facts=False)) + _SPACE).fullmatch(body)
+    ends = _braces if numbers_only else _matches
     groups: list[Incoming] = []
-    start = body.find(b"{")
-    while start >= 0:
-        end = body.index(b"}", start) + 1
-        group = _read(body[start:end])
+    end, before = 0, b"["
+    while (start := body.find(b"{", end)) >= 0:
+        if body[end:start].strip(_BLANKS) != before or len(groups) == MAX_LIST:
+            return None
+        end, before = ends(body, start), b","
+        group = _read(body[start:end]) if end > start else None
         if group is None:
             return None
         groups.append(group)
-        start = body.find(b"{", end)
-    return groups
+    rest = body[end:].translate(None, _BLANKS)
+    return groups if rest == (b"]" if groups else b"[]") else None
+
+
+def _braces(body: bytes, start: int) -> int:
+    """Where the group at `start` ends, in a list that holds no other objects and no strings but keys."""
+    return body.index(b"}", start) + 1
+
+
+def _matches(body: bytes, start: int) -> int:
+    """Where the group at `start` ends; `start` itself if it has to be parsed."""
+    match = _pattern(_object(facts=True)).match(body, start)
+    end: int = match.end() if match else start
+    return end
 
 
 def _read(body: bytes) -> Incoming | None:
@@ -57,7 +77,7 @@ def _read(body: bytes) -> Incoming | None:
     if values is None or not {b"tokens", b"masks", b"scores"} <= values.keys():
         return None
     start, end = values[b"tokens"]
-    env_id = body[slice(*values[b"env_id"])].strip(b" \t\r\n:,}") if b"env_id" in values else b"null"
+    env_id = body[slice(*values[b"env_id"])].strip(_BLANKS + b":,}") if b"env_id" in values else b"null"
     return Incoming(
         env_id=None if env_id == b"null" else int(env_id),
         size=_lists(body, start, end),
@@ -74,7 +94,7 @@ def _lists(body: bytes, start: int, end: int) -> int:
 
 
 def _values(body: bytes) -> dict[bytes, tuple[int, int]] | None:
-    """Where each key's value lies; the only strings are keys. None if a key comes twice."""
+    """Where each key's value lies, up to the next key. None if a key comes twice."""
     values: dict[bytes, tuple[int, int]] = {}
     opening = body.find(b'"')
     while opening >= 0:
@@ -82,7 +102,10 @@ def _values(body: bytes) -> dict[bytes, tuple[int, int]] | None:
         key = body[opening + 1 : closing]
         if key in values:
             return None
-        opening = body.find(b'"', closing + 1)
+        after = closing + 1
+        if key in _FREE_FORM:  # strings in there are no keys of the group
+            after = _pattern(_free_form()).match(body, after).end()
+        opening = body.find(b'"', after)
         values[key] = (closing + 1, opening if opening >= 0 else len(body))
     return values
 
@@ -94,17 +117,19 @@ def _absent(present: frozenset[bytes]) -> bytes:
 
 
 @functools.cache
-def _pattern(*, many: bool) -> Any:
+def _pattern(expression: bytes) -> Any:
     import re2  # type: ignore[import-untyped]
 
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1
     options.never_capture = True
     options.max_mem = 32 << 20
-    return re2.compile(_SPACE + _list(_object()) + _SPACE if many else _SPACE + _object() + _SPACE, options)
+    return re2.compile(expression, options)
 
 
-def _object() -> bytes:
+@functools.cache
+def _object(*, facts: bool) -> bytes:
+    """A group; without `facts`, one whose only strings are its keys and that holds no object."""
     whole, number = _list(_list(_WHOLE)), _list(_list(_FLOAT))
     field = _either(
         _pair("tokens|masks", whole),
@@ -114,10 +139,23 @@ def _object() -> bytes:
         _pair("distill_logprobs", _either(rb"null", _list(number))),
         _pair("env_id", _either(rb"null", _WHOLE)),
         _pair("messages|images", _either(rb"null", rb"\[" + _SPACE + rb"\]")),
-        _pair("overrides", _either(rb"null", _list(_EMPTY))),
-        _pair("generation_params|group_overrides", _either(rb"null", _EMPTY)),
+        _pair("overrides", _either(rb"null", _list(_facts())) if facts else rb"null"),
+        _pair("generation_params|group_overrides", _either(rb"null", _facts()) if facts else rb"null"),
     )
     return rb"\{" + _separated(field) + rb"\}"
+
+
+@functools.cache
+def _free_form() -> bytes:
+    """What stands behind a key of `_FREE_FORM`."""
+    return _SPACE + rb":" + _SPACE + _either(rb"null", _facts(), _list(_facts()))
+
+
+def _facts() -> bytes:
+    """An object of scalars and lists of scalars."""
+    scalar = _either(_TEXT, _FLOAT, _WHOLE, rb"true", rb"false", rb"null")
+    fact = _TEXT + _SPACE + rb":" + _SPACE + _either(scalar, _list(scalar))
+    return rb"\{" + _either(_SPACE, _separated(fact)) + rb"\}"
 
 
 def _either(*alternatives: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """A second process for bodies that take long to parse, so that none ever holds up other requests.
 
-Small bodies are taken on the spot. A large one that is all numbers is recognised in a thread, which lets
+Small bodies are taken on the spot. A large one that needs no parsing is recognised in a thread, which lets
 others run. One that must be parsed goes, unless it is quite small, to a child process, started when first
 needed; it ends with its parent, however that ends, because its input does.
 
@@ -21,7 +21,7 @@ from hermes.rollouts.parsing import BodyError, parse, parse_slowly, recognised
 from hermes.rollouts.recognise import Incoming
 
 INLINE_BYTES = 1 << 20
-"""A single group that is all numbers is recognised on the spot up to this size."""
+"""A single group that needs no parsing is recognised on the spot up to this size."""
 INLINE_PARSED_BYTES = 1 << 17
 """The same for what is a list or has to be parsed: each small object in it costs as much as a kilobyte of
 numbers."""

@@ -1,8 +1,8 @@
 """Commands on this machine, as this user: no isolation at all.
 
 What it gives is order: a workspace, a time-out that ends everything a command started, an environment
-without the variables that look like secrets. A command can still read, write and reach whatever the user
-can, so something else (safety.approval) has to decide what may run.
+without the variables that look like secrets or come from `.env`. A command can still read, write and reach
+whatever the user can, so something else (safety.approval) has to decide what may run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.config.environment import without_stored
 from hermes.config.secrets import looks_secret, url_password
 from hermes.safety.paths import resolve_inside
 from hermes.sandbox.base import BackgroundProcess, CommandResult
@@ -37,7 +38,7 @@ class LocalSandbox:
         self._workspace = workspace
         self._supervisor = LazySupervisor(Supervisor.open)
         self._command_timeout_s = command_timeout_s
-        self._env = {**_DEFAULTS, **without_secrets(os.environ)}
+        self._env = {**_DEFAULTS, **without_secrets(without_stored(os.environ))}
         if "GIT_CONFIG_COUNT" not in self._env:
             self._env |= _GIT
         self._shell = shutil.which("bash") or "/bin/sh"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from hermes.errors import ConfigError, UsageError
@@ -79,15 +79,22 @@ def resolve(name: str, own: Mapping[str, Percents]) -> Percents:
     return known[name]
 
 
-def sample(name: str, *, seed_parts: tuple[str | int, ...], own: Mapping[str, Percents]) -> tuple[str, ...]:
+def sample(
+    name: str,
+    *,
+    seed_parts: tuple[str | int, ...],
+    own: Mapping[str, Percents],
+    without: Collection[str] = (),
+) -> tuple[str, ...]:
     """The toolsets one sample gets, in the distribution's order.
 
-    `seed_parts` names the sample, such as (seed, run, row, sample index); "1" and 1 are different. If
-    no coin wins, the most probable toolset (the first of them) is taken, so a sample is never bare.
+    `seed_parts` names the sample, such as (seed, run, row, sample index); "1" and 1 are different. `without`
+    are toolsets that are never drawn; the coins of the others stay as they are. If no coin wins, the most
+    probable toolset (the first of them) is taken, so a sample is never bare.
     """
-    percents = resolve(name, own)
+    percents = {toolset: percent for toolset, percent in resolve(name, own).items() if toolset not in without}
     won = tuple(toolset for toolset, percent in percents.items() if _coin(percent, name, toolset, seed_parts))
-    return won or (max(percents, key=lambda toolset: percents[toolset]),)
+    return won or tuple(sorted(percents, key=lambda toolset: -percents[toolset])[:1])
 
 
 def _coin(percent: int, *parts: object) -> bool:

@@ -103,18 +103,31 @@ def select(
     With `require_available`, a toolset of which nothing can be used is a UsageError; without, it is
     only reported, which is right where the toolsets are a default and not somebody's wish.
     """
+    names = list(dict.fromkeys(toolsets))
+    if require_available and (reasons := unusable(names, settings, environ)):
+        name, why = next(iter(reasons.items()))
+        raise UsageError(f"the toolset '{name}' cannot be used here", why)
     usable: list[Tool] = []
     left_out: list[Unavailable] = []
-    for name in dict.fromkeys(toolsets):
-        found = [(tool, tool.unavailable(settings, environ)) for tool in tools_in(name)]
-        missing = [Unavailable(tool, why) for tool, why in found if why is not None]
-        if require_available and len(missing) == len(found):
-            why = missing[0].why if missing else unconnected(name, settings)
-            if why is not None:
-                raise UsageError(f"the toolset '{name}' cannot be used here", why)
-        usable += [tool for tool, why in found if why is None]
-        left_out += missing
+    for tool in (tool for name in names for tool in tools_in(name)):
+        why_not = tool.unavailable(settings, environ)
+        if why_not is None:
+            usable.append(tool)
+        else:
+            left_out.append(Unavailable(tool, why_not))
     return usable, left_out
+
+
+def unusable(toolsets: Iterable[str], settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The toolsets of which no tool can be used here, each with the reason."""
+    reasons: dict[str, str] = {}
+    for name in toolsets:
+        whys = [tool.unavailable(settings, environ) for tool in tools_in(name)]
+        if any(why is None for why in whys):
+            continue
+        if (reason := whys[0] if whys else unconnected(name, settings)) is not None:
+            reasons[name] = reason
+    return reasons
 
 
 def unconnected(toolset: str, settings: Settings) -> str | None:

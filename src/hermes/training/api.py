@@ -36,7 +36,7 @@ _TIMEOUT_S = 60.0
 _RENEWAL_TIMEOUT_S = 10.0
 """Short, because the end of a training waits for a renewal under way."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-_HINT = "start it with: hermes api"
+_HINT = "start it with: hermes api; --api-url or RL_API_URL names another address"
 
 
 logger = logging.getLogger(__name__)

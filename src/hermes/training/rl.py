@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from hermes.core.json import JSONObject
-from hermes.training.api import LEASE_S, Batch, NoBatch, TrainerApi
+from hermes.training.api import DEFAULT_URL, LEASE_S, Batch, NoBatch, TrainerApi
 from hermes.training.batch import Prepared, Rules, prepare, with_penalty
 from hermes.training.checkpoints import StateFile, alone
 from hermes.training.client import Trainee
@@ -61,7 +61,7 @@ class RlSettings:
     beta2: float = 0.95
     clip_norm: float = 1.0
     eval_every: int = 25
-    api_url: str = "http://127.0.0.1:8000"
+    api_url: str = DEFAULT_URL
     api_patience_s: float = 60.0
     env_patience_s: float = ENV_PATIENCE_S
     """How long the trainer waits for a batch while no environment is connected."""

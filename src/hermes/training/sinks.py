@@ -8,7 +8,6 @@ are not finite have no place in JSON or in the store: they are left out there, a
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import logging
 import math
@@ -150,14 +149,20 @@ class Sinks:
         """Sink → writes that did not work."""
         self._wandb: Path | None = None
 
-    def add(self, name: str, folder: Path, label: Label, settings: JSONObject) -> None:
-        """Opens one of EXTRAS. One that is not installed is an error; one that fails to start is counted."""
+    def add(
+        self, name: str, folder: Path, label: Label, settings: JSONObject, *, required: bool = True
+    ) -> None:
+        """Opens one of EXTRAS. One that fails to start is counted; so is one that is not installed, unless it
+        is `required`: then it is an error."""
         if name.startswith("wandb"):
             self._wandb = folder / WANDB
         try:
             sink = _open(name, folder, label, settings)
-        except HermesError:
-            raise
+        except HermesError as error:
+            if required:
+                raise
+            self._count(name, error)
+            return
         except Exception as error:  # noqa: BLE001 (foreign code; its failure must not cost the run)
             self._count(name, error)
             return
@@ -191,9 +196,12 @@ class Sinks:
 
     def _count(self, name: str, error: Exception) -> None:
         if not self.failures[name]:
-            logger.warning("metrics: the sink %s failed, the run goes on without it: %s", name, error)
+            reason = f"{error}" or type(error).__name__
+            if isinstance(error, HermesError) and error.hint:
+                reason = f"{reason}; {error.hint}"
+            logger.warning("metrics: the sink %s failed, the run goes on without it: %s", name, reason)
             if name.startswith("wandb"):
-                self._note({"error": f"{error or type(error).__name__}"})
+                self._note({"error": reason})
         self.failures[name] += 1
 
     def _note(self, facts: JSONObject) -> None:
@@ -239,15 +247,16 @@ def _summary_writer() -> Any:
 
 
 def _missing(sink: str, package: str) -> HermesError:
+    source = "'hermes-research[wandb]'" if package == "wandb" else package
     return HermesError(
-        f"the sink {sink} needs the package '{package}', which is not installed", f"pip install {package}"
+        f"the sink {sink} needs the package '{package}', which is not installed", f"pip install {source}"
     )
 
 
 def configured(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Sinks that are on without being named: W&B by its key or mode, unless that is `disabled`."""
     mode = environ.get("WANDB_MODE")
-    if mode == "disabled" or importlib.util.find_spec("wandb") is None:
+    if mode == "disabled":
         return ()
     if mode == "offline":
         return ("wandb-offline",)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+IS_STAND_IN = True
+"""How our own reporting tells it from the package."""
 run = None
 config: dict[str, Any] = {}
 

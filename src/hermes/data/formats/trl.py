@@ -16,6 +16,7 @@ from hermes.data.formats.base import Calls, Column, Format, Unit
 from hermes.data.formats.messages import TOOLS, read
 from hermes.data.formats.turns import as_text, for_template, template_messages, to_tools
 from hermes.data.pairs import Pair, rest_of_turn
+from hermes.data.verdicts import rated_turn
 from hermes.models.parsers import get_parser
 from hermes.models.prompting import assistant_text, tool_response_text
 
@@ -50,7 +51,7 @@ def write_unpaired(example: Example, calls: Calls) -> Iterator[JSONObject]:
     """A thumb on one answer labels that answer; a verdict on the whole labels its last turn."""
     labels: dict[int, bool] = {}
     for rating in example.ratings:  # oldest first: a newer verdict on the same answer takes its place
-        start, label = _rated_message(example, rating), _label(rating)
+        start, label = rated_turn(example, rating), _label(rating)
         if start is not None and label is not None:
             labels[start] = label
     if not labels:
@@ -103,26 +104,6 @@ def _sides(
         return template_messages(prompt), shaped, to_tools(tools) or None
     start = as_text(prompt, tools)
     return template_messages(start), [template_messages(as_text(c, ())) for c in completions], None
-
-
-def _rated_message(example: Example, rating: Rating) -> int | None:
-    """Where the rated completion starts among the messages; None if there is no such thing."""
-    steps = [step for step in example.trajectory.steps if not step.ephemeral]
-    last_user = max((i for i, s in enumerate(steps) if s.message.role is Role.USER), default=-1)
-    if rating.step_index is None:
-        start = last_user + 1
-        return start if 0 < start < len(steps) else None
-    for position, step in enumerate(steps):
-        if step.index == rating.step_index and step.kind is StepKind.MODEL and position > 0:
-            return _turn_start([step.message for step in steps], position)
-    return None
-
-
-def _turn_start(messages: Sequence[Message], position: int) -> int:
-    """The first message after what the user said: a verdict on an answer is one on how it came about."""
-    while position > 1 and messages[position - 1].role is not Role.USER:
-        position -= 1
-    return position
 
 
 def _label(rating: Rating) -> bool | None:
