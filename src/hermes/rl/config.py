@@ -165,6 +165,23 @@ def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
     return resolved
 
 
+def apply_run_file(config: Config, path: Path) -> Resolved:
+    """Changes the selection by the reference's YAML file, which a person names: locks do not hold.
+
+    What a run decides itself (addresses, the checkpoints' folder) is not taken from the file.
+    """
+    from hermes.rl.run_file import read_run_file
+
+    selection = selected(config.home)
+    classes = resolve(config, selection).classes
+    written = read_run_file(path, classes["env"].model_fields).values
+    values = {name: value for name, value in written.items() if name not in UNCHANGEABLE}
+    changed = replace(selection, edits={**selection.edits, **values})
+    resolved = resolve(config, changed)
+    save(config.home, replace(changed, edits={name: resolved.values[name] for name in changed.edits}))
+    return resolved
+
+
 class LockedFieldError(UsageError):
     """The agent asked to change what only a person may, or somebody what nobody can."""
 

@@ -47,14 +47,22 @@ class WeightsSource:
     merged_folder: Path
     gguf_path: Path
 
+    @property
+    def run_id(self) -> str:
+        """The run's name at the engine or service."""
+        return self.path.removeprefix(SCHEME).partition("/")[0]
+
 
 def find_source(
-    config: Config, name: str, step: int | None = None, base_url: str | None = None
+    config: Config, name: str | None = None, step: int | None = None, base_url: str | None = None
 ) -> WeightsSource:
     """UsageError if nothing has this name, or it has no checkpoint of that step.
 
+    `name` None: the run of this home that saved a checkpoint last.
     `base_url`: the Tinker service that has the weights, where the run does not record it.
     """
+    if name is None:
+        name = _newest_run(config.home)
     service = base_url or service_of(config.settings.rl, config.environ) or _local_url()
     if name.startswith(SCHEME):
         if step is not None:
@@ -93,6 +101,13 @@ def choose(run: Run, step: int | None) -> dict[str, Any]:
     by_step = {checkpoint["step"]: checkpoint for checkpoint in checkpoints}
     _check_step(run.run_id, step, by_step)
     return by_step[step]
+
+
+def _newest_run(home: Path) -> str:
+    states = [path for path in (home / "runs").glob(f"*/{NAME}") if json.loads(path.read_text())["kept"]]
+    if not states:
+        raise UsageError("no run has a checkpoint yet", "name one: hermes rl weights RUN|tinker://…")
+    return max(states, key=lambda path: path.stat().st_mtime).parent.name
 
 
 def _training_folder(home: Path, name: str) -> Path | None:

@@ -61,6 +61,8 @@ class RlSettings:
     api_url: str = "http://127.0.0.1:8000"
     api_patience_s: float = 60.0
     project: str = "hermes"
+    wandb_group: str | None = None
+    """What environments group their own metrics by; None: the run's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,7 @@ def _identity(run: Run, settings: RlSettings) -> JSONObject:
 
 def _registration(run: Run, settings: RlSettings, step: int) -> JSONObject:
     return {
-        "wandb_group": run.id,
+        "wandb_group": settings.wandb_group or run.id,
         "wandb_project": settings.project,
         "batch_size": settings.batch_size,
         "max_token_len": settings.rules.max_tokens,
