@@ -115,6 +115,15 @@ def _value(text: str) -> Any:
 @rl.command()
 @click.option("--env", "environment", help="Select this environment first.")
 @click.option(
+    "--prompts",
+    metavar="FILE",
+    help="Or make one: tasks as for `hermes batch --dataset-file`; with --reward.",
+)
+@click.option(
+    "--reward", metavar="FILE.py:FUNCTION", help="Scores a rollout, as for `hermes batch --reward`."
+)
+@click.option("--toolsets", metavar="A,B", help="Offered to the agent; 'none' for no tools.")
+@click.option(
     "--config",
     "config_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -126,6 +135,9 @@ def _value(text: str) -> Any:
 @json_option
 def start(
     environment: str | None,
+    prompts: str | None,
+    reward: str | None,
+    toolsets: str | None,
     config_file: Path | None,
     edits: tuple[str, ...],
     unlock: bool,
@@ -136,7 +148,12 @@ def start(
     from hermes.rl.start import start as start_run
 
     settings = _config({"rl.service": service} if service else {})
-    run = start_run(settings, _prepared(settings, environment, config_file, edits, unlock))
+    if prompts or reward:
+        from hermes.rl.reward_run import select_reward_function
+
+        select_reward_function(settings, environment, prompts, reward)
+        environment = None
+    run = start_run(settings, _prepared(settings, environment, config_file, toolsets, edits, unlock))
     if as_json:
         _print(
             {"run_id": run.run_id, "status": run.status().state.value, "config_path": str(run.config_path)}
@@ -149,6 +166,7 @@ def _prepared(
     settings: Config,
     environment: str | None,
     config_file: Path | None,
+    toolsets: str | None,
     edits: tuple[str, ...],
     unlock: bool,
 ) -> Resolved:
@@ -160,6 +178,9 @@ def _prepared(
         choose(settings, environment)
     if config_file is not None:
         apply_run_file(settings, config_file)
+    if toolsets is not None:
+        offered = [] if toolsets == "none" else [name.strip() for name in toolsets.split(",")]
+        edit(settings, "env.enabled_toolsets", offered, unlock=True)
     for each in edits:
         field, equals, value = each.partition("=")
         if not equals:

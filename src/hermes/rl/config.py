@@ -172,10 +172,14 @@ def apply_run_file(config: Config, path: Path) -> Resolved:
     """
     from hermes.rl.run_file import read_run_file
 
-    selection = selected(config.home)
-    classes = resolve(config, selection).classes
+    classes = resolve(config, selected(config.home)).classes
     written = read_run_file(path, classes["env"].model_fields).values
-    values = {name: value for name, value in written.items() if name not in UNCHANGEABLE}
+    return apply_values(config, {name: value for name, value in written.items() if name not in UNCHANGEABLE})
+
+
+def apply_values(config: Config, values: Mapping[str, JSON]) -> Resolved:
+    """Changes several fields of the selection at once, as a person: dotted field → value."""
+    selection = selected(config.home)
     changed = replace(selection, edits={**selection.edits, **values})
     resolved = resolve(config, changed)
     save(config.home, replace(changed, edits={name: resolved.values[name] for name in changed.edits}))

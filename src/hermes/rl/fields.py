@@ -33,6 +33,7 @@ LOCKS: Mapping[str, str] = MappingProxyType(
     {
         "env.tokenizer_name": _POLICY,
         "env.rollout_server_url": _SERVERS,
+        "env.reward": "it names code that runs on this machine; a person names it",
         "env.use_wandb": "it follows the key: W&B is used where WANDB_API_KEY is set",
         "env.max_token_length": _LENGTH,
         "env.max_num_workers": "the engine's own limits pace the environment",
