@@ -8,8 +8,11 @@ atroposlib is therefore left alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` itself would cost every start of Python 10 ms
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 _ROOTS = ("atroposlib", "environments")
 
