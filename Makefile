@@ -29,8 +29,8 @@ system-packages:
 	@sh scripts/install-test-packages.sh
 
 check: setup
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench recipes
+	$(BIN)/ruff format --check src tests bench recipes
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

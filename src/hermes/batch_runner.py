@@ -1,15 +1,12 @@
-"""`batch_runner` and `python -m hermes.batch_runner`: the name older command lines use for `hermes batch`."""
+"""`batch_runner` and `python -m hermes.batch_runner`: an older name of `hermes batch`."""
 
 from __future__ import annotations
 
-import sys
-
 
 def main() -> None:
-    from hermes.cli.main import main as hermes
+    from hermes.cli.older import run
 
-    sys.argv[1:1] = ["batch"]
-    hermes()
+    run("batch")
 
 
 if __name__ == "__main__":

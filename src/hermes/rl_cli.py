@@ -1,15 +1,12 @@
-"""`rl_cli` and `python -m hermes.rl_cli`: the name older command lines use for `hermes rl`."""
+"""`rl_cli` and `python -m hermes.rl_cli`: an older name of `hermes rl`."""
 
 from __future__ import annotations
 
-import sys
-
 
 def main() -> None:
-    from hermes.cli.main import main as hermes
+    from hermes.cli.older import run
 
-    sys.argv[1:1] = ["rl"]
-    hermes()
+    run("rl")
 
 
 if __name__ == "__main__":

@@ -44,8 +44,7 @@ def resolved(*argv: str, mode: str = "serve", cls: type[BaseEnv] = WordsEnv) -> 
 def test_the_command_line_wins_over_the_file_and_the_file_over_config_init(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
-        "env:\n  group_size: 6\n  max_token_length: 100\n  unknown: ignored\n"
-        "openai:\n  model_name: from file\n  timeout: 8\n"
+        "env:\n  group_size: 6\n  max_token_length: 100\nopenai:\n  model_name: from file\n  timeout: 8\n"
     )
     config, servers = resolved("--config", str(file), "--env.group_size", "7", "--openai.timeout=9")
     assert (config.group_size, config.max_token_length, config.steps_per_eval) == (7, 100, 100)

@@ -131,3 +131,13 @@ def test_an_environment_is_named_by_path_or_by_name(folder: Path) -> None:
     assert "straight" in caught.value.hint
     with pytest.raises(UsageError, match="no environment file"):
         locate("gone.py", folders)
+
+
+def test_the_names_of_the_reference_lead_to_the_built_in_environment(folder: Path) -> None:
+    for name in ("gsm8k", "gsm8k_tinker", "gsm8k_server"):
+        assert locate(name, [BUILT_IN]).stem == "gsm8k"
+    own = folder / "gsm8k_tinker.py"
+    own.write_text("from atroposlib.envs.base import BaseEnv\n\nclass Mine(BaseEnv): ...\n")
+    assert locate("gsm8k_tinker", [BUILT_IN, folder]) == own.resolve(), "the exact name comes first"
+    with pytest.raises(UsageError, match="there is no environment '_tinker'"):
+        locate("_tinker", [BUILT_IN])

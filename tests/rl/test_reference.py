@@ -70,7 +70,7 @@ LOCKED = (
     *("worker_timeout", "total_steps", "steps_per_eval", "max_batches_offpolicy", "inference_weight"),
     *("eval_limit_ratio", "lora_rank", "learning_rate", "max_token_trainer_length", "checkpoint_dir"),
     *("save_checkpoint_interval", "model_name", "base_url", "api_key", "num_requests_for_eval", "timeout"),
-    *("server_type", "slurm", "testing"),
+    *("server_type", "slurm", "testing", "base_model"),
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
@@ -21,9 +22,11 @@ from hermes.training.sft import SftSettings, train
 from hermes.training.sinks import Sinks
 from hermes.training.start import find_folder, find_weights, rank_of
 from tests.cli.process import failure, hermes
-from tests.engine.http.engine_process import Server, launch
+from tests.engine.http.engine_process import KEY, Server, launch
+from tests.ports import free_port
 from tests.rl.test_runs import how_it_ended
 from tests.rl.world import answer, make_home, tiny_model
+from tests.rl.world import hermes as rl_hermes
 from tests.training.conftest import MakeRun
 from tests.training.test_sft import few, quiet
 from tests.training.world import Process
@@ -80,8 +83,72 @@ def test_weights_are_found_by_path_by_folder_and_by_the_name_of_a_run(
 def test_rl_commands_say_what_a_run_of_train_is_and_how_to_go_on_from_it(
     warm: tuple[Run, Finished], tmp_path: Path
 ) -> None:
-    what, fix = failure(hermes(tmp_path, "rl", "weights", "warm"), 2)
-    assert what.startswith("'warm' is a run of hermes train") and "start_from=warm" in fix
+    what, fix = failure(hermes(tmp_path, "rl", "status", "warm"), 2)
+    assert what.startswith("'warm' is a run of hermes train") and "hermes rl weights warm" in fix
+
+
+def exported(home: Path, *words: str, **more: Any) -> Path:
+    """The folder that `hermes rl weights` names."""
+    return Path(answer(home, "rl", "weights", *words, **more)["path"])
+
+
+def same_adapter(folder: Path, saved: Path, base_model: str) -> bool:
+    named = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    name = "adapter_model.safetensors"
+    return bool(named == base_model and (folder / name).read_bytes() == (saved / name).read_bytes())
+
+
+def test_weights_of_a_train_run_and_of_a_tinker_path_are_written_from_the_engines_files(
+    warm: tuple[Run, Finished], engine: Server, tmp_path: Path
+) -> None:
+    run, done = warm
+    (tmp_path / "engine").symlink_to(engine.state_dir)
+    saved, base = engine.state_dir / done.weights.removeprefix("tinker://"), run.wish.base_model
+    folder = exported(tmp_path, "warm")
+    assert folder == run.folder / "weights" / f"step-{done.step}" and same_adapter(folder, saved, base)
+    assert exported(tmp_path, str(run.folder), "--step", str(done.step)) == folder
+    run_id = done.weights.removeprefix("tinker://").split("/")[0]
+    for path in (done.weights, done.sampler, f"tinker://{run_id}"):
+        assert exported(tmp_path, path, cwd=tmp_path) == Path("checkpoints") / run_id
+    assert same_adapter(tmp_path / "checkpoints" / run_id, saved, base)
+    (tmp_path / "checkpoints" / run_id / "adapter_model.safetensors").write_bytes(b"another adapter")
+    done_again = rl_hermes(tmp_path, "rl", "weights", done.weights, cwd=tmp_path)
+    what, fix = failure(done_again, 2)
+    assert "has other weights already" in what and "--output" in fix
+    assert exported(tmp_path, done.weights, "--output", str(tmp_path / "out")) == tmp_path / "out"
+
+
+def test_weights_that_are_on_no_disk_here_are_downloaded_from_the_service(
+    warm: tuple[Run, Finished], engine: Server, tmp_path: Path
+) -> None:
+    run, done = warm
+    key = {"TINKER_API_KEY": KEY}
+    saved = engine.state_dir / done.weights.removeprefix("tinker://")
+    folder = exported(tmp_path, "warm", env={**key, "TINKER_BASE_URL": engine.url})
+    assert same_adapter(folder, saved, run.wish.base_model)
+    words = ("--base-url", engine.url, "--output")
+    for name, path in (("sampler", done.sampler), ("run", done.weights.rsplit("/", 2)[0])):
+        folder = exported(tmp_path, path, *words, str(tmp_path / name), env=key)
+        assert same_adapter(folder, saved, run.wish.base_model)
+    lost = done.sampler.replace(f"step-{done.step}", "step-99")
+    what, fix = failure(rl_hermes(tmp_path, "rl", "weights", lost, *words, str(tmp_path / "x"), env=key), 1)
+    assert "step-99 to export" in what and done.weights in fix and not (tmp_path / "x").exists()
+
+
+def test_weights_that_cannot_be_named_are_refused_with_the_reason(
+    warm: tuple[Run, Finished], tmp_path: Path
+) -> None:
+    _, done = warm
+    steps = failure(hermes(tmp_path, "rl", "weights", "warm", "--step", "99"), 2)
+    assert steps == ("run warm has no checkpoint of step 99", f"it has: {done.step}")
+    step = failure(hermes(tmp_path, "rl", "weights", done.weights, "--step", "2"), 2)
+    assert "--step does not apply" in step[0]
+    for path in ("tinker://", "tinker://a/b", "tinker://../weights/x", "tinker://a/wheels/b"):
+        assert "is not the path of a checkpoint" in failure(hermes(tmp_path, "rl", "weights", path), 2)[0]
+    closed = ("--base-url", f"http://127.0.0.1:{free_port()}")
+    what, fix = failure(hermes(tmp_path, "rl", "weights", done.weights, *closed), 1)
+    assert "no engine answers" in what and "hermes engine serve" in fix
+    assert failure(hermes(tmp_path, "rl", "weights", "nobody"), 2)[0] == "there is no run 'nobody'"
 
 
 def test_weights_that_are_not_there_are_said_to_be_missing(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class Plan:
     """True where somebody named the toolsets: one that cannot be used is an error, not a shorter list."""
     examples: Sequence[Message] = ()
     """Shown to the model after the system prompt, but not part of the dataset."""
+    only_tools: frozenset[str] | None = None
+    """Of the toolsets' tools, only these are offered; None: all."""
     extra_tools: Sequence[Tool] = ()
     """Offered beside the toolsets' tools (an environment's own, say)."""
     adapt: Callable[[Tool], Tool] | None = None
@@ -186,6 +188,8 @@ def prepare_opening(config: Config, loop: AgentLoop, plan: Plan) -> None:
 
 async def _tools(config: Config, plan: Plan, bench: Workbench) -> list[Tool]:
     chosen, _ = select(plan.toolsets, config.settings, config.environ, require_available=plan.require_tools)
+    if plan.only_tools is not None:
+        chosen = [tool for tool in chosen if tool.name in plan.only_tools]
     if "mcp" in plan.toolsets:
         from hermes.tools.mcp import connect_mcp
 

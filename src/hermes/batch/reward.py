@@ -11,7 +11,7 @@ import asyncio
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # the parent of a run loads reward functions too, and needs n
 
 Result = TypeVar("Result")
 RewardFunction = Callable[["RewardContext"], Any]
+OpenSandbox = Callable[[], Awaitable["Sandbox"]]
+"""The rollout's sandbox, once a reward function needs it."""
 
 
 class GraderError(HermesError):
@@ -37,7 +39,7 @@ class RewardContext:
 
     row: Row
     trajectory: Trajectory
-    _sandbox: Sandbox
+    _open_sandbox: OpenSandbox
     _wait: Callable[[Coroutine[Any, Any, Any]], Any]
 
     @property
@@ -52,7 +54,7 @@ class RewardContext:
         """{exit_code, output} of a command in the rollout's sandbox."""
 
         async def run() -> JSONObject:
-            result = await self._sandbox.run(command, timeout_s=timeout_s)
+            result = await (await self._open_sandbox()).run(command, timeout_s=timeout_s)
             return {"exit_code": result.exit_code, "output": result.output}
 
         return self._wait(run())
@@ -61,12 +63,16 @@ class RewardContext:
         """A file of the workspace, as text."""
 
         async def read() -> str:
-            return (await self._sandbox.read_file(path)).decode("utf-8", "replace")
+            data = await (await self._open_sandbox()).read_file(path)
+            return data.decode("utf-8", "replace")
 
         return self._wait(read())
 
     def write_file(self, path: str, text: str) -> Any:
-        return self._wait(self._sandbox.write_file(path, text.encode()))
+        async def write() -> None:
+            await (await self._open_sandbox()).write_file(path, text.encode())
+
+        return self._wait(write())
 
 
 def load_reward(reference: str) -> RewardFunction:
@@ -96,10 +102,12 @@ def load_reward(reference: str) -> RewardFunction:
     return loaded
 
 
-async def score(function: RewardFunction, row: Row, trajectory: Trajectory, sandbox: Sandbox) -> float:
+async def score(
+    function: RewardFunction, row: Row, trajectory: Trajectory, open_sandbox: OpenSandbox
+) -> float:
     """The reward; GraderError if the function does not give one."""
     try:
-        value = await _call(function, row, trajectory, sandbox)
+        value = await _call(function, row, trajectory, open_sandbox)
     except HermesError as error:
         raise GraderError(error.message, error.hint) from error
     except Exception as error:
@@ -111,15 +119,15 @@ async def score(function: RewardFunction, row: Row, trajectory: Trajectory, sand
     return float(value)
 
 
-async def _call(function: RewardFunction, row: Row, trajectory: Trajectory, sandbox: Sandbox) -> Any:
+async def _call(function: RewardFunction, row: Row, trajectory: Trajectory, open_sandbox: OpenSandbox) -> Any:
     if inspect.iscoroutinefunction(function):
-        return await function(RewardContext(row, trajectory, sandbox, _as_is))
+        return await function(RewardContext(row, trajectory, open_sandbox, _as_is))
     loop = asyncio.get_running_loop()
 
     def block(work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    return await asyncio.to_thread(function, RewardContext(row, trajectory, sandbox, block))
+    return await asyncio.to_thread(function, RewardContext(row, trajectory, open_sandbox, block))
 
 
 def _as_is(work: Coroutine[Any, Any, Result]) -> Coroutine[Any, Any, Result]:

@@ -20,6 +20,7 @@ from hermes.config.load import Config
 from hermes.core import JSONObject, Message, Reward, Sampling, Source, Step, StopReason, Trajectory
 from hermes.data.formats import sharegpt
 from hermes.models.base import ChatModel
+from hermes.sandbox.base import Sandbox
 from hermes.store import Writer
 from hermes.tools.distributions import sample as draw_toolsets
 
@@ -118,8 +119,12 @@ async def _reward(
     reference = row.reward or shop.spec.reward
     if reference is None or trajectory.outcome is None or trajectory.outcome.infrastructure:
         return None, None
+
+    async def sandbox() -> Sandbox:
+        return loop.bench.sandbox
+
     try:
-        value = await score(shop.rewards[reference], row, trajectory, loop.bench.sandbox)
+        value = await score(shop.rewards[reference], row, trajectory, sandbox)
     except GraderError as error:
         return None, error.message
     shop.writer.add_reward(Reward(trajectory.header.id, value, reference, {}, time.time_ns() // 1_000_000))

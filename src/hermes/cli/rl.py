@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -115,18 +116,46 @@ def _value(text: str) -> Any:
 
 @rl.command()
 @click.option("--env", "environment", help="Select this environment first.")
+@click.option(
+    "--prompts",
+    metavar="FILE",
+    help="Or make one: tasks as for `hermes batch --dataset-file`; with --reward.",
+)
+@click.option(
+    "--reward", metavar="FILE.py:FUNCTION", help="Scores a rollout, as for `hermes batch --reward`."
+)
+@click.option("--toolsets", metavar="A,B", help="Offered to the agent; 'none' for no tools.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="YAML file with the sections env, openai and tinker; it may change locked fields.",
+)
 @click.option("--set", "edits", multiple=True, metavar="FIELD=VALUE", help="Set a field first; repeatable.")
 @click.option("--unlock", is_flag=True, help="Let --set change locked fields.")
 @click.option("--service", metavar="URL|managed", help="Train with this Tinker service; see rl.service.")
 @json_option
 def start(
-    environment: str | None, edits: tuple[str, ...], unlock: bool, service: str | None, as_json: bool
+    environment: str | None,
+    prompts: str | None,
+    reward: str | None,
+    toolsets: str | None,
+    config_file: Path | None,
+    edits: tuple[str, ...],
+    unlock: bool,
+    service: str | None,
+    as_json: bool,
 ) -> None:
     """Start a run. It goes on without this terminal."""
     from hermes.rl.start import start as start_run
 
     settings = _config({"rl.service": service} if service else {})
-    run = start_run(settings, _prepared(settings, environment, edits, unlock))
+    if prompts or reward:
+        from hermes.rl.reward_run import select_reward_function
+
+        select_reward_function(settings, environment, prompts, reward)
+        environment = None
+    run = start_run(settings, _prepared(settings, environment, config_file, toolsets, edits, unlock))
     if as_json:
         _print(
             {"run_id": run.run_id, "status": run.status().state.value, "config_path": str(run.config_path)}
@@ -135,13 +164,25 @@ def start(
         click.echo(f"run {run.run_id} is starting; 'hermes rl status {run.run_id}' tells how it stands")
 
 
-def _prepared(settings: Config, environment: str | None, edits: tuple[str, ...], unlock: bool) -> Resolved:
+def _prepared(
+    settings: Config,
+    environment: str | None,
+    config_file: Path | None,
+    toolsets: str | None,
+    edits: tuple[str, ...],
+    unlock: bool,
+) -> Resolved:
     from hermes.errors import UsageError
-    from hermes.rl.config import edit, resolve, selected
+    from hermes.rl.config import apply_run_file, edit, resolve, selected
     from hermes.rl.config import select as choose
 
     if environment is not None:
         choose(settings, environment)
+    if config_file is not None:
+        apply_run_file(settings, config_file)
+    if toolsets is not None:
+        offered = [] if toolsets == "none" else [name.strip() for name in toolsets.split(",")]
+        edit(settings, "env.enabled_toolsets", offered, unlock=True)
     for each in edits:
         field, equals, value = each.partition("=")
         if not equals:

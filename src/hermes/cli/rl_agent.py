@@ -46,6 +46,7 @@ def agent(
     from hermes.config.load import load
     from hermes.config.providers import BUNDLED_PROVIDER
     from hermes.errors import HermesError, UsageError
+    from hermes.rl.base_model import allowed_models
     from hermes.rl.machine import why_not
     from hermes.rl.tools import TOOLSET, register_tools
 
@@ -56,12 +57,13 @@ def agent(
 
         click.echo(environments(config, as_json))
         return
-    trained = config.settings.rl.model
-    missing = why_not(config, trained)
-    if missing is not None:
+    reasons = {model: why_not(config, model) for model in allowed_models(config.settings.rl)}
+    trainable = [model for model, missing in reasons.items() if missing is None]
+    missing = next(iter(reasons.values()))
+    if not trainable and missing is not None:
         raise HermesError(missing.what, missing.fix)
     if check_server:
-        click.echo(f"{trained} can be trained here")
+        click.echo(f"{', '.join(trainable)} can be trained here")
         return
     if not task and not interactive:
         raise UsageError("no task", 'hermes rl "Train SmolLM2 on calculator"')

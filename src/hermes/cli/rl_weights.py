@@ -12,7 +12,7 @@ from hermes.cli.options import json_option, stored_variables
 
 
 @click.command()
-@click.argument("run_id")
+@click.argument("name", required=False, metavar="[RUN|tinker://…]")
 @click.option("--step", type=click.IntRange(min=0), help="Of which checkpoint; default: the newest.")
 @click.option(
     "--format",
@@ -22,17 +22,45 @@ from hermes.cli.options import json_option, stored_variables
     type=click.Choice(["peft", "merged", "gguf"]),
     help="An adapter folder, a complete model, or a file for llama.cpp.",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Where to; default: in the run's folder.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where to; default: the run's folder, and ./checkpoints/… for a tinker:// path.",
+)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Or: to a folder in this one, named like the run at the engine or service.",
+)
+@click.option(
+    "--base-url",
+    metavar="URL",
+    help="The Tinker service that has the weights, or: managed. Default: rl.service, TINKER_BASE_URL, local.",
+)
 @json_option
 @stored_variables
-def weights(run_id: str, step: int | None, form: str, output: Path | None, as_json: bool) -> None:
-    """Write a run's weights to a folder or file, and print its path."""
+def weights(
+    name: str | None,
+    step: int | None,
+    form: str,
+    output: Path | None,
+    into: Path | None,
+    base_url: str | None,
+    as_json: bool,
+) -> None:
+    """Write trained weights to a folder or file, and print its path.
+
+    RUN is a run of `hermes rl` or of `hermes train`; without a name, the one that saved a checkpoint last.
+    """
     from hermes.config.load import load
-    from hermes.rl.run import find_run
     from hermes.rl.weights import export_adapter, export_gguf, export_merged
+    from hermes.rl.weights_source import find_source
 
     export = {"peft": export_adapter, "merged": export_merged, "gguf": export_gguf}[form]
-    path = export(find_run(load().home, run_id), step, output)
+    source = find_source(load(), name, step, base_url)
+    if into is not None and output is None:
+        output = into / source.run_id
+    path = export(source, output)
     click.echo(json.dumps({"path": str(path), "format": form}) if as_json else str(path))
 
 

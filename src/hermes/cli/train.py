@@ -25,7 +25,9 @@ _COMMON = (
         "--start", metavar="WEIGHTS", help="To begin with: tinker://…, a PEFT folder, a run's name."
     ),
     click.option("--policy-name", metavar="NAME", help="A name of its own for the newest weights."),
-    click.option("--rank", default=32, show_default=True, type=_POSITIVE, help="Of the LoRA."),
+    click.option(
+        "--rank", "--lora-rank", "rank", default=32, show_default=True, type=_POSITIVE, help="Of the LoRA."
+    ),
     click.option("--seed", default=0, show_default=True),
     click.option("--learning-rate", type=_RATE, help="Default: by the model's size."),
     click.option(
@@ -46,10 +48,27 @@ _COMMON = (
         type=click.Choice(["wandb", "wandb-offline", "tensorboard", "trackio"]),
         help="Beside the store and metrics.jsonl; repeatable.",
     ),
-    click.option("--project", default="hermes", show_default=True, help="For the sinks."),
+    click.option(
+        "--project", "--wandb-project", "project", default="hermes", show_default=True, help="For the sinks."
+    ),
+    click.option("--wandb-group", metavar="NAME", help="Of runs at W&B; default: the run's name."),
+    click.option("--no-wandb", is_flag=True, help="Nothing is sent to W&B, whatever key is set."),
     click.option("--title", metavar="NAME", help="Of the run, for the sinks; default: its name."),
 )
 _RL = (
+    click.option(
+        "--config",
+        "config_file",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="YAML file with the sections env, openai and tinker; flags win over it.",
+    ),
+    click.option(
+        "--with-engine",
+        is_flag=True,
+        help="Train at the managed service where TINKER_API_KEY is set, else with an engine that is started "
+        "here; either way environments sample `policy` on the port of openai.base_url, 8001.",
+    ),
+    click.option("--group-size", type=_POSITIVE, hidden=True, help="The environment's; for old commands."),
     click.option(
         "--api-url",
         metavar="URL",
@@ -192,20 +211,24 @@ def sft(**given: Any) -> None:
     type=click.Choice(["importance_sampling", "ppo", "cispo"]),
 )
 @json_option
+@click.pass_context
 @stored_variables
-def grpo(**given: Any) -> None:
+def grpo(ctx: click.Context, /, **given: Any) -> None:
     """Learn from groups of scored rollouts that the trajectory API serves."""
+    from hermes.cli.train_config import merge_run_file
     from hermes.cli.train_run import run_rl
 
-    run_rl(given)
+    run_rl(merge_run_file(ctx, given))
 
 
 @train.command()
 @_options(*_COMMON, *_RL)
 @json_option
+@click.pass_context
 @stored_variables
-def ppo(**given: Any) -> None:
+def ppo(ctx: click.Context, /, **given: Any) -> None:
     """As grpo, with the clipped loss of PPO."""
+    from hermes.cli.train_config import merge_run_file
     from hermes.cli.train_run import run_rl
 
-    run_rl({**given, "loss": "ppo"})
+    run_rl({**merge_run_file(ctx, given), "loss": "ppo"})

@@ -92,13 +92,14 @@ def run_rl(given: dict[str, Any]) -> None:
         env_patience_s=given["env_patience_s"],
         lease_s=given["lease_s"],
         project=given["project"],
+        wandb_group=given["wandb_group"],
     )
     teacher = _teacher(config, given, run)
     tell = _teller(given)
     tell(
         f"run {run.id}: {settings.num_steps} steps of {settings.batch_size} sequences from {settings.api_url}"
     )
-    with _sinks(config, run, given, settings) as sinks:
+    with _engine(config, run, given, tell), _sinks(config, run, given, settings) as sinks:
         around = Around(
             sinks,
             tell,
@@ -180,9 +181,11 @@ def _sinks(config: Config, run: Run, given: dict[str, Any], settings: Any) -> It
         sinks = Sinks([JsonLines(run.folder), StoreSink(writer, run.id)])
         requested = given["extra_sinks"]
         names = dict.fromkeys((*requested, *configured(config.environ)))
+        if given["no_wandb"]:
+            names = {name: None for name in names if not name.startswith("wandb")}
         if "wandb-offline" in names:
             names.pop("wandb", None)
-        label = Label(run.id, given["project"], given["title"] or run.id)
+        label = Label(run.id, given["project"], given["title"] or run.id, given["wandb_group"])
         facts = json.loads(json.dumps({**asdict(settings), **asdict(run.wish)}, default=str))
         try:
             for name in names:
@@ -221,6 +224,24 @@ def _face(config: Config, given: dict[str, Any]) -> Offer | None:
     if given["face_port"] is None:
         return None
     return Offer(given["face_port"], tokenizer_of(given["base_model"], config.home))
+
+
+@contextmanager
+def _engine(config: Config, run: Run, given: dict[str, Any], tell: Callable[[str], None]) -> Iterator[None]:
+    """With --with-engine: an engine at the run's address, unless one answers there or a service trains."""
+    from hermes.config.paths import logs_dir
+    from hermes.rl.engine_process import engine_process
+    from hermes.training.client import answers
+
+    url = run.connection.url
+    if not given["with_engine"] or not run.connection.local or answers(url):
+        yield
+        return
+    log = logs_dir(config.home) / "rl_training" / f"engine_{run.id}.log"
+    port = urlsplit(url).port or 80
+    tell(f"starting an engine for {run.wish.base_model} at {url}; its log is {log}")
+    with engine_process(run.wish.base_model, config.settings.rl.device, port, log, config.home / "engine"):
+        yield
 
 
 def _evaluate(given: dict[str, Any], run: Run, tell: Callable[[str], None]) -> Evaluate | None:

@@ -184,6 +184,9 @@ class RlSettings(_Section):
     """RL runs. The agent's tools read this and never write it."""
 
     model: str = Field(default="hermes/smollm2", description="base model: bundled, hub name or folder")
+    models: tuple[str, ...] = Field(
+        default=(), description="more base models that the agent may choose to train; unset: only rl.model"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="where a run's engine computes"
     )

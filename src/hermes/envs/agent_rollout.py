@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from hermes.envs.agent_config import HermesAgentEnvConfig
     from hermes.models.base import ChatModel
     from hermes.store import Writer
-    from hermes.tools.base import Tool
+    from hermes.tools.base import Tool, Workbench
 
 MAX_ATTEMPTS = 2
 """How often one rollout is tried; its group, once it has failed, is tried again by the run itself."""
@@ -61,11 +62,14 @@ class Assignment:
     """Said before the prompt: a system prompt, examples."""
     toolsets: Sequence[str]
     extra_tools: Sequence[Tool]
+    """Beside those of the toolsets."""
     files: Mapping[str, bytes]
     sampling: Sampling
     task_id: str
     sample_index: int
     metadata: Mapping[str, Any]
+    only_tools: frozenset[str] | None = None
+    """Of the toolsets' tools, only these; None: all."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,26 @@ async def run_scored(place: Workplace, assign: Callable[[], Assignment], compute
 
 
 async def _attempt(place: Workplace, assignment: Assignment, compute: ComputeReward) -> Scored:
+    async with finished_rollout(place, assignment) as (result, bench):
+        reward = await grade(compute, assignment.item, result, bench, place.reward_range)
+    await _record(place, result.trajectory.header.id, reward)
+    return Scored(result, reward)
+
+
+@asynccontextmanager
+async def finished_rollout(
+    place: Workplace, assignment: Assignment
+) -> AsyncIterator[tuple[AgentResult, Workbench]]:
+    """Runs the agent to its end and keeps its sandbox for the block.
+
+    RolloutFailedError if infrastructure ended it; GroupDroppedError if it ran out of time, or the task cannot
+    even be put to the model.
+    """
     model = place.new_model()
     budget = ResultBudget(place.settings)
     plan = Plan(
         toolsets=assignment.toolsets,
+        only_tools=assignment.only_tools,
         extra_tools=assignment.extra_tools,
         adapt=budget.adapt,
         sampling=assignment.sampling,
@@ -129,9 +149,7 @@ async def _attempt(place: Workplace, assignment: Assignment, compute: ComputeRew
             raise GroupDroppedError("timeout", f"{result.outcome.detail} (trajectory {header.id})")
         if not result.turns_used:
             raise GroupDroppedError("prompt too long", f"{result.outcome.detail} (trajectory {header.id})")
-        reward = await grade(compute, assignment.item, result, loop.bench, place.reward_range)
-    await _record(place, header.id, reward)
-    return Scored(result, reward)
+        yield result, loop.bench
 
 
 async def _record(place: Workplace, trajectory_id: str, reward: RewardResult) -> None:

@@ -3,8 +3,10 @@
     python my_env.py serve --env.group_size 8 --openai.base_url http://localhost:8001/v1 --config run.yaml
 
 What the command line says wins over the file, the file over `config_init`, and so does the address of the
-trajectory API in RL_API_URL. A flag's value may begin with a dash (`--env.inference_weight -1`); a flag
-without one is true; `None` is none.
+trajectory API in RL_API_URL. An unknown key of the file is refused by its name. A file that also has the
+trainer's settings (a section `tinker`) names the base model as the server's; `serve` then samples the policy
+that is trained from it. A flag's value may begin with a dash (`--env.inference_weight -1`); a flag without
+one is true; `None` is none.
 """
 
 from __future__ import annotations
@@ -37,6 +39,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MODES = ("serve", "process", "evaluate")
 _BARE = ("slurm", "testing", "config", "help")
+_SECTIONS = ("env", "openai", "teacher", "tinker", "run")
+"""Of a --config file; the last two are the trainer's and the supervisor's."""
+_WITHOUT_EFFECT = {"openai": ("weight",)}
+"""Keys of the reference's files that mean nothing here."""
+_POLICY = "policy"
+"""What an engine calls the newest weights that are trained."""
 
 
 @dataclass
@@ -122,6 +130,8 @@ def build(cls: type[BaseEnv], arguments: Arguments) -> tuple[BaseEnv, dict[str, 
     """The environment with its settings resolved, and the settings as data."""
     defaults, servers = _theirs("config_init", cls.config_init)
     written = _read_yaml(arguments.config)
+    if arguments.mode == "serve" and "tinker" in written:
+        written = _sampling_the_policy(written)
     spaces = {"env", "openai"} | ({"teacher"} if hasattr(cls, "teacher_config_init") else set())
     for space in arguments.spaces:
         if space not in spaces:
@@ -229,6 +239,14 @@ def _merged(
         if key not in model.model_fields:
             raise UsageError(f"there is no flag {prefix}{key}.", _close(key, model.model_fields, prefix))
     given = {key: _value(model, key, text) for key, text in flags.items()}
+    written = {key: value for key, value in written.items() if key not in _WITHOUT_EFFECT.get(space, ())}
+    for key in written:
+        if key not in model.model_fields and model.model_config.get("extra") != "allow":
+            dotted = f"{space}.{key}" if space else key
+            raise ConfigError(
+                f"the --config file has an unknown key '{dotted}'.",
+                _close(key, model.model_fields, f"{space}." if space else ""),
+            )
     try:
         return model(**{**base, **written, **given})
     except ValidationError as error:
@@ -265,7 +283,29 @@ def _read_yaml(path: Path | None) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.", "Check --config.") from error
-    return dict(yaml_file.parse(text, str(path)).data)
+    written = dict(yaml_file.parse(text, str(path)).data)
+    accepted = (*_SECTIONS, *ServerManagerConfig.model_fields)
+    for key in written:
+        if key not in accepted:
+            raise ConfigError(f"{path} has an unknown key '{key}'.", _close(key, accepted, ""))
+    return written
+
+
+def _sampling_the_policy(written: dict[str, Any]) -> dict[str, Any]:
+    """The reference's file for environment and trainer: its model server has the weights that are trained."""
+    base_model = (written.get("env") or {}).get("tokenizer_name")
+    servers = written.get("openai") or {}
+    servers = servers if isinstance(servers, list) else [servers]
+    named = (None, base_model, (written["tinker"] or {}).get("base_model"))
+    changed = [
+        {"server_type": "sglang", **server, "model_name": _POLICY}
+        if server.get("model_name") in named
+        else server
+        for server in servers
+    ]
+    if base_model:
+        changed = [{"tokenizer_name": base_model, **server} for server in changed]
+    return {**written, "openai": changed}
 
 
 def _save_settings(env: BaseEnv, settings: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """An environment's settings: Atropos's names and defaults, and how long Hermes waits for the other parts.
 
-Unknown keys are ignored, as they were, so that a configuration file can serve several environments.
+The constructor ignores unknown keys, as Atropos's does; the command line refuses them, in flags and in files.
 """
 
 from __future__ import annotations

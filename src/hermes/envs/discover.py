@@ -21,6 +21,7 @@ BUILT_IN = Path(__file__).parent / "builtin"
 _ROOTS = frozenset({"BaseEnv", "HermesAgentBaseEnv", "BaseLanguageEnv", "TeacherDistillationEnv"})
 _HOMES = ("atroposlib", "hermes", "environments")
 """Packages whose classes of those names are the bases; an environment may also import them relatively."""
+_ENDINGS = ("_tinker", "_server", "_env", "_environment")
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
 
 
@@ -89,12 +90,23 @@ def locate(reference: str, folders: Sequence[Path]) -> Path:
             )
         return path
     known = find_environments(folders).environments
-    named = [each for each in known if reference in (each.name, each.class_name, each.path.stem)]
-    if not named:
+    for name in _names(reference):
+        named = [each for each in known if name in (each.name, each.class_name, each.path.stem)]
+        if named:
+            break
+    else:
         close = get_close_matches(reference, [each.name for each in known], n=3)
         hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes env list' shows what there is."
         raise UsageError(f"there is no environment '{reference}'.", hint)
     return named[-1].path
+
+
+def _names(reference: str) -> Iterator[str]:
+    """The name itself, then without the ending that the reference's files have: gsm8k_tinker is gsm8k."""
+    yield reference
+    for ending in _ENDINGS:
+        if reference.endswith(ending) and reference != ending:
+            yield reference.removesuffix(ending)
 
 
 def _files(place: Path) -> Iterator[Path]:

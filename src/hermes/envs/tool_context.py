@@ -29,7 +29,7 @@ from hermes.core import JSONObject, ToolCall, new_id
 from hermes.envs.pending import Pending, block_on
 from hermes.envs.transfer import receive_dir, send_dir
 from hermes.errors import UsageError
-from hermes.sandbox import open_sandbox
+from hermes.sandbox import open_sandbox as new_sandbox
 from hermes.tools import registry
 from hermes.tools.execute import run_tool_call
 
@@ -159,7 +159,8 @@ class ToolContext:
             )
         return self._sandbox
 
-    async def _place(self) -> Sandbox:
+    async def open_sandbox(self) -> Sandbox:
+        """The rollout's sandbox; an isolated one of its own is opened first where the rollout had none."""
         async with self._opening:
             if self._sandbox is None:
                 self._sandbox = await self._new_sandbox()
@@ -167,27 +168,27 @@ class ToolContext:
 
     async def _new_sandbox(self) -> Sandbox:
         home = cast(Path, self._bench.resources["home"])
-        sandbox = await open_sandbox(
+        sandbox = await new_sandbox(
             self._bench.settings.sandbox, interactive=False, workspaces=paths.workspaces_dir(home)
         )
         self._own.push_async_callback(sandbox.close)
         return sandbox
 
     async def _terminal(self, command: str, timeout_s: float) -> JSONObject:
-        result = await (await self._place()).run(command, timeout_s=timeout_s)
+        result = await (await self.open_sandbox()).run(command, timeout_s=timeout_s)
         answer: JSONObject = {"exit_code": result.exit_code, "output": result.output}
         return {**answer, "error": f"stopped after {timeout_s:g} s"} if result.timed_out else answer
 
     async def _read_file(self, path: str) -> JSONObject:
         try:
-            data = await (await self._place()).read_file(path)
+            data = await (await self.open_sandbox()).read_file(path)
         except OSError as error:
             return {"error": _said(error, path)}
         return {"content": data.decode("utf-8", "replace")}
 
     async def _write(self, path: str, data: bytes) -> JSONObject:
         try:
-            await (await self._place()).write_file(path, data)
+            await (await self.open_sandbox()).write_file(path, data)
         except OSError as error:
             return {"error": _said(error, path)}
         return {"bytes_written": len(data)}
@@ -196,11 +197,11 @@ class ToolContext:
         return await self._write(remote, await asyncio.to_thread(local.read_bytes))
 
     async def _upload_dir(self, local: Path, remote: str) -> JSONObject:
-        return {"files": await send_dir(await self._place(), local, remote)}
+        return {"files": await send_dir(await self.open_sandbox(), local, remote)}
 
     async def _download_file(self, remote: str, local: Path) -> JSONObject:
         try:
-            data = await (await self._place()).read_file(remote)
+            data = await (await self.open_sandbox()).read_file(remote)
         except OSError as error:
             return {"error": _said(error, remote)}
         local.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +209,7 @@ class ToolContext:
         return {"bytes_written": len(data)}
 
     async def _download_dir(self, remote: str, local: Path) -> JSONObject:
-        return {"files": await receive_dir(await self._place(), remote, local)}
+        return {"files": await receive_dir(await self.open_sandbox(), remote, local)}
 
     async def _search(self, query: str, path: str) -> JSONObject:
         answer = await self._content("search_files", {"pattern": query, "path": path})
@@ -219,7 +220,7 @@ class ToolContext:
     async def _fresh(self, files: Sequence[str]) -> ToolContext:
         sandbox = await self._new_sandbox()
         for path in files:
-            source = await self._place()
+            source = await self.open_sandbox()
             try:
                 await sandbox.write_file(path, await source.read_file(path))
             except FileNotFoundError:
@@ -230,7 +231,7 @@ class ToolContext:
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> tuple[bool, str]:
         tool = registry.get(name)
-        bench = replace(self._bench, sandbox=await self._place())
+        bench = replace(self._bench, sandbox=await self.open_sandbox())
         call = ToolCall(f"grader_{new_id()}", name, json.dumps(dict(arguments)))
         message, result = await run_tool_call(call, {name: tool}, bench)
         return result.ok, message.content

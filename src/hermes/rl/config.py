@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.config.files import atomic_write, read_text
 from hermes.errors import ConfigError, HermesError, UsageError
+from hermes.rl.base_model import BASE_MODEL, check_model, chosen_model, model_field
 from hermes.rl.fields import (
     FIXED,
     UNCHANGEABLE,
@@ -139,18 +140,49 @@ def selected(home: Path) -> Selection:
 def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
     """Changes one field of the selection; UsageError for one that is unknown, locked or out of range.
 
-    `unlock`: a person wants this, whatever is locked.
+    A locked field takes the value that it has already. `unlock`: a person wants this, whatever is locked.
     """
     selection = selected(config.home)
     now = resolve(config, selection)
     field = find_field(name, now.fields)
-    if field.name in UNCHANGEABLE or (field.lock is not None and not unlock):
-        raise LockedFieldError(field, now.values[field.name])
     section = field.name.partition(".")[0]
-    taken = checked(field, value, now.classes[section], now.section(section))
+    if field.name == BASE_MODEL and isinstance(value, str):
+        value = check_model(config.settings.rl, value, unlock=unlock)
+    locked = LockedFieldError(field, now.values[field.name])
+    if field.name in UNCHANGEABLE:
+        raise locked
+    try:
+        taken = checked(field, value, now.classes[section], now.section(section))
+    except UsageError as error:
+        raise (error if field.lock is None or unlock else locked) from error
+    if field.lock is not None and not unlock:
+        if taken == now.values[field.name]:
+            return now
+        raise locked
     changed = replace(selection, edits={**selection.edits, field.name: taken})
     resolved = resolve(config, changed)
     save(config.home, changed)
+    return resolved
+
+
+def apply_run_file(config: Config, path: Path) -> Resolved:
+    """Changes the selection by the reference's YAML file, which a person names: locks do not hold.
+
+    What a run decides itself (addresses, the checkpoints' folder) is not taken from the file.
+    """
+    from hermes.rl.run_file import read_run_file
+
+    classes = resolve(config, selected(config.home)).classes
+    written = read_run_file(path, classes["env"].model_fields).values
+    return apply_values(config, {name: value for name, value in written.items() if name not in UNCHANGEABLE})
+
+
+def apply_values(config: Config, values: Mapping[str, JSON]) -> Resolved:
+    """Changes several fields of the selection at once, as a person: dotted field → value."""
+    selection = selected(config.home)
+    changed = replace(selection, edits={**selection.edits, **values})
+    resolved = resolve(config, changed)
+    save(config.home, replace(changed, edits={name: resolved.values[name] for name in changed.edits}))
     return resolved
 
 
@@ -183,7 +215,8 @@ def resolve(config: Config, selection: Selection) -> Resolved:
         "openai": server.model_dump(mode="json"),
         "tinker": TrainerFields().model_dump(mode="json"),
     }
-    recipe = _recipe(settings.model, own["env"], wandb=bool(config.environ.get("WANDB_API_KEY")))
+    model = chosen_model(settings, selection.edits)
+    recipe = _recipe(model, own["env"], wandb=bool(config.environ.get("WANDB_API_KEY")))
     for name in _LEFT_TO_THE_ENVIRONMENT:
         if own["env"][name] != BaseEnvConfig.model_fields[name].default:
             del recipe[f"env.{name}"]
@@ -199,13 +232,14 @@ def resolve(config: Config, selection: Selection) -> Resolved:
         )
         for name, info in fields.items()
     }
+    fields[BASE_MODEL] = model_field(settings, fields[BASE_MODEL])
     values: dict[str, JSON] = {
         f"{section}.{name}": value for section in own for name, value in own[section].items()
     }
     values |= {name: value for name, value in recipe.items() if name in fields}
     fields |= FIXED
     values |= {name: info.default for name, info in FIXED.items()}
-    resolved = Resolved(selection, settings.model, fields, values, classes, toolsets)
+    resolved = Resolved(selection, model, fields, values, classes, toolsets)
     return _with_values(_with_values(resolved, settings.values), selection.edits)
 
 
@@ -260,6 +294,7 @@ def _recipe(model: str, env: JSONObject, *, wandb: bool) -> JSONObject:
         "openai.timeout": 3600,
         "openai.server_type": "sglang",
         "openai.tokenizer_name": model,
+        BASE_MODEL: model,
         "tinker.lora_rank": 32,
         "tinker.learning_rate": default_rl_rate(parameters),
         "tinker.max_token_trainer_length": 2048 if small else 9000,

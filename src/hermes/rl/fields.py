@@ -33,6 +33,7 @@ LOCKS: Mapping[str, str] = MappingProxyType(
     {
         "env.tokenizer_name": _POLICY,
         "env.rollout_server_url": _SERVERS,
+        "env.reward": "it names code that runs on this machine; a person names it",
         "env.use_wandb": "it follows the key: W&B is used where WANDB_API_KEY is set",
         "env.max_token_length": _LENGTH,
         "env.max_num_workers": "the engine's own limits pace the environment",
@@ -48,6 +49,7 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "openai.num_requests_for_eval": _STEADY,
         "openai.timeout": "a slow answer is waited for, not paid for twice",
         "openai.server_type": "only this one gives exact tokens and logprobs",
+        "tinker.base_model": "a person decides which models may be trained (settings rl.model, rl.models)",
         "tinker.lora_rank": _LENGTH,
         "tinker.learning_rate": "the default fits the model's size; a wrong one wastes the run",
         "tinker.max_token_trainer_length": _LENGTH,
@@ -76,6 +78,7 @@ _RANGES: Mapping[str, tuple[float | None, float | None]] = MappingProxyType(
 class TrainerFields(BaseModel):
     """The section `tinker`: what the trainer takes."""
 
+    base_model: str = Field(default="", description="The model that is trained: bundled, hub name or folder.")
     lora_rank: int = Field(default=32, ge=1, le=512, description="Rank of the adapter.")
     learning_rate: float = Field(default=4e-5, gt=0, le=1e-1, description="Of Adam, at its highest.")
     max_token_trainer_length: int = Field(

@@ -180,10 +180,11 @@ def server_for(config: Config, name: str) -> Server:
     from hermes.rl.run import named_run
     from hermes.rl.serve import endpoint
     from hermes.rl.weights import export_merged
+    from hermes.rl.weights_source import run_source
 
     if (run := named_run(config.home, name)) is not None:
         if run.status().state.ended:
-            return Server(name, {"base_url": LOCAL, "model_name": str(export_merged(run))})
+            return Server(name, {"base_url": LOCAL, "model_name": str(export_merged(run_source(run)))})
         return Server(name, {"base_url": endpoint(run), "model_name": POLICY, "server_type": "sglang"})
     if Path(name).is_dir():
         return Server(name, {"base_url": LOCAL, "model_name": str(Path(name).absolute())})

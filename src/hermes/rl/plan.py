@@ -17,6 +17,7 @@ from hermes.rl.config import dump_yaml
 from hermes.rl.part import HERMES, Part, ask
 from hermes.rl.results import kept
 from hermes.rl.run import Run, last_step
+from hermes.rl.run_file import TRAIN_OPTIONS
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.training.meter import read_tokens
 
@@ -145,30 +146,20 @@ def trainer_arguments(run: Run, config: JSONObject) -> tuple[str, ...]:
     """The command line of `hermes train grpo`."""
     env, tinker = config["env"], config["tinker"]
     flags = {
+        option.replace("_", "-"): config[field.partition(".")[0]].get(field.partition(".")[2])
+        for field, option in TRAIN_OPTIONS.items()
+    }
+    flags = {option: value for option, value in flags.items() if value not in (None, "")} | {
         "base-model": config["run"]["model"],
         "name": run.run_id,
         "run-dir": run.folder,
         "base-url": engine_url(config["run"]),
-        "rank": tinker["lora_rank"],
-        "seed": tinker["seed"],
-        "learning-rate": tinker["learning_rate"],
-        "max-tokens": tinker["max_token_trainer_length"],
-        "checkpoint-every": tinker["save_checkpoint_interval"],
-        "api-url": env["rollout_server_url"],
         "api-patience": _API_PATIENCE_S,
         "env-patience": _ENV_PATIENCE_S,
-        "num-steps": env["total_steps"],
-        "batch-size": env["batch_size"],
-        "advantage": tinker["advantage"],
-        "kl": tinker["kl_coefficient"],
         "max-staleness": env["max_batches_offpolicy"] + 1,
-        "loss": tinker["loss"],
         "eval-folder": env["data_dir_to_save_evals"] or run.folder / "evals",
-        "project": tinker["wandb_project"],
         "title": env["wandb_name"] or run.run_id,
     }
-    if tinker["start_from"]:
-        flags["start"] = tinker["start_from"]
     if config["run"]["service"]:
         flags["face-port"] = config["run"]["ports"]["trainer"]
     sinks = (f"--sink={name}" for name in tinker["sinks"])

@@ -7,7 +7,6 @@ The suggestions follow from what was measured, by fixed rules; `estimate` has ti
 
 from __future__ import annotations
 
-import signal
 import statistics
 import threading
 import time
@@ -22,11 +21,10 @@ from hermes.config.files import ensure_dir
 from hermes.config.paths import logs_dir
 from hermes.errors import HermesError
 from hermes.rl import ports
+from hermes.rl.engine_process import engine_process
 from hermes.rl.estimate import estimate, update_seconds
-from hermes.rl.inference_test import Server, is_local, last_error, process, read_groups
+from hermes.rl.inference_test import Server, is_local, process, read_groups
 from hermes.rl.machine import has_gpu
-from hermes.rl.part import HERMES, Part, ask, launch
-from hermes.rl.processes import ProcessId, signal_group
 from hermes.rl.service import service_of
 from hermes.training.advantages import has_signal
 from hermes.training.client import connection
@@ -154,21 +152,11 @@ def _policy(config: Config, model: str, log: Path) -> Iterator[_Policy]:
 def _engine(config: Config, model: str, log: Path) -> Iterator[_Policy]:
     """An engine for as long as the sampling takes."""
     port, device = ports.choose(ports.ENGINE_PORT), config.settings.rl.device
-    url = f"http://127.0.0.1:{port}"
-    with TemporaryDirectory() as state:
-        serve = (*HERMES, "engine", "serve", "--model", model, "--device", device)
-        command = (*serve, "--port", str(port), "--state-dir", state)
-        part = Part("engine", command, log, lambda: ask(f"{url}/health") is not None, _NO_TOKEN)
-        child = launch(part, Path.cwd())
-        try:
-            while not part.ready():
-                if (code := child.poll()) is not None:
-                    raise HermesError(f"the engine does not start: {last_error(log, code)}", f"see {log}")
-                time.sleep(_LOOK_EVERY_S)
-            yield _Policy(_server(url, model), url, own=True)
-        finally:
-            signal_group(ProcessId(child.pid, "?"), signal.SIGKILL)
-            child.wait()
+    with (
+        TemporaryDirectory() as state,
+        engine_process(model, device, port, log, Path(state), _NO_TOKEN) as url,
+    ):
+        yield _Policy(_server(url, model), url, own=True)
 
 
 def _server(url: str, model: str) -> Server:

@@ -209,8 +209,8 @@ def find_run(home: Path, run_id: str) -> Run:
         raise UsageError(f"several runs begin with '{run_id}': {names}", "write more of the id")
     if run_id and (home / "runs" / run_id / "training.json").is_file():
         raise UsageError(
-            f"'{run_id}' is a run of hermes train: its weights lie with the engine that it trained on",
-            f"go on from it with hermes train grpo --start {run_id}, or --set start_from={run_id}",
+            f"'{run_id}' is a run of hermes train, which has no supervisor and no environment",
+            f"its weights: hermes rl weights {run_id}; to start from them: --set start_from={run_id}",
         )
     raise UsageError(f"there is no run '{run_id}'", "'hermes rl runs' lists them")
 

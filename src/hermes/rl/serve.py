@@ -13,7 +13,8 @@ from hermes.rl import ports
 from hermes.rl.part import HERMES, ask
 from hermes.rl.run import Run
 from hermes.rl.service import connect, policy_url
-from hermes.rl.weights import choose, export_merged
+from hermes.rl.weights import export_merged
+from hermes.rl.weights_source import choose, run_source
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -78,4 +79,4 @@ def open_run_model(config: Config, run: Run, progress: Callable[[str], None] | N
 
     if progress is not None:
         progress(f"merging the newest weights of run {run.run_id}")
-    return LocalChat.open(str(export_merged(run)), config.home, progress)
+    return LocalChat.open(str(export_merged(run_source(run))), config.home, progress)

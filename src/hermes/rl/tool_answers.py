@@ -51,6 +51,7 @@ def get_current_config(config: Config, arguments: JSONObject, task: str) -> JSON
     fields = [(field, field.to_json(resolved.values[name])) for name, field in resolved.fields.items()]
     return {
         "environment": resolved.selection.environment,
+        "base_model": resolved.model,
         "configurable_fields": [shown for field, shown in fields if field.lock is None],
         "locked_fields": [shown for field, shown in fields if field.lock is not None],
         "tip": "Change configurable fields with rl_edit_config(field, value); locked ones give their reason.",
@@ -58,6 +59,7 @@ def get_current_config(config: Config, arguments: JSONObject, task: str) -> JSON
 
 
 def edit_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
+    from hermes.rl.base_model import ForbiddenModelError
     from hermes.rl.config import LockedFieldError, edit, resolve, selected
     from hermes.rl.fields import find_field
 
@@ -66,6 +68,8 @@ def edit_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
         resolved = edit(config, name, arguments["value"], unlock=False)
     except LockedFieldError as error:
         return {"error": error.message, "fix": error.hint, "locked_value": error.value}
+    except ForbiddenModelError as error:
+        return {"error": error.message, "fix": error.hint, "allowed_models": list(error.allowed)}
     except UsageError as error:
         fields = resolve(config, selected(config.home)).fields.values()
         available = [field.name for field in fields if field.lock is None]
@@ -88,6 +92,7 @@ def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObje
         "run_id": run.run_id,
         "status": status.state.value,
         "environment": resolved.selection.environment,
+        "base_model": resolved.model,
         "config": resolved.values,
         "wandb_project": resolved.values["tinker.wandb_project"],
         "wandb_run_name": resolved.values["env.wandb_name"],

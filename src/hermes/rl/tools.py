@@ -90,7 +90,8 @@ TOOLS = (
     ),
     _tool(
         "rl_edit_config",
-        "Change one field of the selected environment's configuration. Types and ranges are checked.",
+        "Change one field of the selected environment's configuration; base_model is the model to train. "
+        "Types and ranges are checked.",
         tool_answers.edit_config,
         {
             "field": {"type": "string", "minLength": 1, "description": "Its name, as shown."},

@@ -1,11 +1,13 @@
-"""What a run has learned, as files others can load: a PEFT folder, a merged model, a GGUF file.
+"""What was trained, as files others can load: a PEFT folder, a merged model, a GGUF file.
 
-The adapter is copied as the engine saved it, with the base model's name as it can be found on this machine. A
-merged model is complete: it needs neither the adapter nor its base any more.
+The adapter is copied as the engine saved it, or downloaded from the service that has it, with the base
+model's name as it can be found on this machine. A merged model is complete: it needs neither the adapter nor
+its base any more. Other weights that are already at the target are never overwritten.
 """
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import shutil
@@ -17,48 +19,33 @@ from typing import Any
 from hermes.config.drafts import draft_folder, sweep
 from hermes.config.environment import without_stored
 from hermes.errors import HermesError, MissingDependencyError, UsageError
-from hermes.rl.results import kept
-from hermes.rl.run import Run
+from hermes.rl.weights_source import ADAPTER_FILES, WeightsSource
 
-_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 _CONVERTER = "convert_hf_to_gguf.py"
 
 
-def choose(run: Run, step: int | None) -> dict[str, Any]:
-    """The checkpoint of that step; None: the newest."""
-    checkpoints = kept(run)
-    if not checkpoints:
-        raise UsageError(f"run {run.run_id} has no checkpoint yet", "it saves one at its end at the latest")
-    if step is None:
-        return checkpoints[-1]
-    for each in checkpoints:
-        if each["step"] == step:
-            return each
-    steps = ", ".join(str(each["step"]) for each in checkpoints)
-    raise UsageError(f"run {run.run_id} has no checkpoint of step {step}", f"it has: {steps}")
-
-
-def export_adapter(run: Run, step: int | None = None, output: Path | None = None) -> Path:
-    """Copies the adapter to a folder that peft loads."""
-    checkpoint = choose(run, step)
-    source: Path = checkpoint["folder"]
-    target = output or run.folder / "weights" / f"step-{checkpoint['step']}"
-    missing = [name for name in _ADAPTER if not (source / name).is_file()]
-    if missing:
-        _download(run, checkpoint, target)
-        _name_base(target, base_folder(run))
-        return target
-    target.mkdir(parents=True, exist_ok=True)
-    for name in _ADAPTER:
-        shutil.copyfile(source / name, target / name)
-    _name_base(target, base_folder(run))
+def export_adapter(source: WeightsSource, output: Path | None = None) -> Path:
+    """Writes the adapter to a folder that peft loads."""
+    target = output or source.adapter_folder
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sweep(target)
+    with draft_folder(target) as draft:
+        if source.folder is None:
+            _download(source, draft.path)
+        else:
+            for name in ADAPTER_FILES:
+                shutil.copyfile(source.folder / name, draft.path / name)
+        _name_base(draft.path, _base_model(source, draft.path))
+        _check_same_weights(draft.path, target)
+        target.mkdir(exist_ok=True)
+        for file in draft.path.iterdir():
+            file.replace(target / file.name)
     return target
 
 
-def export_merged(run: Run, step: int | None = None, output: Path | None = None) -> Path:
+def export_merged(source: WeightsSource, output: Path | None = None) -> Path:
     """The base model with the adapter in it."""
-    checkpoint = choose(run, step)
-    target = output or run.folder / "merged" / f"step-{checkpoint['step']}"
+    target = output or source.merged_folder
     if output is None and (target / "config.json").exists():
         return target
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -68,8 +55,8 @@ def export_merged(run: Run, step: int | None = None, output: Path | None = None)
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         raise MissingDependencyError("peft", "train", "merging an adapter into its model") from error
-    adapter = export_adapter(run, checkpoint["step"])
-    base = base_folder(run)
+    adapter = export_adapter(source)
+    base = _base_model(source, adapter)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter))
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep(target)
@@ -81,13 +68,12 @@ def export_merged(run: Run, step: int | None = None, output: Path | None = None)
     return target
 
 
-def export_gguf(run: Run, step: int | None = None, output: Path | None = None) -> Path:
+def export_gguf(source: WeightsSource, output: Path | None = None) -> Path:
     """By llama.cpp's converter, where that is installed."""
     converter = find_converter()
-    checkpoint = choose(run, step)
-    target = output or run.folder / "weights" / f"step-{checkpoint['step']}.gguf"
+    target = output or source.gguf_path
     target.parent.mkdir(parents=True, exist_ok=True)
-    merged = export_merged(run, checkpoint["step"])
+    merged = export_merged(source)
     sweep(target)
     with draft_folder(target) as draft:
         whole = draft.path / target.name
@@ -112,27 +98,35 @@ def find_converter() -> Path:
     )
 
 
-def base_folder(run: Run) -> str:
+def _base_model(source: WeightsSource, adapter: Path) -> str:
     """The base model, as transformers finds it."""
     from hermes.models import bundled
 
-    model: str = run.config()["run"]["model"]
-    return str(bundled.prepare(run.home)) if model == f"hermes/{bundled.NAME}" else model
+    model = source.base_model or _adapter_config(adapter)["base_model_name_or_path"]
+    return str(bundled.prepare(source.home)) if model == f"hermes/{bundled.NAME}" else model
 
 
-def _name_base(folder: Path, base: str) -> None:
-    path = folder / "adapter_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["base_model_name_or_path"] = base
-    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+def _adapter_config(adapter: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    return config
 
 
-def _download(run: Run, checkpoint: dict[str, Any], target: Path) -> Path:
-    """From a service elsewhere."""
+def _name_base(adapter: Path, base: str) -> None:
+    config = {**_adapter_config(adapter), "base_model_name_or_path": base}
+    (adapter / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _check_same_weights(adapter: Path, target: Path) -> None:
+    """UsageError if the target has files of another adapter: an export replaces only itself."""
+    for name in ADAPTER_FILES[1:]:
+        if (target / name).exists() and not filecmp.cmp(adapter / name, target / name, shallow=False):
+            raise UsageError(f"{target} has other weights already", "name another folder with --output")
+
+
+def _download(source: WeightsSource, target: Path) -> None:
     from hermes.rl.download import download
     from hermes.rl.service import connect
 
-    service = run.config()["run"]["service"]
-    if service is None:
-        raise HermesError(f"{checkpoint['path']} is not in {run.folder / 'engine'}", "its files were removed")
-    return download(connect(run.home, service), checkpoint["weights"], target)
+    if source.service is None:
+        raise HermesError(f"the files of {source.path} are not on this machine", "they were removed")
+    download(connect(source.home, source.service), source.path, target)

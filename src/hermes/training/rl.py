@@ -68,6 +68,8 @@ class RlSettings:
     lease_s: float = LEASE_S
     """Time limit of a batch's lease; it is renewed while the trainer lives."""
     project: str = "hermes"
+    wandb_group: str | None = None
+    """What environments group their own metrics by; None: the run's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,7 @@ def _identity(run: Run, settings: RlSettings) -> JSONObject:
 
 def _registration(run: Run, settings: RlSettings, step: int) -> JSONObject:
     return {
-        "wandb_group": run.id,
+        "wandb_group": settings.wandb_group or run.id,
         "wandb_project": settings.project,
         "batch_size": settings.batch_size,
         "max_token_len": settings.rules.max_tokens,

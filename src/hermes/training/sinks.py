@@ -42,6 +42,8 @@ class Label(NamedTuple):
     run_id: str
     project: str
     title: str
+    group: str | None = None
+    """At W&B: runs of one name are shown together."""
 
 
 class Sink(Protocol):
@@ -233,6 +235,8 @@ def _open(name: str, folder: Path, label: Label, settings: JSONObject) -> Sink:
         mode = "offline" if name == "wandb-offline" else "online"
         quiet = {"init_timeout": _INIT_S, "silent": True}  # it would also speak on standard output, at exit
         more: JSONObject = {"id": label.run_id, "dir": str(folder), "mode": mode, "settings": quiet}
+        if label.group:
+            more["group"] = label.group
         return _Tracker("wandb", label.title, label.project, settings, **more)
     raise UsageError(f"there is no sink '{name}'", f"one of: {', '.join(EXTRAS)}")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from hermes.config.settings import MANAGED
 from hermes.core import new_id
 from hermes.errors import HermesError, UsageError
-from hermes.training.checkpoints import NAME, StateFile
+from hermes.training.checkpoints import NAME, Kept, RunState, StateFile
 from hermes.training.client import Connection
 
 _SCHEME = "tinker://"
@@ -39,13 +39,18 @@ def find_folder(name: str, home: Path) -> Path:
     found = find_weights(name, home)
     if not found.startswith(_SCHEME):
         return Path(found)
-    for root in (home / "engine", *sorted((home / "runs").glob("*/engine"))):
+    for root in engine_folders(home):
         folder = root / found.removeprefix(_SCHEME)
         if (folder / _ADAPTER).is_file():
             return folder
     raise UsageError(
         f"{found} is not with an engine of this machine's home", "give the folder of a PEFT adapter instead"
     )
+
+
+def engine_folders(home: Path) -> list[Path]:
+    """Where the engines of this home keep their checkpoints: the shared engine's, and those of RL runs."""
+    return [home / "engine", *sorted((home / "runs").glob("*/engine"))]
 
 
 def rank_of(folder: Path) -> int:
@@ -69,10 +74,14 @@ def as_path(connection: Connection, weights: str) -> str:
 
 
 def _of_run(folder: Path) -> str:
-    """Of SFT the best checkpoint, where held-out rows tell; of everything else the newest."""
     state = StateFile(folder).state()
     if state is None or not state.kept:
         raise UsageError(f"the run in {folder} has no checkpoint yet", "wait for its first, or its end")
-    chosen = state.best if state.kind == "sft" and state.best else state.kept[-1]
+    chosen = start_checkpoint(state)
     own = folder / "engine" / chosen.weights.removeprefix(_SCHEME)
     return str(own) if (own / _ADAPTER).is_file() else chosen.weights
+
+
+def start_checkpoint(state: RunState) -> Kept:
+    """Of SFT the best checkpoint by held-out loss, where there is one; of everything else the newest."""
+    return state.best if state.kind == "sft" and state.best else state.kept[-1]

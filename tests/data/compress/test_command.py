@@ -17,10 +17,10 @@ import pytest
 
 from hermes.cli.compress_run import parse_query
 from hermes.cli.compress_text import analysis_text
+from hermes.cli.older import with_plain_switches
 from hermes.data.compress.inputs import file_items, find_files
 from hermes.errors import UsageError
 from hermes.store import Reader
-from hermes.trajectory_compressor import modern
 from tests.cli.process import PASSED_ON, failure, hermes
 from tests.data.compress import made
 from tests.data.compress.test_summaries import summaries
@@ -214,7 +214,10 @@ def test_the_older_command_line_and_configuration_are_understood(
     assert done.returncode == 0, done.stderr
     rows = made.read_jsonl(data / "trajectories_compressed.jsonl")
     assert [row["compression_metrics"]["target_max_tokens"] for row in rows] == [4000, 4000]
-    assert modern(["--dry_run=True", "--input=x", "--resume=false"]) == ["--dry_run", "--input=x"]
+    assert with_plain_switches(
+        ["--dry_run=True", "--input=x", "--resume=false", "--dry-run", "False", "--input", "True"],
+        frozenset({"dry-run", "resume"}),
+    ) == ["--dry_run", "--input=x", "--input", "True"]
     config.write_text("compression:\n  colour: red\n")
     bad = compress(tmp_path, tokenizer_folder, "--input", str(data), "--config", str(config))
     assert "unknown key 'compression.colour'" in failure(bad, 2)[0]

@@ -8,25 +8,35 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hermes.compat.atropos.names import MODULES, ROOT
+from hermes.compat.atropos.names import AGENT_ROOT, ROOT, TABLES
 
 _STAND_INS = {"wandb": "hermes.compat.atropos.wandb_stand_in"}
 
 
 class ShimFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds atroposlib's modules, and stand-ins for packages that are not there."""
+    """Finds the modules of atroposlib and, of `environments`, those that the reference has.
+
+    A folder `environments` of the user's own stays the package: only what the table names is answered here.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname == ROOT or fullname.startswith(f"{ROOT}."):
-            inside = fullname[len(ROOT) + 1 :]
-            if inside in MODULES:
-                return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        return None
+        root, inside = _parts(fullname)
+        if inside not in TABLES.get(root, {}):
+            return None
+        if fullname != AGENT_ROOT:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        if importlib.machinery.PathFinder.find_spec(AGENT_ROOT) is not None:
+            return None
+        spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        # `python environments/my_env.py` has the folder itself on the path, and not the one above.
+        spec.submodule_search_locations = [place for place in sys.path if Path(place).name == AGENT_ROOT]
+        return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         return ShimModule(spec.name)
@@ -50,15 +60,15 @@ class StandInFinder(importlib.abc.MetaPathFinder):
 
 
 class ShimModule(ModuleType):
-    """A module of atroposlib, whose names are Hermes's."""
+    """A module of another project, whose names are Hermes's."""
 
     def __getattr__(self, name: str) -> Any:
-        inside = self.__name__[len(ROOT) + 1 :]
-        place = MODULES.get(inside, {}).get(name)
+        root, inside = _parts(self.__name__)
+        place = TABLES[root].get(inside, {}).get(name)
         if place is None:
             below = f"{inside}.{name}".lstrip(".")
-            if below in MODULES:
-                return importlib.import_module(f"{ROOT}.{below}")
+            if below in TABLES[root]:
+                return importlib.import_module(f"{root}.{below}")
             raise AttributeError(
                 f"module '{self.__name__}' has no '{name}' (the shim of Hermes; see docs/compat.md)"
             )
@@ -68,18 +78,22 @@ class ShimModule(ModuleType):
         return value
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *MODULES.get(self.__name__[len(ROOT) + 1 :], {})})
+        return sorted({*super().__dir__(), *self.__all__})
 
     @property
     def __all__(self) -> list[str]:
-        return sorted(MODULES.get(self.__name__[len(ROOT) + 1 :], {}))
+        root, inside = _parts(self.__name__)
+        return sorted(TABLES[root].get(inside, {}))
 
 
 _finders: list[importlib.abc.MetaPathFinder] = []
 
 
 def install() -> None:
-    """From now on `import atroposlib…` gives Hermes's. Doing it twice is doing it once."""
+    """From now on atroposlib, and the reference's modules of `environments`, are Hermes's.
+
+    Doing it twice is doing it once.
+    """
     if _finders:
         return
     _forget()
@@ -97,5 +111,12 @@ def uninstall() -> None:
 
 
 def _forget() -> None:
-    for name in [name for name in sys.modules if name == ROOT or name.startswith(f"{ROOT}.")]:
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if _parts(name)[0] == ROOT or isinstance(module, ShimModule):
+            del sys.modules[name]
+
+
+def _parts(fullname: str) -> tuple[str, str]:
+    """The package, and the module in it: `` for the package itself."""
+    root, _, inside = fullname.partition(".")
+    return root, inside

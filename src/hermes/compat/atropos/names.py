@@ -1,4 +1,5 @@
-"""Where each name of atroposlib lives here, module by module; names it only once had are included.
+"""Where each name of atroposlib lives here, module by module; names it only once had are included. The same
+for the reference's package `environments`, which its agent environments import.
 
 A value is `module:attribute`, or `module:` where the attribute has the same name.
 """
@@ -6,6 +7,7 @@ A value is `module:attribute`, or `module:` where the attribute has the same nam
 from __future__ import annotations
 
 ROOT = "atroposlib"
+AGENT_ROOT = "environments"
 
 _TYPES = "hermes.envs.types:"
 _CONFIG = "hermes.envs.config:"
@@ -150,3 +152,25 @@ MODULES: dict[str, dict[str, str]] = {
         "grab_batch_with_minimum_allocations",
     ),
 }
+
+AGENT_MODULES: dict[str, dict[str, str]] = {
+    "": {},
+    "hermes_base_env": {
+        "HermesAgentBaseEnv": "hermes.compat.reference_env:ReferenceAgentEnv",
+        "HermesAgentEnvConfig": "hermes.envs.agent_config:",
+        "ToolContext": "hermes.compat.agent_loop:TaskToolContext",
+        "AgentResult": "hermes.envs.result:",
+        "HermesAgentLoop": "hermes.compat.agent_loop:",
+    },
+    "agent_loop": {
+        "HermesAgentLoop": "hermes.compat.agent_loop:",
+        **_same("hermes.envs.result:", "AgentResult", "ToolError"),
+    },
+    "tool_context": {"ToolContext": "hermes.compat.agent_loop:TaskToolContext"},
+    "tool_call_parsers": {
+        **_same("hermes.models.parsers:", "get_parser", "ToolCallParser"),
+        "list_parsers": "hermes.models.parsers:parser_names",
+    },
+}
+
+TABLES = {ROOT: MODULES, AGENT_ROOT: AGENT_MODULES}

@@ -1,0 +1,63 @@
+"""`environments.hermes_base_env` of the reference: HermesAgentBaseEnv with what its environments call.
+
+An `evaluate` of an environment's own runs agents by `HermesAgentLoop` and hands `compute_reward` a
+`ToolContext(task_id)`. Reward functions that use its results without `await` then run in a thread, as they do
+in training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from hermes.compat.agent_loop import TaskToolContext, register
+from hermes.core import JSONObject
+from hermes.envs.agent_env import HermesAgentBaseEnv
+from hermes.envs.grading import uses_results_directly
+from hermes.envs.pending import HomeServer, in_own_thread
+
+
+class ReferenceAgentEnv(HermesAgentBaseEnv):
+    """The base class that files for the reference import as HermesAgentBaseEnv."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("compute_reward")
+        if inspect.iscoroutinefunction(own) and uses_results_directly(own):
+            cls.compute_reward = _in_a_thread(own)  # type: ignore[method-assign]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        register(self)
+
+    def _resolve_tools_for_group(self) -> tuple[list[JSONObject], set[str]]:
+        """The tools of a group: their schemas and their names."""
+        from hermes.tools.registry import select
+
+        config = self.hermes_config()
+        tools, _ = select(self.toolsets_for(None), config.settings, config.environ, require_available=False)
+        return [tool.schema for tool in tools], {tool.name for tool in tools}
+
+    async def close(self) -> None:
+        """Closes the sandboxes that no `cleanup` closed as well."""
+        for rollout in self._opened.pop("rollouts", {}).values():
+            await rollout.close()
+        await super().close()
+
+
+def _in_a_thread(compute_reward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same where the framework calls it; with a ToolContext that the environment made, in a thread."""
+
+    @functools.wraps(compute_reward)
+    async def wrapper(self: Any, item: Any, result: Any, ctx: Any) -> Any:
+        if not isinstance(ctx, TaskToolContext):
+            return await compute_reward(self, item, result, ctx)
+        if isinstance(self.server, HomeServer):
+            self.server.settle()
+        blocking = ctx.blocking()
+        return await in_own_thread(lambda: asyncio.run(compute_reward(self, item, result, blocking)))
+
+    return wrapper

@@ -1,0 +1,131 @@
+"""reward_function: prompts from a file, scored by a function of yours. No class has to be written.
+
+    hermes rl start --prompts tasks.jsonl --reward my.py:score --toolsets terminal,file
+    hermes env process reward_function --env.dataset_name tasks.jsonl --env.reward my.py:score
+
+Prompts and function are those of `hermes batch --dataset-file … --reward …`: each row has a `prompt`, and may
+have `id`, `expected`, `files` and columns of its own; the function gets a `RewardContext` and returns a
+finite number. What the function raises is a failure of the grader, never a reward. The function is code that
+runs on this machine, so only a person names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from hermes.batch.dataset import Dataset, Row, read_dataset
+from hermes.batch.reward import RewardFunction, load_reward, score
+from hermes.core import Message
+from hermes.data.split import Side, side_of
+from hermes.envs.agent_config import HermesAgentEnvConfig
+from hermes.envs.agent_env import HermesAgentBaseEnv
+from hermes.envs.config import BaseEnvConfig
+from hermes.envs.grading import Range
+from hermes.envs.result import AgentResult
+from hermes.envs.servers.config import APIServerConfig
+from hermes.envs.tool_context import ToolContext
+from hermes.errors import ConfigError, UsageError
+
+logger = logging.getLogger(__name__)
+_LEAST_TO_SPLIT = 10
+"""With fewer tasks, all of them are trained on."""
+
+
+class RewardFunctionConfig(HermesAgentEnvConfig):
+    tokenizer_name: str = Field(default="hermes/smollm2", description="The policy's tokenizer.")
+    dataset_name: str | None = Field(
+        default=None, description="Prompts: a JSONL, JSON, CSV or Parquet file, or a dataset of the hub."
+    )
+    reward: str = Field(default="", description="The function that scores a rollout: FILE.py:FUNCTION.")
+    eval_share: float = Field(
+        default=0.1, ge=0, lt=1, description="Share of the tasks that is held out; fewer than 10: none."
+    )
+
+
+class RewardFunctionEnv(HermesAgentBaseEnv):
+    """Prompts from a file, scored by a function of yours: --env.dataset_name, --env.reward."""
+
+    name = "reward_function"
+    env_config_cls: ClassVar[Any] = RewardFunctionConfig
+    config: RewardFunctionConfig
+    default_toolsets: ClassVar[Sequence[str]] = ()
+    reward_range: ClassVar[Range] = (-math.inf, math.inf)
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, Any]:
+        server = APIServerConfig(
+            base_url="http://localhost:8001/v1", model_name="policy", server_type="sglang"
+        )
+        return cls.env_config_cls(), [server]
+
+    async def setup(self) -> None:
+        if not self.config.dataset_name or not self.config.reward:
+            raise ConfigError(
+                "reward_function needs prompts and a function that scores them.",
+                "Set dataset_name and reward: --env.dataset_name tasks.jsonl --env.reward my.py:score",
+            )
+        self._function: RewardFunction = load_reward(self.config.reward)
+        dataset = await asyncio.to_thread(
+            read_dataset, self.config.dataset_name, prompt_field=self.config.prompt_field
+        )
+        for bad in dataset.bad:
+            logger.warning("%s, line %d is left out: %s", self.config.dataset_name, bad.line, bad.reason)
+        self._train, self._held_out = split(check_rows(dataset).rows, self.config.eval_share)
+        self._next = 0
+
+    async def get_next_item(self) -> Row:
+        """The next task; after the last comes the first."""
+        self._next += 1
+        return self._train[(self._next - 1) % len(self._train)]
+
+    async def eval_items(self) -> Sequence[Row]:
+        return self._held_out
+
+    def item_key(self, item: Row) -> str:
+        return item.key
+
+    def format_prompt(self, item: Row) -> str:
+        return item.prompts[0]
+
+    def opening(self, item: Row) -> Sequence[Message]:
+        return [*super().opening(item), *item.history]
+
+    def workspace_files(self, item: Row) -> Mapping[str, bytes]:
+        return {path: text.encode("utf-8", "surrogatepass") for path, text in item.files.items()}
+
+    async def compute_reward(self, item: Row, result: AgentResult, ctx: ToolContext) -> float:
+        return await score(self._function, item, result.trajectory, ctx.open_sandbox)
+
+
+def check_rows(dataset: Dataset) -> Dataset:
+    """UsageError for a row that a rollout of an environment cannot carry out."""
+    for row in dataset.rows:
+        reasons = (
+            ("several prompts; a rollout has one", len(row.prompts) > 1),
+            ("an image of its own; set terminal_backend for all rows", row.image is not None),
+            ("a cwd of its own; a rollout begins in its workspace", row.cwd is not None),
+            ("a reward of its own; one function scores all rows", row.reward is not None),
+        )
+        for reason, applies in reasons:
+            if applies:
+                raise UsageError(f"row {row.key} has {reason}.", "Change the row, or leave it out.")
+    return dataset
+
+
+def split(rows: Sequence[Row], eval_share: float) -> tuple[list[Row], list[Row]]:
+    """(to train on, held out), by each row's key: the same row is always on the same side."""
+    if len(rows) < _LEAST_TO_SPLIT:
+        return list(rows), []
+    held_out = [row for row in rows if side_of(row.key, eval_share) is Side.EVAL]
+    train = [row for row in rows if side_of(row.key, eval_share) is Side.TRAIN]
+    return (train, held_out) if train else (list(rows), [])
+
+
+if __name__ == "__main__":
+    RewardFunctionEnv.cli()

@@ -1,0 +1,47 @@
+"""A run on prompts and a reward function that a person names, without an environment of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.errors import UsageError
+from hermes.rl.config import Resolved, apply_values, select
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+
+_ENVIRONMENT = "reward_function"
+
+
+def select_reward_function(
+    config: Config, environment: str | None, prompts: str | None, reward: str | None
+) -> Resolved:
+    """Selects the built-in environment over them. UsageError for prompts or a function that cannot be used.
+
+    Both are read here, so that a mistake is found before anything is started.
+    """
+    from hermes.batch.dataset import read_dataset
+    from hermes.batch.reward import load_reward
+    from hermes.envs.builtin.reward_function import check_rows
+
+    if environment not in (None, _ENVIRONMENT):
+        raise UsageError(
+            f"--env {environment} has prompts and a reward of its own",
+            "leave out --env, or --prompts and --reward",
+        )
+    if not prompts or not reward:
+        missing, meaning = ("--reward", "FILE.py:FUNCTION") if prompts else ("--prompts", "FILE")
+        raise UsageError(
+            f"{missing} is missing", f"--prompts and --reward belong together: {missing} {meaning}"
+        )
+    load_reward(reward)
+    check_rows(read_dataset(prompts))
+    place, _, function = reward.rpartition(":")
+    select(config, _ENVIRONMENT)
+    file = Path(prompts)
+    values = {
+        "env.dataset_name": str(file.absolute()) if file.exists() else prompts,
+        "env.reward": f"{Path(place).absolute()}:{function}",
+    }
+    return apply_values(config, values)

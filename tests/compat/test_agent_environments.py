@@ -1,0 +1,165 @@
+"""Agent environments written for the reference: its imports, its loop and its ToolContext."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compat.world import ROOT
+from tests.fakes.provider import FakeProvider, Reply, text, tool_calls
+
+CAPITALS = Path(__file__).parent / "environments" / "capitals.py"
+TOWNS = {"France": "Paris", "Peru": "Lima", "Kenya": "Nairobi", "Japan": "Tokyo"}
+STARTED = """
+import os, runpy, site, sys
+site.addsitedir(sys.argv[1])  # reads the .pth file there, as Python does at its start
+sys.argv = sys.argv[2:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def knows(request: dict[str, Any]) -> Reply:
+    """Writes the right town into the file, then says so."""
+    if request["messages"][-1]["role"] == "tool":
+        return text("Done.")
+    land = re.search(r"capital of (\w+)", request["messages"][-1]["content"])
+    assert land, request["messages"]
+    return tool_calls([("write_file", {"path": "answer.txt", "content": TOWNS[land[1]]})])
+
+
+def run_env(way: str, folder: Path, bundled: Path, mode: str, *flags: str) -> str:
+    """Runs the file in a folder `environments`; what it writes to standard error. It has to end well."""
+    file = copied(folder)
+    home = folder / "home"
+    home.mkdir()
+    (home / "models").symlink_to(bundled / "models")
+    command = {
+        "python": ("-c", STARTED, str(folder / "site"), str(file), mode),
+        "hermes env": ("-m", "hermes", "env", mode, str(file)),
+    }[way]
+    passed_on = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    done = subprocess.run(
+        [
+            sys.executable,
+            *command,
+            "--env.tokenizer_name",
+            "hermes/smollm2",
+            "--env.use_wandb",
+            "false",
+            *flags,
+        ],
+        env={**passed_on, "HERMES_HOME": str(home)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def copied(folder: Path) -> Path:
+    """The environment, in a folder of a user's, and what is installed with Hermes."""
+    for name in ("site", "environments"):
+        (folder / name).mkdir()
+    shutil.copy(ROOT / "src" / "hermes_compat.pth", folder / "site")
+    return shutil.copy(CAPITALS, folder / "environments" / "capitals.py")
+
+
+def server(provider: FakeProvider) -> tuple[str, ...]:
+    model = ("--openai.model_name", "fake", "--openai.server_type", "openai")
+    return ("--openai.base_url", provider.base_url, *model, "--openai.health_check", "false")
+
+
+@pytest.mark.parametrize("way", ["python", "hermes env"])
+def test_the_file_as_it_stands_writes_scored_groups(way: str, tmp_path: Path, bundled_home: Path) -> None:
+    output = tmp_path / "output.jsonl"
+    flags = ("--env.total_steps", "1", "--env.group_size", "2", "--env.data_path_to_save_groups", str(output))
+    with FakeProvider(knows) as provider:
+        run_env(way, tmp_path, bundled_home, "process", *flags, *server(provider))
+    (group,) = [json.loads(line) for line in output.read_text().splitlines()]
+    assert group["scores"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("way", ["python", "hermes env"])
+def test_its_own_evaluate_runs_the_agent_loop_and_looks_into_the_sandbox(
+    way: str, tmp_path: Path, bundled_home: Path
+) -> None:
+    folder = tmp_path / "evals"
+    flags = ("--env.eval_size", "2", "--env.data_dir_to_save_evals", str(folder))
+    with FakeProvider(knows) as provider:
+        said = run_env(way, tmp_path, bundled_home, "evaluate", *flags, *server(provider))
+        assert len(provider.posts) == 4, "two questions, two turns each"
+        offered = {tool["function"]["name"] for tool in provider.posts[0].json["tools"]}
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["results"]["all"]["eval/mean_reward"] == 1.0
+    assert "write_file" in offered and "terminal" not in offered
+    assert "never awaited" not in said and "Task was destroyed" not in said
+
+
+def test_modules_of_the_users_own_folder_stay_and_only_the_references_are_answered(tmp_path: Path) -> None:
+    copied(tmp_path)
+    program = (
+        f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n"
+        "from environments.capitals import CapitalsEnv\n"
+        "from environments.tool_call_parsers import get_parser, list_parsers\n"
+        "import environments\n"
+        "print('OK', CapitalsEnv.name, 'hermes' in list_parsers(), list(environments.__path__))\n"
+        "try:\n    import environments.nothing\nexcept ModuleNotFoundError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == [
+        f"OK capitals True {[str(tmp_path / 'environments')]}",
+        "No module named 'environments.nothing'",
+    ], done.stderr
+
+
+def test_starting_python_reads_nothing_of_the_shim(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "src" / "hermes_compat.pth", tmp_path)
+    program = (
+        f"import site, sys; site.addsitedir({str(tmp_path)!r}); "
+        "print(sorted(name for name in sys.modules if name.startswith('hermes')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == str(["hermes", "hermes.compat", "hermes.compat.startup"]), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ([], "the last message is not a user's"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "not a user's"),
+        ([{"role": "tool", "content": "a"}], "cannot begin a rollout"),
+    ],
+)
+async def test_a_loop_says_what_it_cannot_begin_with(messages: list[dict[str, str]], error: str) -> None:
+    from hermes.compat.agent_loop import HermesAgentLoop, TaskToolContext
+    from hermes.compat.reference_env import ReferenceAgentEnv
+    from hermes.envs.agent_config import HermesAgentEnvConfig
+    from hermes.envs.servers.config import APIServerConfig
+    from hermes.errors import UsageError
+
+    class Blank(ReferenceAgentEnv):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 0.0
+
+    config = APIServerConfig(base_url="http://127.0.0.1:9/v1", server_type="openai", health_check=False)
+    env = Blank(HermesAgentEnvConfig(use_wandb=False), [config])
+    with pytest.raises(UsageError, match=error):
+        await HermesAgentLoop(server=env.server).run(messages)
+    with pytest.raises(UsageError, match="belong to no environment"):
+        HermesAgentLoop(server=config)
+    with pytest.raises(UsageError, match="no rollout with the task id 'x'"):
+        TaskToolContext("x")
+    await env.close()

@@ -1,0 +1,102 @@
+"""The reference's scripts, as its text runs them: `python recipes/NAME.py` with its flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.provider import FakeProvider, text
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SYSTEM = ("PATH", "HOME", "LANG", "TMPDIR")
+
+
+def script(home: Path, name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {key: os.environ[key] for key in SYSTEM if key in os.environ}
+    return subprocess.run(
+        [sys.executable, str(RECIPES / name), *arguments],
+        env={**environ, "HERMES_HOME": str(home), **variables},
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_prompts_become_trajectories_and_are_compressed_by_the_commands_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Say hello"}\n{"prompt": "Say goodbye"}\n')
+    flags = ["--dataset_file=prompts.jsonl", "--batch_size=10", "--run_name=my_run", "--num_workers=1"]
+    flags += ["--distribution=minimal", "--verbose=True", "--reasoning_disabled=False"]
+    with FakeProvider([text("hello")], loop=True) as provider:
+        endpoint = ["--model=fake", f"--base_url={provider.base_url}"]
+        done = script(tmp_path, "batch_runner.py", *flags, *endpoint, "--resume=False", OPENAI_API_KEY="k")
+        assert done.returncode == 0, done.stderr
+        again = script(tmp_path, "batch_runner.py", *flags, *endpoint, "--resume=True", OPENAI_API_KEY="k")
+        assert again.returncode == 0, again.stderr
+        assert len(provider.posts) == 2, "the second start has nothing left to do"
+    rows = [
+        json.loads(line) for line in (tmp_path / "data/my_run/trajectories.jsonl").read_text().splitlines()
+    ]
+    assert [turn["from"] for turn in rows[0]["conversations"]] == ["system", "human", "gpt"]
+    source = "--input=data/my_run/trajectories.jsonl"
+    done = script(tmp_path, "trajectory_compressor.py", source, "--target_max_tokens=8000", "--dry_run=False")
+    assert done.returncode == 0, done.stderr
+    compressed = tmp_path / "data/my_run/trajectories_compressed.jsonl"
+    assert len(compressed.read_text().splitlines()) == 2
+
+
+def test_a_run_that_is_to_be_resumed_has_to_exist(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Say hello"}\n')
+    flags = ("--dataset_file=prompts.jsonl", "--run_name=nothing", "--resume", "True")
+    done = script(tmp_path, "batch_runner.py", *flags)
+    assert done.returncode == 2 and "nothing" in done.stderr
+
+
+def test_the_agent_script_lists_environments_and_says_what_can_be_trained(tmp_path: Path) -> None:
+    listed = script(tmp_path, "rl_cli.py", "--list_environments=True")
+    assert listed.returncode == 0 and "gsm8k" in listed.stdout
+    checked = script(
+        tmp_path, "rl_cli.py", "--check_server", "--max_iterations=5", "--save_trajectories=False"
+    )
+    assert checked.stdout == "hermes/smollm2 can be trained here\n", checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message", "hint"),
+    [
+        ("env:\n  groop_size: 4\n", "unknown key 'env.groop_size'", "did you mean env.group_size?"),
+        ("tinker:\n  lora_ranks: 4\n", "unknown key 'tinker.lora_ranks'", "did you mean tinker.lora_rank?"),
+        ("openai:\n  - base_ulr: x\n", "unknown key 'openai.base_ulr'", "did you mean openai.base_url?"),
+        ("tinkr:\n  lora_rank: 4\n", "unknown key 'tinkr'", "did you mean tinker?"),
+        (
+            "env:\n  tokenizer_name: a/b\nopenai:\n  - model_name: c/d\n",
+            "openai.model_name is c/d, and the model that is trained is a/b",
+            "name the same model",
+        ),
+    ],
+)
+def test_a_key_that_nobody_reads_is_refused_with_the_nearest_one(
+    tmp_path: Path, wrong: str, message: str, hint: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(wrong)
+    done = script(tmp_path, "launch_training.py", "--config=run.yaml")
+    assert done.returncode == 2 and f"run.yaml: {message}" in done.stderr and hint in done.stderr
+
+
+def test_the_environment_script_refuses_them_too_and_has_the_modes(tmp_path: Path) -> None:
+    name = "tinker_atropos/environments/gsm8k_tinker.py"
+    (tmp_path / "run.yaml").write_text("env:\n  sauce: hub\n")
+    done = script(tmp_path, name, "serve", "--config", "run.yaml")
+    assert done.returncode == 2 and "unknown key 'env.sauce'" in done.stderr and "env.source" in done.stderr
+    assert "{serve,process,evaluate}" in script(tmp_path, name, "--help").stdout
+
+
+def test_weights_are_asked_for_before_there_are_any(tmp_path: Path) -> None:
+    done = script(tmp_path, "tinker_atropos/utils/download_weights.py")
+    assert done.returncode == 2 and "no run has a checkpoint yet" in done.stderr

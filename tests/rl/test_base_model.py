@@ -1,0 +1,73 @@
+"""Which base model the agent may train: the configured one, and those that a person allows besides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.config.load import load
+from hermes.errors import HermesError
+from hermes.rl import tool_answers
+from hermes.rl.machine import has_gpu
+from hermes.rl.run import find_run
+from tests.cli.process import failure
+from tests.rl.conftest import MakeHome
+from tests.rl.world import answer, change_settings, hermes, tiny_model
+
+QWEN = "Qwen/Qwen3-8B"
+
+
+def tool(home: Path, tool_name: str, /, **arguments: Any) -> dict[str, Any]:
+    """What an rl_* tool answers."""
+    config = load(environ={"HERMES_HOME": str(home)})
+    result: dict[str, Any] = getattr(tool_answers, tool_name)(config, arguments, "task")
+    return result
+
+
+def fields(home: Path, kind: str) -> dict[str, dict[str, Any]]:
+    return {field["name"]: field for field in tool(home, "get_current_config")[kind]}
+
+
+def test_train_qwen3_8b_on_gsm8k_with_lora_rank_32_is_configured_or_says_what_forbids_it(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "home"
+    assert tool(home, "select_environment", name="gsm8k_tinker")["environment"] == "gsm8k"
+    forbidden = tool(home, "edit_config", field="base_model", value=QWEN)
+    assert forbidden["error"] == f"{QWEN} may not be trained: rl.model and rl.models allow hermes/smollm2"
+    assert forbidden["allowed_models"] == ["hermes/smollm2"] and f"rl.models '[{QWEN}]'" in forbidden["fix"]
+    assert "tinker.base_model" in fields(home, "locked_fields")
+    assert hermes(home, "config", "set", "rl.models", f"[{QWEN}]").returncode == 0
+    assert fields(home, "configurable_fields")["tinker.base_model"]["choices"] == ["hermes/smollm2", QWEN]
+    assert tool(home, "edit_config", field="base_model", value="qwen3-8b")["value"] == QWEN
+    assert tool(home, "edit_config", field="lora_rank", value=32)["value"] == 32, "it is locked at 32"
+    assert "locked_value" in tool(home, "edit_config", field="lora_rank", value=64)
+    locked = {name: field["current_value"] for name, field in fields(home, "locked_fields").items()}
+    assert locked["env.tokenizer_name"] == QWEN and locked["tinker.learning_rate"] == pytest.approx(4e-5)
+    assert (locked["env.total_steps"], locked["env.max_token_length"]) == (2500, 8192)
+    if not has_gpu():
+        with pytest.raises(HermesError, match="8 billion parameters and needs a GPU"):
+            tool(home, "start_training")
+
+
+def test_the_agents_choice_is_what_the_run_trains(home_with: MakeHome, tmp_path: Path, model: Path) -> None:
+    home, other = home_with(), tiny_model(tmp_path / "other")
+    change_settings(home, models=[str(other)])
+    tool(home, "select_environment", name="letters")
+    tool(home, "edit_config", field="base_model", value=str(other))
+    started = tool(home, "start_training")
+    about = find_run(home, started["run_id"]).config()
+    assert started["base_model"] == about["run"]["model"] == about["env"]["tokenizer_name"] == str(other)
+
+
+def test_a_person_may_name_any_model_and_the_agent_may_not(home_with: MakeHome, model: Path) -> None:
+    home = home_with()
+    answer(home, "rl", "select", "letters")
+    what, how = failure(hermes(home, "rl", "config", "base_model", QWEN), 2)
+    assert what.startswith(f"{QWEN} may not be trained") and "--unlock" in how
+    assert tool(home, "edit_config", field="base_model", value=str(model))["value"] == str(model)
+    shown = answer(home, "rl", "config", "base_model", QWEN, "--unlock")
+    tokenizer = next(field for field in shown["locked_fields"] if field["name"] == "env.tokenizer_name")
+    assert tokenizer["current_value"] == QWEN
