@@ -104,9 +104,9 @@ class HermesAgentLoop:
             rollout = finished_rollout(self._workplace(), self._assignment(opening, prompt))
             result, bench = await stack.enter_async_context(rollout)
             await asyncio.gather(*(process.kill() for process in bench.processes.values()))
-            held = OpenRollout(bench, stack.pop_all())
-        _rollouts[self.task_id] = held
-        self._env._opened.setdefault("rollouts", {})[self.task_id] = held
+            open_rollout = OpenRollout(bench, stack.pop_all())
+        _rollouts[self.task_id] = open_rollout
+        self._env._opened.setdefault("rollouts", {})[self.task_id] = open_rollout
         return result
 
     def _workplace(self) -> Workplace:

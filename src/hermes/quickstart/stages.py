@@ -197,10 +197,10 @@ class _Run:
             show_steps()
             self._check_supply(api, envs)
 
-        told = self._crew.finish("trainer", meanwhile)
+        result = self._crew.finish("trainer", meanwhile)
         for name in (*envs, "api"):
             self._crew.stop(name)
-        return told["sampler"], points(folder / "metrics.jsonl")
+        return result["sampler"], points(folder / "metrics.jsonl")
 
     def _check_supply(self, api: str, envs: list[str]) -> None:
         """ProcessFailedError if every environment has ended and the trainer waits for another batch."""
