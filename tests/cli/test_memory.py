@@ -104,7 +104,9 @@ def test_a_batch_run_neither_shows_nor_offers_the_memory(tmp_path: Path) -> None
         add(tmp_path, "has a dog called Ada")
         again = [*command(tmp_path, provider, name="again")]
         again[again.index("--toolsets") + 1] = "math,memory"
-        assert hermes(tmp_path, *again).returncode == 0
+        refused = hermes(tmp_path, *again)
+        assert refused.returncode == 2 and "memory (it needs a person" in refused.stderr
+        assert hermes(tmp_path, *again, "--allow-missing-toolsets").returncode == 0
         requests = [request.json for request in provider.posts]
     assert all("Ada" not in json.dumps(request) for request in requests)
     offered = {tool["function"]["name"] for request in requests for tool in request["tools"]}

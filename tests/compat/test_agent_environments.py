@@ -13,18 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.compat.world import ROOT
 from tests.fakes.provider import FakeProvider, Reply, text, tool_calls
 
 CAPITALS = Path(__file__).parent / "environments" / "capitals.py"
 TOWNS = {"France": "Paris", "Peru": "Lima", "Kenya": "Nairobi", "Japan": "Tokyo"}
-STARTED = """
-import os, runpy, site, sys
-site.addsitedir(sys.argv[1])  # reads the .pth file there, as Python does at its start
-sys.argv = sys.argv[2:]
-sys.path[0] = os.path.dirname(sys.argv[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def knows(request: dict[str, Any]) -> Reply:
@@ -43,7 +35,7 @@ def run_env(way: str, folder: Path, bundled: Path, mode: str, *flags: str) -> st
     home.mkdir()
     (home / "models").symlink_to(bundled / "models")
     command = {
-        "python": ("-c", STARTED, str(folder / "site"), str(file), mode),
+        "python": ("-m", "hermes.compat", str(file), mode),
         "hermes env": ("-m", "hermes", "env", mode, str(file)),
     }[way]
     passed_on = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
@@ -68,10 +60,8 @@ def run_env(way: str, folder: Path, bundled: Path, mode: str, *flags: str) -> st
 
 
 def copied(folder: Path) -> Path:
-    """The environment, in a folder of a user's, and what is installed with Hermes."""
-    for name in ("site", "environments"):
-        (folder / name).mkdir()
-    shutil.copy(ROOT / "src" / "hermes_compat.pth", folder / "site")
+    """The environment, in a folder of a user's."""
+    (folder / "environments").mkdir()
     return shutil.copy(CAPITALS, folder / "environments" / "capitals.py")
 
 
@@ -109,7 +99,7 @@ def test_its_own_evaluate_runs_the_agent_loop_and_looks_into_the_sandbox(
 def test_modules_of_the_users_own_folder_stay_and_only_the_references_are_answered(tmp_path: Path) -> None:
     copied(tmp_path)
     program = (
-        f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n"
+        "from hermes.compat import atropos; atropos.install()\n"
         "from environments.capitals import CapitalsEnv\n"
         "from environments.tool_call_parsers import get_parser, list_parsers\n"
         "import environments\n"
@@ -123,16 +113,6 @@ def test_modules_of_the_users_own_folder_stay_and_only_the_references_are_answer
         f"OK capitals True {[str(tmp_path / 'environments')]}",
         "No module named 'environments.nothing'",
     ], done.stderr
-
-
-def test_starting_python_reads_nothing_of_the_shim(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "src" / "hermes_compat.pth", tmp_path)
-    program = (
-        f"import site, sys; site.addsitedir({str(tmp_path)!r}); "
-        "print(sorted(name for name in sys.modules if name.startswith('hermes')))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == str(["hermes", "hermes.compat", "hermes.compat.startup"]), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,8 @@ def _missing_toolsets(
         names = tuple(toolset for toolset, percent in percents.items() if percent)
         source = f"the distribution '{name}'"
     reasons = unusable(names, config.settings, config.environ)
+    if "memory" in names:
+        reasons["memory"] = "it needs a person who sees what is remembered; use it in chat"
     if not reasons:
         return ()
     listing = "; ".join(f"{toolset} ({why})" for toolset, why in reasons.items())
