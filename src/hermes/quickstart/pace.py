@@ -37,10 +37,10 @@ class Cost(NamedTuple):
 
 _START_S = 25.0
 """Starting the processes of all stages."""
-_SAMPLED = Cost(0.1, 0.15)
+_SAMPLED = Cost(0.07, 0.2)
 """One rollout that is only sampled: evaluation and generation."""
-_SFT_ROW = Cost(0.1, 0.42)
-_GRPO_ROLLOUT = Cost(0.2, 0.36)
+_SFT_ROW = Cost(0.0, 0.59)
+_GRPO_ROLLOUT = Cost(0.08, 0.54)
 
 
 def measure_pace(engine_url: str) -> float:
