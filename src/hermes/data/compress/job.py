@@ -221,8 +221,10 @@ def _why_over(conversation: Conversation, folded: Folded, settings: FoldSettings
     if alone > target:
         return f"the system prompt alone has {alone} tokens, the target is {target}"
     turns = f"the first turns and the last {settings.protect_last_turns}"
-    kept = f"{turns} stay as they are" if settings.strict_protect else f"of {turns} only tool outputs fold"
+    protection = (
+        f"{turns} stay as they are" if settings.strict_protect else f"of {turns} only tool outputs fold"
+    )
     return (
         f"{folded.tokens} of {folded.original_tokens} tokens are left when everything that may be folded is, "
-        f"the target is {target}: {kept}"
+        f"the target is {target}: {protection}"
     )
