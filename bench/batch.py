@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("calculator", "write_file")
 """What the server asks for: the first of these that was offered."""
-OURS = "hermes.batch.worker"
+OURS = "hermes.batch.workers.worker"
 
 
 @dataclass(frozen=True)

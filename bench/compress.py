@@ -234,7 +234,7 @@ def _decisions(path: Path) -> Iterator[list[str]]:
 def bundled_tokenizer() -> str:
     """The folder of the bundled model, which both can read."""
     from hermes.config.paths import home
-    from hermes.models.bundled import prepare
+    from hermes.models.local.bundled import prepare
 
     return str(prepare(home()))
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from hermes.engine.info import EngineOptions
 from hermes.engine.types import AdamParams, Datum, Ints, LoraConfig, Loss, SampleRequest, SamplingParams
-from hermes.models.local_torch import import_torch
+from hermes.models.local.torch_threads import import_torch
 
 GROUP = 8
 PROMPT = (180, 221)

@@ -22,7 +22,7 @@ import numpy as np
 
 from hermes.engine.info import EngineOptions
 from hermes.engine.types import LoraConfig, SampleRequest, SamplingParams
-from hermes.models.local_torch import import_torch
+from hermes.models.local.torch_threads import import_torch
 
 PROMPT_TOKENS = 128
 GROUPS, GROUP = 8, 8
@@ -78,7 +78,7 @@ class Theirs:
     def run(self, prompts: Prompts, new: int, samples: int = 1) -> None:
         import torch
 
-        from hermes.engine.bench_baseline import continued
+        from hermes.engine.bench.baseline import continued
 
         continued(self._model, torch.from_numpy(np.repeat(prompts, samples, axis=0)), new)
 

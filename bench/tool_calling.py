@@ -31,7 +31,7 @@ from typing import Any
 
 from hermes.core import Role
 from hermes.data.formats.messages import strict_message
-from hermes.envs.agent_rollout import Scored
+from hermes.envs.agent.rollout import Scored
 from hermes.envs.builtin.generated import tool_calls
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.stats import interval
@@ -41,8 +41,8 @@ from hermes.quickstart import probes
 from hermes.quickstart.chart import png
 from hermes.quickstart.evaluate import on_engine
 from hermes.quickstart.processes import Crew, terminated_like_interrupted
-from hermes.rl.part import ask
 from hermes.rl.run import read_metrics
+from hermes.rl.supervise.part import ask
 
 MODEL = "hermes/smollm2"
 MEASURED = ("simple", "parallel")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from hermes.models.bundled import prepare, read_manifest
-from hermes.models.local_torch import import_torch
+from hermes.models.local.bundled import prepare, read_manifest
+from hermes.models.local.torch_threads import import_torch
 from tests import disks
 
-CONVERT = "import sys; from pathlib import Path; from hermes.models.bundled import prepare; "
+CONVERT = "import sys; from pathlib import Path; from hermes.models.local.bundled import prepare; "
 CONVERT += "prepare(Path(sys.argv[1]), lambda line: print(line, flush=True))"
 
 

@@ -20,7 +20,7 @@ from hermes.errors import UsageError
 from hermes.models.open import open_model
 from hermes.safety.approval import Answer
 from hermes.store import Reader
-from hermes.tools.memory import new_fact, stored_facts
+from hermes.tools.builtin.memory import new_fact, stored_facts
 from tests.agent.conftest import World
 from tests.fakes.provider import FakeProvider, Reply, text, tokens, tool_calls
 

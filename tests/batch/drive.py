@@ -94,7 +94,10 @@ def workers_of(parent: int) -> list[int]:
         if entry.name.isdecimal():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[1]) == parent and b"hermes.batch.worker" in (entry / "cmdline").read_bytes():
+                if (
+                    int(fields[1]) == parent
+                    and b"hermes.batch.workers.worker" in (entry / "cmdline").read_bytes()
+                ):
                     found.append(int(entry.name))
             except OSError:
                 continue

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hermes.batch.dataset import BadRow, Dataset, Row
-from hermes.batch.finalise import Summary, finalise
 from hermes.batch.journal import Entry, Segment, State
+from hermes.batch.output.finalise import Summary, finalise
 from hermes.batch.spec import Filters, RunSpec
+from hermes.batch.tasks import BadRow, Dataset, Row
 from hermes.core import JSONObject
 
 START_MS = 1_700_000_000_000

@@ -8,8 +8,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from hermes import __version__
-from hermes.batch.card import spec_digest
-from hermes.batch.parquet import COLUMNS
+from hermes.batch.output.card import spec_digest
+from hermes.batch.output.parquet import COLUMNS
 from tests.batch.made import done, failed, filtered, finish, spec
 
 

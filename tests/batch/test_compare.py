@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hermes.batch.compare import (
+from hermes.batch.compare.scores import (
     Attempt,
     Contender,
     bootstrap_interval,
@@ -17,7 +17,7 @@ from hermes.batch.compare import (
     wilson_interval,
 )
 from hermes.batch.exact import final_part, matches, normalised
-from hermes.batch.rows import shaped
+from hermes.batch.output.rows import shaped
 from tests.batch.made import row, usage
 
 

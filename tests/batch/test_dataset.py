@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.batch.dataset import Dataset, Row, read_dataset
+from hermes.batch.tasks import Dataset, Row, read_dataset
 from hermes.errors import UsageError
 
 

@@ -8,9 +8,9 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-from hermes.batch.dataset import BadRow
-from hermes.batch.finalise import finalise
 from hermes.batch.journal import Entry
+from hermes.batch.output.finalise import finalise
+from hermes.batch.tasks import BadRow
 from tests.batch.made import contents, dataset, done, failed, filtered, finish, lines, spec, write
 
 OUTPUTS = {
@@ -185,7 +185,7 @@ def test_a_full_disk_is_reported_and_leaves_the_earlier_files(tmp_path: Path) ->
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
         "from hermes.errors import HermesError\n"
-        "from hermes.batch.finalise import finalise\n"
+        "from hermes.batch.output.finalise import finalise\n"
         "from tests.batch.made import dataset, spec\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"

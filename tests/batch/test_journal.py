@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes.batch.dataset import Row
 from hermes.batch.journal import Entry, Segment, State, cut_torn_tails, read_journal
 from hermes.batch.plan import SampleKey, owed, read_progress
+from hermes.batch.tasks import Row
 from hermes.errors import HermesError
 
 

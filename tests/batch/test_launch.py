@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hermes.batch.dataset import read_dataset
-from hermes.batch.launch import launch, launched_early
-from hermes.batch.pool import Pool, RunOptions, RunResult
-from hermes.batch.process_workers import ProcessWorkers
 from hermes.batch.progress import open_view
 from hermes.batch.spec import open_run
+from hermes.batch.tasks import read_dataset
+from hermes.batch.workers.launch import launch, launched_early
+from hermes.batch.workers.pool import Pool, RunOptions, RunResult
+from hermes.batch.workers.process import ProcessWorkers
 from tests.batch.drive import solve, write_tasks
 from tests.batch.made import spec
 from tests.fakes.provider import FakeProvider
@@ -76,7 +76,7 @@ def test_a_command_that_fails_before_it_has_work_leaves_no_worker_behind(tmp_pat
 
 def test_starting_a_process_imports_nothing_that_takes_time() -> None:
     program = (
-        "import sys, hermes.cli.main, hermes.batch.launch\n"
+        "import sys, hermes.cli.main, hermes.batch.workers.launch\n"
         "print([name for name in ('asyncio', 'pydantic', 'openai', 'hermes.config') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -12,9 +12,9 @@ import datasets
 import pyarrow.parquet
 import pytest
 
-from hermes.batch import parquet
-from hermes.batch.parquet import COLUMNS, Shards, schema
-from hermes.batch.rows import shaped
+from hermes.batch.output import parquet
+from hermes.batch.output.parquet import COLUMNS, Shards, schema
+from hermes.batch.output.rows import shaped
 from hermes.data.lines import encoded
 from tests.batch.made import done, finish, lines, row
 
@@ -157,7 +157,7 @@ def test_without_pyarrow_everything_else_is_written_and_one_line_says_so(tmp_pat
         "import sys\n"
         "sys.modules['pyarrow'] = None\n"
         "from pathlib import Path\n"
-        "from hermes.batch.finalise import finalise\n"
+        "from hermes.batch.output.finalise import finalise\n"
         "from tests.batch.made import dataset, spec\n"
         "print(*finalise(Path(sys.argv[1]), spec(), dataset('a')).notes, sep='\\n')\n"
     )

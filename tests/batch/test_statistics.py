@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hermes.batch.statistics import describe_rewards, has_reasoning, percentiles, quantile, spread
+from hermes.batch.output.statistics import describe_rewards, has_reasoning, percentiles, quantile, spread
 from hermes.core import JSONObject
 from tests.batch.made import START_MS, done, failed, filtered, finish, usage
 

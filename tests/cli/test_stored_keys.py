@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.training.sinks import read_wandb
+from hermes.training.monitor.sinks import read_wandb
 from tests.cli.process import PASSED_ON, hermes
 from tests.fakes.absent import without_packages
 from tests.fakes.provider import FakeProvider, text, tool_calls

@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 PACKAGES = ("hermes.cli", "hermes.config", "hermes.store", "hermes.agent", "hermes.tools", "hermes.data")
-LIBRARIES = ("hermes.models.openai_chat", "openai", "openai.types.chat", "ruamel.yaml")
+LIBRARIES = ("hermes.models.remote.openai_chat", "openai", "openai.types.chat", "ruamel.yaml")
 MOST_BYTES = 60_000
 """What a pipe holds without a reader; also fits into one message."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from hermes.compat import atropos
-from hermes.envs.run import run_file
+from hermes.envs.cli.run import run_file
 from hermes.errors import HermesError
 
 

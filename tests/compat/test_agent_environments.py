@@ -126,7 +126,7 @@ def test_modules_of_the_users_own_folder_stay_and_only_the_references_are_answer
 async def test_a_loop_says_what_it_cannot_begin_with(messages: list[dict[str, str]], error: str) -> None:
     from hermes.compat.agent_loop import HermesAgentLoop, TaskToolContext
     from hermes.compat.reference_env import ReferenceAgentEnv
-    from hermes.envs.agent_config import HermesAgentEnvConfig
+    from hermes.envs.agent.config import HermesAgentEnvConfig
     from hermes.envs.servers.config import APIServerConfig
     from hermes.errors import UsageError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.envs.process import journal_path
+from hermes.envs.modes.process import journal_path
 from tests.compat.world import GUESSING, SUMS, Running, adder, drive, end, item_of, wait_for
 from tests.envs.token_source import TokenServer, said
 from tests.fakes.provider import FakeProvider, delayed, status, text

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.compat import atropos
-from hermes.envs.run import run_file
+from hermes.envs.cli.run import run_file
 from hermes.errors import HermesError
 from tests.fakes.provider import FakeProvider, Reply, text
 from tests.rollouts.conftest import Client

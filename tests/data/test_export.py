@@ -17,13 +17,13 @@ import pyarrow.parquet
 import pytest
 
 from hermes.core import Boundary, Message, Outcome, Relation, Reward, StopReason
-from hermes.data import manifest
 from hermes.data.curate.duplicates import NearDuplicates
 from hermes.data.curate.quality import Length
-from hermes.data.export import Plan, export, preview
+from hermes.data.export import manifest
+from hermes.data.export.run import Plan, export, preview
+from hermes.data.export.select import Selection
 from hermes.data.formats.registry import FORMATS
-from hermes.data.redaction import Level
-from hermes.data.select import Selection
+from hermes.data.redaction.redact import Level
 from hermes.data.where import parse
 from hermes.errors import HermesError, UsageError
 from hermes.safety.redact import Redactor

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hermes.core import Boundary, Message, Outcome, Reward, Role, Source, StopReason
-from hermes.data.export import Plan, export
+from hermes.data.export.run import Plan, export
 from hermes.data.formats.registry import FORMATS
 from hermes.data.importing import Imported, import_files
 from hermes.errors import UsageError

@@ -11,10 +11,10 @@ import datasets
 import pytest
 
 from hermes.core import Message, Rating, RatingKind, Reward, TokenTrace, ToolCall, new_id
-from hermes.data.export import Plan, export
+from hermes.data.export.run import Plan, export
 from hermes.data.formats.base import Calls
 from hermes.data.formats.registry import FORMATS
-from hermes.models.bundled import model_folder
+from hermes.models.local.bundled import model_folder
 from hermes.store import Reader, Writer
 from tests import records
 

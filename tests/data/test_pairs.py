@@ -13,7 +13,7 @@ from hermes.data.diff import said
 from hermes.data.example import Example, UnfitError
 from hermes.data.formats.base import Calls
 from hermes.data.formats.registry import FORMATS
-from hermes.data.pairs import Claim, Origin, candidate, find_claims, make_pair, rest_of_turn
+from hermes.data.preference.pairs import Claim, Origin, candidate, find_claims, make_pair, rest_of_turn
 from tests import records
 from tests.data import made
 

@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import torch
 
-from hermes.engine.backbone import wrap_model
-from hermes.engine.compact import CompactBackbone
-from hermes.engine.kv import KvPool
-from hermes.engine.pooled_attention import Stem, rows_attend, runs_of
-from hermes.engine.sampling import Draws, choose
+from hermes.engine.attention.kv_cache import KvPool
+from hermes.engine.attention.kv_decode import Stem, rows_attend, runs_of
+from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.load import wrap_model
+from hermes.engine.sampling.logits import Draws, choose
 from tests.engine.tiny import tiny_model
 
 LENGTHS = np.array([3, 40, 17, 0, 62])
@@ -22,8 +22,8 @@ def hidden() -> None:
 
     With windows, biases, scaled rotary, head norms, and heads that are no power of two wide.
     """
-    from hermes.engine import kernels
-    from hermes.engine.decode import fused_hidden, gather_rows
+    from hermes.engine.kernels import decode
+    from hermes.engine.sampling.cuda_fused import fused_hidden, gather_rows
 
     for family in ("llama", "llama3-rope", "mistral-window", "qwen2", "qwen3"):
         backbone = wrap_model(tiny_model(family), family)
@@ -39,7 +39,7 @@ def hidden() -> None:
         runs = runs_of(first, np.full(5, 64), alone, pools[0])
         attend = rows_attend(backbone.spec, pools[0], cells + lengths, runs, LENGTHS)
         want = backbone.hidden(tokens, lengths, attend, None)
-        for kernels._PROGRAMS in (264, 4):
+        for decode._PROGRAMS in (264, 4):
             gather = gather_rows(backbone.spec, pools[1], cells, lengths)
             found = fused_hidden(backbone, pools[1], tokens, cells, lengths, gather)
             torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
@@ -48,7 +48,7 @@ def hidden() -> None:
 
 
 def draw() -> None:
-    from hermes.engine.draw_kernels import draw_rows
+    from hermes.engine.kernels.sample import draw_rows
 
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 5000, generator=generator) * 3
@@ -68,7 +68,7 @@ def draw() -> None:
 
 
 def copy() -> None:
-    from hermes.engine.kernels import copy_cells
+    from hermes.engine.kernels.decode import copy_cells
 
     keys, values = torch.randn(2, 3, 100, 2, 16, generator=torch.Generator().manual_seed(0))
     want = [part.clone() for part in (keys, values)]

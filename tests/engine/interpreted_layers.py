@@ -6,27 +6,27 @@ import sys
 
 import torch
 
-from hermes.engine import layer_plain
-from hermes.engine.packing import pack, pack_plainly
+from hermes.engine.attention.packing import pack, pack_plainly
+from hermes.engine.training import layer_plain
 from tests.engine.layer_parts import states_and_gradient, texts
 
 
 def stack() -> None:
     """Whole passes: head norms, biases, keys repeated and not, odd widths."""
-    from hermes.engine import layer_kernels
+    from hermes.engine.kernels import layer
 
     few = [text[:30] for text in texts()[:4]]
     (shared,) = pack(few, 10**5)
     for family, batch in (("llama", shared), ("qwen3", shared), ("qwen2", pack_plainly(few[:2]))):
         wanted = states_and_gradient(family, batch, layer_plain, repeated=True)
-        found = states_and_gradient(family, batch, layer_kernels, repeated=True)
+        found = states_and_gradient(family, batch, layer, repeated=True)
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, atol=1e-5 * float(other.abs().max()), rtol=1e-4)
 
 
 def half() -> None:
     """Each kernel in half precision, with inputs that are part of a wider matrix."""
-    from hermes.engine import layer_kernels as fused
+    from hermes.engine.kernels import layer as fused
 
     generator = torch.Generator().manual_seed(0)
     x, delta, wide = (torch.randn(5, 40, generator=generator).bfloat16() for _ in range(3))
@@ -46,7 +46,7 @@ def half() -> None:
 
 
 def head() -> None:
-    from hermes.engine.head_kernels import normalise
+    from hermes.engine.kernels.lm_head import normalise
 
     logits = 5 * torch.randn(3, 9000, generator=torch.Generator().manual_seed(0))
     for given in (logits, logits.bfloat16()):

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hermes.engine import layer_plain
-from hermes.engine.adapter import Adapter
-from hermes.engine.attention import DenseAttention, PackedAttention
-from hermes.engine.attention_varlen import VarlenAttention, tree_of
-from hermes.engine.backbone import wrap_model
-from hermes.engine.compact import CompactBackbone
-from hermes.engine.layer_stack import Stack
-from hermes.engine.packing import Pack
+from hermes.engine.attention.packed import DenseAttention, PackedAttention
+from hermes.engine.attention.packed_varlen import VarlenAttention, tree_of
+from hermes.engine.attention.packing import Pack
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.load import wrap_model
+from hermes.engine.training import layer_plain
+from hermes.engine.training.manual_backward import Stack
 from hermes.engine.types import Ints, LoraConfig
 
 from .naive import shake

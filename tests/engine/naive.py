@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hermes.engine.adapter import Adapter
+from hermes.engine.lora.adapter import Adapter
 from hermes.engine.spec import Site
 from hermes.engine.types import Datum
 

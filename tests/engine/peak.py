@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hermes.engine.adapter import Adapter
-from hermes.engine.backbone import Backbone, wrap_model
-from hermes.engine.training import forward_backward
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.load import wrap_model
+from hermes.engine.training.forward_backward import forward_backward
 from hermes.engine.types import Datum, LoraConfig, Loss
 
 from .naive import cross_entropy, naive_step, peft_twin

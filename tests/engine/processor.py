@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hermes.engine.packed import has_bf16, has_layout
+from hermes.engine.model.cpu_prepacked import has_bf16, has_layout
 
 needs_layout = pytest.mark.skipif(not has_layout(torch.float32), reason="no layout of this CPU's own")
 needs_bf16 = pytest.mark.skipif(

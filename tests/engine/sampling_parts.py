@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from hermes.engine.adapter import Adapter
-from hermes.engine.backbone import Backbone, wrap_model
-from hermes.engine.kv import KvPool
-from hermes.engine.requests import Limits, SampleJob, read_request
-from hermes.engine.runner import Policy, TorchRunner
-from hermes.engine.sampler import Sampler
-from hermes.engine.stops import StopBook
+from hermes.engine.attention.kv_cache import KvPool
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.lora.policy import Policy
+from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.load import wrap_model
+from hermes.engine.sampling.request import Limits, SampleJob, read_request
+from hermes.engine.sampling.runner import TorchRunner
+from hermes.engine.sampling.scheduler import Sampler
+from hermes.engine.sampling.stops import StopBook
 from hermes.engine.types import (
     Floats,
     Ints,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hermes.engine.adapter import Adapter, optim_step
-from hermes.engine.backbone import wrap_model
+from hermes.engine.lora.adapter import Adapter, optim_step
+from hermes.engine.model.load import wrap_model
 from hermes.engine.spec import HEAD, ModelSpec
 from hermes.engine.types import AdamParams, EngineUserError, LoraConfig
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hermes.engine.attention import packed_attend
-from hermes.engine.backbone import wrap_model
-from hermes.engine.packing import Pack, pack
+from hermes.engine.attention.packed import packed_attend
+from hermes.engine.attention.packing import Pack, pack
+from hermes.engine.model.load import wrap_model
 from hermes.engine.types import Ints
 
 from .processor import needs_bf16

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from hermes.engine.adapter import Adapter
-from hermes.engine.attention import packed_attend
-from hermes.engine.backbone import Backbone, Kind, load_backbone, wrap_model
-from hermes.engine.compact import CompactBackbone
-from hermes.engine.packing import Pack, pack, pack_plainly
+from hermes.engine.attention.packed import packed_attend
+from hermes.engine.attention.packing import Pack, pack, pack_plainly
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.load import Kind, load_backbone, wrap_model
 from hermes.engine.types import EngineUserError, Ints, LoraConfig
-from hermes.models.bundled import model_folder
+from hermes.models.local.bundled import model_folder
 
 from .tiny import FAMILIES, OTHERS, SHAPE, tiny_model
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.engine.checkpoints import Checkpoint, CheckpointPath, CheckpointStore, Run
+from hermes.engine.checkpoints.store import Checkpoint, CheckpointPath, CheckpointStore, Run
 from hermes.engine.types import EngineUserError, LoraConfig
 from hermes.errors import HostError
 

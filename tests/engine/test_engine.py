@@ -16,7 +16,7 @@ import torch
 
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineClosedError, EngineOptions
-from hermes.engine.packed import has_bf16
+from hermes.engine.model.cpu_prepacked import has_bf16
 from hermes.engine.types import (
     AdamParams,
     Datum,

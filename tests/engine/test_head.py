@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hermes.engine import head
-from hermes.engine.adapter import Adapter
-from hermes.engine.backbone import Backbone, wrap_model
-from hermes.engine.head import logprobs_backward, token_logprobs
-from hermes.engine.lora import LoraWeights
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.lora.weights import LoraWeights
+from hermes.engine.model import lm_head
+from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.lm_head import logprobs_backward, token_logprobs
+from hermes.engine.model.load import wrap_model
 from hermes.engine.spec import HEAD
 from hermes.engine.types import LoraConfig
 
@@ -28,7 +29,7 @@ def plain(hidden: Tensor, targets: Tensor, backbone: Backbone, a: Tensor, b: Ten
 def test_logprobs_and_gradients_equal_the_plain_formula(
     width: tuple[int, ...], side_by_side: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "_SIDE_BY_SIDE", ("cpu",) if side_by_side else ())
+    monkeypatch.setattr(lm_head, "_SIDE_BY_SIDE", ("cpu",) if side_by_side else ())
     # With so large a vocabulary, 35 positions take two chunks.
     model = tiny_model("llama-tied", vocab_size=1 << 18, hidden_size=16, num_hidden_layers=1)
     backbone = wrap_model(model, "tiny")

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.engine.kv import Cells, Slot, slot_size
-from hermes.engine.prefix import BLOCK, Entry, PrefixIndex
+from hermes.engine.attention.kv_cache import Cells, Slot, slot_size
+from hermes.engine.sampling.prefix_cache import BLOCK, Entry, PrefixIndex
 from hermes.engine.types import Ints
 
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from hermes.engine import passes
-from hermes.engine.adapter import Adapter
-from hermes.engine.attention_varlen import tree_of
-from hermes.engine.backbone import wrap_model
-from hermes.engine.compact import CompactBackbone
-from hermes.engine.layer_stack import Stack
-from hermes.engine.layer_weights import layout_of
-from hermes.engine.packing import pack
-from hermes.engine.training import forward_backward
+from hermes.engine.attention.packed_varlen import tree_of
+from hermes.engine.attention.packing import pack
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.load import wrap_model
+from hermes.engine.training import passes
+from hermes.engine.training.forward_backward import forward_backward
+from hermes.engine.training.layer_weights import layout_of
+from hermes.engine.training.manual_backward import Stack
 from hermes.engine.types import Datum, LoraConfig, Loss, TrainOutput
 
 from .layer_parts import CPU, PLAIN, PlainVarlen, made, states_and_gradient, texts

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from hermes.engine.adapter import Adapter
-from hermes.engine.attention import packed_attend
-from hermes.engine.backbone import Backbone, Kind, wrap_model
-from hermes.engine.lora import LoraSpans, LoraView, LoraWeights
-from hermes.engine.packing import pack_plainly
+from hermes.engine.attention.packed import packed_attend
+from hermes.engine.attention.packing import pack_plainly
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.lora.weights import LoraSpans, LoraView, LoraWeights
+from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.load import Kind, wrap_model
 from hermes.engine.spec import HEAD
 from hermes.engine.types import Ints, LoraConfig
 

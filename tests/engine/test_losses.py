@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hermes.engine.losses import LOSSES, losses_and_derivative, resolve, trained_mask
+from hermes.engine.training.losses import LOSSES, losses_and_derivative, resolve, trained_mask
 from hermes.engine.types import EngineUserError, Loss
 
 Array = NDArray[np.float64]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hermes.engine.compact import CompactBackbone
-from hermes.engine.merged import MOST_COPIES, Copies, Copy
-from hermes.engine.runner import Policy
+from hermes.engine.lora.policy import Policy
+from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.sampling.merged_weights import MOST_COPIES, Copies, Copy
 from tests.engine.sampling_parts import BASE, Bench
 
 PLENTY = 1 << 40

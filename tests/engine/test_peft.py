@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hermes.engine.adapter import Adapter
-from hermes.engine.backbone import Kind, load_backbone, wrap_model
-from hermes.engine.peft_files import CONFIG_FILE, WEIGHTS_FILE, load_peft, save_peft
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.lora.peft import CONFIG_FILE, WEIGHTS_FILE, load_peft, save_peft
+from hermes.engine.model.load import Kind, load_backbone, wrap_model
 from hermes.engine.types import EngineUserError, LoraConfig
-from hermes.models.bundled import model_folder
+from hermes.models.local.bundled import model_folder
 
 from .test_lora import TOKENS, logits, trained
 from .tiny import tiny_model

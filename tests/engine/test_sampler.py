@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hermes.engine.backbone import Backbone
-from hermes.engine.kv import KvPool
-from hermes.engine.runner import Drawn, Fetched, Piece, Policy, TorchRunner
+from hermes.engine.attention.kv_cache import KvPool
+from hermes.engine.lora.policy import Policy
+from hermes.engine.model.backbone import Backbone
+from hermes.engine.sampling.runner import Drawn, Fetched, Piece, TorchRunner
 from hermes.engine.types import EngineCapacityError, EngineUserError, SampleResult
 from tests.engine.sampling_parts import Bench, prompt, same
 

@@ -10,7 +10,7 @@ import pytest
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.types import Datum, LoraConfig, Loss, SampleRequest, SamplingParams
-from hermes.models.bundled import model_folder
+from hermes.models.local.bundled import model_folder
 from tests.engine.processor import needs_bf16
 
 GAP = {"float32": 1e-3, "bfloat16": 0.3}

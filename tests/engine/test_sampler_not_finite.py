@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hermes.engine.kv import KvPool
-from hermes.engine.runner import Policy
-from hermes.engine.sampling import Draws, choose
+from hermes.engine.attention.kv_cache import KvPool
+from hermes.engine.lora.policy import Policy
+from hermes.engine.sampling.logits import Draws, choose
 from hermes.engine.types import NotFiniteError
 from tests.engine.sampling_parts import Bench, prompt
 

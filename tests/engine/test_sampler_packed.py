@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from hermes.engine.attention import packed_attend
-from hermes.engine.backbone import Backbone, wrap_model
-from hermes.engine.lora import LoraView
-from hermes.engine.packed import PackedBackbone, head_product, pack
-from hermes.engine.packing import pack_plainly
+from hermes.engine.attention.packed import packed_attend
+from hermes.engine.attention.packing import pack_plainly
+from hermes.engine.lora.weights import LoraView
+from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.cpu_prepacked import PackedBackbone, head_product, pack
+from hermes.engine.model.load import wrap_model
 from hermes.engine.spec import HEAD
 from tests.engine.processor import needs_bf16, needs_layout
 from tests.engine.sampling_parts import Bench

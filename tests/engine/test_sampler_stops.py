@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes.engine.stops import StopBook, token_bytes
+from hermes.engine.sampling.stops import StopBook, token_bytes
 from hermes.engine.types import EngineUserError, Ints
 from tests.engine.sampling_parts import Bench, prompt, tiny_tokenizer
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hermes.engine.sampling import Draws, choose, derive_seed, uniform
+from hermes.engine.sampling.logits import Draws, choose, derive_seed, uniform
 
 VOCAB = 700
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hermes.engine.ship import ship
+from hermes.engine.transfer import ship
 
 
 def test_arrays_of_any_dtype_and_shape_arrive_as_they_were() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from hermes.engine.backbone import wrap_model
-from hermes.engine.compact import CompactBackbone
 from hermes.engine.memory import is_out_of_memory
-from hermes.engine.merged import Copies
-from hermes.engine.runner import TorchRunner
+from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.load import wrap_model
+from hermes.engine.sampling.merged_weights import Copies
+from hermes.engine.sampling.runner import TorchRunner
 from hermes.engine.types import EngineCapacityError
 from tests.engine.sampling_parts import Bench, prompt
 from tests.engine.test_merged import policies

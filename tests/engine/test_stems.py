@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes.engine.pooled_attention import Stem, stems_of
-from hermes.engine.runner import TorchRunner
+from hermes.engine.attention.kv_decode import Stem, stems_of
+from hermes.engine.sampling.runner import TorchRunner
 from tests.engine.sampling_parts import Bench, prompt, same
 
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from hermes.engine import teams
+from hermes.engine import cpu_threads
 
 
 def test_what_is_done_apart_is_done_in_a_thread_that_is_gone() -> None:
@@ -19,7 +19,7 @@ def test_what_is_done_apart_is_done_in_a_thread_that_is_gone() -> None:
         seen.append(threading.current_thread())
         return 7
 
-    assert teams.apart(work) == 7
+    assert cpu_threads.apart(work) == 7
     assert seen[0] is not threading.current_thread()
     assert not seen[0].is_alive()
 
@@ -29,7 +29,7 @@ def test_its_error_is_the_callers() -> None:
         raise KeyError("weights")
 
     with pytest.raises(KeyError, match="weights"):
-        teams.apart(fail)
+        cpu_threads.apart(fail)
 
 
 COUNT = """
@@ -69,8 +69,8 @@ def test_neither_what_is_done_apart_nor_a_thread_alone_leaves_a_team() -> None:
 def test_new_threads_get_what_the_leader_has() -> None:
     before = torch.get_num_threads()
     try:
-        teams.apart(teams.alone)
-        teams.apart(lambda: teams.lead(3))
-        assert teams.apart(torch.get_num_threads) == 3
+        cpu_threads.apart(cpu_threads.alone)
+        cpu_threads.apart(lambda: cpu_threads.lead(3))
+        assert cpu_threads.apart(torch.get_num_threads) == 3
     finally:
         torch.set_num_threads(before)

@@ -11,9 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hermes.engine.adapter import Adapter
-from hermes.engine.backbone import Backbone, Kind, wrap_model
-from hermes.engine.training import forward_backward, optim_step
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.load import Kind, wrap_model
+from hermes.engine.training.forward_backward import forward_backward, optim_step
 from hermes.engine.types import AdamParams, Datum, Ints, LoraConfig, Loss, TrainOutput
 
 from .naive import cross_entropy, expect_same_gradient, importance_sampling, naive_step, peft_twin, shake

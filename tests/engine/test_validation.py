@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes.engine.backbone import wrap_model
+from hermes.engine.model.load import wrap_model
 from hermes.engine.spec import ModelSpec
+from hermes.engine.training.validation import validate
 from hermes.engine.types import Datum, EngineUserError, Loss
-from hermes.engine.validation import validate
 
 from .tiny import tiny_model
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.core import Message
+from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.builtin.calculator import CalculatorEnv
 from hermes.envs.builtin.code_tests import CodeTestsEnv
 from hermes.envs.builtin.format import FormatEnv
@@ -21,7 +22,6 @@ from hermes.envs.builtin.tool_calling import ToolCallingEnv
 from hermes.envs.builtin.web_research import WebResearchEnv
 from hermes.envs.builtin.word_limit import WordLimitEnv
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.scripted import ScriptedPolicy
 from hermes.envs.servers.config import APIServerConfig
 from tests.fakes.provider import Reply, text, tool_calls
 

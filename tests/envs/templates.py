@@ -89,7 +89,7 @@ FAMILIES = (
 def bundled_tokenizer(home: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    from hermes.models.bundled import model_folder
+    from hermes.models.local.bundled import model_folder
 
     return AutoTokenizer.from_pretrained(model_folder(home))
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.config.paths import db_path
 from hermes.core import Source, StopReason
-from hermes.envs.result import AgentResult
-from hermes.envs.sequences import MASKED
-from hermes.envs.tool_context import ToolContext
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.sequences import MASKED
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.store import Filter, Reader
 from hermes.tools.base import Tool
 from tests.envs.world import FileEnv, after, call, make, policy, stored, writes
@@ -156,7 +156,7 @@ async def test_rollouts_do_not_see_what_the_user_had_the_agent_remember(
     from hermes.agent.build import open_writer
     from hermes.config.load import load
     from hermes.core import FactAuthor
-    from hermes.tools.memory import new_fact
+    from hermes.tools.builtin.memory import new_fact
 
     prompts: list[str] = []
 

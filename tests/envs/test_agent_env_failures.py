@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hermes.config.paths import db_path
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.failures import GroupDroppedError
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.tool_context import ToolContext
 from hermes.errors import ProviderError
 from hermes.store import Filter, Reader
 from tests.envs.token_source import Answer, TokenServer, said

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hermes.core import Message, StopReason
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.sequences import MASKED
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.failures import GroupDroppedError
-from hermes.envs.result import AgentResult
-from hermes.envs.sequences import MASKED
-from hermes.envs.tool_context import ToolContext
 from hermes.errors import ConfigError
 from tests.envs.token_source import Answer, TokenServer, said
 from tests.envs.world import FileEnv, call, make, policy, stored, writes

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hermes.envs.agent_config import HermesAgentEnvConfig
+from hermes.envs.agent.config import HermesAgentEnvConfig
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.phase import eval_face
-from hermes.envs.result import AgentResult
-from hermes.envs.tool_context import ToolContext
 from tests.envs.world import FileEnv, make, policy, stored
 from tests.fakes.provider import FakeProvider, text, tool_calls
 

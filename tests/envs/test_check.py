@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes.envs.check import Finding, Report, State, check_class
-from hermes.envs.run import load_class
-from hermes.envs.template import write_template
+from hermes.envs.cli.check import Finding, Report, State, check_class
+from hermes.envs.cli.run import load_class
+from hermes.envs.cli.template import write_template
 
 REWARD = "return float(written"
 

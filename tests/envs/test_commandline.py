@@ -12,7 +12,7 @@ from pydantic import Field
 from hermes.envs.base import BaseEnv
 from hermes.envs.builtin.calculator import CalculatorEnv
 from hermes.envs.builtin.tool_calling import ToolCallingEnv
-from hermes.envs.commandline import build, parse, usage
+from hermes.envs.cli.commandline import build, parse, usage
 from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
 from hermes.errors import ConfigError, HermesError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.envs.discover import BUILT_IN, environment_folders, find_environments, locate
+from hermes.envs.cli.discover import BUILT_IN, environment_folders, find_environments, locate
 from hermes.errors import UsageError
 
 FILES = {

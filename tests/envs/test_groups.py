@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.envs import checkpoint, pacing
-from hermes.envs.advantages import (
+from hermes.compat.atropos.advantages import (
     allclose_to_first,
     compute_discounted_returns,
     compute_grpo_process_supervision_advantages,
     compute_stats,
 )
 from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
-from hermes.envs.evaluate import measure
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.groups import encode, join_items, refusal
+from hermes.envs.modes import checkpoint, pacing
+from hermes.envs.modes.evaluate import measure
+from hermes.envs.modes.viewer import generate_html
 from hermes.envs.stats import interval, wilson
-from hermes.envs.viewer import generate_html
 from hermes.errors import ProviderError
 
 CONFIG = BaseEnvConfig(group_size=2)

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
+from hermes.compat.atropos.reward_fns import (
+    CombinedReward,
+    RewardError,
+    RewardFunction,
+    RewardRegistry,
+    registry,
+)
+from hermes.compat.atropos.reward_fns.maths import R1Reward
+from hermes.compat.atropos.reward_fns.meter import to_slp1
 from hermes.envs.failures import classify
-from hermes.envs.reward_fns import CombinedReward, RewardError, RewardFunction, RewardRegistry, registry
-from hermes.envs.reward_fns.maths import R1Reward
-from hermes.envs.reward_fns.meter import to_slp1
 from hermes.errors import MissingDependencyError, UsageError
 
 

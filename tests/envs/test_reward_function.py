@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hermes.core import Message
-from hermes.envs.agent_env import HermesAgentBaseEnv
+from hermes.envs.agent.env import HermesAgentBaseEnv
+from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.builtin.reward_function import RewardFunctionConfig, RewardFunctionEnv
-from hermes.envs.scripted import ScriptedPolicy
 from hermes.envs.servers.config import APIServerConfig
 from hermes.errors import HermesError, UsageError
 from tests.cli.process import hermes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.envs.run import EnvironmentFileError, load_class
+from hermes.envs.cli.run import EnvironmentFileError, load_class
 
 ENVIRONMENT = """
 from hermes.envs.base import BaseEnv

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.core import ModelCall, TokenTrace
-from hermes.envs.sequences import MASKED, MASKED_LOGPROB, sequences_of
+from hermes.envs.agent.sequences import MASKED, MASKED_LOGPROB, sequences_of
 from tests.records import model_call
 
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
 from hermes.core import JSONObject, Message, ModelCall, Sampling
-from hermes.envs.sequences import MASKED, MASKED_LOGPROB, sequences_of
+from hermes.envs.agent.sequences import MASKED, MASKED_LOGPROB, sequences_of
 from hermes.errors import ConfigError, ContextOverflowError, ProviderError
 from hermes.models.base import ChatRequest
-from hermes.models.completions import CompletionModel
-from hermes.models.generate import GenerateModel
-from hermes.models.prompting import with_tools
-from hermes.models.token_chat import Speech, TokenChat
+from hermes.models.render.prompting import with_tools
+from hermes.models.tokens.chat import Speech, TokenChat
+from hermes.models.tokens.completions import CompletionModel
+from hermes.models.tokens.generate import GenerateModel
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
 from tests.envs.token_source import Answer, ScriptedSource, TokenServer, bundled_answers, said
 
@@ -368,8 +368,8 @@ async def test_the_bundled_model_gives_its_tokens_the_logprobs_that_were_recorde
     import torch
     from transformers import AutoModelForCausalLM
 
-    from hermes.models.bundled import model_folder
-    from hermes.models.local_model import load
+    from hermes.models.local.bundled import model_folder
+    from hermes.models.local.model import load
 
     model = load("smollm2", model_folder(bundled_home))
     scorer = AutoModelForCausalLM.from_pretrained(model_folder(bundled_home), dtype=torch.float32).eval()

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from hermes.core import Message, ModelCall, Sampling
-from hermes.envs.sequences import MASKED, TrainingSequence, sequences_of
+from hermes.envs.agent.sequences import MASKED, TrainingSequence, sequences_of
 from hermes.models.base import ChatRequest
-from hermes.models.bundled import model_folder
-from hermes.models.token_chat import Speech, TokenChat
+from hermes.models.local.bundled import model_folder
+from hermes.models.tokens.chat import Speech, TokenChat
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
 from tests.envs.test_token_chat import LONG, TOOLS, _ids
 from tests.envs.token_source import Answer, ScriptedSource

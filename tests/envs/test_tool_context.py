@@ -19,11 +19,11 @@ from hermes.agent.build import Plan, new_header, open_agent, open_writer
 from hermes.batch.reward import GraderError
 from hermes.config.load import load
 from hermes.core import Message, Source, ToolCall, Trajectory
-from hermes.envs.grading import checked, grade, uses_results_directly
-from hermes.envs.result import AgentResult, read_result
+from hermes.envs.agent.grading import checked, grade, uses_results_directly
+from hermes.envs.agent.result import AgentResult, read_result
+from hermes.envs.agent.scripted import ScriptedChat
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.scripted import ScriptedChat
-from hermes.envs.tool_context import ToolContext
 from hermes.errors import SandboxError, UsageError
 from hermes.tools import registry
 from hermes.tools.base import Workbench

@@ -14,10 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
 from hermes.core import Sampling, Usage
-from hermes.models.completions import TokenReply
+from hermes.models.tokens.completions import TokenReply
 
 if TYPE_CHECKING:
-    from hermes.models.local_model import LocalModel
+    from hermes.models.local.model import LocalModel
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ScriptedSource:
 
 def bundled_answers(model: LocalModel) -> Answerer:
     """The bundled model's own continuation, one at a time."""
-    from hermes.models.local_decode import Choice
+    from hermes.models.local.decode import Choice
 
     lock = threading.Lock()
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.config.paths import db_path
-from hermes.envs.agent_config import HermesAgentEnvConfig
-from hermes.envs.agent_env import HermesAgentBaseEnv
-from hermes.envs.result import AgentResult
+from hermes.envs.agent.config import HermesAgentEnvConfig
+from hermes.envs.agent.env import HermesAgentBaseEnv
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.tool_context import ToolContext
 from hermes.store import Filter, Reader
 from tests.envs.token_source import Answer, TokenServer, said
 

@@ -14,8 +14,8 @@ from hermes.core import JSONObject, Message, Sampling
 from hermes.errors import ProviderError
 from hermes.models.base import ChatRequest, OnDelta
 from hermes.models.budget import Budget
-from hermes.models.completions import CompletionModel
-from hermes.models.openai_chat import OpenAIChat
+from hermes.models.remote.openai_chat import OpenAIChat
+from hermes.models.tokens.completions import CompletionModel
 from tests.fakes.provider import FakeProvider
 
 PRICE = PriceSettings(input=1.0, output=10.0, cached_input=0.5, cache_write=2.0)

@@ -14,9 +14,9 @@ import pytest
 
 import hermes
 from hermes.errors import HermesError, UsageError
-from hermes.models.bundled import locate_gguf, model_folder, prepare, read_manifest
-from hermes.models.bundled_convert import convert
-from hermes.models.local import LocalChat
+from hermes.models.local.bundled import locate_gguf, model_folder, prepare, read_manifest
+from hermes.models.local.chat import LocalChat
+from hermes.models.local.gguf_convert import convert
 from tests.conftest import CONVERT
 
 SOURCES = str(Path(hermes.__file__).parent.parent)
@@ -36,7 +36,9 @@ def test_the_weights_are_found_without_importing_their_package() -> None:
 
 def test_without_its_package_the_error_is_the_install_line() -> None:
     code = f"import sys; sys.path.insert(0, {SOURCES!r}); from pathlib import Path\n"
-    code += "from hermes.errors import MissingDependencyError\nfrom hermes.models.bundled import prepare\n"
+    code += (
+        "from hermes.errors import MissingDependencyError\nfrom hermes.models.local.bundled import prepare\n"
+    )
     code += "try: prepare(Path('/nonexistent'))\n"
     code += "except MissingDependencyError as error: print(error.message, error.hint, sep='|')"
     shown = subprocess.run(
@@ -49,7 +51,9 @@ def test_without_its_package_the_error_is_the_install_line() -> None:
 
 def test_without_torch_the_error_is_the_install_line() -> None:
     code = f"import sys; sys.path.insert(0, {SOURCES!r}); from pathlib import Path\n"
-    code += "from hermes.errors import MissingDependencyError\nfrom hermes.models.local import LocalChat\n"
+    code += (
+        "from hermes.errors import MissingDependencyError\nfrom hermes.models.local.chat import LocalChat\n"
+    )
     code += "try: LocalChat.open('smollm2', Path('/nonexistent'))\n"
     code += "except MissingDependencyError as error: print(error.hint)"
     shown = subprocess.run(

@@ -6,7 +6,7 @@ import pytest
 
 from hermes.core import JSON
 from hermes.errors import AuthError, ContextOverflowError, ProviderError
-from hermes.models.failures import Place, concerns_model, from_status, retry_after_s
+from hermes.models.remote.failures import Place, concerns_model, from_status, retry_after_s
 
 PLACE = Place("http://127.0.0.1:9/v1", "lab/fake", "LAB_API_KEY")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import ProviderError
-from hermes.models.openai_chat import OpenAIChat
+from hermes.models.remote.openai_chat import OpenAIChat
 from tests.fakes.provider import FakeProvider, text
 from tests.models.clients import asking, chat_on, target_for
 

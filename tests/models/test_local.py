@@ -12,11 +12,11 @@ import pytest
 from hermes.core import JSONObject, Message, Role, Sampling, ToolCall
 from hermes.errors import ContextOverflowError, ProviderError
 from hermes.models.base import ChatRequest, Delta
-from hermes.models.bundled import model_folder
-from hermes.models.local import LocalChat
-from hermes.models.local_decode import CHUNK, Choice, choose
-from hermes.models.local_prompt import encode_chat, result_role
-from hermes.models.local_stream import TextStream
+from hermes.models.local.bundled import model_folder
+from hermes.models.local.chat import LocalChat
+from hermes.models.local.decode import CHUNK, Choice, choose
+from hermes.models.local.stream import TextStream
+from hermes.models.render.template import encode_chat, result_role
 
 CALCULATOR: JSONObject = {
     "name": "calculator",

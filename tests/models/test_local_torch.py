@@ -14,7 +14,7 @@ import os, sys
 allowed = sorted(os.sched_getaffinity(0))[: int(sys.argv[1])]
 os.sched_setaffinity(0, allowed)
 before = dict(os.environ)
-from hermes.models.local_torch import import_torch
+from hermes.models.local.torch_threads import import_torch
 import_torch()
 assert os.environ == before
 import torch

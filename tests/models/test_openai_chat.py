@@ -9,7 +9,7 @@ import pytest
 from hermes.core import Message, Sampling, ToolCall, Usage
 from hermes.errors import ProviderError
 from hermes.models.base import ChatRequest, Delta, OnDelta
-from hermes.models.openai_chat import OpenAIChat
+from hermes.models.remote.openai_chat import OpenAIChat
 from tests.fakes.provider import FakeProvider, Reply, duplicated, raw, slow, text, tokens, tool_calls
 from tests.models.clients import PRICE, TOOL, asking, chat_on, target_for
 

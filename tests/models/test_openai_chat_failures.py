@@ -14,8 +14,8 @@ import pytest
 
 from hermes.errors import AuthError, ContextOverflowError, ProviderError
 from hermes.models.base import Delta, OnDelta
-from hermes.models.openai_chat import OpenAIChat
-from hermes.models.throttle import throttle_for
+from hermes.models.remote.openai_chat import OpenAIChat
+from hermes.models.remote.throttle import throttle_for
 from tests.fakes.provider import (
     FakeProvider,
     Reply,

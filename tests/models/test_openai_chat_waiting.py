@@ -11,7 +11,7 @@ import pytest
 
 from hermes.core import Message
 from hermes.models.base import ChatRequest, OnDelta
-from hermes.models.throttle import throttle_for
+from hermes.models.remote.throttle import throttle_for
 from tests.fakes.provider import (
     FakeProvider,
     Reply,

@@ -9,7 +9,7 @@ import pytest
 
 from hermes.core import JSONObject, Message, Role, ToolCall
 from hermes.models.parsers import get_parser
-from hermes.models.prompting import assistant_text, tool_response_text, tool_system_text, with_tools
+from hermes.models.render.prompting import assistant_text, tool_response_text, tool_system_text, with_tools
 from tests.models.parsers.hostile import hostile_answers, meaning
 
 HERMES = get_parser("hermes")

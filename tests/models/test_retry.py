@@ -6,7 +6,7 @@ import random
 import pytest
 
 from hermes.errors import AuthError, ProviderError
-from hermes.models.retry import RetryPolicy, pause_s, with_retries
+from hermes.models.remote.retry import RetryPolicy, pause_s, with_retries
 
 POLICY = RetryPolicy(max_retries=5, base_s=0.5, cap_s=4.0)
 QUICK = RetryPolicy(max_retries=3, base_s=0.001)

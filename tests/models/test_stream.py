@@ -6,9 +6,9 @@ import pytest
 
 from hermes.core import JSON, JSONObject
 from hermes.models.base import Delta
-from hermes.models.stream import StreamMerger
-from hermes.models.traces import read_trace
-from hermes.models.wire import message_from_wire
+from hermes.models.remote.stream import StreamMerger
+from hermes.models.remote.wire import message_from_wire
+from hermes.models.tokens.traces import read_trace
 from tests.fakes.rendering import chunks, whole
 from tests.fakes.replies import Reply, text, tokens, tool_calls
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hermes.models.throttle import AdaptiveLimit, Throttle, throttle_for
+from hermes.models.remote.throttle import AdaptiveLimit, Throttle, throttle_for
 
 
 def succeed(adaptive: AdaptiveLimit, times: int, *, limiting: bool = True) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from hermes.core import JSONObject, Message, Role, Sampling, ToolCall
 from hermes.models.base import ChatRequest
-from hermes.models.wire import (
+from hermes.models.remote.wire import (
     Dialect,
     chat_body,
     dialect_for,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hermes.quickstart.processes import Crew, ProcessFailedError, terminated_like_interrupted
-from hermes.rl.part import ask
-from hermes.rl.ports import is_free
+from hermes.rl.supervise.part import ask
+from hermes.rl.supervise.ports import is_free
 from tests.ports import free_port
 
 

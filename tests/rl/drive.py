@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hermes.rl.part import Part
 from hermes.rl.run import Run, Status, last_step, now_ms
-from hermes.rl.supervision import Supervisor
-from hermes.rl.supervisor import detach
+from hermes.rl.supervise.part import Part
+from hermes.rl.supervise.supervision import Supervisor
+from hermes.rl.supervise.supervisor import detach
 
 ROOT = Path(__file__).parents[2]
 SERVER = """

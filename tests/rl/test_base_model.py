@@ -10,7 +10,7 @@ import pytest
 from hermes.config.load import load
 from hermes.errors import HermesError
 from hermes.rl import tool_answers
-from hermes.rl.machine import has_gpu
+from hermes.rl.checks.machine import has_gpu
 from hermes.rl.run import find_run
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome

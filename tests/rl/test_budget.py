@@ -12,10 +12,10 @@ from hermes.config.load import Config, load
 from hermes.core import JSON
 from hermes.errors import UsageError
 from hermes.rl.budget import Left, book_test, grant, left, spent_usd
-from hermes.rl.config import Resolved, resolve, select
-from hermes.rl.plan import RunPlan, write_config
+from hermes.rl.config.resolve import Resolved, resolve, select
 from hermes.rl.run import Run, RunState, Status, find_run
-from hermes.training.meter import Meter
+from hermes.rl.supervise.plan import RunPlan, write_config
+from hermes.training.service.token_meter import Meter
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
 from tests.rl.pilot import Pilot, drive

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes.rl.inference_test import _run
-from hermes.rl.processes import ProcessId
+from hermes.rl.checks.inference_test import _run
 from hermes.rl.run import Run, find_run, read_metrics
+from hermes.rl.supervise.processes import ProcessId
 from tests.cli.process import failure
 from tests.fakes.provider import FakeProvider, text
 from tests.rl.conftest import MakeHome

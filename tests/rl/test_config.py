@@ -10,7 +10,7 @@ import pytest
 
 from hermes.config.load import load
 from hermes.errors import UsageError
-from hermes.rl.config import LockedFieldError, Resolved, edit, resolve, select
+from hermes.rl.config.resolve import LockedFieldError, Resolved, edit, resolve, select
 from hermes.rl.run import Run, last_step
 from tests.rl.conftest import MakeHome
 from tests.rl.world import ENVIRONMENTS, change_settings

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hermes.config.load import load
-from hermes.rl.config import resolve, select
-from hermes.rl.doctor import diagnose
-from hermes.rl.estimate import estimate
-from hermes.rl.preflight import _suggested, summarise, verdict
+from hermes.rl.checks.doctor import diagnose
+from hermes.rl.checks.estimate import estimate
+from hermes.rl.checks.preflight import _suggested, summarise, verdict
+from hermes.rl.config.resolve import resolve, select
 from tests.rl.world import ENVIRONMENTS
 
 HEALTHY = {

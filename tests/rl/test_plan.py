@@ -9,10 +9,10 @@ import pytest
 
 from hermes.config.load import load
 from hermes.errors import ConfigError
-from hermes.rl import ports
-from hermes.rl.plan import RunPlan, with_ports, write_config
 from hermes.rl.run import Run
 from hermes.rl.service import engine_url, service_of
+from hermes.rl.supervise import ports
+from hermes.rl.supervise.plan import RunPlan, with_ports, write_config
 
 
 def _run(home: Path, api_port: int, service: str | None = None) -> Run:

@@ -14,9 +14,9 @@ import pytest
 
 from hermes.config.load import Config, load
 from hermes.rl import tool_answers
-from hermes.rl.plan import write_config
-from hermes.rl.processes import ProcessId
 from hermes.rl.run import Run, RunState, Status, now_ms
+from hermes.rl.supervise.plan import write_config
+from hermes.rl.supervise.processes import ProcessId
 from hermes.rl.tools import TOOLS
 from tests.cli.process import failure
 from tests.cli.terminal import hermes_terminal

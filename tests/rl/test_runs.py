@@ -18,8 +18,8 @@ from hermes.config.load import load
 from hermes.core import Message, Sampling
 from hermes.models.base import ChatRequest
 from hermes.rl.run import Run, find_run, last_step, read_metrics
-from hermes.rl.serve import open_run_model, serve_command
-from hermes.training.meter import read_tokens
+from hermes.rl.weights.serve import open_run_model, serve_command
+from hermes.training.service.token_meter import read_tokens
 from tests import disks
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome

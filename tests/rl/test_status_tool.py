@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hermes.config.load import Config, load
-from hermes.rl.plan import write_config
-from hermes.rl.processes import ProcessId
 from hermes.rl.run import PartStatus, Run, RunState, Status, now_ms
+from hermes.rl.supervise.plan import write_config
+from hermes.rl.supervise.processes import ProcessId
 from hermes.rl.tool_answers import CHECK_EVERY_S, check_status
 
 ID = "0123abcd"

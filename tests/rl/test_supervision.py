@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hermes.rl.part import End, Part, judge
 from hermes.rl.run import Run, RunState, Status
+from hermes.rl.supervise.part import End, Part, judge
 from tests.rl import drive
 
 

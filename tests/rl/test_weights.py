@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes.rl.plan import write_config
 from hermes.rl.run import Run, Status, now_ms
+from hermes.rl.supervise.plan import write_config
 from tests.cli.process import failure
 from tests.rl.world import answer, hermes
 

@@ -11,11 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hermes.rollouts.inflate import BadGzip, Deflater, TooLarge, inflate
-from hermes.rollouts.parsing import BodyError, parse
-from hermes.rollouts.recognise import recognise, recognise_list
-from hermes.rollouts.wire import MAX_LIST, ScoredData
-from hermes.rollouts.worker import INLINE_BYTES, Parser, WorkerLost
+from hermes.rollouts.compression import BadGzip, Deflater, TooLarge, inflate
+from hermes.rollouts.parsing.parse import BodyError, parse
+from hermes.rollouts.parsing.recognise import recognise, recognise_list
+from hermes.rollouts.parsing.worker import INLINE_BYTES, Parser, WorkerLost
+from hermes.rollouts.schema import MAX_LIST, ScoredData
 from tests.rollouts.conftest import KEYS, group
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

@@ -16,15 +16,15 @@ import pytest
 
 from hermes.core.json import JSONObject
 from hermes.errors import StoreError
+from hermes.rollouts.core.snapshot import describe
+from hermes.rollouts.core.state import State
 from hermes.rollouts.intake import Limits
-from hermes.rollouts.journal import SEGMENT_BYTES, FileJournal
-from hermes.rollouts.recognise import Incoming
-from hermes.rollouts.recover import recover
-from hermes.rollouts.segment import list_segments
+from hermes.rollouts.journal.journal import SEGMENT_BYTES, FileJournal
+from hermes.rollouts.journal.recover import recover
+from hermes.rollouts.journal.segment import list_segments
+from hermes.rollouts.parsing.recognise import Incoming
+from hermes.rollouts.schema import EnvRegistration, Registration
 from hermes.rollouts.service import Batch, Service
-from hermes.rollouts.snapshot import describe
-from hermes.rollouts.state import State
-from hermes.rollouts.wire import EnvRegistration, Registration
 from tests.rollouts.conftest import ENV, RUN, Client, Launch, group, marks
 
 T = TypeVar("T")
@@ -256,7 +256,7 @@ from pathlib import Path
 from hermes.errors import StoreError
 from hermes.rollouts.intake import Limits
 from hermes.rollouts.journal import SEGMENT_BYTES, FileJournal
-from hermes.rollouts.recognise import Incoming
+from hermes.rollouts.parsing.recognise import Incoming
 from hermes.rollouts.service import Service
 
 async def main():

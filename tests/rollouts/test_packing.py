@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.rollouts.buffer import Buffer
-from hermes.rollouts.packing import Demand, choose, why_none
-from hermes.rollouts.queue import Entry, Group, Queue
+from hermes.rollouts.core.buffer import Buffer
+from hermes.rollouts.core.packing import Demand, choose, why_none
+from hermes.rollouts.core.queue import Entry, Group, Queue
 
 
 def groups_of(*sizes: int, env_id: int | None = None, first: int = 0) -> list[Group]:

@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hermes.rollouts.packing import Demand
-from hermes.rollouts.queue import Group
-from hermes.rollouts.shares import Shares
-from hermes.rollouts.snapshot import describe, restore
-from hermes.rollouts.state import State
-from hermes.rollouts.wire import EnvRegistration, Registration
+from hermes.rollouts.core.packing import Demand
+from hermes.rollouts.core.queue import Group
+from hermes.rollouts.core.shares import Shares
+from hermes.rollouts.core.snapshot import describe, restore
+from hermes.rollouts.core.state import State
+from hermes.rollouts.schema import EnvRegistration, Registration
 from tests.rollouts.conftest import ENV, RUN
 
 SIZE = st.sampled_from([0, 1, 2, 2, 2, 3, 4, 4, 8, 9])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.data.redaction import Level, Scrubber
+from hermes.data.redaction.redact import Level, Scrubber
 from hermes.safety.patterns import Layer, find
 from hermes.safety.redact import Redactor
 

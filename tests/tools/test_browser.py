@@ -15,7 +15,7 @@ import pytest_asyncio
 from hermes.core import JSON
 from hermes.tools import registry
 from hermes.tools.base import Workbench
-from hermes.tools.browser_session import RESOURCE, BrowserSession
+from hermes.tools.browser.session import RESOURCE, BrowserSession
 from tests.fakes.site import Page, Request, Site, page, redirect
 from tests.tools.bench import call, error, text
 from tests.tools.services import open_service_bench

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from hermes.tools.browser_proxy import MAX_HEAD_BYTES, GuardedProxy
+from hermes.tools.browser.proxy import MAX_HEAD_BYTES, GuardedProxy
 from tests.fakes.site import Page, Request, Site
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from hermes.errors import ToolError
-from hermes.tools.calculator import calculate
+from hermes.tools.builtin.calculator import calculate
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from hermes.config.settings import McpServerSettings
 from hermes.core import JSON, Message, ToolResult
 from hermes.errors import ToolError
 from hermes.tools.base import Tool, Workbench
-from hermes.tools.mcp import FAILURES, connect_mcp, tool_name
-from hermes.tools.mcp_pins import PINS_FILE, action_text
+from hermes.tools.mcp.pins import PINS_FILE, action_text
+from hermes.tools.mcp.tools import FAILURES, connect_mcp, tool_name
 from tests.tools.bench import raw_call
 from tests.tools.services import open_service_bench
 

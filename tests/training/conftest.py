@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hermes.training.checkpoints import Keep
-from hermes.training.client import Wish, connection
+from hermes.training.monitor.sinks import JsonLines, Sinks
+from hermes.training.service.client import Wish, connection
 from hermes.training.session import Run
-from hermes.training.sinks import JsonLines, Sinks
 from tests.engine.http.engine_process import KEY, Server, launch, make_tiny
 from tests.training.world import Environment, Process, ask, start_api
 

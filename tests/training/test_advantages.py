@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hermes.training.advantages import Baseline, advantages
-from hermes.training.batch import Item, Rules, prepare, with_penalty
-from hermes.training.correction import bounds_of, engine_loss, surrogate, weights
-from hermes.training.groups import read_group
-from hermes.training.kl import penalties, teacher_terms
+from hermes.training.data.advantages import Baseline, advantages
+from hermes.training.data.batch import Item, Rules, prepare, with_penalty
+from hermes.training.data.correction import bounds_of, engine_loss, surrogate, weights
+from hermes.training.data.groups import read_group
+from hermes.training.data.kl import penalties, teacher_terms
 from hermes.training.schedule import Schedule, Shape, default_rl_rate, default_sft_rate, parameters_of
 from tests.training.world import group
 

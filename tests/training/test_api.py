@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hermes.training.api import NO_LEASE, Batch, NoBatch, TrainerApi
+from hermes.training.data.api import NO_LEASE, Batch, NoBatch, TrainerApi
 from tests.training.world import ask
 
 REGISTRATION = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import HermesError
-from hermes.training.batch import Rules
+from hermes.training.data.batch import Rules
 from hermes.training.distill import GenerateTeacher, Teacher, TinkerTeacher
 from hermes.training.distill import ask as attached
 from hermes.training.rl import train

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hermes.errors import HermesError
-from hermes.rl.doctor import Cause, diagnose
-from hermes.training.batch import Rules
+from hermes.rl.checks.doctor import Cause, diagnose
+from hermes.training.data.batch import Rules
 from hermes.training.schedule import Schedule
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun

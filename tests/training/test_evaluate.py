@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hermes.training.checkpoints import Keep, Kept, RunState, added, revalued
-from hermes.training.evaluate import command_evaluation
-from hermes.training.held_out import HeldOut
+from hermes.training.monitor.eval_command import command_evaluation
+from hermes.training.monitor.eval_watcher import HeldOut
 from hermes.training.rl import train
 from tests.training.conftest import MakeRun, StartTrainer
 from tests.training.test_rl import around, feeding, settings

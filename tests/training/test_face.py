@@ -15,10 +15,10 @@ import tinker
 
 import hermes.training
 from hermes.errors import HermesError
-from hermes.training.client import Connection
 from hermes.training.distill import GenerateTeacher, TinkerTeacher
-from hermes.training.face import Face, offered
-from hermes.training.meter import Meter, Tokens, read_tokens
+from hermes.training.service.client import Connection
+from hermes.training.service.openai_proxy import Face, offered
+from hermes.training.service.token_meter import Meter, Tokens, read_tokens
 from tests.engine.http.engine_process import KEY, Server, launch
 from tests.training.proxy import proxy
 from tests.training.world import PROMPT

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hermes.errors import HermesError
-from hermes.rl.doctor import diagnose
-from hermes.training.batch import Rules
+from hermes.rl.checks.doctor import diagnose
+from hermes.training.data.batch import Rules
 from tests.training.conftest import MakeRun
 from tests.training.test_rl import always_the_first, trained
 from tests.training.world import Environment, metrics

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hermes.training.probe import Proof, ProofError, Reading, begin
+from hermes.training.monitor.proof import Proof, ProofError, Reading, begin
 from hermes.training.session import Run
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from hermes.errors import HermesError, UsageError
-from hermes.rl.doctor import diagnose
-from hermes.training.advantages import Baseline
-from hermes.training.api import ApiError
-from hermes.training.batch import Rules
+from hermes.rl.checks.doctor import diagnose
 from hermes.training.checkpoints import alone
+from hermes.training.data.advantages import Baseline
+from hermes.training.data.api import ApiError
+from hermes.training.data.batch import Rules
+from hermes.training.monitor.sinks import JsonLines, Sinks
 from hermes.training.rl import Around, RlSettings, train
 from hermes.training.schedule import Schedule
 from hermes.training.session import Finished, Run
-from hermes.training.sinks import JsonLines, Sinks
 from tests.training.conftest import MakeRun
 from tests.training.world import Environment, ask, metrics
 

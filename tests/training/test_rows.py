@@ -10,11 +10,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from hermes.core import Message, Role, ToolCall
+from hermes.data.export.select import Selection
 from hermes.data.formats.registry import FORMATS
-from hermes.data.select import Selection
-from hermes.models.token_chat import Speech
+from hermes.models.tokens.chat import Speech
 from hermes.store import Filter, Reader, Writer
-from hermes.training.rows import from_files, from_store, gather, lessons_of
+from hermes.training.data.sft_examples import from_files, from_store, gather, lessons_of
 from tests import records
 from tests.cli.process import failure, hermes
 

@@ -12,12 +12,12 @@ import pytest
 import tinker
 
 from hermes.training.checkpoints import Kept, RunState, StateFile
-from hermes.training.client import Connection, EngineError
+from hermes.training.monitor.sinks import Sinks
 from hermes.training.rl import train as train_rl
 from hermes.training.schedule import Schedule
+from hermes.training.service.client import Connection, EngineError
 from hermes.training.session import Run, carry_on
 from hermes.training.sft import SftSettings, train
-from hermes.training.sinks import Sinks
 from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import KEY, Server
 from tests.training.conftest import MakeRun, StartTrainer

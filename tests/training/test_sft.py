@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import HermesError, UsageError
-from hermes.models.bundled import prepare
+from hermes.models.local.bundled import prepare
 from hermes.store import Reader
-from hermes.training.client import Connection, EngineError
-from hermes.training.rows import Lesson, Lessons, from_files, gather
+from hermes.training.data.sft_examples import Lesson, Lessons, from_files, gather
+from hermes.training.monitor.sinks import Sinks
 from hermes.training.schedule import Schedule
+from hermes.training.service.client import Connection, EngineError
 from hermes.training.session import Run, check_finite
 from hermes.training.sft import SftSettings, chosen, datums, train
-from hermes.training.sinks import Sinks
 from tests.engine.http.engine_process import launch
 from tests.training.conftest import MakeRun, StartTrainer
 from tests.training.world import Process, metrics

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from hermes.training.sinks import read_wandb
+from hermes.training.monitor.sinks import read_wandb
 
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from hermes.training.sinks import JsonLines, Label, Sinks
+from hermes.training.monitor.sinks import JsonLines, Label, Sinks
 name, folder = sys.argv[1], Path(sys.argv[2])
 for first in (1, 3):
     sinks = Sinks([JsonLines(folder)])

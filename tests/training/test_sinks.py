@@ -13,7 +13,7 @@ import pytest
 from hermes.errors import HermesError, UsageError
 from hermes.store import Reader, Writer
 from hermes.training.checkpoints import Keep, Kept, RunState, StateFile, added
-from hermes.training.sinks import JsonLines, Label, Sinks, StoreSink, configured
+from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, configured
 
 LABEL = Label("r", "p", "t")
 

@@ -14,12 +14,12 @@ from safetensors.numpy import load_file
 
 from hermes.errors import HermesError, UsageError
 from hermes.rl.run import find_run
-from hermes.training.client import Connection, Trainee
-from hermes.training.meter import Meter
+from hermes.training.monitor.sinks import Sinks
 from hermes.training.schedule import Schedule
+from hermes.training.service.client import Connection, Trainee
+from hermes.training.service.token_meter import Meter
 from hermes.training.session import Finished, Run
 from hermes.training.sft import SftSettings, train
-from hermes.training.sinks import Sinks
 from hermes.training.start import find_folder, find_weights, rank_of
 from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import KEY, Server, launch

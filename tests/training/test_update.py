@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes.engine.http.proto import data_of, loss_of, parse_forward_backward
+from hermes.engine.server.tinker.proto import data_of, loss_of, parse_forward_backward
 from hermes.engine.types import Datum, Loss
 from hermes.training.schedule import Schedule
 from tests.engine.http.engine_process import Server

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hermes.training.api import NoBatch
-from hermes.training.waiting import BatchWait, NoEnvironmentError
+from hermes.training.data.api import NoBatch
+from hermes.training.data.waiting import BatchWait, NoEnvironmentError
 from tests.training.conftest import StartTrainer
 from tests.training.world import Environment, ask, metrics
 

@@ -31,7 +31,7 @@ from hermes.sandbox.directory import work_in
 from hermes.skills import list_skills
 from hermes.store import Writer
 from hermes.tools.base import Delegate, Tool, ToolOutput, Workbench
-from hermes.tools.memory import stored_facts
+from hermes.tools.builtin.memory import stored_facts
 from hermes.tools.registry import select
 
 _WORKSPACE_TOOLSETS = frozenset({"terminal", "file", "code_execution"})
@@ -191,7 +191,7 @@ async def _tools(config: Config, plan: Plan, bench: Workbench) -> list[Tool]:
     if plan.only_tools is not None:
         chosen = [tool for tool in chosen if tool.name in plan.only_tools]
     if "mcp" in plan.toolsets:
-        from hermes.tools.mcp import connect_mcp
+        from hermes.tools.mcp.tools import connect_mcp
 
         chosen = [*chosen, *await connect_mcp(bench)]
     if plan.person is None:

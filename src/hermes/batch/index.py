@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
-from hermes.batch.dataset import Row
 from hermes.batch.journal import Entry, State
 from hermes.batch.plan import SampleKey
+from hermes.batch.tasks import Row
 
 _NOWHERE = -1
 _MAX_OPEN = 100

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hermes.batch.dataset import Row
 from hermes.batch.journal import Entry, State
+from hermes.batch.tasks import Row
 
 
 class SampleKey(NamedTuple):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hermes.batch.dataset import Row
+from hermes.batch.tasks import Row
 from hermes.core import JSON, JSONObject, Trajectory
 from hermes.errors import HermesError, UsageError
 

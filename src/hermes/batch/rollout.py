@@ -11,11 +11,11 @@ from hermes.agent.build import Plan, new_header, open_agent, prepare_opening
 from hermes.agent.examples import examples_for
 from hermes.agent.loop import AgentLoop
 from hermes.agent.toolset_choice import choose_toolsets
-from hermes.batch.dataset import Row
 from hermes.batch.filters import keep_out
 from hermes.batch.journal import Entry, State
 from hermes.batch.reward import GraderError, RewardFunction, score
 from hermes.batch.spec import RunSpec
+from hermes.batch.tasks import Row
 from hermes.config.load import Config
 from hermes.core import JSONObject, Message, Reward, Sampling, Source, Step, StopReason, Trajectory
 from hermes.data.formats import sharegpt

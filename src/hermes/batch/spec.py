@@ -11,8 +11,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from hermes.config.files import atomic_write, ensure_dir
 from hermes.core import JSONObject
+from hermes.core.files import atomic_write, ensure_dir
 from hermes.errors import ConfigError, UsageError
 
 

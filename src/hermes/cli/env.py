@@ -11,7 +11,7 @@ import click
 from hermes.cli.options import json_option, stored_variables
 
 if TYPE_CHECKING:
-    from hermes.envs.check import Report
+    from hermes.envs.cli.check import Report
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """What stands behind the environment, its --help included, is for the environment."""
@@ -35,7 +35,7 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the environments: built-in, in ~/.hermes/environments, and in FOLDERS. Nothing is imported."""
     from hermes.cli.tables import aligned
     from hermes.config.paths import home
-    from hermes.envs.discover import environment_folders, find_environments
+    from hermes.envs.cli.discover import environment_folders, find_environments
     from hermes.errors import UsageError
     from hermes.safety.text import printable
 
@@ -61,7 +61,7 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
 @json_option
 def new(name: str, folder: Path, as_json: bool) -> None:
     """Write a working environment file to start from."""
-    from hermes.envs.template import write_template
+    from hermes.envs.cli.template import write_template
 
     path = write_template(name, folder)
     if as_json:
@@ -84,7 +84,7 @@ def check(
 
     SETTINGS are its own, such as --env.seed 3. Exits with 1 if something is wrong.
     """
-    from hermes.envs.check import check_class
+    from hermes.envs.cli.check import check_class
 
     as_json = as_json or "--json" in settings
     path = _locate(environment, folders)
@@ -113,7 +113,7 @@ def _mode(name: str, summary: str) -> click.Command:
     @stored_variables
     def run(environment: str, settings: tuple[str, ...], folders: tuple[Path, ...]) -> None:
         from hermes.compat import atropos
-        from hermes.envs.run import run_file
+        from hermes.envs.cli.run import run_file
 
         path = _locate(environment, folders)
         atropos.install()
@@ -134,14 +134,14 @@ evaluate = _mode("evaluate", "Measure a model on the environment's held-out task
 
 def _locate(environment: str, folders: tuple[Path, ...]) -> Path:
     from hermes.config.paths import home
-    from hermes.envs.discover import environment_folders, locate
+    from hermes.envs.cli.discover import environment_folders, locate
 
     return locate(environment, environment_folders(home(), folders))
 
 
 def _load(path: Path) -> type:
     from hermes.compat import atropos
-    from hermes.envs.run import load_class
+    from hermes.envs.cli.run import load_class
 
     atropos.install()
     return load_class(path)

@@ -25,42 +25,51 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "The trajectory API: environments put groups in, a trainer takes batches out.",
     ),
     "batch": (
-        "hermes.cli.batch:batch",
+        "hermes.cli.batch.command:batch",
         "Many prompts in parallel, resumable; nothing lost, nothing paid twice.",
     ),
     "bench": (
-        "hermes.cli.bench:bench",
+        "hermes.cli.batch.bench:bench",
         "The same tasks across models: table, wins and losses, where they diverge.",
     ),
-    "compress": ("hermes.cli.compress:compress", "Fit trajectories to a token budget; decisions go last."),
-    "config": ("hermes.cli.config:config", "Show and change settings."),
-    "doctor": ("hermes.cli.doctor:doctor", "Check what works on this machine, and what would fix the rest."),
+    "compress": (
+        "hermes.cli.compress.command:compress",
+        "Fit trajectories to a token budget; decisions go last.",
+    ),
+    "config": ("hermes.cli.setup.config:config", "Show and change settings."),
+    "doctor": (
+        "hermes.cli.setup.doctor:doctor",
+        "Check what works on this machine, and what would fix the rest.",
+    ),
     "engine": (
-        "hermes.cli.engine:engine",
+        "hermes.cli.engine.command:engine",
         "Train and sample adapters on this machine; speaks Tinker and OpenAI.",
     ),
     "env": ("hermes.cli.env:env", "Environments: list, new, check, serve, process, evaluate."),
-    "export": ("hermes.cli.export:export", "Write trajectories as training data."),
-    "import": ("hermes.cli.import_:import_", "Store conversations from elsewhere: ShareGPT, messages, ATIF."),
+    "export": ("hermes.cli.data.export:export", "Write trajectories as training data."),
+    "import": (
+        "hermes.cli.data.import_:import_",
+        "Store conversations from elsewhere: ShareGPT, messages, ATIF.",
+    ),
     "memory": (
-        "hermes.cli.memory:memory",
+        "hermes.cli.setup.memory:memory",
         "What the agent remembers across sessions: list, show, add, remove.",
     ),
-    "models": ("hermes.cli.models:models", "List the providers and the bundled model."),
+    "models": ("hermes.cli.setup.models:models", "List the providers and the bundled model."),
     "quickstart": (
         "hermes.cli.quickstart:quickstart",
         "The whole loop, really learning, on the bundled model: CPU only, no key.",
     ),
-    "rate": ("hermes.cli.rate:rate", "Rate a trajectory."),
+    "rate": ("hermes.cli.data.rate:rate", "Rate a trajectory."),
     "rl": (
-        "hermes.cli.rl:rl",
+        "hermes.cli.rl.command:rl",
         "Train by reinforcement: environments, runs, results, weights; or by the agent.",
     ),
-    "skills": ("hermes.cli.skills:skills", "Browse, search, view, install and check skills."),
-    "tools": ("hermes.cli.tools:tools", "List the tools and why one is unavailable."),
-    "train": ("hermes.cli.train:train", "Train a LoRA adapter: sft, grpo, ppo."),
+    "skills": ("hermes.cli.setup.skills:skills", "Browse, search, view, install and check skills."),
+    "tools": ("hermes.cli.setup.tools:tools", "List the tools and why one is unavailable."),
+    "train": ("hermes.cli.train.command:train", "Train a LoRA adapter: sft, grpo, ppo."),
     "trajectories": (
-        "hermes.cli.trajectories:trajectories",
+        "hermes.cli.data.trajectories:trajectories",
         "List, show, search and compare what was recorded.",
     ),
 }
@@ -121,7 +130,7 @@ class LazyGroup(click.Group):
 def cli(ctx: click.Context, /, **options: Any) -> None:
     """An agent whose every run becomes training data. Without a command: interactive chat."""
     if ctx.invoked_subcommand is None:
-        from hermes.cli.chat import start
+        from hermes.cli.chat.start import start
 
         start(**options)
 

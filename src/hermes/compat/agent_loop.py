@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from hermes.core import JSONObject, Message, Sampling, new_id
-from hermes.envs.agent_rollout import (
+from hermes.envs.agent.rollout import (
     MAX_ATTEMPTS,
     Assignment,
     RolloutFailedError,
     Workplace,
     finished_rollout,
 )
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.phase import current_phase
-from hermes.envs.tool_context import ToolContext
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
-    from hermes.envs.agent_env import HermesAgentBaseEnv
-    from hermes.envs.result import AgentResult
+    from hermes.envs.agent.env import HermesAgentBaseEnv
+    from hermes.envs.agent.result import AgentResult
     from hermes.tools.base import Workbench
 
 _ROLES = {"system": Message.system, "user": Message.user, "assistant": Message.assistant}

@@ -15,9 +15,9 @@ from typing import Any
 
 from hermes.compat.agent_loop import TaskToolContext, register
 from hermes.core import JSONObject
-from hermes.envs.agent_env import HermesAgentBaseEnv
-from hermes.envs.grading import uses_results_directly
-from hermes.envs.pending import HomeServer, in_own_thread
+from hermes.envs.agent.env import HermesAgentBaseEnv
+from hermes.envs.agent.grading import uses_results_directly
+from hermes.envs.agent.pending import HomeServer, in_own_thread
 
 
 class ReferenceAgentEnv(HermesAgentBaseEnv):

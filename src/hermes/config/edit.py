@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hermes.config import env_file, load, paths, providers, schema, yaml_file, yaml_splice
 from hermes.config.environment import is_setting_name
-from hermes.config.files import atomic_write, locked, read_text
 from hermes.config.validate import Problem, validate
+from hermes.core.files import atomic_write, locked, read_text
 from hermes.errors import ConfigError
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")

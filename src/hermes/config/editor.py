@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hermes.config import edit, paths
-from hermes.config.files import atomic_write, ensure_dir, locked, read_text
+from hermes.core.files import atomic_write, ensure_dir, locked, read_text
 from hermes.errors import ConfigError
 
 _FIRST_LINES = "# Settings of Hermes. 'hermes config show' lists every key with its value and origin.\n"

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from hermes.config import env_file, paths, schema, secrets, yaml_file
 from hermes.config.environment import PREFIX, is_setting_name, without_stored
-from hermes.config.files import read_text
 from hermes.config.providers import OPENAI_URL_VARIABLE, fill_builtin
 from hermes.config.schema import KeyPath
 from hermes.config.settings import Settings
 from hermes.config.validate import Problem, validate
 from hermes.core import JSON, JSONObject
+from hermes.core.files import read_text
 from hermes.errors import ConfigError, UsageError
 
 

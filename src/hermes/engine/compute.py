@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Literal, TypeVar
 
 from hermes.engine.info import EngineClosedError
-from hermes.engine.sampler import Sampler
+from hermes.engine.sampling.scheduler import Sampler
 from hermes.engine.schedule import Call, FairShare, Lines, describe
 
 T = TypeVar("T")

@@ -15,16 +15,16 @@ from typing import TypeVar
 
 import torch
 
-from hermes.engine import teams
-from hermes.engine.adapter import Adapter
-from hermes.engine.book import Book, Held, adapter_bytes
+from hermes.engine import cpu_threads
+from hermes.engine.checkpoints.adapter_io import load_adapter, save_adapter
 from hermes.engine.compute import Compute, closed
 from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, PolicyInfo
-from hermes.engine.requests import read_request
-from hermes.engine.saving import load_adapter, save_adapter
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.lora.registry import Book, Held, adapter_bytes
+from hermes.engine.sampling.request import read_request
 from hermes.engine.schedule import Call, Steps
 from hermes.engine.setup import build
-from hermes.engine.training import forward_backward, optim_step
+from hermes.engine.training.forward_backward import forward_backward, optim_step
 from hermes.engine.types import (
     AdamParams,
     Datum,
@@ -45,14 +45,14 @@ class Engine:
 
     def __init__(self, options: EngineOptions) -> None:
         threads = torch.get_num_threads()
-        self._parts = teams.apart(lambda: build(options))
+        self._parts = cpu_threads.apart(lambda: build(options))
         self._backbone = self._parts.backbone
         self.device, self.dtype = self._backbone.device, self._backbone.dtype
         self.spec = replace(self._backbone.spec, max_length=self._parts.limits.longest)
         self.tokenizer_dir = options.model
         self._book = Book(self._backbone.device, self._backbone.dtype, options.max_adapters)
-        self._compute = Compute(self._parts.sampler, lambda: teams.lead(threads))
-        self._disk = ThreadPoolExecutor(1, "hermes-engine-disk", teams.alone)
+        self._compute = Compute(self._parts.sampler, lambda: cpu_threads.lead(threads))
+        self._disk = ThreadPoolExecutor(1, "hermes-engine-disk", cpu_threads.alone)
         self._trained_tokens = 0
         self._optimizer_steps = 0
 

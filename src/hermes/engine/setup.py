@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hermes.engine.backbone import Backbone, load_backbone
+from hermes.engine.attention.kv_cache import KvPool, cell_bytes, slot_size
 from hermes.engine.info import EngineOptions
-from hermes.engine.kv import KvPool, cell_bytes, slot_size
 from hermes.engine.memory import free_bytes
-from hermes.engine.packed import has_bf16
-from hermes.engine.requests import Limits
-from hermes.engine.runner import Runner, TorchRunner
-from hermes.engine.sampler import Sampler
+from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.cpu_prepacked import has_bf16
+from hermes.engine.model.load import load_backbone
+from hermes.engine.sampling.request import Limits
+from hermes.engine.sampling.runner import Runner, TorchRunner
+from hermes.engine.sampling.scheduler import Sampler
+from hermes.engine.sampling.stops import StopBook
 from hermes.engine.spec import ModelSpec
-from hermes.engine.stops import StopBook
 from hermes.engine.types import EngineCapacityError, EngineUserError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _cells(options: EngineOptions, backbone: Backbone, most: int, room: int | No
 def _runner(backbone: Backbone, cells: int, max_batch: int) -> Runner:
     if backbone.device.type != "cuda":
         return TorchRunner(backbone, KvPool(backbone.spec, cells, backbone.device, backbone.dtype))
-    from hermes.engine.cuda_runner import PADDING_CELLS, CudaRunner
+    from hermes.engine.sampling.cuda_runner import PADDING_CELLS, CudaRunner
 
     pool = KvPool(backbone.spec, cells + PADDING_CELLS, backbone.device, backbone.dtype)
     return CudaRunner(backbone, pool, max_batch)

@@ -15,11 +15,12 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hermes.envs import checkpoint, reporting, rollout, serve
 from hermes.envs.config import BaseEnvConfig, config_class, fingerprint
 from hermes.envs.failures import Tally
 from hermes.envs.groups import GroupWriter, join_items
-from hermes.envs.link import Link
+from hermes.envs.modes import checkpoint, group_worker, serve
+from hermes.envs.modes import metrics as reporting
+from hermes.envs.modes.api_session import Link
 from hermes.envs.servers.base import APIServer
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, ServerBaseline
 from hermes.envs.servers.manager import ServerManager
@@ -152,7 +153,7 @@ class BaseEnv(ABC):
         The default asks collect_trajectory group_size times at once. If any of them fails the group fails:
         one that is smaller, or padded, would be scored against the wrong baseline.
         """
-        answers = await rollout.all_or_error(
+        answers = await group_worker.all_or_error(
             [self.collect_trajectory(item) for _ in range(self.config.group_size)]
         )
         later = [item for _, items in answers for item in items]
@@ -210,19 +211,19 @@ class BaseEnv(ABC):
 
     async def process_manager(self) -> None:
         """The process mode."""
-        from hermes.envs import process
+        from hermes.envs.modes import process
 
         await process.run(self)
 
     async def _run_evaluate(self) -> None:
         """The evaluate mode."""
-        from hermes.envs import evaluate
+        from hermes.envs.modes import evaluate
 
         await evaluate.run(self)
 
     async def handle_env(self, item_uuid: str) -> Any:
         """Makes and sends the group of one running item."""
-        return await rollout.handle(self, item_uuid)
+        return await group_worker.handle(self, item_uuid)
 
     async def handle_send_to_api(
         self,
@@ -232,7 +233,9 @@ class BaseEnv(ABC):
         abort_on_any_max_length_exceeded: bool = True,
     ) -> None:
         """Checks one group or a list of them, keeps the good ones and sends them."""
-        await rollout.keep_and_send(self, scored_data, item, do_send_to_api, abort_on_any_max_length_exceeded)
+        await group_worker.keep_and_send(
+            self, scored_data, item, do_send_to_api, abort_on_any_max_length_exceeded
+        )
 
     async def _send_scored_data_to_api(self, scored_data: Any) -> None:
         if self.link is not None:
@@ -285,7 +288,7 @@ class BaseEnv(ABC):
         verbose: bool = True,
     ) -> None:
         """Writes metrics.json and samples.jsonl to data_dir_to_save_evals, and prints a table."""
-        from hermes.envs import eval_log
+        from hermes.envs.modes import eval_log
 
         servers = [getattr(server, "config", None) for server in self.server.servers]
         asked = getattr(self.config, "model_name", None) or getattr(servers[0], "model_name", None)
@@ -298,7 +301,7 @@ class BaseEnv(ABC):
     @classmethod
     def cli(cls) -> None:
         """Runs `serve`, `process` or `evaluate` as the command line says, and ends the process."""
-        from hermes.envs.commandline import main
+        from hermes.envs.cli.commandline import main
 
         main(cls)
 

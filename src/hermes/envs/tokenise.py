@@ -38,7 +38,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def _place(name: str) -> str | Path:
     from hermes.config.paths import home
-    from hermes.models import bundled
+    from hermes.models.local import bundled
 
     return bundled.prepare(home()) if name == f"hermes/{bundled.NAME}" else name
 

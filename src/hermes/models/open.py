@@ -12,7 +12,7 @@ from hermes.models.prices import price_of
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.models.base import ChatModel
-    from hermes.models.completions import CompletionModel
+    from hermes.models.tokens.completions import CompletionModel
 
 
 def open_model(
@@ -33,12 +33,12 @@ def open_model(
     settings = config.settings
     target = resolve_model(settings, config.environ, model or settings.model, base_url)
     if target.is_local:
-        from hermes.models.local import LocalChat
+        from hermes.models.local.chat import LocalChat
         from hermes.models.metered import MeteredChat
 
         local = LocalChat.open(target.model, config.home, progress)
         return local if budget is None else MeteredChat(local, price_of(settings, target.name), budget)
-    from hermes.models.openai_chat import OpenAIChat
+    from hermes.models.remote.openai_chat import OpenAIChat
 
     return OpenAIChat(target, price_of(settings, target.name), budget)
 
@@ -48,7 +48,7 @@ def open_completions(
 ) -> CompletionModel:
     """The same for token-level completions, which only remote endpoints offer."""
     from hermes.config.providers import resolve_model
-    from hermes.models.completions import CompletionModel
+    from hermes.models.tokens.completions import CompletionModel
 
     settings = config.settings
     target = resolve_model(settings, config.environ, model or settings.model, base_url)

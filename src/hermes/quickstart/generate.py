@@ -11,12 +11,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes.batch.dataset import Dataset, read_dataset
-from hermes.batch.finalise import finalise
-from hermes.batch.pool import Pool, RunOptions, RunResult
-from hermes.batch.process_workers import ProcessWorkers
+from hermes.batch.output.finalise import finalise
 from hermes.batch.spec import RunSpec, open_run
-from hermes.config.files import atomic_write, ensure_dir
+from hermes.batch.tasks import Dataset, read_dataset
+from hermes.batch.workers.pool import Pool, RunOptions, RunResult
+from hermes.batch.workers.process import ProcessWorkers
+from hermes.core.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
 from hermes.quickstart import reward
 from hermes.quickstart.evaluate import open_env

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from hermes.errors import MissingDependencyError, UsageError
-from hermes.models.bundled import locate_gguf
+from hermes.models.local.bundled import locate_gguf
 
 _NEEDED = ("torch", "transformers", "tinker", "starlette", "uvicorn")
 

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from hermes.config.files import ensure_dir
 from hermes.core import JSONObject
+from hermes.core.files import ensure_dir
 from hermes.errors import HermesError
-from hermes.rl.part import HERMES, Part, launch
-from hermes.rl.processes import ProcessId, signal_group
+from hermes.rl.supervise.part import HERMES, Part, launch
+from hermes.rl.supervise.processes import ProcessId, signal_group
 from hermes.safety.text import printable
 
 _POLL_S = 0.1

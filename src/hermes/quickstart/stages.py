@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from hermes.config.files import ensure_dir
+from hermes.core.files import ensure_dir
 from hermes.errors import HermesError
 from hermes.quickstart import pace, probes
 from hermes.quickstart.evaluate import Measured, measure, tokenizer
@@ -22,9 +22,9 @@ from hermes.quickstart.outcome import Outcome, Point, Stage, Tokens
 from hermes.quickstart.processes import Crew, terminated_like_interrupted
 from hermes.quickstart.progress import Meter, Tell
 from hermes.quickstart.recipe import ENVIRONMENT, MODEL, Recipe
-from hermes.rl import ports
-from hermes.rl.part import ask
 from hermes.rl.run import read_metrics
+from hermes.rl.supervise import ports
+from hermes.rl.supervise.part import ask
 
 BASE, AFTER_SFT, AFTER_GRPO = "base", "after SFT", "after GRPO"
 _BUDGET_TOKENS = 512

@@ -14,18 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hermes.config.files import ensure_dir, read_text
+from hermes.core.files import ensure_dir, read_text
 from hermes.errors import UsageError
 from hermes.rl.run import Run, all_runs, last_step, now_ms
 from hermes.rl.service import service_of
 from hermes.safety.access import leads_to_loopback
-from hermes.training.meter import Tokens, read_tokens
+from hermes.training.service.token_meter import Tokens, read_tokens
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.config.settings import RlSettings
     from hermes.core import JSONObject
-    from hermes.rl.config import Resolved
+    from hermes.rl.config.resolve import Resolved
 
 _PERSON = "only a person can raise it: hermes config set rl.{}"
 
@@ -120,7 +120,7 @@ def book_test(config: Config, resolved: Resolved, task: str, models: Sequence[st
 def _worst_usd(config: Config, resolved: Resolved, name: str, completions: int) -> float:
     """Every model call of every rollout as long as it may be, prompt and answer."""
     from hermes.models.prices import price_of
-    from hermes.rl.inference_test import is_local, priced_name
+    from hermes.rl.checks.inference_test import is_local, priced_name
 
     if is_local(name):
         return 0.0

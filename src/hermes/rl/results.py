@@ -11,11 +11,11 @@ from operator import or_
 from pathlib import Path
 from typing import Any
 
-from hermes.config.files import read_text
 from hermes.core import JSONObject
-from hermes.rl.fields import WANDB_PROJECT
+from hermes.core.files import read_text
+from hermes.rl.config.fields import WANDB_PROJECT
 from hermes.rl.run import PARTS, Run, RunState, Status, now_ms, read_metrics
-from hermes.training.sinks import read_wandb
+from hermes.training.monitor.sinks import read_wandb
 
 _HISTORY_ROWS = 10
 _RECENT_STEPS = 20

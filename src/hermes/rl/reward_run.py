@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.errors import UsageError
-from hermes.rl.config import Resolved, apply_values, select
+from hermes.rl.config.resolve import Resolved, apply_values, select
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -21,8 +21,8 @@ def select_reward_function(
 
     Both are read here, so that a mistake is found before anything is started.
     """
-    from hermes.batch.dataset import read_dataset
     from hermes.batch.reward import load_reward
+    from hermes.batch.tasks import read_dataset
     from hermes.envs.builtin.reward_function import check_rows
 
     if environment not in (None, _ENVIRONMENT):

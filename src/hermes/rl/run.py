@@ -16,11 +16,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from hermes.config.files import atomic_write, read_text
 from hermes.config.paths import logs_dir
 from hermes.core import JSON, JSONObject
+from hermes.core.files import atomic_write, read_text
 from hermes.errors import HermesError, UsageError
-from hermes.rl.processes import ProcessId
+from hermes.rl.supervise.processes import ProcessId
 
 PARTS = ("api", "engine", "trainer", "env")
 """In the order they are started."""

@@ -12,7 +12,7 @@ from hermes.safety.access import leads_to_loopback
 if TYPE_CHECKING:
     from hermes.config.settings import RlSettings
     from hermes.core import JSONObject
-    from hermes.training.client import Connection
+    from hermes.training.service.client import Connection
 
 KEY_VARIABLES = ("TINKER_API_KEY", "HERMES_ENGINE_TOKEN")
 LOCAL_KEY = "tml-local"
@@ -43,6 +43,6 @@ def connect(home: Path, service: str) -> Connection:
     import os
 
     from hermes.config.load import load
-    from hermes.training.client import connection
+    from hermes.training.service.client import connection
 
     return connection(service, load(environ={**os.environ, "HERMES_HOME": str(home)}).environ)

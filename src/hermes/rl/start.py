@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.config.environment import without_stored
-from hermes.config.files import ensure_dir
+from hermes.core.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
-from hermes.rl import ports
 from hermes.rl.budget import facts_for, grant
-from hermes.rl.config import Resolved, check_together
-from hermes.rl.plan import with_ports, write_config
+from hermes.rl.config.resolve import Resolved, check_together
 from hermes.rl.run import Run, Status, all_runs, now_ms
 from hermes.rl.service import service_of
+from hermes.rl.supervise import ports
+from hermes.rl.supervise.plan import with_ports, write_config
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -94,7 +94,7 @@ def spawn_supervisor(run: Run) -> None:
     before = run.status().supervisor
     with log_path.open("ab") as log:
         subprocess.run(
-            [sys.executable, "-m", "hermes.rl.supervisor", str(run.folder)],
+            [sys.executable, "-m", "hermes.rl.supervise.supervisor", str(run.folder)],
             env={**without_stored(os.environ), "HERMES_HOME": str(run.home)},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -169,7 +169,7 @@ def _promised(home: Path) -> set[int]:
 
 def _check_machine(config: Config, resolved: Resolved) -> None:
     """Fails fast: what the run needs and this machine has not."""
-    from hermes.rl.machine import why_not
+    from hermes.rl.checks.machine import why_not
 
     ensure_dir(config.home)
     free = shutil.disk_usage(config.home).free

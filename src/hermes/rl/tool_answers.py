@@ -16,7 +16,7 @@ CHECK_EVERY_S = 1800.0
 
 
 def list_environments(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.config import list_environments
+    from hermes.rl.config.resolve import list_environments
 
     found = list_environments(config)
     shown = ("name", "class_name", "file_path", "description")
@@ -30,7 +30,7 @@ def list_environments(config: Config, arguments: JSONObject, task: str) -> JSONO
 
 
 def select_environment(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.config import list_environments, select
+    from hermes.rl.config.resolve import list_environments, select
 
     try:
         chosen = select(config, arguments["name"])
@@ -45,7 +45,7 @@ def select_environment(config: Config, arguments: JSONObject, task: str) -> JSON
 
 
 def get_current_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.config import resolve, selected
+    from hermes.rl.config.resolve import resolve, selected
 
     resolved = resolve(config, selected(config.home))
     fields = [(field, field.to_json(resolved.values[name])) for name, field in resolved.fields.items()]
@@ -59,9 +59,9 @@ def get_current_config(config: Config, arguments: JSONObject, task: str) -> JSON
 
 
 def edit_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.base_model import ForbiddenModelError
-    from hermes.rl.config import LockedFieldError, edit, resolve, selected
-    from hermes.rl.fields import find_field
+    from hermes.rl.config.base_model import ForbiddenModelError
+    from hermes.rl.config.fields import find_field
+    from hermes.rl.config.resolve import LockedFieldError, edit, resolve, selected
 
     name = arguments["field"]
     try:
@@ -81,7 +81,7 @@ def edit_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
 
 
 def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.config import resolve, selected
+    from hermes.rl.config.resolve import resolve, selected
     from hermes.rl.results import logs
     from hermes.rl.start import start
 
@@ -175,8 +175,8 @@ def list_runs(config: Config, arguments: JSONObject, task: str) -> JSONObject:
 
 def test_inference(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.budget import book_test
-    from hermes.rl.config import resolve, selected
-    from hermes.rl.inference_test import DEFAULT_MODELS, GROUP_SIZE, STEPS, run_inference_test
+    from hermes.rl.checks.inference_test import DEFAULT_MODELS, GROUP_SIZE, STEPS, run_inference_test
+    from hermes.rl.config.resolve import resolve, selected
 
     resolved = resolve(config, selected(config.home))
     models = arguments.get("models") or [name for name, _ in DEFAULT_MODELS]

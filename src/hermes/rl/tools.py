@@ -62,7 +62,7 @@ def _tool(
 
 
 def _unavailable(settings: Settings, environ: Mapping[str, str]) -> str | None:
-    from hermes.rl.machine import missing_packages
+    from hermes.rl.checks.machine import missing_packages
 
     missing = missing_packages(settings.rl, environ)
     return None if missing is None else f"{missing.what}; {missing.fix}"

@@ -12,11 +12,11 @@ from hermes.safety.text import printable
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.core import JSONObject
-    from hermes.rl.config import Resolved
+    from hermes.rl.config.resolve import Resolved
 
 
 def environments(config: Config, as_json: bool) -> str:
-    from hermes.rl.config import list_environments
+    from hermes.rl.config.resolve import list_environments
 
     found = list_environments(config)
     if as_json:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hermes.core.json import JSONObject
-from hermes.rollouts import events
-from hermes.rollouts.journal import Journal
-from hermes.rollouts.metrics import Metrics
-from hermes.rollouts.queue import Group
-from hermes.rollouts.recognise import Incoming
-from hermes.rollouts.state import Accepted
+from hermes.rollouts.core import events
+from hermes.rollouts.core.metrics import Metrics
+from hermes.rollouts.core.queue import Group
+from hermes.rollouts.core.state import Accepted
+from hermes.rollouts.journal.journal import Journal
+from hermes.rollouts.parsing.recognise import Incoming
 
 _RETRY_AFTER_S = 5
 _MANY = 100

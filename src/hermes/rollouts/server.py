@@ -81,11 +81,11 @@ def _keep_freed_memory() -> None:
 async def _run(options: Options, listener: socket.socket, announce: Callable[[str], None]) -> None:
     import uvicorn
 
-    from hermes.rollouts.app import App
-    from hermes.rollouts.journal import FileJournal, Journal, MemoryJournal
-    from hermes.rollouts.protocol import Connection
+    from hermes.rollouts.http.app import App
+    from hermes.rollouts.http.protocol import Connection
+    from hermes.rollouts.journal.journal import FileJournal, Journal, MemoryJournal
+    from hermes.rollouts.parsing.worker import Parser
     from hermes.rollouts.service import Service
-    from hermes.rollouts.worker import Parser
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager

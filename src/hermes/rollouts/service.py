@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from hermes.core.json import JSONObject
 from hermes.errors import StoreError
-from hermes.rollouts import events
+from hermes.rollouts.core import events
+from hermes.rollouts.core.metrics import Metrics
+from hermes.rollouts.core.shares import Shares
+from hermes.rollouts.core.state import Lease
 from hermes.rollouts.intake import Intake, Limits, Refused
-from hermes.rollouts.journal import Journal
-from hermes.rollouts.metrics import Metrics
-from hermes.rollouts.shares import Shares
-from hermes.rollouts.state import Lease
-from hermes.rollouts.wire import EnvRegistration, Registration
+from hermes.rollouts.journal.journal import Journal
+from hermes.rollouts.schema import EnvRegistration, Registration
 
 _EXAMPLE_KEYS = (
     "tokens",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from hermes.core import JSONObject, Message, Role, ToolCall, ToolErrorKind, ToolResult
 from hermes.errors import HermesError, SandboxError, ToolError
 from hermes.safety.approval import Approver
-from hermes.tools import budget
+from hermes.tools import result_budget
 from hermes.tools.arguments import read_arguments
 from hermes.tools.base import Tool, ToolOutput, Workbench
 
@@ -36,7 +36,7 @@ async def run_tool_call(
     """Runs a call with the tools that were offered; raises only SandboxError and CancelledError."""
     started = time.perf_counter()
     output, max_chars = await _output(call, offered, bench)
-    shown = await budget.fit(output, max_chars, call.id, bench)
+    shown = await result_budget.fit(output, max_chars, call.id, bench)
     message = Message(Role.TOOL, shown.content, tool_call_id=call.id, name=call.name, images=output.images)
     result = ToolResult(
         call_id=call.id,

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.config.files import atomic_write, ensure_dir, read_text
+from hermes.core.files import atomic_write, ensure_dir, read_text
 from hermes.core.json import JSONObject
 from hermes.errors import HermesError, UsageError
 

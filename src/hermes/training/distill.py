@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from hermes.core.json import JSONObject
 from hermes.errors import ProviderError
-from hermes.models.failures import retry_after_s
-from hermes.models.retry import RetryPolicy, with_retries
-from hermes.training.client import Connection
+from hermes.models.remote.failures import retry_after_s
+from hermes.models.remote.retry import RetryPolicy, with_retries
+from hermes.training.service.client import Connection
 
 if TYPE_CHECKING:
     import httpx2

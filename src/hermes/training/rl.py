@@ -19,20 +19,20 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from hermes.core.json import JSONObject
-from hermes.training.api import DEFAULT_URL, LEASE_S, Batch, NoBatch, TrainerApi
-from hermes.training.batch import Prepared, Rules, prepare, with_penalty
 from hermes.training.checkpoints import StateFile, alone
-from hermes.training.client import Trainee
-from hermes.training.correction import IMPORTANCE_SAMPLING
+from hermes.training.data.api import DEFAULT_URL, LEASE_S, Batch, NoBatch, TrainerApi
+from hermes.training.data.batch import Prepared, Rules, prepare, with_penalty
+from hermes.training.data.correction import IMPORTANCE_SAMPLING
+from hermes.training.data.waiting import ENV_PATIENCE_S, BatchWait, NoEnvironmentError
 from hermes.training.distill import Teacher, ask
-from hermes.training.fruitless import Fruitless
-from hermes.training.held_out import HeldOut
-from hermes.training.meter import Meter
+from hermes.training.monitor.eval_watcher import HeldOut
+from hermes.training.monitor.sinks import Sinks
+from hermes.training.monitor.stall_guard import Fruitless
 from hermes.training.schedule import Schedule
+from hermes.training.service.client import Trainee
+from hermes.training.service.token_meter import Meter
 from hermes.training.session import Finished, Run, Session, Tell, carry_on, outcome
-from hermes.training.sinks import Sinks
 from hermes.training.update import Update
-from hermes.training.waiting import ENV_PATIENCE_S, BatchWait, NoEnvironmentError
 
 KIND = "rl"
 _POLL_S = 0.2
@@ -130,7 +130,7 @@ def _shown(run: Run, offer: Offer | None, meter: Meter) -> Iterator[Callable[[st
     if offer is None:
         yield lambda path: None
         return
-    from hermes.training.face import offered
+    from hermes.training.service.openai_proxy import offered
 
     with offered(run.connection, run.wish.base_model, offer.tokenizer, offer.port, meter) as face:
         yield face.show

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hermes.errors import HermesError
-from hermes.training import probe
 from hermes.training.checkpoints import Keep, Kept, RunState, StateFile, added, revalued
-from hermes.training.client import Connection, EngineError, Trainee, Wish, answers
-from hermes.training.sinks import Sinks
+from hermes.training.monitor import proof as probe
+from hermes.training.monitor.sinks import Sinks
+from hermes.training.service.client import Connection, EngineError, Trainee, Wish, answers
 
 Tell = Callable[[str], None]
 T = TypeVar("T")

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from hermes.core.json import JSONObject
 from hermes.training.checkpoints import StateFile, alone
-from hermes.training.client import Trainee
-from hermes.training.correction import Loss
-from hermes.training.datums import weighted
-from hermes.training.meter import Meter
-from hermes.training.rows import Lesson, Lessons
+from hermes.training.data.correction import Loss
+from hermes.training.data.datums import weighted
+from hermes.training.data.sft_examples import Lesson, Lessons
 from hermes.training.schedule import Schedule
+from hermes.training.service.client import Trainee
+from hermes.training.service.token_meter import Meter
 from hermes.training.session import (
     Finished,
     Run,
@@ -37,7 +37,7 @@ from hermes.training.session import (
 if TYPE_CHECKING:
     import tinker
 
-    from hermes.training.sinks import Sinks
+    from hermes.training.monitor.sinks import Sinks
 
 KIND = "sft"
 _LOSS = Loss("cross_entropy", {})

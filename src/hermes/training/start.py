@@ -13,7 +13,7 @@ from hermes.config.settings import MANAGED
 from hermes.core import new_id
 from hermes.errors import HermesError, UsageError
 from hermes.training.checkpoints import NAME, Kept, RunState, StateFile
-from hermes.training.client import Connection
+from hermes.training.service.client import Connection
 
 _SCHEME = "tinker://"
 _ADAPTER = "adapter_config.json"
@@ -67,7 +67,7 @@ def as_path(connection: Connection, weights: str) -> str:
         return weights
     if connection.url == MANAGED:
         raise UsageError(f"a service does not take the files in {weights}", "start from a path of its own")
-    from hermes.engine.console import import_adapter
+    from hermes.engine.server.client import import_adapter
 
     made = import_adapter(connection.url, Path(weights), f"start-{new_id().lower()}")
     return str(made["weights"])

@@ -6,12 +6,19 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from hermes.training.batch import Item
-from hermes.training.client import Passed, Trainee
-from hermes.training.correction import IMPORTANCE_SAMPLING, PPO, bounds_of, engine_loss, surrogate, weights
-from hermes.training.datums import rewarded
-from hermes.training.metrics import Tokens, clip_fraction, token_metrics
-from hermes.training.probe import Proof
+from hermes.training.data.batch import Item
+from hermes.training.data.correction import (
+    IMPORTANCE_SAMPLING,
+    PPO,
+    bounds_of,
+    engine_loss,
+    surrogate,
+    weights,
+)
+from hermes.training.data.datums import rewarded
+from hermes.training.data.metrics import Tokens, clip_fraction, token_metrics
+from hermes.training.monitor.proof import Proof
+from hermes.training.service.client import Passed, Trainee
 from hermes.training.session import check_finite
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes.data.compress.tokenizer import find_tokenizer
-from hermes.data.compress.tokens import Counter
+from hermes.data.compress.counting.tokenizer import find_tokenizer
+from hermes.data.compress.counting.tokens import Counter
 from tests.data.compress.made import write_tokenizer
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from hermes.cli.compress_run import parse_query
-from hermes.cli.compress_text import analysis_text
+from hermes.cli.compress.run import parse_query
+from hermes.cli.compress.text import analysis_text
 from hermes.cli.older import with_plain_switches
-from hermes.data.compress.inputs import file_items, find_files
+from hermes.data.compress.run.inputs import file_items, find_files
 from hermes.errors import UsageError
 from hermes.store import Reader
 from tests.cli.process import PASSED_ON, failure, hermes

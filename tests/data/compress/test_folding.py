@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from hermes.core import JSONObject, Message, ToolCall
-from hermes.data.compress.conversation import RowError
-from hermes.data.compress.fold import fold
-from hermes.data.compress.folded import Folded
-from hermes.data.compress.job import Done, Item, Kind, compress
-from hermes.data.compress.messages_form import read_messages, read_record
-from hermes.data.compress.plan import FoldSettings
-from hermes.data.compress.sharegpt_form import read_sharegpt
-from hermes.data.compress.state import Level, fold_exchanges, fold_output, is_state
-from hermes.data.compress.tokenizer import find_tokenizer
-from hermes.data.compress.tokens import Counter
+from hermes.data.compress.counting.tokenizer import find_tokenizer
+from hermes.data.compress.counting.tokens import Counter
+from hermes.data.compress.folding.fold import fold
+from hermes.data.compress.folding.plan import FoldSettings
+from hermes.data.compress.folding.result import Folded
+from hermes.data.compress.folding.state import Level, fold_exchanges, fold_output, is_state
+from hermes.data.compress.forms.conversation import RowError
+from hermes.data.compress.forms.messages import read_messages, read_record
+from hermes.data.compress.forms.sharegpt import read_sharegpt
+from hermes.data.compress.run.job import Done, Item, Kind, compress
 from tests import records
 from tests.data.compress import made
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes.core import JSONObject, Message
-from hermes.data.compress.job import Done, Item, Kind, compress
-from hermes.data.compress.plan import FoldSettings
-from hermes.data.compress.tokens import Counter
+from hermes.data.compress.counting.tokens import Counter
+from hermes.data.compress.folding.plan import FoldSettings
+from hermes.data.compress.run.job import Done, Item, Kind, compress
 from hermes.data.formats.sharegpt import conversations
 from tests import records
 from tests.data.compress import made

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hermes.core import JSONObject
-from hermes.data.compress import job
-from hermes.data.compress.plan import FoldSettings
-from hermes.data.compress.tokens import Counter
+from hermes.data.compress.counting.tokens import Counter
+from hermes.data.compress.folding.plan import FoldSettings
+from hermes.data.compress.run import job
 from tests.cli.process import hermes
 from tests.data.compress import made
 from tests.fakes.provider import FakeProvider, Reply, status, text

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from hermes.core import JSONObject, Role
-from hermes.data.compress.template import TemplateRefusalError
-from hermes.data.compress.tokenizer import BUNDLED, find_tokenizer
-from hermes.data.compress.tokens import Counter, cutting_expression
+from hermes.data.compress.counting.template import TemplateRefusalError
+from hermes.data.compress.counting.tokenizer import BUNDLED, find_tokenizer
+from hermes.data.compress.counting.tokens import Counter, cutting_expression
 from hermes.errors import HermesError, UsageError
 from tests.data.compress import made
 
@@ -168,8 +168,8 @@ ENCODING_CONSTRUCTORS = {"toy": toy}
 COUNT = """
 import sys
 from pathlib import Path
-from hermes.data.compress.tokenizer import find_tokenizer
-from hermes.data.compress.tokens import Counter
+from hermes.data.compress.counting.tokenizer import find_tokenizer
+from hermes.data.compress.counting.tokens import Counter
 print(Counter(find_tokenizer("toy", Path("."))).conversation([{"role": "user", "content": "hehe x"}]))
 """
 

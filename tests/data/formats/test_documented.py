@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hermes.data.export.table import KINDS
 from hermes.data.formats.base import Format
 from hermes.data.formats.registry import FORMATS
-from hermes.data.table import KINDS
 
 PAGE = (Path(__file__).parents[3] / "docs/formats.md").read_text("utf-8")
 

@@ -25,11 +25,11 @@ from hermes.core import (
     StopReason,
     TokenTrace,
 )
-from hermes.data.export import Plan, Report, export
+from hermes.data.export.run import Plan, Report, export
+from hermes.data.export.select import Selection
 from hermes.data.formats.record import FORMAT, to_row
 from hermes.data.importing import Imported, import_files
-from hermes.data.redaction import Level
-from hermes.data.select import Selection
+from hermes.data.redaction.redact import Level
 from hermes.store import Reader, Record, RefusedError, Writer
 from tests import records
 from tests.cli.process import hermes

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 
 from hermes.core import JSONObject, Message, RatingKind, Role, StepKind, ToolCall
 from hermes.data.example import Example, UnfitError
+from hermes.data.export.table import KINDS, TableWriter, unshaped
 from hermes.data.formats import sts
 from hermes.data.formats.base import Calls, Format, Unit
 from hermes.data.formats.registry import FORMATS
 from hermes.data.lines import encoded
-from hermes.data.table import KINDS, TableWriter, unshaped
 from tests.data import made
 
 TAGS = (

@@ -21,7 +21,7 @@ from hermes.data.recipes import base, trl
 from hermes.data.recipes.base import Ask
 from hermes.data.recipes.registry import RECIPES, get_recipe, write_recipe
 from hermes.errors import UsageError
-from hermes.models.bundled import model_folder
+from hermes.models.local.bundled import model_folder
 from tests import records
 from tests.data import made
 from tests.data.recipes import real

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hermes.engine.http.calls import KEPT_S, Call, Calls, Failed, Payload
+from hermes.engine.server.tinker.futures import KEPT_S, Call, Calls, Failed, Payload
 
 
 def finished(calls: Calls, name: str, body: bytes = b"x") -> Call:

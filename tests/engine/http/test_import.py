@@ -16,7 +16,7 @@ import tinker
 import torch
 from tinker import types as tt
 
-from hermes.engine.adapter_tar import Tar, unpack
+from hermes.engine.lora.adapter_tar import Tar, unpack
 from hermes.engine.types import EngineUserError
 from tests.cli.process import failure, hermes
 from tests.engine.http.conftest import Start

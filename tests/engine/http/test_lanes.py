@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.engine.http.answers import Refused
-from hermes.engine.http.calls import Calls, Failed, Payload
-from hermes.engine.http.lanes import Lane
+from hermes.engine.server.responses import Refused
+from hermes.engine.server.tinker.futures import Calls, Failed, Payload
+from hermes.engine.server.tinker.ordering import Lane
 from hermes.engine.types import EngineCapacityError, EngineUserError
 
 

@@ -16,11 +16,11 @@ from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
 from hermes.core import Message, Sampling
 from hermes.models.base import ChatRequest
-from hermes.models.bundled import model_folder
-from hermes.models.completions import CompletionModel
-from hermes.models.generate import GenerateModel
-from hermes.models.local import LocalChat
-from hermes.models.token_chat import Speech, TokenChat
+from hermes.models.local.bundled import model_folder
+from hermes.models.local.chat import LocalChat
+from hermes.models.tokens.chat import Speech, TokenChat
+from hermes.models.tokens.completions import CompletionModel
+from hermes.models.tokens.generate import GenerateModel
 from tests.cli.process import hermes
 from tests.engine.http.engine_process import KEY, TOKEN, Server, datum, launch
 from tests.engine.http.openai_parts import TOOL, TOOLS, prompt_ids, public_client

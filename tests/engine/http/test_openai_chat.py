@@ -16,7 +16,7 @@ from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
 from hermes.core import Message, Sampling
 from hermes.models.base import ChatRequest, Delta
-from hermes.models.openai_chat import OpenAIChat
+from hermes.models.remote.openai_chat import OpenAIChat
 from tests.engine.http.engine_process import EOS, TOKEN, Server, launch
 from tests.engine.http.openai_parts import (
     GREEDY,

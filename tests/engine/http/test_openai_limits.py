@@ -11,14 +11,14 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from hermes.engine.checkpoints import CheckpointStore
+from hermes.engine.checkpoints.store import CheckpointStore
 from hermes.engine.engine import Engine
-from hermes.engine.http.app import build_app
-from hermes.engine.http.openai_errors import RETRY_AFTER_S
-from hermes.engine.http.openai_routes import openai_routes
-from hermes.engine.http.security import DOOR
-from hermes.engine.http.state import open_state
 from hermes.engine.info import EngineOptions
+from hermes.engine.server.app import build_app
+from hermes.engine.server.openai.errors import RETRY_AFTER_S
+from hermes.engine.server.openai.routes import openai_routes
+from hermes.engine.server.security import DOOR
+from hermes.engine.server.state import open_state
 from hermes.safety.access import Policy
 from tests.engine.http.engine_process import tokens, until
 from tests.engine.http.openai_parts import make_chat_model

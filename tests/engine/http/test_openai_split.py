@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.engine.http.openai_speech import Ending, held_back
-from hermes.engine.http.openai_split import Said, Splitter, Teller
+from hermes.engine.server.openai.output_parser import Said, Splitter, Teller
+from hermes.engine.server.openai.text import Ending, held_back
 from hermes.models.parsers import get_parser
 from tests.engine.http.openai_parts import TOOL
 

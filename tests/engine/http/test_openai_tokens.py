@@ -13,10 +13,10 @@ from tinker import types as tt
 from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
 from hermes.core import Sampling
-from hermes.engine.http.openai_sampling import ending_of, params_of
-from hermes.engine.http.openai_wire import Sampling as Asked
-from hermes.models.completions import CompletionModel
-from hermes.models.generate import GenerateModel
+from hermes.engine.server.openai.sampling import ending_of, params_of
+from hermes.engine.server.openai.schema import Sampling as Asked
+from hermes.models.tokens.completions import CompletionModel
+from hermes.models.tokens.generate import GenerateModel
 from tests.engine.http.engine_process import EOS, TOKEN, VOCAB, Server, prompt, tokens
 from tests.engine.http.openai_parts import public_client
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from hermes.engine.checkpoints import CheckpointPath, CheckpointStore, Run
+from hermes.engine.checkpoints.store import CheckpointPath, CheckpointStore, Run
 from hermes.engine.engine import Engine
-from hermes.engine.http.policies import LIVE, Policies, PolicyNames
 from hermes.engine.info import EngineOptions
+from hermes.engine.server.policies import LIVE, Policies, PolicyNames
 from hermes.engine.types import (
     AdamParams,
     Datum,

@@ -15,7 +15,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
-from hermes.engine.http.proto import (
+from hermes.engine.server.tinker.proto import (
     OLDEST_SDK,
     data_of,
     encode_sample,

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import httpx2 as httpx
 import pytest
 
-from hermes.engine.checkpoints import CheckpointStore
+from hermes.engine.checkpoints.store import CheckpointStore
 from hermes.engine.engine import Engine
-from hermes.engine.http.app import build_app, routes
-from hermes.engine.http.security import DOOR
-from hermes.engine.http.sessions import QUIET_S, Sessions
-from hermes.engine.http.state import open_state
 from hermes.engine.info import EngineOptions
+from hermes.engine.server.app import build_app, routes
+from hermes.engine.server.security import DOOR
+from hermes.engine.server.state import open_state
+from hermes.engine.server.tinker.sessions import QUIET_S, Sessions
 from hermes.safety.access import Policy
 from tests.engine.http.conftest import Start
 from tests.engine.http.engine_process import KEY, Server, tokens, until

@@ -9,7 +9,7 @@ import pytest
 import tinker
 from tinker import types as tt
 
-from hermes.models.bundled import model_folder
+from hermes.models.local.bundled import model_folder
 from tests.engine.http.engine_process import Server, datum, launch
 
 pytestmark = pytest.mark.slow

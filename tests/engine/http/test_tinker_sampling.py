@@ -13,7 +13,7 @@ import tinker
 import torch
 from tinker import types as tt
 
-from hermes.engine.http.policies import LIVE
+from hermes.engine.server.policies import LIVE
 from tests.engine.http.engine_process import (
     EOS,
     FIRST_WORD,

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import Field
 
-from hermes.envs.agent_config import HermesAgentEnvConfig
-from hermes.envs.agent_env import HermesAgentBaseEnv
-from hermes.envs.result import AgentResult
-from hermes.envs.tool_context import ToolContext
+from hermes.envs.agent.config import HermesAgentEnvConfig
+from hermes.envs.agent.env import HermesAgentBaseEnv
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 
 
 class LettersConfig(HermesAgentEnvConfig):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes.rollouts.buffer import Buffer
-from hermes.rollouts.packing import Demand, choose
-from hermes.rollouts.queue import Group, Queue
+from hermes.rollouts.core.buffer import Buffer
+from hermes.rollouts.core.packing import Demand, choose
+from hermes.rollouts.core.queue import Group, Queue
 
 Found = tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]
 """The batch, or None, and the queue without it."""
@@ -60,12 +60,12 @@ def __getattr__(name: str) -> Any:
     """`app`: an API of its own for each process, in memory, made when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    from hermes.rollouts.app import App
+    from hermes.rollouts.http.app import App
     from hermes.rollouts.intake import Limits
-    from hermes.rollouts.journal import MemoryJournal
+    from hermes.rollouts.journal.journal import MemoryJournal
+    from hermes.rollouts.parsing.worker import Parser
     from hermes.rollouts.security import DOOR
     from hermes.rollouts.service import Service
-    from hermes.rollouts.worker import Parser
     from hermes.safety.access import policy_for
 
     globals()["app"] = App(Service(MemoryJournal(), Limits()), policy_for(DOOR, "127.0.0.1", None), Parser())

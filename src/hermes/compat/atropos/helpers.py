@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, create_model
 
-from hermes.envs.eval_log import table
+from hermes.envs.modes.eval_log import table
 
 
 async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -> Any:

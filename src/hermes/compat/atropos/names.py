@@ -16,7 +16,7 @@ _MANAGER = "hermes.envs.servers.manager:"
 _MANAGED = "hermes.envs.servers.managed:"
 _ENGINES = "hermes.envs.servers.engines:"
 _SERVER = "hermes.envs.servers.base:"
-_REWARDS = "hermes.envs.reward_fns"
+_REWARDS = "hermes.compat.atropos.reward_fns"
 _HERE = "hermes.compat.atropos"
 
 
@@ -38,7 +38,7 @@ _BASE = {
     **_SERVER_NAMES,
     **_same(_MANAGER, "ServerManager"),
     **_same(_SERVER_CONFIG, "ServerManagerConfig"),
-    "generate_html": "hermes.envs.viewer:",
+    "generate_html": "hermes.envs.modes.viewer:",
 }
 
 _CONFIGS = {**_same(_SERVER_CONFIG, "APIServerConfig"), **_same(_CONFIG, "BaseEnvConfig")}
@@ -69,11 +69,11 @@ MODULES: dict[str, dict[str, str]] = {
         "NAMESPACE_SEP",
     ),
     "envs.eval": {
-        **_same("hermes.envs.eval_base:", "EvalBase", "eval_runner", "pass_at_k"),
-        "evaluate_log": "hermes.envs.eval_log:",
+        **_same("hermes.compat.atropos.eval_base:", "EvalBase", "eval_runner", "pass_at_k"),
+        "evaluate_log": "hermes.envs.modes.eval_log:",
     },
     "envs.teacher_distillation_env": _same(
-        "hermes.envs.teacher:", "TeacherDistillationEnv", "TeacherDistillationConfig"
+        "hermes.compat.atropos.teacher:", "TeacherDistillationEnv", "TeacherDistillationConfig"
     ),
     "envs.server_handling": {},
     "envs.server_handling.server_baseline": {
@@ -123,10 +123,10 @@ MODULES: dict[str, dict[str, str]] = {
     "utils.best_of_n_selection": _same(f"{_HERE}.selection:", "select_best_index"),
     "utils.force_diverse_samples": _same(f"{_HERE}.selection:", "generate_with_diverse_first_tokens"),
     "utils.io": _same(f"{_HERE}.helpers:", "parse_http_response"),
-    "utils.metrics": {"get_std_min_max_avg": "hermes.envs.reporting:summary"},
+    "utils.metrics": {"get_std_min_max_avg": "hermes.envs.modes.metrics:summary"},
     "utils.display": _same(f"{_HERE}.helpers:", "display_metrics_table"),
     "utils.advantages": _same(
-        "hermes.envs.advantages:",
+        "hermes.compat.atropos.advantages:",
         "allclose_to_first",
         "compute_stats",
         "compute_discounted_returns",
@@ -141,7 +141,7 @@ MODULES: dict[str, dict[str, str]] = {
     ),
     "utils.parse_args_and_command": _same(f"{_HERE}.helpers:", "parse_args_and_command"),
     "frontend": {},
-    "frontend.jsonl2html": {"generate_html": "hermes.envs.viewer:"},
+    "frontend.jsonl2html": {"generate_html": "hermes.envs.modes.viewer:"},
     "api": {**_CONFIGS, "app": f"{_HERE}.api:"},
     "api.config": _CONFIGS,
     "api.server": _same(f"{_HERE}.api:", "app"),
@@ -157,14 +157,14 @@ AGENT_MODULES: dict[str, dict[str, str]] = {
     "": {},
     "hermes_base_env": {
         "HermesAgentBaseEnv": "hermes.compat.reference_env:ReferenceAgentEnv",
-        "HermesAgentEnvConfig": "hermes.envs.agent_config:",
+        "HermesAgentEnvConfig": "hermes.envs.agent.config:",
         "ToolContext": "hermes.compat.agent_loop:TaskToolContext",
-        "AgentResult": "hermes.envs.result:",
+        "AgentResult": "hermes.envs.agent.result:",
         "HermesAgentLoop": "hermes.compat.agent_loop:",
     },
     "agent_loop": {
         "HermesAgentLoop": "hermes.compat.agent_loop:",
-        **_same("hermes.envs.result:", "AgentResult", "ToolError"),
+        **_same("hermes.envs.agent.result:", "AgentResult", "ToolError"),
     },
     "tool_context": {"ToolContext": "hermes.compat.agent_loop:TaskToolContext"},
     "tool_call_parsers": {

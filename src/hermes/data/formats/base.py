@@ -21,7 +21,7 @@ class Column(NamedTuple):
 
     name: str
     kind: str
-    """A key of hermes.data.table.kinds()."""
+    """A key of hermes.data.export.table.kinds()."""
     meaning: str
 
 

@@ -13,7 +13,7 @@ from hermes.data.example import UnfitError
 from hermes.data.formats.base import Calls, Column, Format, Unit
 from hermes.data.formats.messages import strict_message
 from hermes.data.formats.turns import to_tools
-from hermes.data.pairs import Pair
+from hermes.data.preference.pairs import Pair
 
 
 def write(pair: Pair, calls: Calls) -> Iterator[JSONObject]:

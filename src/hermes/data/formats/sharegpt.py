@@ -21,7 +21,7 @@ from hermes.data.example import Example
 from hermes.data.formats.base import Calls, Column, Format
 from hermes.data.formats.sharegpt_read import read
 from hermes.models.parsers import get_parser
-from hermes.models.prompting import tool_response_text, tool_system_text
+from hermes.models.render.prompting import tool_response_text, tool_system_text
 
 
 class Roles(StrEnum):

@@ -19,7 +19,7 @@ from hermes.data.formats.base import BadRowError, field
 from hermes.data.formats.facts import header_from, number_from, outcome_from
 from hermes.data.formats.turns import from_tools
 from hermes.models.parsers import get_parser
-from hermes.models.prompting import tool_system_text
+from hermes.models.render.prompting import tool_system_text
 
 _ROLES = {
     "system": Role.SYSTEM,

@@ -15,10 +15,10 @@ from hermes.data.example import Example, UnfitError
 from hermes.data.formats.base import Calls, Column, Format, Unit
 from hermes.data.formats.messages import TOOLS, read
 from hermes.data.formats.turns import as_text, for_template, template_messages, to_tools
-from hermes.data.pairs import Pair, rest_of_turn
-from hermes.data.verdicts import rated_turn
+from hermes.data.preference.pairs import Pair, rest_of_turn
+from hermes.data.preference.verdicts import rated_turn
 from hermes.models.parsers import get_parser
-from hermes.models.prompting import assistant_text, tool_response_text
+from hermes.models.render.prompting import assistant_text, tool_response_text
 
 _ID = Column("id", "string", "the trajectory's id in the store")
 _PROMPT = Column("prompt", "template_messages", "the conversation up to where the completion starts")

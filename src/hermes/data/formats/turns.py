@@ -14,7 +14,7 @@ from hermes.core import JSON, JSONObject, Message, Role, ToolCall
 from hermes.data.example import Example, UnfitError
 from hermes.data.formats.base import BadRowError, Calls, field
 from hermes.models.parsers import get_parser
-from hermes.models.prompting import with_tools
+from hermes.models.render.prompting import with_tools
 
 
 def to_tools(tools: Sequence[JSONObject]) -> list[JSONObject]:

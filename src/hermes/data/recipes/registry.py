@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hermes.config.files import replacing
-from hermes.data.manifest import stem
+from hermes.core.files import replacing
+from hermes.data.export.manifest import stem
 from hermes.data.recipes import axolotl, llama_factory, trl, unsloth
 from hermes.data.recipes.base import Ask, Recipe
 from hermes.errors import UsageError

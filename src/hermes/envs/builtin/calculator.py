@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from hermes.core import Message, ToolCall
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
 from hermes.envs.builtin.solvable import SolvableEnv, asks
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.number import numeric
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.tasks.arithmetic import Sum, one_step, two_steps
 from hermes.envs.tasks.split import Split, draw
-from hermes.envs.tool_context import ToolContext
 from hermes.errors import ToolError
-from hermes.tools.calculator import calculate
+from hermes.tools.builtin.calculator import calculate
 
 
 class CalculatorConfig(ShapedEnvConfig):

@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from hermes.core import Message
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig
 from hermes.envs.builtin.solvable import SolvableEnv, asks
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.result import RewardResult, failed
 from hermes.envs.rewards.tests_pass import Case, tests_pass
 from hermes.envs.tasks.code_problems import CodeProblem, code_problem
 from hermes.envs.tasks.split import Split, draw
-from hermes.envs.tool_context import ToolContext
 
 FILE = "solution.py"
 _MAX_SOURCE_CHARS = 50_000

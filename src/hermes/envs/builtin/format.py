@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from hermes.core import Message
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import GeneratedEnvConfig
 from hermes.envs.builtin.solvable import SolvableEnv
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.tasks.notes import FormTask, form_gold, form_prompt, grade_form, make_form_task
 from hermes.envs.tasks.split import Split, draw
-from hermes.envs.tool_context import ToolContext
 
 
 class FormatConfig(GeneratedEnvConfig):

@@ -17,15 +17,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from hermes.core import Role, ToolCall, content_hash
-from hermes.envs.agent_config import HermesAgentEnvConfig
-from hermes.envs.agent_env import HermesAgentBaseEnv
+from hermes.envs.agent.config import HermesAgentEnvConfig
+from hermes.envs.agent.env import HermesAgentBaseEnv
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.config import BaseEnvConfig
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.combine import ToolUse
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.tasks.split import Keyed, Split
-from hermes.envs.tool_context import ToolContext
 from hermes.errors import ConfigError
 
 

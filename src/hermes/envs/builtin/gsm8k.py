@@ -16,15 +16,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from hermes.core import Message
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import GeneratedEnvConfig
 from hermes.envs.builtin.solvable import SolvableEnv
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.mathematics import MathGrader
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.tasks.gsm8k_data import load_problems
 from hermes.envs.tasks.split import Split, draw
 from hermes.envs.tasks.word_problems import WordProblem, word_problem
-from hermes.envs.tool_context import ToolContext
 from hermes.errors import HermesError
 
 logger = logging.getLogger(__name__)

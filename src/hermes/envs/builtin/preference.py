@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import GeneratedEnv, GeneratedEnvConfig
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.http import RewardModel
 from hermes.envs.rewards.result import RewardResult, failed
 from hermes.envs.tasks.instructions import Instruction, instruction
 from hermes.envs.tasks.split import Split, draw
-from hermes.envs.tool_context import ToolContext
 
 
 class PreferenceConfig(GeneratedEnvConfig):

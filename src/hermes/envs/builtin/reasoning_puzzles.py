@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from hermes.core import Message
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig
 from hermes.envs.builtin.solvable import SolvableEnv
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.tasks.reasoning import Puzzle, PuzzleGrader, puzzles
 from hermes.envs.tasks.split import Split
-from hermes.envs.tool_context import ToolContext
 
 
 class ReasoningGymConfig(ShapedEnvConfig):

@@ -19,17 +19,17 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from hermes.batch.dataset import Dataset, Row, read_dataset
 from hermes.batch.reward import RewardFunction, load_reward, score
+from hermes.batch.tasks import Dataset, Row, read_dataset
 from hermes.core import Message
-from hermes.data.split import Side, side_of
-from hermes.envs.agent_config import HermesAgentEnvConfig
-from hermes.envs.agent_env import HermesAgentBaseEnv
+from hermes.data.export.split import Side, side_of
+from hermes.envs.agent.config import HermesAgentEnvConfig
+from hermes.envs.agent.env import HermesAgentBaseEnv
+from hermes.envs.agent.grading import Range
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.config import BaseEnvConfig
-from hermes.envs.grading import Range
-from hermes.envs.result import AgentResult
 from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.tool_context import ToolContext
 from hermes.errors import ConfigError, UsageError
 
 logger = logging.getLogger(__name__)

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from hermes.core import Message
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig
 from hermes.envs.builtin.solvable import SolvableEnv, asks
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.tasks.job_kinds import make_job
 from hermes.envs.tasks.jobs import Job, grade_job
 from hermes.envs.tasks.split import Split, draw
-from hermes.envs.tool_context import ToolContext
 
 _CHECK_TIMEOUT_S = 20.0
 

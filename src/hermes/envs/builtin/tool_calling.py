@@ -18,18 +18,18 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from hermes.core import JSON, JSONObject, Message, ToolCall
-from hermes.envs.agent_rollout import Scored
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.rollout import Scored
+from hermes.envs.agent.sequences import MASKED
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
 from hermes.envs.builtin.solvable import SolvableEnv, asks
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.sequences import MASKED
 from hermes.envs.tasks.call_credit import Marks, Stretch, advantages, stretches
 from hermes.envs.tasks.call_grading import grade_calls
 from hermes.envs.tasks.call_mistakes import mistakes
 from hermes.envs.tasks.functions import CATEGORIES, Function, Request, make_request
 from hermes.envs.tasks.split import Split, distinct
-from hermes.envs.tool_context import ToolContext
 from hermes.models.parsers import get_parser
 from hermes.models.parsers.hermes import TaggedJSONParser
 from hermes.tools.base import Tool, Workbench

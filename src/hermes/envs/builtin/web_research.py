@@ -17,9 +17,10 @@ from pydantic import Field
 
 from hermes.config.load import Config
 from hermes.core import Message, Sampling
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import GeneratedEnvConfig, tool_uses
 from hermes.envs.builtin.solvable import SolvableEnv, asks
-from hermes.envs.result import AgentResult
 from hermes.envs.rewards.combine import Weighted, combine, efficiency, gated, tool_usage
 from hermes.envs.rewards.judge import Ask, Judge, Question
 from hermes.envs.rewards.result import RewardResult, failed
@@ -28,7 +29,6 @@ from hermes.envs.rewards.verdicts import Verdicts
 from hermes.envs.tasks.corpus import Lookup, make_lookup
 from hermes.envs.tasks.corpus_server import CorpusServer
 from hermes.envs.tasks.split import Split, draw
-from hermes.envs.tool_context import ToolContext
 from hermes.models.base import ChatModel, ChatRequest
 from hermes.models.open import open_model
 

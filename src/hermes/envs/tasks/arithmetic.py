@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hermes.tools.calculator import calculate
+from hermes.tools.builtin.calculator import calculate
 
 _SYMBOLS = {"plus": "+", "minus": "-", "times": "*"}
 _ONE = ("What is {a} {op} {b}?", "Calculate {a} {op} {b}.", "How much is {a} {op} {b}?", "{a} {op} {b} = ?")

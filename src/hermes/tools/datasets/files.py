@@ -25,7 +25,7 @@ from hermes.core import JSONObject
 from hermes.errors import MissingDependencyError, ToolError
 from hermes.tools.base import Workbench
 from hermes.tools.datasets.view import ColumnInfo, DatasetView, SplitInfo, choose_split, value_types
-from hermes.tools.search_files import files_command
+from hermes.tools.files.search import files_command
 from hermes.tools.workspace import bad_path, os_errors, permitted
 
 MAX_BYTES = 64 * 1024 * 1024

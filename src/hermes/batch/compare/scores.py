@@ -1,0 +1,291 @@
+"""Comparing models on the same tasks: scores with confidence intervals, wins and losses. Pure functions.
+
+A task, not a sample, is the unit: several samples of one task are not independent, so they are averaged
+first and intervals are over tasks. The interval of a pass rate with one sample a task is Wilson's; any
+other is a bootstrap over tasks with a fixed seed. A sample that infrastructure failed or the grader could
+not score is left out and counted, never taken as 0.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import combinations
+from statistics import fmean
+from typing import NamedTuple
+
+from hermes.batch.exact import normalised
+from hermes.batch.output.statistics import quantile
+from hermes.core import JSONObject
+
+Z_95 = 1.959963984540054
+"""Standard deviations within which 95 % of a normal distribution lie."""
+BOOTSTRAP_ROUNDS = 2000
+_SAME = 1e-9
+_UNSPOKEN = re.compile(r"<think>.*?</think>|<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One finished sample of one model at one task."""
+
+    key: str
+    sample: int
+    trajectory_id: str
+    outcome: str
+    answer: str
+    reward: float | None
+    turns: int
+    tokens: int
+    cost_usd: float | None
+    latencies_ms: tuple[float, ...]
+    duration_s: float
+
+    @classmethod
+    def from_row(cls, row: JSONObject) -> Attempt:
+        """From a line of trajectories.jsonl."""
+        return cls(
+            key=row["key"],
+            sample=row["sample"],
+            trajectory_id=row["id"],
+            outcome=row["outcome"]["stop_reason"],
+            answer=_answer(row["conversations"]),
+            reward=row["reward"],
+            turns=row["turns"],
+            tokens=sum(row["usage"].values()),
+            cost_usd=row["cost_usd"],
+            latencies_ms=tuple(row["latency_ms"]),
+            duration_s=row["duration_s"],
+        )
+
+
+class Interval(NamedTuple):
+    """95 % confidence."""
+
+    low: float
+    high: float
+    method: str
+    """wilson or bootstrap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    model: str
+    attempts: Sequence[Attempt]
+    failed: int
+    """Samples without an end: infrastructure gave way, or they were not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One line of the table."""
+
+    model: str
+    tasks: int
+    """With a score; without a grader, with a finished sample."""
+    samples: int
+    failed: int
+    ungraded: int
+    """Finished, but the grader gave no reward."""
+    score: float | None
+    """Mean over tasks; None without a grader."""
+    interval: Interval | None
+    outcomes: dict[str, int]
+    mean_turns: float | None
+    mean_tokens: float | None
+    tokens: int
+    cost_usd: float | None
+    """None if any price is unknown."""
+    latency_p50_ms: float | None
+    """Of model calls."""
+    latency_p90_ms: float | None
+    duration_p50_s: float | None
+    """Of samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two models on the tasks that both have a score for."""
+
+    left: str
+    right: str
+    wins: int
+    """Tasks where the left one scored higher."""
+    losses: int
+    ties: int
+    difference: float | None
+    """Mean of left − right; None without a common task."""
+    interval: Interval | None
+    p_value: float
+    """Two-sided sign test on wins and losses."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    key: str
+    scores: dict[str, float | None]
+    """Model → its mean reward at this task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    graded: bool
+    binary: bool
+    """Every reward is 0 or 1, so that a score is a pass rate."""
+    scores: tuple[Score, ...]
+    pairs: tuple[Pair, ...]
+    tasks: tuple[TaskLine, ...]
+
+    def to_json(self) -> JSONObject:
+        return asdict(self) | {
+            "scores": [_as_json(score) for score in self.scores],
+            "pairs": [_as_json(pair) for pair in self.pairs],
+        }
+
+
+class Disagreement(NamedTuple):
+    key: str
+    left: Attempt
+    right: Attempt
+
+
+def compare_models(contenders: Sequence[Contender], keys: Sequence[str]) -> Comparison:
+    """`keys`: the tasks, in the order they are to be listed."""
+    rewards = [each.reward for one in contenders for each in one.attempts if each.reward is not None]
+    binary = bool(rewards) and all(reward in (0, 1) for reward in rewards)
+    means = {one.model: task_means(one.attempts) for one in contenders}
+    pairs = [pair_up(left, right, means) for left, right in combinations(means, 2)] if rewards else []
+    return Comparison(
+        graded=bool(rewards),
+        binary=binary,
+        scores=tuple(summarise(one, binary=binary, graded=bool(rewards)) for one in contenders),
+        pairs=tuple(pairs),
+        tasks=tuple(TaskLine(key, {model: mean.get(key) for model, mean in means.items()}) for key in keys),
+    )
+
+
+def summarise(one: Contender, *, binary: bool, graded: bool) -> Score:
+    attempts = one.attempts
+    means = task_means(attempts)
+    costs = [each.cost_usd for each in attempts if each.cost_usd is not None]
+    latencies = sorted(latency for each in attempts for latency in each.latencies_ms)
+    durations = sorted(each.duration_s for each in attempts)
+    single = all(count == 1 for count in Counter(each.key for each in attempts).values())
+    return Score(
+        model=one.model,
+        tasks=len(means) if graded else len({each.key for each in attempts}),
+        samples=len(attempts),
+        failed=one.failed,
+        ungraded=sum(each.reward is None for each in attempts) if graded else 0,
+        score=fmean(means.values()) if means else None,
+        interval=interval_of(list(means.values()), wilson=binary and single),
+        outcomes=dict(Counter(each.outcome for each in attempts).most_common()),
+        mean_turns=fmean(each.turns for each in attempts) if attempts else None,
+        mean_tokens=fmean(each.tokens for each in attempts) if attempts else None,
+        tokens=sum(each.tokens for each in attempts),
+        cost_usd=math.fsum(costs) if len(costs) == len(attempts) else None,
+        latency_p50_ms=quantile(latencies, 0.5) if latencies else None,
+        latency_p90_ms=quantile(latencies, 0.9) if latencies else None,
+        duration_p50_s=quantile(durations, 0.5) if durations else None,
+    )
+
+
+def task_means(attempts: Sequence[Attempt]) -> dict[str, float]:
+    """Task → mean reward over its scored samples; tasks without one are left out."""
+    rewards: dict[str, list[float]] = {}
+    for each in attempts:
+        if each.reward is not None:
+            rewards.setdefault(each.key, []).append(each.reward)
+    return {key: fmean(values) for key, values in rewards.items()}
+
+
+def pair_up(left: str, right: str, means: Mapping[str, Mapping[str, float]]) -> Pair:
+    """`means`: model → task → mean reward."""
+    common = [key for key in means[left] if key in means[right]]
+    differences = [means[left][key] - means[right][key] for key in common]
+    wins = sum(difference > _SAME for difference in differences)
+    losses = sum(difference < -_SAME for difference in differences)
+    return Pair(
+        left=left,
+        right=right,
+        wins=wins,
+        losses=losses,
+        ties=len(common) - wins - losses,
+        difference=fmean(differences) if differences else None,
+        interval=interval_of(differences, wilson=False),
+        p_value=sign_test(wins, losses),
+    )
+
+
+def disagreements(left: Sequence[Attempt], right: Sequence[Attempt], *, graded: bool) -> list[Disagreement]:
+    """Tasks where the two differ, each with the first sample that shows it.
+
+    They differ in reward; without a grader, in the answer or in how they ended.
+    """
+    others = {(each.key, each.sample): each for each in right}
+    found: dict[str, Disagreement] = {}
+    for each in left:
+        other = others.get((each.key, each.sample))
+        if other is not None and each.key not in found and _differ(each, other, graded):
+            found[each.key] = Disagreement(each.key, each, other)
+    return list(found.values())
+
+
+def interval_of(values: Sequence[float], *, wilson: bool) -> Interval | None:
+    """Of the values' mean; None of nothing."""
+    if not values:
+        return None
+    if wilson:
+        return wilson_interval(sum(value == 1 for value in values), len(values))
+    return bootstrap_interval(values)
+
+
+def wilson_interval(successes: int, trials: int) -> Interval:
+    share = successes / trials
+    scale = 1 + Z_95**2 / trials
+    centre = (share + Z_95**2 / (2 * trials)) / scale
+    half = Z_95 * math.sqrt(share * (1 - share) / trials + Z_95**2 / (4 * trials**2)) / scale
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == trials else centre + half
+    return Interval(low, high, "wilson")
+
+
+def bootstrap_interval(values: Sequence[float], *, rounds: int = BOOTSTRAP_ROUNDS, seed: int = 0) -> Interval:
+    """Percentiles of the mean over resamples; the same values always give the same interval."""
+    rng = random.Random(seed)
+    means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(rounds))
+    return Interval(quantile(means, 0.025), quantile(means, 0.975), "bootstrap")
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """How likely a split at least this uneven is if either side were as likely to win; ties do not count."""
+    trials = wins + losses
+    tail = sum(math.comb(trials, count) for count in range(min(wins, losses) + 1))
+    return min(1.0, 2 * tail / (1 << trials))
+
+
+def _differ(left: Attempt, right: Attempt, graded: bool) -> bool:
+    if not graded:
+        return left.outcome != right.outcome or normalised(left.answer) != normalised(right.answer)
+    if left.reward is None or right.reward is None:
+        return False
+    return abs(left.reward - right.reward) > _SAME
+
+
+def _answer(conversations: Sequence[JSONObject]) -> str:
+    """The last thing the assistant said, without thinking and calls."""
+    for turn in reversed(conversations):
+        said = _UNSPOKEN.sub("", turn["value"]).strip() if turn["from"] == "gpt" else ""
+        if said:
+            return said
+    return ""
+
+
+def _as_json(item: Score | Pair) -> JSONObject:
+    data: JSONObject = {each.name: getattr(item, each.name) for each in fields(item)}
+    interval: Interval | None = item.interval
+    return data | {"interval": None if interval is None else interval._asdict()}

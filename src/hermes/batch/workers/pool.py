@@ -1,0 +1,288 @@
+"""The parent of a run: hands owed samples to workers, replaces those that die, stops in order.
+
+Promises: every owed sample ends finished or failed with a cause; a sample in flight in a worker that
+died is handed out again; one that keeps killing its worker is run alone before it is given up, so no
+innocent sample is blamed with it; stopping, at any moment and in any way, leaves a run that the same
+command continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from hermes.batch.journal import Entry, Segment, State, cut_torn_tails, read_states
+from hermes.batch.plan import SampleKey, owed, read_progress
+from hermes.batch.progress import cause_of
+from hermes.batch.spec import RunSpec
+from hermes.batch.tasks import Dataset
+from hermes.batch.workers.base import Job, WorkerHandle, Workers
+from hermes.batch.workers.process import ProcessWorkers
+from hermes.core import JSONObject, new_id
+from hermes.errors import HermesError
+
+_CRASHES_BEFORE_ALONE = 1
+
+
+class Watcher(Protocol):
+    """Told what happens; see batch.progress."""
+
+    def started(self, n_total: int, n_finished_before: int) -> None: ...
+    def dispatched(self) -> None: ...
+    def finished(
+        self, state: State, reason: str | None, usage: JSONObject | None, cost_usd: float | None, turns: int
+    ) -> None: ...
+    def retried(self, reason: str | None) -> None: ...
+    def gauges(self, worker: str, in_flight: int, limit: int, waiting: int) -> None: ...
+    def worker_died(self, worker: str | None = None, lost: int = 0) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run is carried out; none of it changes what the run is."""
+
+    num_workers: int = 4
+    concurrency: int = 256
+    """Samples in flight, over all workers."""
+    max_tries: int = 3
+    """Attempts at one sample after infrastructure failures or dead workers."""
+    max_cost_usd: float | None = None
+    """Shared out among the workers; what one that died had left goes to those that follow it."""
+
+
+@dataclass(slots=True)
+class RunResult:
+    total: int
+    finished: int = 0
+    """Done or filtered, earlier starts included."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """Samples given up in this start, by cause; owed on the next."""
+    stopped: bool = False
+    """Asked to stop before everything owed was done."""
+    worker_deaths: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.finished == self.total
+
+
+@dataclass(slots=True)
+class _Worker:
+    name: str
+    handle: WorkerHandle
+    outstanding: dict[SampleKey, None] = field(default_factory=dict)
+    alone: bool = False
+    """Runs one suspect sample and nothing else."""
+    money_usd: float | None = None
+    """What it may still spend, as far as it has told."""
+    listener: asyncio.Task[None] | None = None
+
+
+class Pool:
+    """One start of a run. `drain` and `stop` may be called at any time, from the same event loop."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: RunSpec,
+        dataset: Dataset,
+        options: RunOptions,
+        watcher: Watcher,
+        workers: Workers | None = None,
+    ) -> None:
+        """Without `workers`, processes on this machine."""
+        self._folder = folder
+        self._spec = spec
+        self._workers_from = workers or ProcessWorkers(folder)
+        self._options = options
+        self._watcher = watcher
+        self._rows = {row.key: row for row in dataset.rows}
+        self._rewards = tuple(sorted({row.reward for row in dataset.rows if row.reward}))
+        cut_torn_tails(folder / "journal")
+        progress = read_progress(read_states(folder / "journal"))
+        planned = owed(dataset.rows, spec.samples_per_prompt, progress)
+        total = len(dataset.rows) * spec.samples_per_prompt
+        self.result = RunResult(total, total - len(planned))
+        self._queue: deque[SampleKey] = deque(planned)
+        self._suspects: deque[SampleKey] = deque()
+        self._tries: Counter[SampleKey] = Counter()
+        self._crashes: Counter[SampleKey] = Counter()
+        self._workers: dict[str, _Worker] = {}
+        self._own_segment: Segment | None = None
+        self._changed = asyncio.Event()
+        self._fatal: HermesError | None = None
+        self._draining = False
+        self._stopping = False
+        self._started_workers = 0
+        self._money_usd = options.max_cost_usd
+        """Not yet given to a worker."""
+
+    async def run(self) -> RunResult:
+        self._watcher.started(self.result.total, self.result.finished)
+        try:
+            while self._work_left() or self._in_flight():
+                if self._fatal is not None or self._stopping:
+                    break
+                if self._draining and not self._in_flight():
+                    break
+                await self._staff()
+                self._hand_out()
+                self._changed.clear()
+                if self._in_flight() or not self._work_left():
+                    await self._changed.wait()
+        finally:
+            await self._close()
+        if self._fatal is not None:
+            raise self._fatal
+        return self.result
+
+    def drain(self) -> None:
+        """Starts nothing new, waits for what is in flight."""
+        self._draining = self.result.stopped = True
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Kills the workers; what was in flight is owed."""
+        self._stopping = self.result.stopped = True
+        self._changed.set()
+
+    def _work_left(self) -> bool:
+        return not self._draining and bool(self._queue or self._suspects)
+
+    def _in_flight(self) -> int:
+        return sum(len(worker.outstanding) for worker in self._workers.values())
+
+    async def _staff(self) -> None:
+        """As many workers as there is work for; a suspect gets one of its own."""
+        if not self._work_left():
+            return
+        regular = [worker for worker in self._workers.values() if not worker.alone]
+        wanted = min(self._options.num_workers, len(self._queue) + sum(len(w.outstanding) for w in regular))
+        for _ in range(wanted - len(regular)):
+            await self._start_worker(alone=False)
+        if self._suspects and not any(worker.alone for worker in self._workers.values()):
+            await self._start_worker(alone=True)
+
+    async def _start_worker(self, *, alone: bool) -> None:
+        self._started_workers += 1
+        name = f"{new_id()}-{self._started_workers}"
+        money = self._allot_money()
+        handle = await self._workers_from.start(Job(name, self._spec, self._share(), money, self._rewards))
+        worker = _Worker(name, handle, alone=alone, money_usd=money)
+        worker.listener = asyncio.create_task(self._listen(worker))
+        self._workers[name] = worker
+
+    def _allot_money(self) -> float | None:
+        """One worker's part of what is left, so that all that may still start get the same."""
+        if self._money_usd is None:
+            return None
+        regular = sum(not worker.alone for worker in self._workers.values())
+        to_come = self._options.num_workers - regular + bool(self._suspects)
+        part = self._money_usd / max(1, to_come)
+        self._money_usd -= part
+        return part
+
+    def _hand_out(self) -> None:
+        for worker in self._workers.values():
+            if worker.alone:
+                if self._suspects and not worker.outstanding and not self._draining:
+                    self._give(worker, self._suspects.popleft())
+                continue
+            while self._queue and len(worker.outstanding) < self._share() and not self._draining:
+                self._give(worker, self._queue.popleft())
+
+    def _share(self) -> int:
+        """Samples in flight in one worker."""
+        return max(1, self._options.concurrency // self._options.num_workers)
+
+    def _give(self, worker: _Worker, key: SampleKey) -> None:
+        order = {"do": "run", "row": self._rows[key.key].to_json(), "sample": key.sample}
+        worker.outstanding[key] = None
+        worker.handle.send(order)
+        self._watcher.dispatched()
+
+    async def _listen(self, worker: _Worker) -> None:
+        async for report in worker.handle.reports():
+            self._hear(worker, report)
+        self._gone(worker)
+
+    def _hear(self, worker: _Worker, report: JSONObject) -> None:
+        match report["say"]:
+            case "finished":
+                self._finish(worker, report)
+            case "gauges":
+                self._watcher.gauges(worker.name, report["in_flight"], report["limit"], report["waiting"])
+            case "fatal" if self._fatal is None:
+                self._fatal = HermesError(report["message"], report["hint"])
+        self._changed.set()
+
+    def _finish(self, worker: _Worker, report: JSONObject) -> None:
+        key = SampleKey(report["key"], report["sample"])
+        worker.outstanding.pop(key, None)
+        if worker.money_usd is not None:
+            worker.money_usd -= report["cost_usd"] or 0.0
+        state = State(report["state"])
+        if state is State.FAILED:
+            self._tries[key] += 1
+            if self._tries[key] < self._options.max_tries:
+                self._queue.append(key)
+                self._watcher.retried(report["reason"])
+                return
+            self.result.failed[cause_of(report["reason"])] += 1
+        else:
+            self.result.finished += 1
+        self._watcher.finished(state, report["reason"], report["usage"], report["cost_usd"], report["turns"])
+
+    def _gone(self, worker: _Worker) -> None:
+        """A worker ended. What it still owed goes back; a repeat offender goes on alone, then is given up."""
+        self._workers.pop(worker.name, None)
+        if self._money_usd is not None and worker.money_usd is not None:
+            self._money_usd += max(0.0, worker.money_usd)
+        if worker.outstanding and not self._stopping and self._fatal is None:
+            self.result.worker_deaths += 1
+            self._watcher.worker_died(worker.name, len(worker.outstanding))
+            for key in worker.outstanding:
+                self._crashes[key] += 1
+                if worker.alone and self._crashes[key] >= self._options.max_tries:
+                    self._give_up(key, worker.handle.ending)
+                elif self._crashes[key] > _CRASHES_BEFORE_ALONE:
+                    self._suspects.append(key)
+                else:
+                    self._queue.appendleft(key)
+        self._changed.set()
+
+    def _give_up(self, key: SampleKey, ending: str) -> None:
+        reason = f"WorkerDied: {self._crashes[key]} times while running it ({ending})"
+        if self._own_segment is None:
+            # It holds keys and causes of our own making: nothing to redact.
+            self._own_segment = Segment(self._folder / "journal" / f"{new_id()}-parent.jsonl", str)
+        self._own_segment.append(Entry(key.key, key.sample, State.FAILED, {}, reason)).result()
+        self.result.failed[cause_of(reason)] += 1
+        self._watcher.finished(State.FAILED, reason, None, None, 0)
+
+    async def _close(self) -> None:
+        """Idle workers are told to leave; busy ones, left after a stop or a fatal error, are killed."""
+        for worker in list(self._workers.values()):
+            if worker.outstanding:
+                worker.handle.kill()
+            else:
+                worker.handle.send({"do": "drain"})
+        listeners = [worker.listener for worker in self._workers.values() if worker.listener]
+        await asyncio.gather(*listeners)
+        if self._own_segment is not None:
+            self._own_segment.close()
+
+
+async def run_batch(
+    folder: Path,
+    spec: RunSpec,
+    dataset: Dataset,
+    options: RunOptions,
+    watcher: Watcher,
+    workers: Workers | None = None,
+) -> RunResult:
+    """Runs what the journal says is owed, to the end."""
+    return await Pool(folder, spec, dataset, options, watcher, workers).run()

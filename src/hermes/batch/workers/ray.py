@@ -1,0 +1,122 @@
+"""Workers as actors on a Ray cluster; the driver, this process, keeps the journal.
+
+Promises: an entry is on the driver's disk before its sample counts as finished, so a sample that was lost
+with its actor, its node or the network is simply still owed; what a worker says after it was given up is
+never read, so no sample counts twice. Actors ask for no CPUs, since they mostly wait for a model, so none
+waits for room on a full cluster; they are placed evenly on the nodes that have CPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hermes import __version__
+from hermes.batch.journal import Entry, Segment
+from hermes.batch.workers.base import Job, WorkerHandle
+from hermes.batch.workers.ray_actor import RayActor
+from hermes.batch.workers.ray_cluster import open_cluster
+from hermes.config.load import load
+from hermes.core import JSONObject
+from hermes.errors import HermesError
+from hermes.safety.redact import Redactor
+
+
+@contextmanager
+def open_ray_workers(folder: Path, address: str | None, num_workers: int) -> Iterator[RayWorkers]:
+    """Workers for the run in `folder`, on the cluster that `ray_cluster.prepare` was called for."""
+    with open_cluster(address, num_workers) as ray:
+        yield RayWorkers(folder, ray)
+
+
+class RayWorkers:
+    def __init__(self, folder: Path, ray: Any) -> None:
+        """`ray`: the module, connected to a cluster."""
+        self._folder = folder
+        self._ray = ray
+        # No CPU, but one byte: Ray heeds the wish for a node only of actors that ask for something.
+        self._actor_class = ray.remote(num_cpus=0, memory=1)(RayActor)
+        self._placed: Counter[str] = Counter()
+
+    async def start(self, job: Job) -> WorkerHandle:
+        redact = Redactor(load(job.spec.settings).secrets).text
+        segment = Segment(self._folder / "journal" / f"{job.name}.jsonl", redact)
+        actor = self._actor_class.options(scheduling_strategy=self._place()).remote(job, __version__)
+        actor.serve.remote()
+        return _RayWorker(self._ray, actor, segment)
+
+    def _place(self) -> Any:
+        """The node that got the fewest so far. Ray's own spreading puts actors without CPUs on one node.
+
+        Only preferred: the node may die before the actor is on it.
+        """
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        working = [node for node in alive if node["Resources"].get("CPU")] or alive
+        chosen: str = min((node["NodeID"] for node in working), key=lambda node: self._placed[node])
+        self._placed[chosen] += 1
+        return strategies.NodeAffinitySchedulingStrategy(chosen, soft=True)
+
+
+class _RayWorker:
+    def __init__(self, ray: Any, actor: Any, segment: Segment) -> None:
+        self._ray = ray
+        self._actor = actor
+        self._segment = segment
+        self._ending = "still running"
+
+    @property
+    def ending(self) -> str:
+        return self._ending
+
+    def send(self, order: JSONObject) -> None:
+        self._actor.order.remote(order)
+
+    async def reports(self) -> AsyncIterator[JSONObject]:
+        errors = self._ray.exceptions
+        try:
+            while True:
+                heard: list[JSONObject] = await self._actor.reports.remote()
+                await self._write([each["entry"] for each in heard if each["say"] == "entry"])
+                for report in heard:
+                    if report["say"] == "ended":
+                        self._ending = report["why"]
+                        return
+                    if report["say"] != "entry":
+                        yield report
+        except HermesError as error:
+            yield {"say": "fatal", "message": error.message, "hint": error.hint}
+        except errors.RayError as error:
+            self._ending = _first_line(error)
+            if getattr(error, "actor_init_failed", False):
+                yield _cannot_start(error)
+        finally:
+            self.kill()  # also one that only could not be reached: nobody listens to it any more
+            self._segment.close()
+
+    def kill(self) -> None:
+        self._ray.kill(self._actor)
+
+    async def _write(self, entries: list[JSONObject]) -> None:
+        written = [self._segment.append(Entry.from_json(entry)) for entry in entries]
+        for each in written:
+            await asyncio.wrap_future(each)
+
+
+def _cannot_start(error: Exception) -> JSONObject:
+    """The next node would most likely say the same: no sample's fault, so the run stops."""
+    cause = str(error).strip().splitlines()[-1]
+    return {
+        "say": "fatal",
+        "message": f"a worker cannot start on the cluster: {cause}",
+        "hint": f"pip install 'hermes-research[ray]=={__version__}' on every node",
+    }
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,230 @@
+"""A worker process: one event loop, many samples in flight. Run as `python -m hermes.batch.workers.worker`.
+
+It is told what to do by JSON lines on standard input, its job first, and reports by JSON lines on standard
+output. A sample is reported finished only after its entry is in this worker's journal segment. When standard
+input ends, it finishes what is in flight and leaves; when the parent dies, standard input ends too,
+and then nobody wants the results: it stops at once.
+
+    in:  {"do": "start", "folder", "name", "concurrency", "max_cost_usd", "rewards"} · {"do": "drain"}
+         {"do": "run", "row": {…}, "sample": 0}
+    out: {"say": "ready"} · {"say": "finished", "key", "sample", "state", "reason", …}
+         {"say": "gauges", "in_flight", "limit", "waiting"} · {"say": "fatal", "message", "hint"}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from hermes.agent.build import open_writer
+from hermes.batch.journal import Entry, Segment, State
+from hermes.batch.reward import RewardFunction, load_reward
+from hermes.batch.rollout import Workshop, run_sample
+from hermes.batch.spec import RunSpec, load_spec
+from hermes.batch.tasks import Row
+from hermes.batch.workers.base import Job
+from hermes.batch.workers.budget_wait import PatientChat
+from hermes.config.environment import export_stored
+from hermes.config.load import Config, load
+from hermes.config.providers import resolve_model
+from hermes.core import JSONObject, StopReason
+from hermes.errors import AuthError, HermesError, HostError
+from hermes.models.budget import Budget
+from hermes.models.open import open_model
+from hermes.safety.redact import Redactor
+
+_GAUGE_INTERVAL_S = 1.0
+_LINE_BYTES = 1 << 28
+
+
+class Journal(Protocol):
+    """Where finished samples go; see batch.journal.Segment."""
+
+    def append(self, entry: Entry) -> Future[None]: ...
+    def close(self) -> None: ...
+
+
+Say = Callable[[JSONObject], None]
+OpenJournal = Callable[[Callable[[str], str]], Journal]
+"""Given what redacts an entry's JSON text before it leaves the worker."""
+
+
+class Worker:
+    def __init__(self, shop: Workshop, journal: Journal, say: Say) -> None:
+        self._shop = shop
+        self._journal = journal
+        self._say = say
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def serve(self, orders: AsyncIterator[JSONObject]) -> None:
+        """Until told to drain and everything in flight is done, or until the parent is gone."""
+        gauges = asyncio.create_task(self._report_gauges())
+        try:
+            async for order in orders:
+                if order["do"] == "drain":
+                    await asyncio.gather(*self._running)
+                    return
+                task = asyncio.create_task(self._run(Row.from_json(order["row"]), order["sample"]))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+        finally:
+            for task in (gauges, *self._running):
+                task.cancel()
+            await asyncio.gather(gauges, *self._running, return_exceptions=True)
+
+    async def _run(self, row: Row, sample: int) -> None:
+        try:
+            entry = await run_sample(self._shop, row, sample)
+        except HostError as error:
+            self._say({"say": "fatal", "message": error.message, "hint": error.hint})
+            return
+        except Exception as error:  # noqa: BLE001  a bug, or no sandbox: this sample's failure, with its trace
+            detail = error.message if isinstance(error, HermesError) else traceback.format_exc()
+            reason = f"{type(error).__name__}: {error}"
+            entry = Entry(row.key, sample, State.FAILED, {"error": detail}, reason)
+        if stop := self._reason_to_stop(entry):
+            self._say(stop)
+            return
+        try:
+            await asyncio.wrap_future(self._journal.append(entry))
+        except HermesError as error:
+            self._say({"say": "fatal", "message": error.message, "hint": error.hint})
+            return
+        self._say(_finished(entry))
+
+    def _reason_to_stop(self, entry: Entry) -> JSONObject | None:
+        """A refused key or a spent budget is no sample's failure: nothing is marked, the run stops."""
+        outcome = entry.row.get("outcome") or {}
+        if outcome.get("error_type") == AuthError.__name__:
+            return {
+                "say": "fatal",
+                "message": outcome["detail"],
+                "hint": "set a valid key, then run the same command",
+            }
+        if outcome.get("stop_reason") == StopReason.MAX_COST and not self._spent_its_own(entry):
+            hint = "run the same command with a higher --max-cost to go on"
+            return {
+                "say": "fatal",
+                "message": f"the run's money is used up: {outcome['detail']}",
+                "hint": hint,
+            }
+        return None
+
+    def _spent_its_own(self, entry: Entry) -> bool:
+        """The limit of a single trajectory ended it, not the run's."""
+        own_usd = self._shop.config.settings.limits.max_cost_usd
+        return own_usd is not None and (entry.row["cost_usd"] is None or entry.row["cost_usd"] >= own_usd)
+
+    async def _report_gauges(self) -> None:
+        while True:
+            await asyncio.sleep(_GAUGE_INTERVAL_S)
+            throttle = getattr(self._shop.model, "throttle", None)
+            if throttle is not None:
+                self._say(
+                    {
+                        "say": "gauges",
+                        "in_flight": throttle.in_flight,
+                        "limit": throttle.limit,
+                        "waiting": throttle.waiting,
+                    }
+                )
+
+
+def _finished(entry: Entry) -> JSONObject:
+    return {
+        "say": "finished",
+        "key": entry.key,
+        "sample": entry.sample,
+        "state": entry.state.value,
+        "reason": entry.reason,
+        "usage": entry.row.get("usage"),
+        "cost_usd": entry.row.get("cost_usd"),
+        "turns": entry.row.get("turns", 0),
+    }
+
+
+def _rewards(spec: RunSpec, extra: tuple[str, ...]) -> dict[str, RewardFunction]:
+    wanted = {reference for reference in (spec.reward, *extra) if reference}
+    return {reference: load_reward(reference) for reference in wanted}
+
+
+async def work(job: Job, open_journal: OpenJournal, say: Say, orders: AsyncIterator[JSONObject]) -> None:
+    """Follows the orders until they say drain, or end."""
+    config = _config(job.spec, job.concurrency)
+    budget = Budget(max_cost_usd=job.max_cost_usd)
+    model = PatientChat(open_model(config, job.spec.model, job.spec.base_url, budget), budget)
+    journal = open_journal(Redactor(config.secrets).text)
+    try:
+        with open_writer(config) as writer:
+            shop = Workshop(job.spec, config, model, writer, _rewards(job.spec, job.rewards))
+            say({"say": "ready"})
+            await Worker(shop, journal, say).serve(orders)
+    finally:
+        journal.close()
+        await model.close()
+
+
+def _config(spec: RunSpec, concurrency: int) -> Config:
+    """The run's settings; as many model calls at once as samples, however many the provider's default is."""
+    config = load(spec.settings)
+    target = resolve_model(config.settings, config.environ, spec.model, spec.base_url)
+    ceiling = {"base_url": target.base_url, "max_concurrency": max(concurrency, 1)}
+    return load(
+        {**spec.settings, **{f"providers.{target.provider}.{key}": value for key, value in ceiling.items()}}
+    )
+
+
+def _speaker() -> Say:
+    """Reports go to the original standard output; whatever else prints goes to standard error."""
+    out, sys.stdout = sys.stdout, sys.stderr
+
+    def say(report: JSONObject) -> None:
+        out.write(json.dumps(report) + "\n")
+        out.flush()
+
+    return say
+
+
+async def _standard_input() -> AsyncIterator[JSONObject]:
+    reader = asyncio.StreamReader(limit=_LINE_BYTES)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        yield json.loads(line)
+
+
+async def _follow(say: Say) -> None:
+    """What standard input says; nothing, if it ends before it names a job."""
+    orders = _standard_input()
+    async for start in orders:
+        folder = Path(start["folder"])
+        job = Job(
+            name=start["name"],
+            spec=load_spec(folder),
+            concurrency=start["concurrency"],
+            max_cost_usd=start["max_cost_usd"],
+            rewards=tuple(start["rewards"]),
+        )
+        await work(job, partial(Segment, folder / "journal" / f"{job.name}.jsonl"), say, orders)
+        return
+
+
+def main() -> None:
+    say = _speaker()
+    try:
+        export_stored()
+        asyncio.run(_follow(say))
+    except HermesError as error:
+        say({"say": "fatal", "message": error.message, "hint": error.hint})
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A comparison of models as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hermes.batch.compare.attempts import Divergence
+from hermes.batch.compare.report_html import score_text
+from hermes.batch.compare.scores import Attempt, Comparison, Pair, Score
+from hermes.cli.render import columns, money, one_line, render_message
+from hermes.core import Message
+from hermes.safety.text import printable
+
+_SAID_CHARS = 160
+
+
+def bench_text(comparison: Comparison, divergences: Sequence[Divergence]) -> str:
+    parts = [columns([_heading(comparison), *(_line(score, comparison) for score in comparison.scores)])]
+    if comparison.pairs:
+        parts.append("\n".join(_pair(pair, comparison.binary) for pair in comparison.pairs))
+    if divergences:
+        parts.append("\n".join(line for each in divergences for line in _divergence(each)))
+    return "\n\n".join(parts)
+
+
+def _heading(comparison: Comparison) -> Sequence[str]:
+    name = "pass rate" if comparison.binary else "mean reward"
+    rest = "samples,failed,unscored,ended,cost,call p50,call p90,tokens,turns"
+    return ("model", name, "95 % interval", *rest.split(","))
+
+
+def _line(score: Score, comparison: Comparison) -> Sequence[str]:
+    """Empty columns are dropped, so a comparison without scores has none."""
+    low_high = [score_text(end, comparison.binary) for end in score.interval[:2]] if score.interval else []
+    ended = ", ".join(f"{outcome} {count}" for outcome, count in score.outcomes.items())
+    return (
+        printable(score.model),
+        score_text(score.score, comparison.binary) if comparison.graded else "",
+        " to ".join(low_high),
+        str(score.samples),
+        str(score.failed or ""),
+        str(score.ungraded or ""),
+        ended,
+        money(score.cost_usd),
+        _ms(score.latency_p50_ms),
+        _ms(score.latency_p90_ms),
+        "" if score.mean_tokens is None else f"{score.mean_tokens:.0f}",
+        "" if score.mean_turns is None else f"{score.mean_turns:.1f}",
+    )
+
+
+def _pair(pair: Pair, binary: bool) -> str:
+    between = f"{printable(pair.left)} against {printable(pair.right)}"
+    if pair.difference is None or pair.interval is None:
+        return f"{between}: no task that both were scored on"
+    scale, unit = (100, " points") if binary else (1, "")
+    values = (pair.difference, pair.interval.low, pair.interval.high)
+    difference, low, high = (f"{scale * value:+.3g}" for value in values)
+    return (
+        f"{between}: {pair.wins} won, {pair.losses} lost, {pair.ties} tied;"
+        f" difference {difference}{unit} ({low} to {high}), p = {pair.p_value:.3f}"
+    )
+
+
+def _divergence(each: Divergence) -> Iterator[str]:
+    shared = each.difference.shared
+    yield f"task {printable(each.key)}: after {shared} equal message{'' if shared == 1 else 's'}"
+    sides = (
+        (each.left_model, each.left, each.difference.left),
+        (each.right_model, each.right, each.difference.right),
+    )
+    for model, attempt, messages in sides:
+        yield f"  {printable(model)} ({_end(attempt)}, {attempt.trajectory_id}): {_said(messages)}"
+
+
+def _said(messages: Sequence[Message]) -> str:
+    if not messages:
+        return "nothing more"
+    return f"{messages[0].role.value}: {one_line(render_message(messages[0]), _SAID_CHARS)}"
+
+
+def _end(attempt: Attempt) -> str:
+    return attempt.outcome if attempt.reward is None else f"reward {attempt.reward:g}"
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} ms"

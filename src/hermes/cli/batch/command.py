@@ -1,0 +1,182 @@
+"""`hermes batch`: many prompts in parallel, resumable."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hermes.cli.options import json_option
+from hermes.errors import UsageError
+
+_SETTINGS = {
+    "max_turns": "limits.max_turns",
+    "timeout": "limits.timeout_s",
+    "max_tokens": "sampling.max_tokens",
+    "temperature": "sampling.temperature",
+    "reasoning_effort": "sampling.reasoning_effort",
+    "sandbox": "sandbox.backend",
+}
+_EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
+
+
+@click.group(invoke_without_command=True)
+@click.option(
+    "--dataset-file",
+    metavar="FILE",
+    help="JSONL, JSON, CSV or Parquet file, or a hub dataset (name or name:split).",
+)
+@click.option("--run-name", help="Names the output folder; the same name continues the run.")
+@click.option("-m", "--model", metavar="PROVIDER/NAME", help="Instead of the configured model.")
+@click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
+@click.option("--api-key", hidden=True, help="Refused: a key on a command line is visible to everyone.")
+@click.option("--distribution", help="Draw toolsets per sample; see --list-distributions.")
+@click.option("--toolsets", metavar="A,B", help="The same toolsets for every sample; 'none' for no tools.")
+@click.option(
+    "--allow-missing-toolsets",
+    is_flag=True,
+    help="Go on without toolsets of --distribution or --toolsets that cannot be used here.",
+)
+@click.option("--samples-per-prompt", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--seed", type=int, help="Makes toolset draws and, where the server can, sampling reproducible."
+)
+@click.option("--max-samples", type=click.IntRange(min=1), help="Only the first N rows.")
+@click.option("--num-workers", type=click.IntRange(min=1), default=4, show_default=True, help="Processes.")
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), default=256, show_default=True, help="Samples in flight."
+)
+@click.option("--executor", type=click.Choice(["process", "ray"]), default="process", show_default=True)
+@click.option("--ray-address", metavar="HOST:PORT", help="A running cluster; otherwise one on this machine.")
+@click.option("--ray-insecure", is_flag=True, help="Also use a cluster that asks for no token.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help="Accepted for old command lines; work is handed out singly.",
+)
+@click.option(
+    "--max-turns", type=click.IntRange(min=1), default=10, show_default=True, help="Model calls a sample."
+)
+@click.option("--timeout", type=float, help="Seconds a sample may take.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Longest completion of one call.")
+@click.option("--temperature", type=float)
+@click.option("--max-cost", type=float, help="US dollars for this start; needs known prices.")
+@click.option(
+    "--max-tries",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="After infrastructure failures.",
+)
+@click.option("--reasoning-effort", type=click.Choice(_EFFORTS))
+@click.option("--reasoning-disabled", is_flag=True, help="Ask for no thinking; wins over --reasoning-effort.")
+@click.option(
+    "--ephemeral-system-prompt", metavar="TEXT", help="Shown to the model, left out of the dataset."
+)
+@click.option(
+    "--prefill-messages-file",
+    type=click.Path(path_type=Path, exists=True),
+    help="JSON list of messages, likewise.",
+)
+@click.option("--providers-allowed", metavar="A,B", help="OpenRouter routing.")
+@click.option("--providers-ignored", metavar="A,B", help="OpenRouter routing.")
+@click.option("--providers-order", metavar="A,B", help="OpenRouter routing.")
+@click.option("--provider-sort", help="OpenRouter routing: price, throughput or latency.")
+@click.option("--reward", metavar="FILE.py:FUNCTION", help="Scores each finished trajectory.")
+@click.option("--require-reasoning", is_flag=True, help="Keep aside samples without any thinking.")
+@click.option(
+    "--drop-unknown-tools", is_flag=True, help="Keep aside samples that call a tool that does not exist."
+)
+@click.option("--only-completed", is_flag=True, help="Keep aside samples that a limit ended.")
+@click.option("--keep-min-turns", type=click.IntRange(min=1), help="Keep aside shorter ones.")
+@click.option("--keep-max-turns", type=click.IntRange(min=1), help="Keep aside longer ones.")
+@click.option("--min-reward", type=float, help="Keep aside samples under this reward.")
+@click.option("--dedupe", is_flag=True, help="Keep aside repeated conversations.")
+@click.option("--sandbox", metavar="NAME", help="local, bubblewrap or docker.")
+@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, exists=True),
+    help="YAML file with these flags.",
+)
+@click.option(
+    "--resume", is_flag=True, help="Insist that the run exists already; continuing is the default anyway."
+)
+@click.option(
+    "--accept-changes", is_flag=True, help="Continue a run although its settings or dataset changed."
+)
+@click.option("--list-distributions", is_flag=True, help="Print the toolset distributions and exit.")
+@click.option("--verbose", is_flag=True, hidden=True)
+@click.option("--log-prefix-chars", hidden=True)
+@json_option
+@click.pass_context
+def batch(ctx: click.Context, /, **flags: Any) -> None:
+    """Run many prompts in parallel into DATA/RUN-NAME. The same command continues an interrupted run."""
+    if ctx.invoked_subcommand is not None:
+        return
+    if flags["list_distributions"]:
+        from hermes.cli.setup.tools import tools
+
+        ctx.invoke(tools, distributions=True, as_json=flags["as_json"])
+        return
+    from hermes.batch.workers.launch import launched_early
+
+    with launched_early() if flags["executor"] == "process" else nullcontext() as worker:
+        from hermes.cli.batch.run import merge_config_file, run
+
+        ctx.exit(run(merge_config_file(ctx, flags), worker))
+
+
+@batch.command()
+@click.argument("run_name")
+@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@json_option
+def status(run_name: str, output_dir: Path, as_json: bool) -> None:
+    """How far a run is."""
+    from hermes.batch.overview import overview
+
+    folder = output_dir / run_name
+    facts = overview(folder)
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        click.echo(f"{name:<12} {value}")
+
+
+@batch.command("list")
+@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@json_option
+def list_(output_dir: Path, as_json: bool) -> None:
+    """All runs."""
+    from hermes.batch.overview import overview
+    from hermes.cli.render import columns
+
+    folders = sorted(path.parent for path in output_dir.glob("*/run.json"))
+    rows = [overview(folder) for folder in folders]
+    if as_json:
+        click.echo(json.dumps(rows))
+    elif not rows:
+        click.echo(f"no runs in {output_dir}")
+    else:
+        click.echo(columns([list(rows[0]), *([str(value) for value in row.values()] for row in rows)]))
+
+
+def settings_of(flags: dict[str, Any]) -> dict[str, Any]:
+    """The dotted settings that flags stand for."""
+    settings = {key: flags[name] for name, key in _SETTINGS.items() if flags[name] is not None}
+    if flags["reasoning_disabled"]:
+        settings["sampling.reasoning_effort"] = "none"
+    return settings
+
+
+def refuse_key(flags: dict[str, Any]) -> None:
+    if flags["api_key"]:
+        raise UsageError(
+            "a key on the command line can be read by every user of this machine",
+            "hermes config set OPENROUTER_API_KEY (asks for it), or set it in the environment",
+        )

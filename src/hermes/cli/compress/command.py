@@ -1,0 +1,91 @@
+"""`hermes compress`: fit trajectories to a token budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hermes.cli.options import json_option, stored_variables
+
+
+@click.command()
+@click.option(
+    "--input",
+    "source",
+    metavar="FILE|DIR|RUN|QUERY",
+    help="JSONL file, folder, batch run, or stored trajectories such as 'run=my_run reward>=0.5'.",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="JSONL file to write.")
+@click.option(
+    "--target-max-tokens", type=click.IntRange(min=1), default=8000, show_default=True, help="A row's budget."
+)
+@click.option(
+    "--tokenizer",
+    metavar="NAME|DIR",
+    default="hermes/smollm2",
+    show_default=True,
+    help="Of the model to be trained: folder, hub name or tiktoken name.",
+)
+@click.option("--trust-remote-code", is_flag=True, help="Let a hub tokenizer run code that it brings along.")
+@click.option(
+    "--strategy", type=click.Choice(["fold", "summarise", "auto"]), default="fold", show_default=True
+)
+@click.option(
+    "--summary-target-tokens",
+    type=click.IntRange(min=32),
+    default=750,
+    show_default=True,
+    help="Longest folded state of one output or one run of exchanges.",
+)
+@click.option(
+    "--protect-last-turns",
+    type=click.IntRange(min=0),
+    default=4,
+    show_default=True,
+    help="Turns at the end that stay, but for tool outputs that must be folded for the row to fit.",
+)
+@click.option(
+    "--strict-protect",
+    is_flag=True,
+    help="Fold no tool output of protected turns; rows that do not fit with them are kept aside.",
+)
+@click.option("-m", "--model", metavar="PROVIDER/NAME", help="Writes the states for summarise and auto.")
+@click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Requests to the model in flight.",
+)
+@click.option(
+    "--sample-percent",
+    type=click.FloatRange(min=0, max=100, min_open=True),
+    default=100.0,
+    help="Only this share of the rows.",
+)
+@click.option("--seed", type=int, default=42, show_default=True, help="Of that sample.")
+@click.option("--dry-run", is_flag=True, help="Count and report only; nothing is written.")
+@click.option("--resume", is_flag=True, help="Carry on where an interrupted run stopped.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="YAML file with these flags, or the older trajectory_compression.yaml.",
+)
+@json_option
+@click.pass_context
+@stored_variables
+def compress(ctx: click.Context, /, **flags: Any) -> None:
+    """Fit trajectories to a token budget.
+
+    Tool outputs are folded first, then thinking, then the tool outputs of the last turns; decisions and
+    instructions go last.
+    Rows that do not fit are kept aside with the reason. Originals are never changed.
+    """
+    from hermes.cli.compress.config import merge_config_file
+    from hermes.cli.compress.run import run
+
+    ctx.exit(run(merge_config_file(ctx, flags)))

@@ -1,0 +1,211 @@
+"""Carrying out `hermes compress`: from flags to a run, with its progress, its interruption and its report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hermes.cli.compress.text import Progress, analysis_text, report_text
+from hermes.config.load import Config, load
+from hermes.config.paths import db_path
+from hermes.core import JSONObject
+from hermes.data import where
+from hermes.data.compress.counting.tokenizer import find_tokenizer
+from hermes.data.compress.counting.tokens import TokenizerSpec
+from hermes.data.compress.folding.plan import FoldSettings, Strategy
+from hermes.data.compress.run.analysis import Analysis
+from hermes.data.compress.run.derive import record_derived
+from hermes.data.compress.run.inputs import Query, file_items, find_files, store_items
+from hermes.data.compress.run.job import Done, Item
+from hermes.data.compress.run.journal import Journal
+from hermes.data.compress.run.metrics import Totals
+from hermes.data.compress.run.pipeline import Engine, Outputs, finish, in_order
+from hermes.data.compress.run.pipeline import run as run_rows
+from hermes.data.compress.run.summarise import Summariser, SummaryCache
+from hermes.data.compress.run.workers import Workers, open_workers, processes_for
+from hermes.errors import UsageError
+from hermes.models.budget import Budget
+from hermes.models.open import open_model
+from hermes.safety.redact import Redactor
+from hermes.store import Filter, Reader, Writer
+
+_STORED_ROW_BYTES = 50_000
+"""A guess, to decide whether worker processes pay."""
+
+
+def run(flags: dict[str, Any]) -> int:
+    """0 if every row fits and was written as asked, else 1."""
+    if not flags["source"]:
+        raise UsageError("--input is missing", "see 'hermes compress --help'")
+    config = load()
+    with ExitStack() as stack:
+        return _Run(flags, config, stack).carry_out()
+
+
+class _Run:
+    """One call of the command."""
+
+    def __init__(self, flags: dict[str, Any], config: Config, stack: ExitStack) -> None:
+        self._flags = flags
+        self._config = config
+        self._stack = stack
+        self._reader = stack.enter_context(Reader(db_path(config.home)))
+        self._budget = Budget()
+        self._files = find_files(flags["source"])
+        self._which = None if self._files else parse_query(flags["source"], self._reader)
+        self._settings = FoldSettings(
+            flags["target_max_tokens"],
+            flags["protect_last_turns"],
+            flags["summary_target_tokens"],
+            Strategy(flags["strategy"]),
+            flags["strict_protect"],
+        )
+
+    def carry_out(self) -> int:
+        spec = find_tokenizer(
+            self._flags["tokenizer"],
+            self._config.home,
+            trust_remote_code=self._flags["trust_remote_code"],
+            progress=lambda line: click.echo(line, err=True),
+        )
+        workers = self._stack.enter_context(open_workers(spec, processes_for(self._size_bytes())))
+        if self._flags["dry_run"]:
+            return self._analyse(Engine(self._settings, workers))
+        outputs = Outputs(self._output())
+        started = time.time()
+        with Journal(outputs.rows, self._identity(spec), resume=self._flags["resume"]) as journal:
+            try:
+                asyncio.run(self._compress(workers, spec, journal))
+            except KeyboardInterrupt:
+                click.echo("interrupted; the same command with --resume carries on", err=True)
+                return 130
+            totals = finish(journal, outputs, self._facts(started))
+            journal.remove()
+        self._report(outputs, totals)
+        return 1 if totals.bad_rows or totals.over_limit or totals.fallbacks else 0
+
+    async def _compress(self, workers: Workers, spec: TokenizerSpec, journal: Journal) -> None:
+        progress = Progress(journal.finished, self._flags["as_json"])
+        summariser = self._summariser(spec)
+        engine = Engine(self._settings, workers, summariser, self._flags["concurrency"])
+        try:
+            await run_rows(engine, self._items(), journal, progress.row, self._keeper())
+        finally:
+            if summariser is not None:
+                await summariser.close()
+        progress.end()
+
+    def _summariser(self, spec: TokenizerSpec) -> Summariser | None:
+        if self._settings.strategy is Strategy.FOLD:
+            return None
+        model = open_model(self._config, self._flags["model"], self._flags["base_url"], self._budget)
+        cache = SummaryCache(self._config.home / "cache" / "summaries.jsonl")
+        redact = Redactor(self._config.secrets).text
+        return Summariser(model, cache, spec, redact, self._flags["concurrency"])
+
+    def _keeper(self) -> Callable[[Done], None]:
+        """Writes compressed trajectories of the store into it, too."""
+        if self._files and not self._files.run:
+            return lambda done: None
+        redact = Redactor(self._config.secrets).text
+        writer = self._stack.enter_context(Writer(db_path(self._config.home), redact))
+
+        def keep(done: Done) -> None:
+            if done.messages is not None:
+                record_derived(self._reader, writer, done)
+
+        return keep
+
+    def _items(self) -> Iterator[Item]:
+        sample = (self._flags["sample_percent"], self._flags["seed"])
+        if self._files:
+            return file_items(self._files, self._reader if self._files.run else None, *sample)
+        assert self._which is not None
+        return store_items(self._reader, self._which, *sample)
+
+    def _size_bytes(self) -> int:
+        if self._files:
+            return self._files.size_bytes
+        assert self._which is not None
+        return self._reader.count(self._which.which) * _STORED_ROW_BYTES
+
+    def _output(self) -> Path:
+        given: Path | None = self._flags["output"]
+        if given is None:
+            if self._files is None:
+                raise UsageError("--output is missing", "say where the rows go, such as compressed.jsonl")
+            return self._files.output
+        output = given / "trajectories.jsonl" if given.is_dir() or not given.suffix else given
+        if self._files and output.resolve() in {path.resolve() for path in self._files.paths}:
+            raise UsageError(f"{output} is the input", "originals are never changed: choose another --output")
+        return output
+
+    def _analyse(self, engine: Engine) -> int:
+        analysis = Analysis(self._settings.target_max_tokens)
+
+        async def look() -> None:
+            async for _, done in in_order(engine, self._items()):
+                analysis.add(done)
+
+        asyncio.run(look())
+        facts = {"tokenizer": self._flags["tokenizer"], **analysis.to_json()}
+        click.echo(json.dumps(facts) if self._flags["as_json"] else analysis_text(facts))
+        return 1 if analysis.bad else 0
+
+    def _identity(self, spec: TokenizerSpec) -> JSONObject:
+        """What a resumed run must have in common with the one that was interrupted."""
+        names = ("source", "target_max_tokens", "strategy", "summary_target_tokens", "protect_last_turns")
+        more = ("strict_protect", "sample_percent", "seed", "model")
+        chosen = {name: self._flags[name] for name in (*names, *more)}
+        return {**chosen, "tokenizer": spec.name, "input": self._files.digest() if self._files else None}
+
+    def _facts(self, started: float) -> JSONObject:
+        ended = time.time()
+        return {
+            "processing": {
+                "start_time": datetime.fromtimestamp(started, UTC).isoformat(),
+                "end_time": datetime.fromtimestamp(ended, UTC).isoformat(),
+                "duration_seconds": round(ended - started, 3),
+                "requests_sent": self._budget.calls,
+            },
+            "settings": {
+                "tokenizer": self._flags["tokenizer"],
+                "target_max_tokens": self._settings.target_max_tokens,
+                "strategy": self._settings.strategy.value,
+                "protect_last_turns": self._settings.protect_last_turns,
+                "strict_protect": self._settings.strict_protect,
+            },
+        }
+
+    def _report(self, outputs: Outputs, totals: Totals) -> None:
+        figures = totals.to_json()
+        files = {"output": outputs.rows, "metrics": outputs.metrics}
+        files |= {"kept_aside": outputs.kept_aside} if totals.over_limit else {}
+        files |= {"bad_rows": outputs.bad_rows} if totals.bad_rows else {}
+        if self._flags["as_json"]:
+            click.echo(json.dumps({**{name: str(path) for name, path in files.items()}, **figures}))
+        else:
+            click.echo(report_text(files, figures))
+
+
+def parse_query(text: str, reader: Reader) -> Query:
+    """Conditions as for `hermes export --where`, spaces between them; or the name of a run in the store."""
+    words = shlex.split(text)
+    if not any(mark in text for mark in "=<>~"):
+        if reader.count(Filter(run_id=text)):
+            return Query(Filter(run_id=text))
+        raise UsageError(
+            f"'{text}' is no file, no folder, no run under data/ and no run in the store",
+            "name one of these, or a query such as 'run=my_run reward>=0.5'",
+        )
+    run_id = next((word.partition("=")[2] for word in words if word.startswith("run=")), None)
+    return Query(Filter(run_id=run_id), tuple(where.parse(word) for word in words))

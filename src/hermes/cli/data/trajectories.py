@@ -1,0 +1,156 @@
+"""`hermes trajectories`: list, show, search, compare and count what was recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hermes.cli.options import build_filter, filter_options, json_option
+
+if TYPE_CHECKING:
+    from hermes.store import Reader
+
+
+@contextmanager
+def _reader() -> Iterator[Reader]:
+    from hermes.config.load import load
+    from hermes.config.paths import db_path
+    from hermes.store import Reader
+
+    with Reader(db_path(load().home)) as reader:
+        yield reader
+
+
+@click.group()
+def trajectories() -> None:
+    """List, show, search and compare what was recorded.
+
+    A trajectory is named by its id, the beginning or end of it, or 'last'.
+    """
+
+
+@trajectories.command("list")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option("--before", metavar="ID", help="Continue after this one (the last line of the previous page).")
+@filter_options
+@json_option
+def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None:
+    """Newest first."""
+    from hermes.cli.render import summary_table
+
+    which = build_filter(**filters)
+    with _reader() as reader:
+        rows = reader.summaries(which, limit=limit, before=reader.resolve(before) if before else None)
+        total = reader.count(which)
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in rows], ensure_ascii=False))
+        return
+    if not rows:
+        click.echo(
+            "nothing matches"
+            if any(filters.values())
+            else "nothing recorded yet; try: hermes -q 'What is 17 * 23?'"
+        )
+        return
+    click.echo(summary_table(rows))
+    if total > len(rows):
+        click.echo(f"{len(rows)} of {total}; more: --limit N or --before {rows[-1].id}")
+
+
+@trajectories.command()
+@click.argument("trajectory", default="last")
+@click.option("--raw", is_flag=True, help="Also what each model call saw: every message and tool schema.")
+@click.option("--compressed", is_flag=True, help="Beside its compressed version, with the folds marked.")
+@json_option
+def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
+    """Show one trajectory step by step."""
+    if compressed:
+        from hermes.cli.compress.show import show_compressed
+
+        with _reader() as reader:
+            show_compressed(reader, reader.resolve(trajectory), as_json=as_json)
+        return
+    from hermes.cli.render import render_trajectory
+    from hermes.data.record import to_record
+
+    with _reader() as reader:
+        found = reader.get(reader.resolve(trajectory))
+        if as_json:
+            click.echo(json.dumps(to_record(reader, found, with_inputs=raw), ensure_ascii=False))
+            return
+        text = render_trajectory(found, reader.ratings(found.header.id), reader.rewards(found.header.id))
+        if raw:
+            inputs = to_record(reader, found, with_inputs=True)["steps"]
+            text += "\n" + json.dumps(
+                [step for step in inputs if "input" in step], ensure_ascii=False, indent=2
+            )
+    click.echo(text)
+
+
+@trajectories.command()
+@click.argument("words", nargs=-1, required=True)
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@json_option
+def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """Full-text search over everything said, thought, called and returned."""
+    from hermes.cli.render import hit_lines
+
+    with _reader() as reader:
+        hits = reader.search(" ".join(words), limit=limit)
+    if as_json:
+        click.echo(json.dumps([asdict(hit) for hit in hits], ensure_ascii=False))
+    else:
+        click.echo(hit_lines(hits) or "no match")
+
+
+@trajectories.command()
+@filter_options
+@json_option
+def stats(as_json: bool, **filters: Any) -> None:
+    """Figures over all of them, or over those a filter selects."""
+    from hermes.cli.render import stats_text
+
+    with _reader() as reader:
+        figures = reader.stats(build_filter(**filters))
+    click.echo(json.dumps(asdict(figures)) if as_json else stats_text(figures))
+
+
+@trajectories.command()
+@click.argument("left")
+@click.argument("right")
+@json_option
+def diff(left: str, right: str, as_json: bool) -> None:
+    """Where two trajectories first differ, and how."""
+    from hermes.cli.render import diff_text
+    from hermes.data.diff import compare
+
+    with _reader() as reader:
+        a, b = reader.get(reader.resolve(left)), reader.get(reader.resolve(right))
+    difference = compare(a, b)
+    click.echo(
+        json.dumps(difference.to_json(), ensure_ascii=False) if as_json else diff_text(a, b, difference)
+    )
+
+
+@trajectories.command()
+@click.option("--check", is_flag=True, help="Only count, and exit with 1 if anything is found.")
+@filter_options
+@json_option
+def redact(check: bool, as_json: bool, **filters: Any) -> None:
+    """What an export would redact: known secrets, and what is named or shaped like one.
+
+    The record itself is never changed. Each finding is shown with its surroundings, not the secret.
+    """
+    from hermes.cli.data.redact_text import report_findings
+    from hermes.config.load import load
+    from hermes.data.redaction.scan import scan
+    from hermes.safety.redact import Redactor
+
+    with _reader() as reader:
+        findings = list(scan(reader, build_filter(**filters), Redactor(load().secrets)))
+    report_findings(findings, check=check, as_json=as_json)

@@ -1,0 +1,87 @@
+"""`hermes rl test | preflight | doctor`: will it learn, and if not, why."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from hermes.cli.options import json_option, stored_variables
+
+
+@click.command()
+@click.option("--model", "models", multiple=True, help="Model to test, provider/name; repeatable.")
+@click.option("--num-steps", default=3, show_default=True, type=click.IntRange(1, 50), help="Groups.")
+@click.option("--group-size", default=16, show_default=True, type=click.IntRange(1, 64), help="Answers each.")
+@json_option
+@stored_variables
+def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool) -> None:
+    """Try the selected environment with several models, without training."""
+    from hermes.config.load import load
+    from hermes.rl.checks.inference_test import run_inference_test
+    from hermes.rl.config.resolve import resolve, selected
+
+    config = load()
+    found = run_inference_test(config, resolve(config, selected(config.home)), models, num_steps, group_size)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        from hermes.rl.views import inference_text
+
+        click.echo(inference_text(found))
+    if not found["summary"]["environment_working"]:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.option("--groups", default=4, show_default=True, type=click.IntRange(1, 64), help="Groups to sample.")
+@click.option(
+    "--seconds",
+    default=60,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Longest that sampling may take; what is made by then is judged.",
+)
+@json_option
+@stored_variables
+def preflight(groups: int, seconds: int, as_json: bool) -> None:
+    """A minute that says whether a run of the selected environment will learn."""
+    import signal
+
+    from hermes.config.load import load
+    from hermes.rl.checks.preflight import preflight as check
+    from hermes.rl.config.resolve import resolve, selected
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
+    config = load()
+    found = check(config, resolve(config, selected(config.home)), groups, seconds)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        from hermes.rl.views import preflight_text
+
+        click.echo(preflight_text(found))
+
+
+@click.command()
+@click.argument("run_id")
+@json_option
+@stored_variables
+def doctor(run_id: str, as_json: bool) -> None:
+    """Why a run does not learn: named causes with their evidence."""
+    from hermes.config.load import load
+    from hermes.rl.checks.doctor import diagnose
+    from hermes.rl.results import steps
+    from hermes.rl.run import find_run
+    from hermes.rl.start import look
+
+    run = find_run(load().home, run_id)
+    status = look(run)
+    causes = diagnose(steps(run), status.state.value, status.reason)
+    if as_json:
+        click.echo(json.dumps([cause.to_json() for cause in causes], indent=2, ensure_ascii=False))
+        return
+    for cause in causes:
+        click.echo(f"{cause.name}: {cause.evidence}\n  fix: {cause.advice}")
+    if not causes:
+        click.echo("nothing stands out in its metrics")

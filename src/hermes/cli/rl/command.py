@@ -1,0 +1,251 @@
+"""`hermes rl`: choose an environment, configure it, start a run, watch it, stop it, use what it learned.
+
+A sentence is a task for the agent, which has the same by its `rl_*` tools; a word that is no command is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hermes.cli.options import json_option
+from hermes.cli.rl.agent import agent
+from hermes.cli.rl.checks import doctor, preflight, test
+from hermes.cli.rl.weights import serve, weights
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.core import JSON
+    from hermes.rl.config.resolve import Resolved
+
+_run_argument = click.argument("run_id")
+
+
+class TaskGroup(click.Group):
+    """A group that hands what is not one of its commands to the agent."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            if not args[0].startswith("-") and " " not in args[0].strip():
+                close = get_close_matches(args[0], self.commands, n=1)
+                fix = f"Did you mean '{close[0]}'?" if close else 'A task has several words, in quotes: "…".'
+                raise click.UsageError(f"no such command '{args[0]}'. {fix}", ctx)
+            args = ["agent", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=TaskGroup)
+def rl() -> None:
+    """Train by reinforcement: environments, runs, weights. `hermes rl "TASK"` lets the agent do it."""
+
+
+rl.add_command(agent)
+for _command in (test, preflight, doctor, weights, serve):
+    rl.add_command(_command)
+
+
+def _config(flags: Mapping[str, JSON] | None = None) -> Config:
+    from hermes.config.environment import export_stored
+    from hermes.config.load import load
+
+    export_stored()
+    return load(flags)
+
+
+def _print(data: Any) -> None:
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+
+
+@rl.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the environments to train on."""
+    from hermes.rl.views import environments
+
+    click.echo(environments(_config(), as_json))
+
+
+@rl.command()
+@click.argument("name")
+@json_option
+def select(name: str, as_json: bool) -> None:
+    """Select the environment that config, test, preflight and start are about."""
+    from hermes.rl.config.resolve import select as choose
+
+    chosen = choose(_config(), name)
+    if as_json:
+        _print({"environment": chosen.environment, "file_path": chosen.file_path})
+    else:
+        click.echo(f"{chosen.environment} is selected ({chosen.file_path})")
+
+
+@rl.command()
+@click.argument("field", required=False)
+@click.argument("value", required=False)
+@click.option("--unlock", is_flag=True, help="Change it although it is locked.")
+@json_option
+def config(field: str | None, value: str | None, unlock: bool, as_json: bool) -> None:
+    """Show the fields of the selected environment, or set one: FIELD VALUE."""
+    from hermes.errors import UsageError
+    from hermes.rl.config.resolve import edit, resolve, selected
+    from hermes.rl.views import fields
+
+    settings = _config()
+    if field is None:
+        resolved = resolve(settings, selected(settings.home))
+    elif value is None:
+        raise UsageError(f"no value for {field}", f"hermes rl config {field} VALUE")
+    else:
+        resolved = edit(settings, field, _value(value), unlock=unlock)
+    click.echo(fields(resolved, as_json))
+
+
+def _value(text: str) -> Any:
+    """A list, an object, null or a boolean as YAML writes them; the field reads anything else as text."""
+    from hermes.config.yaml_file import parse_scalar
+
+    if text[:1] in ("[", "{") or text in ("null", "true", "false"):
+        return parse_scalar(text, "value")
+    return text
+
+
+@rl.command()
+@click.option("--env", "environment", help="Select this environment first.")
+@click.option(
+    "--prompts",
+    metavar="FILE",
+    help="Or make one: tasks as for `hermes batch --dataset-file`; with --reward.",
+)
+@click.option(
+    "--reward", metavar="FILE.py:FUNCTION", help="Scores a rollout, as for `hermes batch --reward`."
+)
+@click.option("--toolsets", metavar="A,B", help="Offered to the agent; 'none' for no tools.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="YAML file with the sections env, openai and tinker; it may change locked fields.",
+)
+@click.option("--set", "edits", multiple=True, metavar="FIELD=VALUE", help="Set a field first; repeatable.")
+@click.option("--unlock", is_flag=True, help="Let --set change locked fields.")
+@click.option("--service", metavar="URL|managed", help="Train with this Tinker service; see rl.service.")
+@json_option
+def start(
+    environment: str | None,
+    prompts: str | None,
+    reward: str | None,
+    toolsets: str | None,
+    config_file: Path | None,
+    edits: tuple[str, ...],
+    unlock: bool,
+    service: str | None,
+    as_json: bool,
+) -> None:
+    """Start a run. It goes on without this terminal."""
+    from hermes.rl.start import start as start_run
+
+    settings = _config({"rl.service": service} if service else {})
+    if prompts or reward:
+        from hermes.rl.reward_run import select_reward_function
+
+        select_reward_function(settings, environment, prompts, reward)
+        environment = None
+    run = start_run(settings, _prepared(settings, environment, config_file, toolsets, edits, unlock))
+    if as_json:
+        _print(
+            {"run_id": run.run_id, "status": run.status().state.value, "config_path": str(run.config_path)}
+        )
+    else:
+        click.echo(f"run {run.run_id} is starting; 'hermes rl status {run.run_id}' tells how it stands")
+
+
+def _prepared(
+    settings: Config,
+    environment: str | None,
+    config_file: Path | None,
+    toolsets: str | None,
+    edits: tuple[str, ...],
+    unlock: bool,
+) -> Resolved:
+    from hermes.errors import UsageError
+    from hermes.rl.config.resolve import apply_run_file, edit, resolve, selected
+    from hermes.rl.config.resolve import select as choose
+
+    if environment is not None:
+        choose(settings, environment)
+    if config_file is not None:
+        apply_run_file(settings, config_file)
+    if toolsets is not None:
+        offered = [] if toolsets == "none" else [name.strip() for name in toolsets.split(",")]
+        edit(settings, "env.enabled_toolsets", offered, unlock=True)
+    for each in edits:
+        field, equals, value = each.partition("=")
+        if not equals:
+            raise UsageError(f"--set {each} has no value", "write --set FIELD=VALUE")
+        edit(settings, field, _value(value), unlock=unlock)
+    return resolve(settings, selected(settings.home))
+
+
+@rl.command()
+@_run_argument
+@json_option
+def status(run_id: str, as_json: bool) -> None:
+    """How a run stands: processes, newest metrics, why it ended."""
+    from hermes.rl.results import describe
+    from hermes.rl.run import find_run
+    from hermes.rl.start import look
+    from hermes.rl.views import run_text
+
+    run = find_run(_config().home, run_id)
+    told = describe(run, look(run))
+    click.echo(json.dumps(told, indent=2, ensure_ascii=False) if as_json else run_text(told))
+
+
+@rl.command()
+@_run_argument
+@click.option("--now", is_flag=True, help="Without its last checkpoint: what that would save is lost.")
+@json_option
+def stop(run_id: str, now: bool, as_json: bool) -> None:
+    """Stop a run and all its processes; its step is finished and saved first."""
+    from hermes.rl.run import find_run
+    from hermes.rl.start import stop as stop_run
+
+    run = find_run(_config().home, run_id)
+    ended = stop_run(run, now=now)
+    if as_json:
+        _print({"run_id": run.run_id, "status": ended.state.value, "reason": ended.reason})
+    else:
+        click.echo(f"run {run.run_id}: {ended.state.value}")
+        if not ended.state.ended:
+            click.echo("its trainer finishes a step and saves; --now waits for nothing", err=True)
+
+
+@rl.command()
+@_run_argument
+@json_option
+def results(run_id: str, as_json: bool) -> None:
+    """Final metrics, their history, and where the weights are."""
+    from hermes.rl.results import results as read
+    from hermes.rl.run import find_run
+    from hermes.rl.start import look
+    from hermes.rl.views import results_text
+
+    run = find_run(_config().home, run_id)
+    found = read(run, look(run))
+    click.echo(
+        json.dumps(found, indent=2, ensure_ascii=False, default=str) if as_json else results_text(found)
+    )
+
+
+@rl.command()
+@json_option
+def runs(as_json: bool) -> None:
+    """List all runs, newest first."""
+    from hermes.rl.views import runs_text
+
+    click.echo(runs_text(_config().home, as_json))

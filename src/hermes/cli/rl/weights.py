@@ -1,0 +1,88 @@
+"""`hermes rl weights | serve`: what a run has learned, as files or as a server."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from hermes.cli.options import json_option, stored_variables
+
+
+@click.command()
+@click.argument("name", required=False, metavar="[RUN|tinker://…]")
+@click.option("--step", type=click.IntRange(min=0), help="Of which checkpoint; default: the newest.")
+@click.option(
+    "--format",
+    "form",
+    default="peft",
+    show_default=True,
+    type=click.Choice(["peft", "merged", "gguf"]),
+    help="An adapter folder, a complete model, or a file for llama.cpp.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where to; default: the run's folder, and ./checkpoints/… for a tinker:// path.",
+)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Or: to a folder in this one, named like the run at the engine or service.",
+)
+@click.option(
+    "--base-url",
+    metavar="URL",
+    help="The Tinker service that has the weights, or: managed. Default: rl.service, TINKER_BASE_URL, local.",
+)
+@json_option
+@stored_variables
+def weights(
+    name: str | None,
+    step: int | None,
+    form: str,
+    output: Path | None,
+    into: Path | None,
+    base_url: str | None,
+    as_json: bool,
+) -> None:
+    """Write trained weights to a folder or file, and print its path.
+
+    RUN is a run of `hermes rl` or of `hermes train`; without a name, the one that saved a checkpoint last.
+    """
+    from hermes.config.load import load
+    from hermes.rl.weights.export import export_adapter, export_gguf, export_merged
+    from hermes.rl.weights.source import find_source
+
+    export = {"peft": export_adapter, "merged": export_merged, "gguf": export_gguf}[form]
+    source = find_source(load(), name, step, base_url)
+    if into is not None and output is None:
+        output = into / source.run_id
+    path = export(source, output)
+    click.echo(json.dumps({"path": str(path), "format": form}) if as_json else str(path))
+
+
+@click.command()
+@click.argument("run_id")
+@click.option("--port", type=click.IntRange(0, 65535), help="Default: 8001, or any that is free.")
+@stored_variables
+def serve(run_id: str, port: int | None) -> None:
+    """Serve a run's weights, as the model `policy` of an OpenAI-compatible endpoint."""
+    from hermes.config.environment import without_stored
+    from hermes.config.load import load
+    from hermes.rl.run import find_run
+    from hermes.rl.weights.serve import running_engine, serve_command, serve_service
+
+    config = load()
+    run = find_run(config.home, run_id)
+    url = None if run.status().state.ended else running_engine(run)
+    if url is not None:
+        click.echo(f"the run's own engine serves it: {url}/v1, model policy")
+        return
+    if run.config()["run"]["service"]:
+        serve_service(run, port, click.echo)
+        return
+    command = serve_command(run, port)
+    os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})

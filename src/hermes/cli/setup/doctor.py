@@ -1,0 +1,40 @@
+"""`hermes doctor`: what works on this machine, and what would fix the rest."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(as_json: bool) -> None:
+    """Check what works on this machine, and what would fix the rest.
+
+    Exits with 1 only if something is missing that Hermes cannot work without.
+    """
+    from hermes.config.doctor.check import Status
+    from hermes.config.doctor.report import examine
+    from hermes.safety.text import printable
+
+    checks = examine()
+    failed = any(check.status is Status.FAIL for check in checks)
+    if as_json:
+        import json
+
+        click.echo(json.dumps({"ok": not failed, "checks": [check.to_json() for check in checks]}, indent=2))
+        sys.exit(1 if failed else 0)
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        click.echo(f"{check.status:<7}  {check.name:<{width}}  {printable(check.what)}")
+        if check.status is Status.OK:
+            continue
+        indent = " " * (7 + 2 + width + 2)
+        if check.gives:
+            click.echo(f"{indent}gives: {check.gives}")
+        if check.fix:
+            click.echo(f"{indent}fix:   {check.fix}")
+    counts = [f"{sum(check.status is status for check in checks)} {status}" for status in Status]
+    click.echo(", ".join(counts))
+    sys.exit(1 if failed else 0)

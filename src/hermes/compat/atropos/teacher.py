@@ -1,0 +1,99 @@
+"""Environments whose groups carry what a teacher model would have said at each position."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pydantic import Field
+
+from hermes.envs.base import BaseEnv
+from hermes.envs.config import BaseEnvConfig
+from hermes.envs.modes.group_worker import all_or_error
+from hermes.envs.servers.config import APIServerConfig
+from hermes.envs.servers.manager import ServerManager
+from hermes.envs.types import Item
+from hermes.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class TeacherDistillationConfig(BaseEnvConfig):
+    teacher_enabled: bool = Field(default=False, description="Ask the teacher about every sequence.")
+    teacher_top_k: int = Field(
+        default=0, description="Most likely tokens to keep at each position; -1: ask nothing."
+    )
+
+
+class TeacherDistillationEnv(BaseEnv):
+    """Fills distill_token_ids and distill_logprobs.
+
+    The teacher is set up by `teacher_config_init`, `teacher` in the --config file and --teacher.* flags. A
+    group that the teacher could not be asked about is sent without.
+    """
+
+    env_config_cls = TeacherDistillationConfig
+    config: TeacherDistillationConfig
+
+    def __init__(
+        self,
+        config: TeacherDistillationConfig,
+        server_configs: Any,
+        teacher_server_configs: Any = None,
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
+        super().__init__(config, server_configs, slurm=slurm, testing=testing)
+        self.teacher_server: ServerManager | None = None
+        if config.teacher_enabled:
+            if not teacher_server_configs:
+                raise ConfigError(
+                    "teacher_enabled is set, but there is no teacher.",
+                    "Set --teacher.base_url and its model.",
+                )
+            self.teacher_server = ServerManager(teacher_server_configs)
+            self._check_tokenizers()
+
+    @classmethod
+    def teacher_config_init(cls) -> Any:
+        """The teacher's server, as config_init says the policy's; None: only file and flags say it."""
+        return APIServerConfig()
+
+    def _check_tokenizers(self) -> None:
+        """Ids mean nothing to a teacher that spells them differently."""
+        assert self.teacher_server is not None, "called when there is a teacher"
+        teacher = self.teacher_server.servers[0]
+        if getattr(teacher, "tokenizer", None) is None:
+            raise ConfigError(
+                "the teacher's server gives no prompt logprobs.",
+                "Set --teacher.server_type to sglang or vllm.",
+            )
+        if teacher.tokenizer.get_vocab() != self.tokenizer.get_vocab():
+            raise ConfigError("the teacher has another tokenizer than the policy.")
+
+    async def handle_send_to_api(
+        self,
+        scored_data: Any,
+        item: Item = None,
+        do_send_to_api: bool = True,
+        abort_on_any_max_length_exceeded: bool = True,
+    ) -> None:
+        for group in scored_data if isinstance(scored_data, list) else [scored_data]:
+            if group is not None:
+                await self._ask_teacher(group)
+        await super().handle_send_to_api(scored_data, item, do_send_to_api, abort_on_any_max_length_exceeded)
+
+    async def _ask_teacher(self, group: dict[str, Any]) -> None:
+        group["distill_token_ids"] = group["distill_logprobs"] = None
+        overrides = group.get("group_overrides") or {}
+        top_k = int(overrides.get("teacher_top_k", self.config.teacher_top_k))
+        if self.teacher_server is None or overrides.get("skip_teacher_top_k") or top_k < 0:
+            return
+        ask = self.teacher_server.get_logprobs
+        try:
+            told = await all_or_error([ask(input_ids=ids, top_k=top_k) for ids in group["tokens"]])
+        except Exception:  # the group is good without it
+            logger.exception("the teacher could not be asked about a group")
+            return
+        group["distill_token_ids"] = [one["prompt_topk_token_ids"] for one in told]
+        group["distill_logprobs"] = [one["prompt_topk_logprobs"] for one in told]

@@ -1,0 +1,122 @@
+"""Private files and directories: created 0700 and 0600, replaced whole or not at all.
+
+A reader never sees half a file, and a failed write (full disk, read-only home) leaves the old one as
+it was. Every failure is a `HermesError` that names the path; a `ConfigError` where it is about the home.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from hermes.errors import ConfigError, HermesError
+
+
+def ensure_dir(path: Path) -> Path:
+    """Creates the directory and its missing parents, all private to the user; returns it."""
+    missing = [path, *path.parents]
+    try:
+        while missing and missing[-1].is_dir():
+            missing.pop()
+        for directory in reversed(missing):
+            directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _failed("create the directory", path, error) from error
+    return path
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text; None if there is no such file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _failed("read", path, error) from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text", "repair or remove the line") from error
+
+
+def atomic_write(path: Path, text: str) -> None:
+    """Replaces the file by a complete, flushed one with mode 0600. A symlink keeps pointing where it did."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{path}: the new text is not valid Unicode", "remove lone surrogates") from error
+    ensure_dir(Path(os.path.realpath(path)).parent)
+    try:
+        with _replacing(path) as file:
+            file.write(text)
+    except OSError as error:
+        raise _failed("write", path, error) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A text file that takes the path's place, with mode 0600, when the block ends well; else it vanishes.
+
+    Unlike `atomic_write` it is for text of any length, and for places outside the home. Lone surrogates
+    are written as `\\udXXX`, which is their form in JSON.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(path) as file:
+            yield file
+    except OSError as error:
+        hint = "write to another place, or free space and make the directory writable"
+        raise HermesError(f"cannot write {path}: {error.strerror or error}", hint) from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[TextIO]:
+    from hermes.core.drafts import draft_file
+
+    target = Path(os.path.realpath(path))
+    with draft_file(target) as draft:
+        with open(
+            draft.handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n", closefd=False
+        ) as file:
+            yield file
+            file.flush()
+            os.fsync(draft.handle)
+        draft.path.replace(target)
+    sync_directory(target.parent)
+
+
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """One editor of the home's settings at a time, so that no change is lost between read and write."""
+    import fcntl
+
+    lock = ensure_dir(home) / ".config.lock"
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise _failed("write", lock, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the renames in it durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _failed(verb: str, path: Path, error: OSError) -> ConfigError:
+    hint = "point HERMES_HOME at a directory you can write to"
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        hint = "a file is in the way; point HERMES_HOME at a directory"
+    return ConfigError(f"cannot {verb} {path}: {error.strerror or error}", hint)

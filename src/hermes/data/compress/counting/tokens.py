@@ -1,0 +1,162 @@
+"""Exact token counts of whole conversations, for one tokenizer and its chat template.
+
+The count is that of the rendered conversation as a trainer tokenises it: never a sum over messages. It is
+cheap to repeat all the same. Most tokenizers cut a text at its added tokens before they do anything else,
+so the count of the whole is exactly the sum over the pieces between them, and after a change only the
+pieces that changed are counted again; by their words, where words.py knows those of the tokenizer. A
+tokenizer for which that does not hold is given whole texts.
+
+A `Counter` is not shared between threads; a `TokenizerSpec` is plain data and travels to other processes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hermes.core import JSONObject, Role
+from hermes.data.compress.counting.template import ChatTemplate, TemplateRefusalError
+from hermes.data.compress.counting.words import Encode, WordCounts, word_expression
+
+_MEMORY_CHARS = 16_000_000
+"""How much text the counts are remembered for; what many rows share (system prompts) is counted once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSpec:
+    """Everything needed to count like one model does."""
+
+    name: str
+    """As the user gave it."""
+    template: str
+    """The chat template's Jinja source."""
+    special: dict[str, str] = field(default_factory=dict)
+    """Special tokens by the names that templates use."""
+    tokenizer_json: str = ""
+    """The tokenizer in the `tokenizers` library's own form; empty for a tiktoken encoding."""
+    encoding: str = ""
+    """Name of a tiktoken encoding."""
+
+
+class Measure(NamedTuple):
+    total: int
+    """Tokens of the whole conversation; exact."""
+    each: list[int]
+    """Tokens of each turn, near enough to compare them."""
+
+
+class Counter:
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self.name = spec.name
+        self._template = ChatTemplate(spec.template, spec.special)
+        self._encode, self._cut = _tiktoken(spec) if spec.encoding else _tokenizers(spec)
+        self._known: dict[str, int] = {}
+        self._known_chars = 0
+        self.result_role = self._result_role()
+        """The role in which tool results that are written out as text are told to this template."""
+
+    def conversation(self, chat: Sequence[JSONObject], tools: Sequence[JSONObject] | None = None) -> int:
+        """Tokens of the whole conversation; TemplateRefusalError if the template does not take it."""
+        return sum(self._pieces(self._template.render(chat, tools))[1])
+
+    def measure(
+        self, chat: Sequence[JSONObject], texts: Sequence[str], tools: Sequence[JSONObject] | None = None
+    ) -> Measure:
+        """The same, and the share of each turn, whose text is given in `texts`."""
+        pieces, counts = self._pieces(self._template.render(chat, tools))
+        each: list[int | None] = []
+        at = 0
+        for text in texts:
+            found = next((i for i in range(at, len(pieces)) if text and pieces[i].endswith(text)), None)
+            each.append(None if found is None else counts[found])
+            at = at if found is None else found + 1
+        missing = iter(self.texts([text for text, known in zip(texts, each, strict=True) if known is None]))
+        return Measure(sum(counts), [next(missing) if known is None else known for known in each])
+
+    def texts(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text by itself."""
+        return [sum(self._pieces(text)[1]) for text in texts]
+
+    def _pieces(self, text: str) -> tuple[list[str], list[int]]:
+        """The rendered text in pieces, and the tokens of each. Their sum is the count of the whole."""
+        if self._cut is None:
+            return [text], self._count([text])
+        # A group in the expression makes split return the added tokens too, at the odd positions.
+        parts = self._cut.split(text)
+        texts = parts[0::2]
+        return texts, [count + 1 for count in self._count(texts[:-1])] + self._count(texts[-1:])
+
+    def _count(self, texts: list[str]) -> list[int]:
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        if not new:
+            return [self._known[text] for text in texts]
+        self._known_chars += sum(map(len, new))
+        if self._known_chars > _MEMORY_CHARS:
+            self._known.clear()
+            new = list(dict.fromkeys(texts))
+            self._known_chars = sum(map(len, new))
+        self._known.update(zip(new, self._encode(new), strict=True))
+        return [self._known[text] for text in texts]
+
+    def _result_role(self) -> Role:
+        opening: list[JSONObject] = [
+            {"role": "user", "content": "A"},
+            {"role": "assistant", "content": "B"},
+        ]
+        try:
+            self._template.render([*opening, {"role": "tool", "content": "C"}])
+        except TemplateRefusalError:
+            return Role.USER
+        return Role.TOOL
+
+
+def _tokenizers(spec: TokenizerSpec) -> tuple[Encode, re.Pattern[str] | None]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(spec.tokenizer_json)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(texts: list[str]) -> list[int]:
+        try:
+            found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError:  # lone surrogates, for which every loader puts U+FFFD
+            clean = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+            found = tokenizer.encode_batch_fast(clean, add_special_tokens=False)
+        return [len(each) for each in found]
+
+    form = json.loads(spec.tokenizer_json)
+    cut = cutting_expression(form)
+    # Added tokens lie across words: only where they are cut out first is the rest counted by words.
+    words = word_expression(form) if cut else None
+    return WordCounts(encode, words) if words else encode, cut
+
+
+def _tiktoken(spec: TokenizerSpec) -> tuple[Encode, re.Pattern[str] | None]:
+    import tiktoken
+
+    encoding = tiktoken.get_encoding(spec.encoding)
+
+    def encode(texts: list[str]) -> list[int]:
+        return [len(encoding.encode_ordinary(text)) for text in texts]
+
+    return encode, re.compile(f"({'|'.join(map(re.escape, spec.special.values()))})")
+
+
+def cutting_expression(tokenizer: JSONObject) -> re.Pattern[str] | None:
+    """What cuts a text into pieces that can be tokenised apart; None if nothing surely does.
+
+    Added tokens are taken out of a text first, the longest at each place, and what lies between them is
+    normalised and split by itself. Not so if an added token swallows neighbouring space or looks at its
+    neighbours, or if the very beginning of a text is treated unlike the beginning of a piece.
+    """
+    added = [token for token in tokenizer.get("added_tokens") or () if not token["normalized"]]
+    if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added) or not added:
+        return None
+    if '"prepend_scheme": "first"' in json.dumps(tokenizer.get("pre_tokenizer")):
+        return None
+    contents = sorted((token["content"] for token in added), key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, contents))})")

@@ -1,0 +1,80 @@
+"""What may be folded, and in which order. Pure: a conversation in, indices out.
+
+Protected: system messages, everything up to the first user message, and the last turns. What is not goes in
+this order: tool outputs, the old and large ones first; thinking, oldest first. If that is not enough, the
+tool outputs of protected turns are folded too, unless `strict_protect` is set; nothing else in those turns
+ever changes. Decisions go last: runs of early exchanges, of which the first stays and stands for the others,
+and then whole early instructions with their answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hermes.core import Message, Role
+from hermes.data.compress.forms.conversation import Conversation, Exchange
+
+
+class Strategy(StrEnum):
+    FOLD = "fold"
+    """States are made by rules; no model is asked."""
+    SUMMARISE = "summarise"
+    """States are written by a model."""
+    AUTO = "auto"
+    """A model is asked only for rows that lose decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldSettings:
+    target_max_tokens: int
+    protect_last_turns: int = 4
+    summary_target_tokens: int = 750
+    """Longest state of one output or of one run of exchanges."""
+    strategy: Strategy = Strategy.FOLD
+    strict_protect: bool = False
+    """Whether the tool outputs of protected turns stay too, even if the row does not fit with them."""
+
+
+def protected(conversation: Conversation, last_turns: int) -> frozenset[int]:
+    """Indices of the messages that stay, tool outputs excepted as `FoldSettings.strict_protect` says."""
+    messages = conversation.messages
+    first_user = next((i for i, message in enumerate(messages) if message.role is Role.USER), -1)
+    head = [i for i, message in enumerate(messages) if i <= first_user or message.role is Role.SYSTEM]
+    tail = [i for group in conversation.turn_groups[-last_turns:] for i in group] if last_turns else []
+    return frozenset((*head, *tail))
+
+
+def output_order(
+    messages: Sequence[Message], keep: frozenset[int], tokens: Sequence[float], *, protected: bool
+) -> list[int]:
+    """Tool messages, protected or not, in the order in which they fold: by size times how much follows."""
+    tools = (i for i, message in enumerate(messages) if message.role is Role.TOOL)
+    outputs = [i for i in tools if (i in keep) is protected]
+    return sorted(outputs, key=lambda i: (-tokens[i] * (len(messages) - i), i))
+
+
+def thinking_order(messages: Sequence[Message], keep: frozenset[int]) -> list[int]:
+    return [i for i, message in enumerate(messages) if message.reasoning and i not in keep]
+
+
+def exchange_runs(conversation: Conversation, keep: frozenset[int]) -> list[list[Exchange]]:
+    """Runs of at least two exchanges that follow one another directly, all answered and none protected."""
+    runs: list[list[Exchange]] = [[]]
+    for exchange in conversation.exchanges:
+        free = exchange.answered and keep.isdisjoint((exchange.asked, *exchange.results))
+        run = runs[-1]
+        if free and run and run[-1].results[-1] + 1 == exchange.asked:
+            run.append(exchange)
+        else:
+            runs.append([exchange] if free else [])
+    return [run for run in runs if len(run) > 1]
+
+
+def later_instructions(messages: Sequence[Message], keep: frozenset[int]) -> list[range]:
+    """User messages behind the first, each with all that follows up to the next one, if all of it may go."""
+    starts = [i for i, message in enumerate(messages) if message.role is Role.USER]
+    ends = [*starts[1:], len(messages)]
+    spans = [range(start, end) for start, end in zip(starts, ends, strict=True)]
+    return [span for span in spans[1:] if keep.isdisjoint(span)]

@@ -1,0 +1,65 @@
+"""What every compressed conversation must satisfy, checked on each one before it is written.
+
+The fold is built so that nothing here can fail; a row for which something does is kept aside, because a
+broken training row costs more than a missing one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from hermes.core import Message, Role
+from hermes.data.compress.folding import plan
+from hermes.data.compress.folding.plan import FoldSettings
+from hermes.data.compress.folding.result import Folded
+from hermes.data.compress.folding.state import is_state
+from hermes.data.compress.forms.conversation import Conversation
+
+
+def violations(conversation: Conversation, folded: Folded, settings: FoldSettings) -> Iterator[str]:
+    """One line for each promise that is broken."""
+    old, new = conversation.messages, folded.messages
+    if folded.tokens > settings.target_max_tokens:
+        yield f"{folded.tokens} tokens are over the target"
+    for i in sorted(plan.protected(conversation, settings.protect_last_turns)):
+        output_folded = old[i].role is Role.TOOL and new[i] is not None and not settings.strict_protect
+        if new[i] is not old[i] and not output_folded:
+            yield f"message {i} is protected and was changed"
+    for exchange in conversation.exchanges:
+        left = [new[i] is None for i in (exchange.asked, *exchange.results)]
+        if any(left) and not all(left):
+            yield f"the call of message {exchange.asked} and its results were parted"
+    for i, (before, after) in enumerate(zip(old, new, strict=True)):
+        if after is not None and after is not before:
+            yield from _changed(i, before, after)
+    yield from _instructions(old, new)
+    strange = _steps([message for message in new if message is not None]) - _steps(old)
+    if strange:
+        yield f"roles follow one another as they never did before: {sorted(strange)}"
+
+
+def _changed(i: int, before: Message, after: Message) -> Iterator[str]:
+    if before.role is Role.TOOL:
+        if (after.role, after.tool_call_id, after.name) != (before.role, before.tool_call_id, before.name):
+            yield f"result {i} no longer answers its call"
+        if not is_state(after.content):
+            yield f"result {i} was changed into something that is no folded state"
+    elif before.role is not Role.ASSISTANT:
+        yield f"message {i} of the {before.role.value} was changed"
+    elif (after.content, after.tool_calls) != (before.content, before.tool_calls):
+        yield f"the decision of message {i} was changed"
+
+
+def _instructions(old: Sequence[Message], new: Sequence[Message | None]) -> Iterator[str]:
+    """A user message goes only together with everything up to the next one."""
+    gone = False
+    for i, (before, after) in enumerate(zip(old, new, strict=True)):
+        if before.role is Role.USER:
+            gone = after is None
+        elif gone and after is not None:
+            yield f"message {i} lost the instruction before it"
+
+
+def _steps(messages: Sequence[Message]) -> set[tuple[str, str]]:
+    return {(a.role.value, b.role.value) for a, b in pairwise(messages)}

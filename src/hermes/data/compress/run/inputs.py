@@ -1,0 +1,154 @@
+"""Where rows come from: a JSONL file, a folder of them, a batch run, or trajectories in the store.
+
+Rows are read one at a time. A folder gives each row once: a run's folder has its merged file, which is all
+that is read of it, and elsewhere a row that an earlier file had is passed over. A line that cannot be
+decoded is still an item, so that it is counted and reported where it stands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b, file_digest
+from pathlib import Path
+
+from hermes.core import JSONObject, Relation, Trajectory
+from hermes.data.compress.run.job import Item
+from hermes.data.example import load
+from hermes.data.formats import sharegpt
+from hermes.data.where import Condition
+from hermes.errors import UsageError
+from hermes.store import Filter, Reader
+
+MERGED = "trajectories.jsonl"
+_ASIDE = ("filtered", "failed", "bad_rows", "checkpoint")
+_OURS = ("_compressed", "_kept_aside", "_bad_rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Rows in files."""
+
+    paths: tuple[Path, ...]
+    output: Path
+    """Where the result goes unless the user says otherwise."""
+    run: bool = False
+    """A batch run: its trajectories are in the store too."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.paths)
+
+    def digest(self) -> str:
+        """Of everything in them."""
+        whole = blake2b(digest_size=16)
+        for path in self.paths:
+            with path.open("rb") as file:
+                whole.update(file_digest(file, "blake2b").digest())
+        return whole.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Trajectories in the store."""
+
+    which: Filter
+    where: tuple[Condition, ...] = ()
+
+
+def find_files(reference: str, data: Path = Path("data")) -> Files | None:
+    """What the user's words mean, if they name a file, a folder or a run under `data`; else None."""
+    path = Path(reference).expanduser()
+    if path.is_file():
+        return Files((path,), path.with_name(f"{path.stem}_compressed.jsonl"))
+    named = data / reference
+    folder = path if path.is_dir() else named if reference and named.is_dir() else None
+    if folder is None:
+        return None
+    if (folder / MERGED).is_file():
+        run = (folder / "run.json").is_file()
+        return Files((folder / MERGED,), folder / "trajectories_compressed.jsonl", run)
+    paths = tuple(path for path in sorted(folder.glob("*.jsonl")) if not _is_ours(path.stem))
+    if not paths:
+        raise UsageError(f"there is no JSONL file in {folder}", "name a file, or a folder that has some")
+    whole = folder.resolve()
+    return Files(paths, whole.with_name(f"{whole.name}_compressed") / MERGED)
+
+
+def _is_ours(stem: str) -> bool:
+    return stem in _ASIDE or stem.endswith(_OURS)
+
+
+def file_items(files: Files, reader: Reader | None, sample_percent: float, seed: int) -> Iterator[Item]:
+    """Every row of the files that the sample takes; of a run, with its record from the store."""
+    total = max(1, files.size_bytes)
+    read = number = 0
+    seen: set[bytes] | None = set() if len(files.paths) > 1 else None
+    for path in files.paths:
+        with path.open("rb") as file:
+            for line_number, line in enumerate(file, 1):
+                read += len(line)
+                if not line.strip() or (seen is not None and not _is_new(line, seen)):
+                    continue
+                if is_sampled(number, sample_percent, seed):
+                    yield _line_item(f"{path.name}:{line_number}", line, reader, read / total)
+                number += 1
+
+
+def _is_new(line: bytes, seen: set[bytes]) -> bool:
+    digest = blake2b(line.strip(), digest_size=16).digest()
+    fresh = digest not in seen
+    seen.add(digest)
+    return fresh
+
+
+def _line_item(where: str, line: bytes, reader: Reader | None, share: float) -> Item:
+    try:
+        text = line.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        text = line.decode("utf-8", "replace").strip()
+        return Item(where, text, broken=f"not UTF-8 text: {error.reason}", share=share)
+    record = _record_of(text, reader) if reader is not None else None
+    return Item(where, text, record, share=share)
+
+
+def _record_of(text: str, reader: Reader) -> JSONObject | None:
+    try:
+        identity = json.loads(text)["id"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(identity, str) or not reader.count(Filter(ids=(identity,))):
+        return None
+    trajectory = reader.get(identity)
+    return _record(trajectory, load(reader, trajectory).tools)
+
+
+def store_items(reader: Reader, query: Query, sample_percent: float, seed: int) -> Iterator[Item]:
+    """Every finished trajectory that matches, oldest first; compressed ones are not compressed again."""
+    total = max(1, reader.count(query.which))
+    number = 0
+    for read, trajectory in enumerate(reader.each(query.which), 1):
+        if trajectory.outcome is None or trajectory.header.relation is Relation.COMPRESSED:
+            continue
+        example = load(reader, trajectory)
+        if not all(condition.holds(example) for condition in query.where):
+            continue
+        if is_sampled(number, sample_percent, seed):
+            row = sharegpt.to_row(trajectory, (), reward=example.reward, rating=example.rating)
+            text = json.dumps({**row, "conversations": []}, ensure_ascii=False)
+            record = _record(trajectory, example.tools)
+            yield Item(trajectory.header.id, text, record, share=read / total)
+        number += 1
+
+
+def _record(trajectory: Trajectory, tools: Sequence[JSONObject]) -> JSONObject:
+    return {"messages": [message.to_json() for message in trajectory.messages], "tools": list(tools)}
+
+
+def is_sampled(number: int, percent: float, seed: int) -> bool:
+    """A draw that depends on nothing but the seed and the row's place, so a resumed run draws the same."""
+    if percent >= 100:
+        return True
+    digest = blake2b(f"{seed}:{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64 * 100 < percent

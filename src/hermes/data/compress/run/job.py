@@ -1,0 +1,230 @@
+"""One row through the compressor: text in, text out. What worker processes run, and nothing else does I/O.
+
+A row that fits is passed on with its figures added; one that carries figures already was compressed before
+and is passed on as it is, to the byte. A row that cannot be brought under the target is kept aside as it
+was, with the reason. Text that cannot be read as a row is reported by its line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from hermes.core import JSONObject, Message, Relation, canonical_json, content_hash
+from hermes.data.compress.counting.template import TemplateRefusalError
+from hermes.data.compress.counting.tokens import Counter
+from hermes.data.compress.folding.fold import fold
+from hermes.data.compress.folding.plan import FoldSettings, Strategy
+from hermes.data.compress.folding.result import Folded, Span
+from hermes.data.compress.folding.verify import violations
+from hermes.data.compress.forms.conversation import Conversation, Edited, RowError
+from hermes.data.compress.forms.messages import read_messages, read_record
+from hermes.data.compress.forms.sharegpt import read_sharegpt
+from hermes.data.compress.run.metrics import NOTHING, Asked, fold_map, row_metrics
+from hermes.data.lines import encoded
+
+_SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
+"""Half of a pair, as itself or escaped; a whole pair that is escaped matches too, which does no harm."""
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_STAMP_CHARS = 10
+
+
+class Kind(StrEnum):
+    ROW = "row"
+    ASIDE = "aside"
+    """Readable, but not within the target."""
+    BAD = "bad"
+    """Not readable as a row."""
+    WANTS = "wants"
+    """Not finished: states are to be written by a model first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One row to compress."""
+
+    where: str
+    """For messages: file and line, or the trajectory's id."""
+    text: str
+    """The row as JSON; without its conversation where `record` has it."""
+    record: JSONObject | None = None
+    """For a stored trajectory: `messages` and `tools`, as the store has them."""
+    broken: str = ""
+    """Why it cannot even be parsed, where that is known already."""
+    share: float = 0.0
+    """How far through the input this row ends, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of it."""
+
+    kind: Kind
+    line: str = ""
+    """The row to write, as one line of JSON."""
+    reason: str = ""
+    metrics: JSONObject = field(default_factory=dict)
+    wanted: tuple[Span, ...] = ()
+    messages: tuple[JSONObject | None, ...] | None = None
+    """For a stored trajectory that was compressed: its messages now, at their old places."""
+    derived_id: str = ""
+    notes: JSONObject = field(default_factory=dict)
+    """For a stored trajectory that was compressed: what its row's metadata says about it."""
+
+
+def compress(
+    item: Item,
+    settings: FoldSettings,
+    counter: Counter,
+    summaries: Mapping[str, str] | None = None,
+    asked: Asked = NOTHING,
+) -> Done:
+    """`summaries` are states that a model wrote, by their keys; `asked` is what they took."""
+    try:
+        if item.broken:
+            raise RowError(item.broken)
+        row = _parse(item.text)
+        return _Job(item, row, _read(row, item.record), settings, counter, summaries or {}, asked).run()
+    except (RowError, TemplateRefusalError) as error:
+        return Done(Kind.BAD, item.text, f"{item.where}: {error.message}")
+
+
+def _parse(text: str) -> JSONObject:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise RowError("not a JSON object")
+    return _loadable(row, text)
+
+
+def _loadable(data: JSONObject, text: str) -> JSONObject:
+    """The same without lone surrogates, which neither tokenizers nor loaders take."""
+    return encoded(data)[0] if _SURROGATE.search(text) else data
+
+
+def _read(row: JSONObject, record: JSONObject | None) -> Conversation:
+    if record is not None:
+        clean = _loadable(record, json.dumps(record))
+        return read_record([Message.from_json(data) for data in clean["messages"]], clean["tools"])
+    if "conversations" in row:
+        return read_sharegpt(row["conversations"])
+    if "messages" in row:
+        return read_messages(row)
+    raise RowError("it has neither 'conversations' nor 'messages'")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One readable row, and how it is to be compressed."""
+
+    item: Item
+    row: JSONObject
+    conversation: Conversation
+    settings: FoldSettings
+    counter: Counter
+    summaries: Mapping[str, str]
+    asked: Asked
+
+    def run(self) -> Done:
+        folded = fold(self.conversation, self.settings, self.counter, self.summaries)
+        if not folded.wanted:
+            return self._finished(folded)
+        if folded.fits:
+            return Done(Kind.WANTS, wanted=folded.wanted)
+        # Nobody is asked for states of a row that may not fit with them.
+        by_rules = replace(self.settings, strategy=Strategy.FOLD)
+        asked = replace(self.asked, fallback="states of the length asked for would leave no room")
+        return replace(self, settings=by_rules, asked=asked).run()
+
+    def _finished(self, folded: Folded) -> Done:
+        broken = list(violations(self.conversation, folded, self.settings)) if folded.fits else []
+        if broken or not folded.fits:
+            return self._kept_aside(folded, "; ".join(broken))
+        metrics = self._metrics(folded)
+        if folded.folds:
+            return self._derived(folded, metrics)
+        if isinstance(self.row.get("compression_metrics"), dict):  # it was compressed before
+            return Done(Kind.ROW, self.item.text.strip(), metrics=metrics)
+        return Done(Kind.ROW, self._line({"compression_metrics": metrics}), metrics=metrics)
+
+    def _kept_aside(self, folded: Folded, broken: str) -> Done:
+        reason = broken or _why_over(self.conversation, folded, self.settings, self.counter)
+        whole = Folded(self.conversation.messages, folded.original_tokens, folded.original_tokens, fits=False)
+        metrics = self._metrics(whole)
+        line = self._line({"kept_aside": reason, "compression_metrics": metrics})
+        return Done(Kind.ASIDE, line, f"{self.item.where}: {reason}", metrics)
+
+    def _derived(self, folded: Folded, metrics: JSONObject) -> Done:
+        parent = str(self.row.get("id") or f"row-{content_hash(canonical_json(self.row))}")
+        identity = derived_id(parent, f"{parent}|{self.counter.name}|{self.settings}")
+        notes: JSONObject = {
+            "parent_id": parent,
+            "target_max_tokens": self.settings.target_max_tokens,
+            "tokenizer": self.counter.name,
+            "strategy": self.settings.strategy.value,
+            "protect_last_turns": self.settings.protect_last_turns,
+            "strict_protect": self.settings.strict_protect,
+            "map": fold_map(folded.folds),
+        }
+        changes: JSONObject = {
+            "id": identity,
+            "parent_id": parent,
+            "relation": Relation.COMPRESSED.value,
+            "metadata": {**_mapping(self.row.get("metadata")), "compression": notes},
+            "compression_metrics": metrics,
+        }
+        now = tuple(None if message is None else message.to_json() for message in folded.messages)
+        return Done(
+            Kind.ROW,
+            self._line(changes, folded.messages),
+            metrics=metrics,
+            messages=now if self.item.record is not None else None,
+            derived_id=identity,
+            notes=notes,
+        )
+
+    def _metrics(self, folded: Folded) -> JSONObject:
+        return row_metrics(self.conversation, folded, self.settings, self.counter, self.asked)
+
+    def _line(self, changes: JSONObject, messages: Edited | None = None) -> str:
+        """The row with these changes, as one line of JSON."""
+        form = self.conversation.form
+        turns = form.turns(self.conversation.messages if messages is None else messages)
+        return encoded({**self.row, form.field: turns, **changes})[1]
+
+
+def _mapping(value: object) -> JSONObject:
+    return value if isinstance(value, dict) else {} if value is None else {"value": value}
+
+
+def derived_id(parent: str, how: str) -> str:
+    """An id that is always the same for the same parent compressed in the same way.
+
+    It begins with its parent's time, where the parent has one, so it sorts beside it.
+    """
+    stamp = (
+        parent[:_STAMP_CHARS] if len(parent) == 26 and set(parent) <= set(_ALPHABET) else "0" * _STAMP_CHARS
+    )
+    value = int(content_hash(how), 16)
+    return stamp + "".join(_ALPHABET[(value >> shift) & 31] for shift in range(0, 80, 5))
+
+
+def _why_over(conversation: Conversation, folded: Folded, settings: FoldSettings, counter: Counter) -> str:
+    target = settings.target_max_tokens
+    systems = [message.content for message in conversation.messages if message.role.value == "system"]
+    alone = sum(counter.texts(systems))
+    if alone > target:
+        return f"the system prompt alone has {alone} tokens, the target is {target}"
+    turns = f"the first turns and the last {settings.protect_last_turns}"
+    protection = (
+        f"{turns} stay as they are" if settings.strict_protect else f"of {turns} only tool outputs fold"
+    )
+    return (
+        f"{folded.tokens} of {folded.original_tokens} tokens are left when everything that may be folded is, "
+        f"the target is {target}: {protection}"
+    )

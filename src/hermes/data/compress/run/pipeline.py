@@ -1,0 +1,168 @@
+"""A whole run: rows in, in their order; compressed rows, rows kept aside and bad lines out.
+
+    <output>                    the rows that fit          <output stem>_metrics.json     figures
+    <output stem>_kept_aside    those that do not, with the reason
+    <output stem>_bad_rows      lines that are no rows, with file, line and reason
+
+A bounded window of rows is in memory, whatever the input's size. Each finished row is in the journal before
+the next is waited for; the files above are written whole at the end, out of the journal, and replace what
+was there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+from hermes.core import JSONObject
+from hermes.core.files import replacing
+from hermes.data.compress.folding.plan import FoldSettings, Strategy
+from hermes.data.compress.run.job import Done, Item, Kind
+from hermes.data.compress.run.journal import Journal
+from hermes.data.compress.run.metrics import Asked, Totals
+from hermes.data.compress.run.summarise import Summariser, SummaryFailedError
+from hermes.data.compress.run.workers import Workers
+from hermes.data.lines import encoded
+
+_ROUNDS = 3
+"""Passes over one row in which a model may still be asked for states."""
+_AHEAD = 4
+"""Rows under way for each worker."""
+
+Watch = Callable[[Done, float], None]
+"""Told of each finished row, and how far through the input it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    rows: Path
+
+    @property
+    def kept_aside(self) -> Path:
+        return self._beside("_kept_aside.jsonl")
+
+    @property
+    def bad_rows(self) -> Path:
+        return self._beside("_bad_rows.jsonl")
+
+    @property
+    def metrics(self) -> Path:
+        return self._beside("_metrics.json")
+
+    def _beside(self, ending: str) -> Path:
+        return self.rows.with_name(self.rows.stem + ending)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What rows go through."""
+
+    settings: FoldSettings
+    workers: Workers
+    summariser: Summariser | None = None
+    """None: no model is asked, whatever the strategy."""
+    concurrency: int = 1
+    """Rows under way beyond those being computed, waiting for a model."""
+
+    async def compress(self, item: Item) -> Done:
+        """One row to its end."""
+        settings = self.settings
+        texts: dict[str, str] = {}
+        asked = Asked()
+        for _ in range(_ROUNDS):
+            done = await self.workers.compress(item, settings, texts, asked)
+            if done.kind is not Kind.WANTS:
+                return done
+            if self.summariser is None:
+                break
+            try:
+                written, more = await self.summariser.write(done.wanted)
+            except SummaryFailedError as failure:
+                asked = _sum(asked, failure.asked)
+                break
+            texts |= written
+            asked = _sum(asked, more)
+        reason = asked.fallback or "the states that were written left no room"
+        by_rules = replace(settings, strategy=Strategy.FOLD)
+        return await self.workers.compress(item, by_rules, None, replace(asked, fallback=reason))
+
+
+def _sum(a: Asked, b: Asked) -> Asked:
+    return Asked(a.calls + b.calls, a.errors + b.errors, b.fallback)
+
+
+async def run(
+    engine: Engine, items: Iterator[Item], journal: Journal, watch: Watch, keep: Callable[[Done], None]
+) -> None:
+    """Compresses what the journal does not have yet; `keep` records a finished row elsewhere first."""
+    async for item, done in in_order(engine, islice(items, journal.finished, None)):
+        await asyncio.to_thread(keep, done)
+        journal.append(done)
+        watch(done, item.share)
+
+
+async def in_order(engine: Engine, items: Iterator[Item]) -> AsyncIterator[tuple[Item, Done]]:
+    """Rows as they finish, in the input's order, with a bounded number under way."""
+    most = max(_AHEAD * engine.workers.count, engine.concurrency if engine.summariser else 1)
+    under_way: deque[tuple[Item, asyncio.Task[Done]]] = deque()
+    try:
+        while True:
+            for item in islice(items, most - len(under_way)):
+                under_way.append((item, asyncio.create_task(engine.compress(item))))
+            if not under_way:
+                return
+            item, task = under_way.popleft()
+            yield item, await task
+    finally:
+        for _, task in under_way:
+            task.cancel()
+
+
+def finish(journal: Journal, outputs: Outputs, facts: JSONObject) -> Totals:
+    """Writes the files of a run whose journal is complete; `facts` go into the metrics beside its sums."""
+    totals = Totals()
+    with ExitStack() as stack:
+        rows = stack.enter_context(replacing(outputs.rows))
+        aside = _Optional(stack, outputs.kept_aside)
+        bad = _Optional(stack, outputs.bad_rows)
+        for entry in journal.entries():
+            if entry.kind is Kind.BAD:
+                totals.bad_rows += 1
+                bad.write(encoded({"reason": entry.reason, "line": entry.line})[1])
+                continue
+            totals.add(entry.metrics)
+            if entry.kind is Kind.ASIDE:
+                aside.write(entry.line)
+            else:
+                rows.write(entry.line + "\n")
+    with replacing(outputs.metrics) as file:
+        file.write(json.dumps({**totals.to_json(), **facts}, indent=2) + "\n")
+    for path, written in ((outputs.kept_aside, aside.used), (outputs.bad_rows, bad.used)):
+        if not written:
+            path.unlink(missing_ok=True)  # of an earlier run
+    return totals
+
+
+class _Optional:
+    """A file that exists only if something is written to it."""
+
+    def __init__(self, stack: ExitStack, path: Path) -> None:
+        self._stack = stack
+        self._path = path
+        self._file: TextIO | None = None
+
+    @property
+    def used(self) -> bool:
+        return self._file is not None
+
+    def write(self, line: str) -> None:
+        if self._file is None:
+            self._file = self._stack.enter_context(replacing(self._path))
+        self._file.write(line + "\n")

@@ -1,0 +1,76 @@
+"""The manifest beside an export: what was asked for, what came of it, and the hashes to check it by.
+
+It has no times and no machine in it: the same export gives the same manifest. Paths are names in its folder.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from hermes import __version__
+from hermes.core import JSONObject
+from hermes.core.files import replacing
+from hermes.data.export.sink import file_digest
+from hermes.errors import UsageError
+from hermes.store import Filter, Reader
+from hermes.store.query import ALL
+
+VERSION = 1
+
+
+def path_for(output: Path) -> Path:
+    """data.jsonl → data.manifest.json."""
+    return output.with_name(f"{stem(output)}.manifest.json")
+
+
+def removed_path_for(output: Path) -> Path:
+    """data.jsonl → data.removed.jsonl."""
+    return output.with_name(f"{stem(output)}.removed.jsonl")
+
+
+def stem(output: Path) -> str:
+    return output.stem if output.suffix else output.name
+
+
+def funnel(reader: Reader, which: Filter) -> list[JSONObject]:
+    """Each condition in turn: how many trajectories it leaves, and how many it removes."""
+    kept = reader.count(ALL)
+    stages: list[JSONObject] = [{"filter": "in the store", "kept": kept}]
+    given: JSONObject = {}
+    for name, value in asdict(which).items():
+        if value is None:
+            continue
+        given[name] = value
+        left = reader.count(Filter(**given))
+        shown = list(value) if isinstance(value, tuple) else value
+        stages.append({"filter": name, "value": shown, "kept": left, "removed": kept - left})
+        kept = left
+    return stages
+
+
+def write(path: Path, facts: JSONObject) -> None:
+    with replacing(path) as file:
+        whole = {"manifest_version": VERSION, "hermes": __version__, **facts}
+        file.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+
+
+def read(path: Path) -> JSONObject:
+    try:
+        found: JSONObject = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the manifest {path}: {error}", "export again") from error
+    return found
+
+
+def mismatches(path: Path) -> list[str]:
+    """Files of the manifest that are missing or are not what it says; empty if all is well."""
+    wrong = []
+    for entry in read(path)["files"]:
+        file = path.parent / entry["name"]
+        if file.is_file() and file_digest(file) != entry["sha256"]:
+            wrong.append(f"{entry['name']} has changed")
+        elif not file.exists():
+            wrong.append(f"{entry['name']} is missing")
+    return wrong

@@ -1,0 +1,213 @@
+"""Writing trajectories as training data: whole or not at all, the same bytes every time.
+
+Rows stream from the store through selection, redaction and a format into their files, which appear once
+everything is on disk; the manifest follows, with the hashes that say which export it belongs to. What is
+left out is counted with its reason and listed beside the data, never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from hermes.core import JSONObject
+from hermes.core.drafts import sweep
+from hermes.core.files import replacing
+from hermes.data.example import UnfitError, load
+from hermes.data.export import manifest
+from hermes.data.export.select import EVERYTHING, LeftOut, Selection, select
+from hermes.data.export.sink import Sink, Written, check_target, open_sink
+from hermes.data.export.split import Side, side_of
+from hermes.data.formats import sharegpt
+from hermes.data.formats.base import Calls, Format, Unit
+from hermes.data.lines import encoded
+from hermes.data.preference.pairs import Candidate, Origin, candidate, find_claims, make_pair
+from hermes.data.redaction.redact import Level, Scrubber
+from hermes.safety.redact import Redactor
+from hermes.store import Filter, Reader
+
+_NO_SECRETS = Redactor({})
+_KEPT_IN_MEMORY = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One export."""
+
+    form: Format
+    output: Path
+    selection: Selection = EVERYTHING
+    calls: Calls = Calls.STRUCTURED
+    level: Level = Level.SHAPES
+    eval_share: float | None = None
+    """None: one file. Else two, with .train and .eval before the ending."""
+    origins: Sequence[Origin] = tuple(Origin)
+    """For formats of pairs: whose word counts, first one first."""
+    min_margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    rows: int
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Reason → number of trajectories (or pairs) that matched the filter but were not written."""
+    files: tuple[Path, ...] = ()
+    """Data files, then the manifest, then the list of what was left out, if any was."""
+    facts: JSONObject = field(default_factory=dict)
+    """As in the manifest."""
+
+
+class _Row(NamedTuple):
+    row: JSONObject
+    side: Side
+
+
+def export(reader: Reader, plan: Plan, known: Redactor = _NO_SECRETS) -> Report:
+    """Writes the files of the plan and their manifest. `known`: the secrets to look for."""
+    check_target(plan.output, plan.form)
+    left_out = LeftOut()
+    scrubber = Scrubber(known, plan.level)
+    with ExitStack() as stack:
+        sinks = {side: stack.enter_context(open_sink(path, plan.form)) for side, path in _targets(plan)}
+        for row, side in _rows(reader, plan, left_out, scrubber):
+            (sinks.get(side) or sinks[Side.TRAIN]).add(row)
+    written = [(side, _done(sink)) for side, sink in sinks.items()]
+    facts = _facts(reader, plan, written, left_out, scrubber)
+    paths = [file.path for _, file in written]
+    paths += _write_beside(plan.output, facts, left_out)
+    return Report(sum(file.rows for _, file in written), left_out.reasons, tuple(paths), facts)
+
+
+def preview(
+    reader: Reader, plan: Plan, limit: int, known: Redactor = _NO_SECRETS
+) -> tuple[list[JSONObject], Counter[str]]:
+    """The first rows of an export, and what was left out on the way to them; nothing is written."""
+    left_out = LeftOut()
+    rows = [row for row, _ in islice(_rows(reader, plan, left_out, Scrubber(known, plan.level)), limit)]
+    return rows, left_out.reasons
+
+
+def export_sharegpt(
+    reader: Reader, which: Filter, output: Path, *, roles: sharegpt.Roles, only_completed: bool
+) -> Report:
+    """Every matching trajectory as one ShareGPT row, oldest first."""
+    form = sharegpt.FORMAT if roles is sharegpt.Roles.HUMAN_GPT else sharegpt.USER_ASSISTANT
+    return export(reader, Plan(form, output, Selection(which, only_completed=only_completed)))
+
+
+def export_conversation(reader: Reader, trajectory_id: str, output: Path) -> None:
+    """One trajectory as one row, finished or not: somebody asked for exactly this one."""
+    (row,) = sharegpt.FORMAT.write(load(reader, reader.get(trajectory_id)), Calls.STRUCTURED)
+    with replacing(output) as file:
+        file.write(encoded(row)[1] + "\n")
+
+
+def _rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
+    make = _pair_rows if plan.form.unit is Unit.PAIR else _example_rows
+    return make(reader, plan, left_out, scrubber)
+
+
+def _example_rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
+    whole = plan.form.whole
+    for example in select(reader, plan.selection, left_out, whole=whole):
+        try:
+            clean = example if whole else scrubber.example(example)
+            rows = list(plan.form.write(clean, plan.calls))
+        except UnfitError as error:
+            left_out.add(example.id, plan.form.name, str(error))
+            continue
+        side = side_of(example.task, plan.eval_share or 0.0)
+        yield from (_Row(scrubber.record(row) if whole else row, side) for row in rows)
+
+
+def _pair_rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
+    """First what is said about each trajectory, then two at a time the trajectories that make pairs."""
+    candidates: list[Candidate] = [candidate(each) for each in select(reader, plan.selection, left_out)]
+    claims, undecided = find_claims(candidates, plan.origins, plan.min_margin)
+    left_out.reasons.update(undecided)
+    fetch = lru_cache(_KEPT_IN_MEMORY)(lambda trajectory_id: load(reader, reader.get(trajectory_id)))
+    for claim in claims:
+        better, worse = fetch(claim.better), fetch(claim.worse)
+        side = side_of(better.task, plan.eval_share or 0.0)
+        try:
+            pair = make_pair(scrubber.example(better), scrubber.example(worse), claim)
+            rows = list(plan.form.write(pair, plan.calls))
+        except UnfitError as error:
+            left_out.add(f"{claim.better} > {claim.worse}", plan.form.name, str(error))
+            continue
+        yield from (_Row(row, side) for row in rows)
+
+
+def _targets(plan: Plan) -> list[tuple[Side, Path]]:
+    if plan.eval_share is None:
+        return [(Side.TRAIN, plan.output)]
+    name = manifest.stem(plan.output)
+    return [(side, plan.output.with_name(f"{name}.{side.value}{plan.output.suffix}")) for side in Side]
+
+
+def _done(sink: Sink) -> Written:
+    assert sink.written is not None
+    return sink.written
+
+
+def _facts(
+    reader: Reader,
+    plan: Plan,
+    written: Sequence[tuple[Side, Written]],
+    left_out: LeftOut,
+    scrubber: Scrubber,
+) -> JSONObject:
+    form, selection, report = plan.form, plan.selection, scrubber.report
+    facts: JSONObject = {
+        "format": {"name": form.name, "version": form.version, "calls": plan.calls.value},
+        "rows": sum(file.rows for _, file in written),
+        "files": [_file_facts(plan, side, file) for side, file in written],
+        "filters": {
+            "stages": manifest.funnel(reader, selection.which),
+            "where": [condition.text for condition in selection.where],
+            "rules": [{"rule": rule.name, **rule.settings()} for rule in selection.rules],
+            "only_completed": selection.only_completed,
+            "compressed": selection.compressed,
+        },
+        "left_out": dict(sorted(left_out.reasons.items())),
+        "redaction": {
+            "level": plan.level.value,
+            "trajectories": report.examples,
+            "hits": dict(sorted(report.hits.items())),
+        },
+        "keeps": list(form.keeps),
+        "loses": list(form.loses),
+    }
+    if plan.eval_share is not None:
+        facts["split"] = {"eval_share": plan.eval_share, "by": "hash of the task"}
+    if form.unit is Unit.PAIR:
+        facts["pairs"] = {"origins": [o.value for o in plan.origins], "min_margin": plan.min_margin}
+    return facts
+
+
+def _file_facts(plan: Plan, side: Side, file: Written) -> JSONObject:
+    split = {} if plan.eval_share is None else {"split": side.value}
+    return {"name": file.path.name, "rows": file.rows, "bytes": file.bytes, "sha256": file.sha256, **split}
+
+
+def _write_beside(output: Path, facts: JSONObject, left_out: LeftOut) -> list[Path]:
+    removed = manifest.removed_path_for(output)
+    paths = [manifest.path_for(output)]
+    for beside in (removed, *paths):
+        sweep(beside)
+    if left_out.removals:
+        with replacing(removed) as file:
+            for removal in left_out.removals:
+                file.write(json.dumps(removal.to_json(), ensure_ascii=False) + "\n")
+        paths.append(removed)
+    else:
+        removed.unlink(missing_ok=True)
+    manifest.write(paths[0], facts)
+    return paths

@@ -1,0 +1,277 @@
+"""Preference pairs: two ways to go on from the same point, one better than the other.
+
+The prompt is an exact shared prefix of both trajectories, the longest after which both go on with the
+assistant. Where they first differ is recorded too; it can lie further on (the same call got another
+result). What could have been a pair and is not is counted with its reason.
+
+Pairs come from four kinds of evidence: a person's choice between the two, ratings of both, rewards of tries
+at one task, and a second try at an answer that was not good enough. Ratings are of answers, not of
+trajectories: two of them make a pair only if both answer the same context, and the pair is made of those
+answers. Within a task (for ratings: a context) each try is paired with the best one and with the worst one
+only, so that n tries give at most 2n pairs, not n².
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hermes.core import (
+    JSONObject,
+    Message,
+    Rating,
+    RatingKind,
+    Relation,
+    Role,
+    canonical_json,
+    content_hash,
+)
+from hermes.data.diff import said
+from hermes.data.example import Example, UnfitError
+from hermes.data.preference.verdicts import RatedAnswer, context_of, last_turn, rated_answers
+
+
+class Origin(StrEnum):
+    """What says that one is better."""
+
+    CHOICE = "choice"
+    RATING = "rating"
+    REWARD = "reward"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    prompt: tuple[Message, ...]
+    """As the chosen side has it; the other side's differs in the random ids of calls at most."""
+    chosen: tuple[Message, ...]
+    """The rest of the turn: up to the next thing the user says."""
+    rejected: tuple[Message, ...]
+    chosen_id: str
+    rejected_id: str
+    divergence_step: int
+    """Index of the first message that differs."""
+    origin: Origin
+    margin: float
+    """Difference of ratings or rewards, strength of a choice; 1 for a retry."""
+    task: str
+    """Pairs of one task belong on the same side of a split."""
+    tools: tuple[JSONObject, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What is said about a trajectory, without the trajectory: many fit in memory."""
+
+    id: str
+    task: str
+    answers: tuple[RatedAnswer, ...]
+    """Its rated turns."""
+    reward: float | None
+    choices: tuple[Rating, ...]
+    """Its pairwise ratings."""
+    retry_of: str | None
+    last_context: str | None
+    """Of its last turn, which is the one that a retry does again."""
+    last_start: int | None
+
+    def score(self, context: str | None) -> float | None:
+        """The verdict on its answer to this context."""
+        return next((answer.score for answer in self.answers if answer.context == context), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One piece of evidence that a trajectory is better than another."""
+
+    better: str
+    worse: str
+    origin: Origin
+    margin: float
+    start: int | None = None
+    """Index of the first message of the turn it is about, in both; None: wherever the two part ways."""
+
+
+def candidate(example: Example) -> Candidate:
+    header, start = example.trajectory.header, last_turn(example)
+    return Candidate(
+        example.id,
+        content_hash(canonical_json(example.task)),
+        rated_answers(example),
+        example.reward,
+        tuple(rating for rating in example.ratings if rating.kind is RatingKind.PAIR),
+        header.parent_id if header.relation is Relation.RETRY else None,
+        None if start is None else context_of(example, start),
+        start,
+    )
+
+
+def find_claims(
+    candidates: Sequence[Candidate], origins: Sequence[Origin], min_margin: float = 0.0
+) -> tuple[list[Claim], Counter[str]]:
+    """What the evidence of these kinds supports, each two answers at most once; and what it does not.
+
+    Kinds are asked in the order given, and the first that knows of two trajectories decides.
+    """
+    known = {each.id: each for each in candidates}
+    claims: list[Claim] = []
+    left_out: Counter[str] = Counter()
+    decided: dict[frozenset[str], tuple[Origin, set[int | None]]] = {}
+    for origin in origins:
+        for claim in _EVIDENCE[origin](known):
+            both = frozenset((claim.better, claim.worse))
+            by, turns = decided.setdefault(both, (origin, set()))
+            if len(both) < 2 or by is not origin or claim.start in turns:
+                continue
+            turns.add(claim.start)
+            if not both <= known.keys():
+                left_out["the other trajectory is not part of the selection"] += 1
+            elif claim.margin <= 0 or claim.margin < min_margin:
+                left_out[f"{origin.value}: no clear difference"] += 1
+            else:
+                claims.append(claim)
+    return claims, left_out
+
+
+def make_pair(better: Example, worse: Example, claim: Claim) -> Pair:
+    """The pair that a claim gives; `UnfitError` says why it gives none."""
+    if better.tools != worse.tools:
+        raise UnfitError("the two had different tools")
+    left, right = better.messages, worse.messages
+    if claim.start is not None:
+        left, right = _up_to_turn(left, claim.start), _up_to_turn(right, claim.start)
+    shared = shared_prefix(left, right)
+    if shared == len(left) == len(right):
+        raise UnfitError("the two are equal")
+    if claim.start is not None and shared < claim.start:
+        raise UnfitError("the two do not answer the same context")
+    start = _decision_point(left, right, shared)
+    if start is None:
+        raise UnfitError("the two have no common point where the assistant speaks")
+    chosen, rejected = rest_of_turn(left[start:]), rest_of_turn(right[start:])
+    if [said(message) for message in chosen] == [said(message) for message in rejected]:
+        raise UnfitError("the two differ only in what the user said later")
+    return Pair(
+        left[:start],
+        chosen,
+        rejected,
+        better.id,
+        worse.id,
+        shared,
+        claim.origin,
+        claim.margin,
+        better.task,
+        better.tools,
+    )
+
+
+def shared_prefix(left: Sequence[Message], right: Sequence[Message]) -> int:
+    """Number of leading messages that say the same; ids of calls, which are random, do not count."""
+    shared = 0
+    for a, b in zip(left, right, strict=False):
+        if said(a) != said(b):
+            break
+        shared += 1
+    return shared
+
+
+def rest_of_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What the assistant does, and the results it gets, until the user speaks again."""
+    for index, message in enumerate(messages):
+        if message.role in (Role.USER, Role.SYSTEM):
+            return tuple(messages[:index])
+    return tuple(messages)
+
+
+def _up_to_turn(messages: tuple[Message, ...], start: int) -> tuple[Message, ...]:
+    """With nothing of what was said after the turn."""
+    return messages[:start] + rest_of_turn(messages[start:])
+
+
+def _decision_point(left: Sequence[Message], right: Sequence[Message], shared: int) -> int | None:
+    """The last place up to `shared` where both go on with the assistant, after at least one message."""
+    for start in range(min(shared, len(left) - 1, len(right) - 1), 0, -1):
+        if left[start].role is Role.ASSISTANT and right[start].role is Role.ASSISTANT:
+            return start
+    return None
+
+
+def _choices(known: Mapping[str, Candidate]) -> Iterator[Claim]:
+    """The newest choice between two counts, whichever of them it is stored under."""
+    latest: dict[frozenset[str], Rating] = {}
+    for each in known.values():
+        for rating in each.choices:
+            if rating.other_id is not None:
+                both = frozenset((rating.trajectory_id, rating.other_id))
+                before = latest.get(both)
+                if before is None or (rating.created_at_ms, rating.id) > (before.created_at_ms, before.id):
+                    latest[both] = rating
+    for rating in latest.values():
+        other = rating.other_id or ""
+        if rating.value >= 0:
+            yield Claim(rating.trajectory_id, other, Origin.CHOICE, rating.value)
+        else:
+            yield Claim(other, rating.trajectory_id, Origin.CHOICE, -rating.value)
+
+
+def _ratings(known: Mapping[str, Candidate]) -> Iterator[Claim]:
+    """Between answers to one context."""
+    contexts: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
+    for trajectory in known.values():
+        for answer in trajectory.answers:
+            contexts[answer.context, answer.start].append((answer.score, trajectory.id))
+    for (_, start), scores in contexts.items():
+        yield from _ranked(scores, Origin.RATING, start)
+
+
+def _rewards(known: Mapping[str, Candidate]) -> Iterator[Claim]:
+    """Between tries at one task."""
+    tasks: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for trajectory in known.values():
+        if trajectory.reward is not None:
+            tasks[trajectory.task].append((trajectory.reward, trajectory.id))
+    for scores in tasks.values():
+        yield from _ranked(scores, Origin.REWARD)
+
+
+def _ranked(scores: Sequence[tuple[float, str]], origin: Origin, start: int | None = None) -> Iterator[Claim]:
+    """The best against every other, and every other against the worst."""
+    ranked = sorted(scores, key=lambda item: (-item[0], item[1]))
+    (best, best_id), (worst, worst_id) = ranked[0], ranked[-1]
+    for value, trajectory_id in ranked[1:]:
+        yield Claim(best_id, trajectory_id, origin, best - value, start)
+    for value, trajectory_id in ranked[1:-1]:
+        yield Claim(trajectory_id, worst_id, origin, value - worst, start)
+
+
+def _retries(known: Mapping[str, Candidate]) -> Iterator[Claim]:
+    """A second try is better than the first, unless somebody's verdict on both says otherwise."""
+    for each in known.values():
+        if each.retry_of is None:
+            continue
+        first = known.get(each.retry_of)
+        if first is None:
+            yield Claim(each.id, each.retry_of, Origin.RETRY, 1.0)
+        elif _improved(first, each):
+            yield Claim(each.id, each.retry_of, Origin.RETRY, 1.0, first.last_start)
+
+
+def _improved(first: Candidate, second: Candidate) -> bool:
+    """By the verdicts on the answer that was tried again; later turns of the second try do not count."""
+    before, after = first.score(first.last_context), second.score(first.last_context)
+    for old, new in ((before, after), (first.reward, second.reward)):
+        if old is not None and new is not None:
+            return new > old
+    bad_again = after is not None and after <= 2
+    liked_first = before is not None and before >= 4
+    return not bad_again and not liked_first
+
+
+_EVIDENCE: dict[Origin, Callable[[Mapping[str, Candidate]], Iterator[Claim]]] = {
+    Origin.CHOICE: _choices,
+    Origin.RATING: _ratings,
+    Origin.REWARD: _rewards,
+    Origin.RETRY: _retries,
+}

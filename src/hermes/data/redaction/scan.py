@@ -1,0 +1,58 @@
+"""Looking through the store for what an export would redact, without showing it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hermes.core import Message
+from hermes.data.redaction.redact import Level, Scrubber
+from hermes.safety.redact import Redactor
+from hermes.store import Filter, Reader
+
+_AROUND_CHARS = 40
+_MARKER = "[REDACTED:"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    trajectory_id: str
+    step_index: int
+    role: str
+    rules: dict[str, int]
+    """Layer and rule → how often."""
+    excerpts: tuple[str, ...]
+    """The surroundings of each hit, with the secret's mark in its place."""
+
+
+def scan(reader: Reader, which: Filter, known: Redactor) -> Iterator[Finding]:
+    """Every step with a hit, oldest trajectory first."""
+    for trajectory in reader.each(which):
+        for step in trajectory.steps:
+            scrubber = Scrubber(known, Level.SHAPES)
+            redacted = [(text, scrubber.text(text)) for text in _texts(step.message)]
+            if scrubber.report.hits:
+                excerpts = tuple(piece for before, after in redacted for piece in _excerpts(before, after))
+                rules = dict(sorted(scrubber.report.hits.items()))
+                yield Finding(trajectory.header.id, step.index, step.message.role.value, rules, excerpts)
+
+
+def totals(findings: list[Finding]) -> dict[str, int]:
+    counted: Counter[str] = Counter()
+    for finding in findings:
+        counted.update(finding.rules)
+    return dict(sorted(counted.items()))
+
+
+def _texts(message: Message) -> list[str]:
+    return [message.content, message.reasoning or "", *(call.arguments for call in message.tool_calls)]
+
+
+def _excerpts(before: str, after: str) -> Iterator[str]:
+    """The marks of a text that changed, each with what is around it."""
+    at = -1 if before == after else after.find(_MARKER)
+    while at >= 0:
+        end = after.find("]", at) + 1
+        yield after[max(0, at - _AROUND_CHARS) : end + _AROUND_CHARS]
+        at = after.find(_MARKER, end)

@@ -1,0 +1,86 @@
+"""Adapters as folders: PEFT files, and beside them what an exact resumption needs.
+
+A folder is replaced whole or stays as it was: the new one is written and flushed beside it, and then takes
+its place. A full disk or a kill at any moment leaves the old folder, or the new one, never a mixture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import Tensor
+
+from hermes.engine.checkpoints.files import put
+from hermes.engine.lora.weights import LoraWeights
+from hermes.engine.spec import ModelSpec
+from hermes.engine.types import EngineUserError, LoraConfig
+from hermes.errors import HostError
+
+_OPTIMIZER, _STATE = "optimizer.safetensors", "state.json"
+_FORMAT = 1
+
+
+def save_adapter(
+    folder: Path,
+    weights: LoraWeights,
+    config: LoraConfig,
+    spec: ModelSpec,
+    optimizer: Mapping[str, Tensor] | None = None,
+) -> int:
+    """Writes the folder; its size in bytes. HostError: it could not be written, and nothing has changed."""
+    from safetensors.torch import save_file
+
+    from hermes.engine.lora.peft import save_peft
+
+    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        save_peft(draft, weights, config, spec)
+        if optimizer is not None:
+            save_file(
+                {name: tensor.cpu().contiguous() for name, tensor in optimizer.items()}, draft / _OPTIMIZER
+            )
+            (draft / _STATE).write_text(json.dumps({"format": _FORMAT, "lora": asdict(config)}))
+        size = sum(_flush(path) for path in draft.iterdir())
+        put(draft, folder)
+    except Exception as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, OSError) or "Error while serializing" in str(error):
+            raise HostError(
+                f"The adapter could not be saved in {folder.parent}: {error}",
+                "Make room there, or choose another place.",
+            ) from error
+        raise
+    return size
+
+
+def load_adapter(
+    folder: Path, spec: ModelSpec, optimizer: bool
+) -> tuple[LoraWeights, LoraConfig, dict[str, Tensor] | None]:
+    """What a folder holds. EngineUserError: it is not one of ours or of PEFT's, or has no optimizer state."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from hermes.engine.lora.peft import load_peft
+
+    weights, config = load_peft(folder, spec)
+    if not optimizer:
+        return weights, config, None
+    try:
+        return weights, config, load_file(folder / _OPTIMIZER)
+    except (OSError, SafetensorError) as error:
+        raise EngineUserError(
+            f"{folder} holds no optimizer state that can be read: {error}", "Load it without the optimizer."
+        ) from error
+
+
+def _flush(path: Path) -> int:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size

@@ -1,0 +1,279 @@
+"""Named checkpoints on disk: what survives the process.
+
+    <root>/<run>/run.json
+    <root>/<run>/weights | sampler_weights | external_weights/<name>/checkpoint.json and the files
+
+A checkpoint is there whole or not at all: it is written beside its place, flushed, and renamed; one that
+replaces another moves the old one aside first, and `open` puts it back if the process died in between.
+Everything is read once, at the start, and one process at a time owns a root. Methods may be called from any
+thread. What the files of a checkpoint mean is the engine's business, not this module's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hermes.engine.checkpoints.files import link, own, put, sync, tidy, write_json
+from hermes.engine.types import EngineUserError, LoraConfig
+from hermes.errors import HostError
+
+WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS = "weights", "sampler_weights", "external_weights"
+KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
+MIN_TTL_S, MAX_TTL_S = 3600, 10 * 366 * 86400
+
+_SCHEME = "tinker://"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:=+@,-]{0,199}")
+_RECORD, _RUN = "checkpoint.json", "run.json"
+_logger = logging.getLogger(__name__)
+
+
+class CheckpointPath(NamedTuple):
+    run_id: str
+    kind: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointPath:
+        """EngineUserError: not of the form tinker://<run>/<kind>/<name>."""
+        parts = text.removeprefix(_SCHEME).split("/")
+        if not text.startswith(_SCHEME) or len(parts) != 3 or parts[1] not in KINDS:
+            form = f"{_SCHEME}<run>/<{'|'.join(KINDS)}>/<name>"
+            raise EngineUserError(f"'{text}' is not a checkpoint", f"write {form}")
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{self.run_id}/{self.kind}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One adapter that was or is being trained."""
+
+    id: str
+    session_id: str
+    base_model: str
+    lora: LoraConfig
+    created_s: float
+    user_metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    path: CheckpointPath
+    created_s: float
+    size_bytes: int
+    files: tuple[str, ...]
+    public: bool = False
+    user_metadata: Mapping[str, str] | None = None
+    expires_s: float | None = None
+    """None: never."""
+
+
+class CheckpointStore:
+    """Owns `root`. HostError: it cannot be used, or another process owns it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.RLock()
+        self._runs: dict[str, Run] = {}
+        self._checkpoints: dict[CheckpointPath, Checkpoint] = {}
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._owned = own(root)
+            tidy(root)
+            for folder in sorted(path for path in root.iterdir() if (path / _RUN).is_file()):
+                try:
+                    self._read_run(folder)
+                except (ValueError, KeyError, TypeError) as error:
+                    _logger.warning("%s is not a run of ours and was left alone: %s", folder, error)
+        except OSError as error:
+            what = f"the checkpoints in {root} cannot be used: {error.strerror or error}"
+            raise HostError(what, "choose another --state-dir") from error
+        for checkpoint in self.expired(time.time()):
+            self.delete(checkpoint)
+
+    def close(self) -> None:
+        self._owned.close()
+
+    def runs(self) -> list[Run]:
+        """Newest first."""
+        with self._lock:
+            return sorted(self._runs.values(), key=lambda run: run.created_s, reverse=True)
+
+    def run(self, run_id: str) -> Run | None:
+        with self._lock:
+            return self._runs.get(run_id)
+
+    def add_run(self, run: Run) -> None:
+        with self._lock:
+            folder = self.root / run.id
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / _RUN, dataclasses.asdict(run))
+            self._runs[run.id] = run
+
+    def drop_run(self, run_id: str) -> None:
+        """With all that was saved of it."""
+        gone = self.root / f".{os.urandom(6).hex()}.part"
+        with self._lock:
+            with contextlib.suppress(FileNotFoundError):
+                (self.root / run_id).rename(gone)
+            self._runs.pop(run_id, None)
+            for path in [path for path in self._checkpoints if path.run_id == run_id]:
+                del self._checkpoints[path]
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def checkpoints(self, run_id: str | None = None) -> list[Checkpoint]:
+        """Of one run or of all, newest first; expired ones are not among them."""
+        now_s = time.time()
+        with self._lock:
+            every = list(self._checkpoints.values())
+        found = [one for one in every if run_id in (None, one.path.run_id) and not _is_expired(one, now_s)]
+        return sorted(found, key=lambda one: one.created_s, reverse=True)
+
+    def find(self, path: CheckpointPath) -> Checkpoint:
+        """EngineUserError: there is none, or no longer."""
+        with self._lock:
+            checkpoint = self._checkpoints.get(path)
+        if checkpoint is None or _is_expired(checkpoint, time.time()):
+            raise EngineUserError(f"there is no checkpoint {path}", "list them with: hermes engine adapters")
+        return checkpoint
+
+    def folder(self, path: CheckpointPath) -> Path:
+        return self.root / path.run_id / path.kind / path.name
+
+    def draft(self, path: CheckpointPath, *, overwrite: bool = False) -> Path:
+        """A place for the files of a checkpoint to be, not there yet. Then `commit`, or `discard`."""
+        check_name(path.name)
+        self._check_free(path, overwrite)
+        place = self.folder(path).with_name(f".{path.name}.{os.urandom(6).hex()}.part")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def commit(
+        self,
+        path: CheckpointPath,
+        draft: Path,
+        *,
+        user_metadata: Mapping[str, str] | None = None,
+        ttl_s: int | None = None,
+        overwrite: bool = False,
+    ) -> Checkpoint:
+        """Puts the draft in its place. EngineUserError: the name was taken meanwhile."""
+        now_s = time.time()
+        files = tuple(sorted(file.name for file in draft.iterdir()))
+        size_bytes = sum((draft / name).stat().st_size for name in files)
+        expires_s = None if ttl_s is None else now_s + ttl_s
+        checkpoint = Checkpoint(path, now_s, size_bytes, files, False, user_metadata, expires_s)
+        for name in files:
+            sync(draft / name)
+        write_json(draft / _RECORD, _as_json(checkpoint))
+        with self._lock:
+            self._check_free(path, overwrite)
+            put(draft, self.folder(path))
+            self._checkpoints[path] = checkpoint
+        return checkpoint
+
+    def discard(self, draft: Path) -> None:
+        shutil.rmtree(draft, ignore_errors=True)
+
+    def copy(self, source: CheckpointPath, run: Run, ttl_s: int | None) -> Checkpoint:
+        """The same files under a new run, without taking up their room again where the disk allows it."""
+        checkpoint = self.find(source)
+        target = source._replace(run_id=run.id)
+        try:
+            self.add_run(run)
+            draft = self.draft(target)
+            draft.mkdir()
+            for name in checkpoint.files:
+                link(self.folder(source) / name, draft / name)
+            return self.commit(target, draft, user_metadata=checkpoint.user_metadata, ttl_s=ttl_s)
+        except BaseException:
+            self.drop_run(run.id)
+            raise
+
+    def set_public(self, path: CheckpointPath, public: bool) -> None:
+        self._update(path, public=public)
+
+    def set_ttl(self, path: CheckpointPath, ttl_s: int | None) -> None:
+        self._update(path, expires_s=None if ttl_s is None else time.time() + ttl_s)
+
+    def delete(self, checkpoint: Checkpoint, *, expired_by_s: float | None = None) -> None:
+        """Unless it is gone, was replaced, or does not expire (any more) by the time that is given."""
+        path = checkpoint.path
+        gone = self.folder(path).with_name(f".{path.name}.{os.urandom(6).hex()}.part")
+        with self._lock:
+            current = self._checkpoints.get(path)
+            if current is None or current.created_s != checkpoint.created_s:
+                return
+            if expired_by_s is not None and not _is_expired(current, expired_by_s):
+                return
+            self.folder(path).rename(gone)
+            del self._checkpoints[path]
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def expired(self, now_s: float) -> list[Checkpoint]:
+        """Those that have outlived their time and are still on disk."""
+        with self._lock:
+            return [found for found in self._checkpoints.values() if _is_expired(found, now_s)]
+
+    def _check_free(self, path: CheckpointPath, overwrite: bool) -> None:
+        with self._lock:
+            taken = path in self._checkpoints
+        if taken and not overwrite:
+            raise EngineUserError(f"{path} exists already", "choose another name, or overwrite=True")
+
+    def _update(self, path: CheckpointPath, **changes: Any) -> None:
+        with self._lock:
+            changed = dataclasses.replace(self.find(path), **changes)
+            write_json(self.folder(path) / _RECORD, _as_json(changed))
+            self._checkpoints[path] = changed
+
+    def _read_run(self, folder: Path) -> None:
+        record = json.loads((folder / _RUN).read_text(encoding="utf-8"))
+        run = Run(**{**record, "lora": LoraConfig(**record["lora"])})
+        self._runs[run.id] = run
+        for kind in KINDS:
+            place = folder / kind
+            if place.is_dir():
+                tidy(place)
+                for checkpoint in sorted(place.iterdir()):
+                    self._read_checkpoint(CheckpointPath(run.id, kind, checkpoint.name))
+
+    def _read_checkpoint(self, path: CheckpointPath) -> None:
+        with contextlib.suppress(FileNotFoundError):  # not ours: a folder somebody put there
+            record = json.loads((self.folder(path) / _RECORD).read_text(encoding="utf-8"))
+            self._checkpoints[path] = Checkpoint(path=path, **{**record, "files": tuple(record["files"])})
+
+
+def check_name(name: str) -> None:
+    """EngineUserError: it could leave its place on disk, or in an address."""
+    if not _NAME.fullmatch(name):
+        raise EngineUserError(
+            f"'{name}' cannot be the name of a checkpoint",
+            "use letters, digits and . _ - : = + @ , (at most 200)",
+        )
+
+
+def check_ttl(ttl_s: int | None) -> None:
+    if ttl_s is not None and not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
+        raise EngineUserError(f"a ttl of {ttl_s} s is not between one hour and ten years")
+
+
+def _is_expired(checkpoint: Checkpoint, now_s: float) -> bool:
+    return checkpoint.expires_s is not None and checkpoint.expires_s <= now_s
+
+
+def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(checkpoint).items() if name != "path"}

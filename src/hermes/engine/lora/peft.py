@@ -1,0 +1,191 @@
+"""Adapters in PEFT's own file format, both ways, without PEFT.
+
+What is written loads with `PeftModel.from_pretrained`; what PEFT wrote loads here if it is a plain LoRA on
+linear layers of this base model: any set of targets, ranks and scales, also those that differ by layer.
+Anything else (DoRA, biases, retrained modules) is refused rather than half read. Writing is plain; replacing
+a folder as a whole is `saving`'s work.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hermes.engine.lora.adapter_tar import ADAPTER_FILES
+from hermes.engine.lora.weights import LoraGroup, LoraPart, LoraWeights
+from hermes.engine.spec import ModelSpec, Site
+from hermes.engine.types import EngineUserError, LoraConfig
+
+CONFIG_FILE, WEIGHTS_FILE = ADAPTER_FILES
+
+_PREFIX = "base_model.model."
+_MATRIX = re.compile(r"(?P<path>.+)\.lora_(?P<which>[AB])(\.[^.]+)?\.weight")
+# PEFT adds copies of untrained embeddings when the output projection is a target of a tied model.
+_COPY = re.compile(r".*(base_layer|embed_tokens|lm_head)\.weight")
+_REFUSED = (
+    "use_dora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "modules_to_save",
+    "trainable_token_indices",
+    "exclude_modules",
+)
+
+Pair = tuple[Tensor, Tensor, float]
+"""A [rank, in], B [out, rank] and the scale."""
+
+
+def save_peft(folder: Path, weights: LoraWeights, config: LoraConfig, spec: ModelSpec) -> None:
+    """Writes the two files into `folder`, which is made if need be. OSError: the disk would not have it."""
+    from safetensors.torch import save_file
+
+    pairs = _pairs(weights, spec)
+    tensors = {}
+    for site, (a, b, _) in pairs.items():
+        path = _PREFIX + spec.linears[site].path
+        tensors[f"{path}.lora_A.weight"] = a.float().cpu().contiguous()
+        tensors[f"{path}.lora_B.weight"] = b.float().cpu().contiguous()
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_peft_config(pairs, config, spec), indent=2)
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def load_peft(folder: Path, spec: ModelSpec) -> tuple[LoraWeights, LoraConfig]:
+    """The weights, on the CPU in fp32. EngineUserError: not such an adapter, or not for this model."""
+    settings, tensors = _read(folder)
+    for name in _REFUSED:
+        if settings.get(name):
+            raise _refuse(folder, f"it sets {name}")
+    if settings.get("peft_type") != "LORA" or settings.get("bias", "none") != "none":
+        raise _refuse(folder, "it is not a plain LoRA")
+    paths = {linear.path: site for site, linear in spec.linears.items()}
+    matrices: dict[Site, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _MATRIX.fullmatch(name.removeprefix(_PREFIX))
+        if match and match["path"] in paths:
+            matrices.setdefault(paths[match["path"]], {})[match["which"]] = tensor.float()
+        elif match or not _COPY.fullmatch(name):
+            raise _refuse(folder, f"this model has no place for {name}")
+    pairs = {site: _pair(folder, spec, settings, site, both) for site, both in matrices.items()}
+    if not pairs:
+        raise _refuse(folder, "it holds no matrices")
+    return assemble(pairs, spec), _lora_config(settings, pairs, spec)
+
+
+def assemble(pairs: Mapping[Site, Pair], spec: ModelSpec) -> LoraWeights:
+    """Single linears' matrices put into the groups they are applied in."""
+    groups = {}
+    for group, members in spec.groups.items():
+        present = [pairs[site] for site in members if site in pairs]
+        if present:
+            parts = tuple(
+                LoraPart(pairs[site][1], pairs[site][2]) if site in pairs else None for site in members
+            )
+            groups[group] = LoraGroup(torch.cat([a for a, _, _ in present]), parts)
+    return LoraWeights(groups)
+
+
+def _pairs(weights: LoraWeights, spec: ModelSpec) -> dict[Site, Pair]:
+    return {
+        site: (loaded.a[rows], part.b, part.scale)
+        for group, loaded in weights.groups.items()
+        for site, (rows, part) in zip(spec.groups[group], loaded.spans(), strict=True)
+        if part is not None
+    }
+
+
+def _peft_config(pairs: Mapping[Site, Pair], config: LoraConfig, spec: ModelSpec) -> dict[str, Any]:
+    ranks, alphas = {}, {}
+    for site, (a, _, scale) in pairs.items():
+        path = re.escape(spec.linears[site].path)
+        if a.shape[0] != config.rank:
+            ranks[path] = a.shape[0]
+        if not math.isclose(scale * a.shape[0], config.alpha):
+            alphas[path] = scale * a.shape[0]
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": spec.name,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": _targets(pairs, spec),
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+        "inference_mode": True,
+    }
+
+
+def _targets(pairs: Mapping[Site, Pair], spec: ModelSpec) -> list[str]:
+    """Short names where every linear of that name is adapted, whole paths elsewhere."""
+    short = {site: linear.path.rpartition(".")[2] for site, linear in spec.linears.items()}
+    there, adapted = Counter(short.values()), Counter(short[site] for site in pairs)
+    whole = {short[site] for site in pairs if adapted[short[site]] == there[short[site]]}
+    return sorted(whole | {spec.linears[site].path for site in pairs if short[site] not in whole})
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        settings = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise EngineUserError(
+            f"{folder} is not an adapter that can be read: {error}",
+            f"A PEFT folder with {CONFIG_FILE} and {WEIGHTS_FILE} is needed.",
+        ) from error
+    if not isinstance(settings, dict):
+        raise _refuse(folder, f"{CONFIG_FILE} is not an object")
+    return settings, tensors
+
+
+def _pair(
+    folder: Path, spec: ModelSpec, settings: Mapping[str, Any], site: Site, both: Mapping[str, Tensor]
+) -> Pair:
+    linear = spec.linears[site]
+    if set(both) != {"A", "B"}:
+        raise _refuse(folder, f"{linear.path} has only one of its two matrices")
+    a, b = both["A"], both["B"]
+    rank = a.shape[0]
+    if tuple(a.shape) != (rank, linear.inputs) or tuple(b.shape) != (linear.outputs, rank):
+        found = f"A {tuple(a.shape)} and B {tuple(b.shape)}"
+        raise _refuse(folder, f"{linear.path} maps {linear.inputs} to {linear.outputs}, but has {found}")
+    alpha = float(_by_pattern(settings.get("alpha_pattern"), linear.path, settings.get("lora_alpha", 8)))
+    return a, b, alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
+    for pattern, value in (patterns or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", path):
+            return value
+    return default
+
+
+def _lora_config(settings: Mapping[str, Any], pairs: Mapping[Site, Pair], spec: ModelSpec) -> LoraConfig:
+    parts = {spec.linears[site].part for site in pairs}
+    rank = Counter(a.shape[0] for a, _, _ in pairs.values()).most_common(1)[0][0]
+    return LoraConfig(
+        rank=rank,
+        alpha=float(settings.get("lora_alpha", 8)),
+        train_attn="attn" in parts,
+        train_mlp="mlp" in parts,
+        train_unembed="unembed" in parts,
+    )
+
+
+def _refuse(folder: Path, why: str) -> EngineUserError:
+    return EngineUserError(
+        f"The adapter in {folder} cannot be used: {why}.", "Plain LoRA adapters of this base model can."
+    )

@@ -1,0 +1,45 @@
+"""Loading a base model: from a folder, a hub name or a transformers model to a `Backbone`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.llama import CompactBackbone, why_not_compact
+from hermes.engine.model.transformers import GenericBackbone
+from hermes.engine.types import EngineUserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Kind = Literal["auto", "compact", "transformers"]
+
+
+def load_backbone(
+    source: str, device: str | torch.device, dtype: torch.dtype, kind: Kind = "auto"
+) -> Backbone:
+    """The model in a folder or under a hub name, as the fastest backbone that is exact for it."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineUserError(
+            f"The base model '{source}' could not be loaded: {str(error).splitlines()[0]}",
+            "Give a folder with config.json and safetensors, or a hub name that can be reached.",
+        ) from error
+    return wrap_model(model, source, device, kind)
+
+
+def wrap_model(
+    model: PreTrainedModel, name: str, device: str | torch.device = "cpu", kind: Kind = "auto"
+) -> Backbone:
+    """A transformers model that is already in memory; its weights are taken over."""
+    reason = why_not_compact(model.config)
+    if kind == "compact" and reason:
+        raise EngineUserError(f"'{name}' has no compact form: {reason}.", "Load it with kind='transformers'.")
+    if kind == "transformers" or reason:
+        return GenericBackbone(model, name, torch.device(device))
+    return CompactBackbone.from_model(model, name, torch.device(device))

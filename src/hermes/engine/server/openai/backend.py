@@ -1,0 +1,71 @@
+"""What the OpenAI face needs of whoever has the weights: the engine of this process, or a service elsewhere.
+
+Nothing here, and nothing that the face imports, needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from hermes.engine.checkpoints.store import Checkpoint
+from hermes.engine.types import SampleRequest, SampleResult
+
+
+class Shape(Protocol):
+    @property
+    def max_length(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def vocab(self) -> int: ...
+
+
+class Source(Protocol):
+    """Samples; see `Engine`."""
+
+    @property
+    def spec(self) -> Shape: ...
+
+    @property
+    def tokenizer_dir(self) -> str: ...
+
+    def sample(self, policy_id: str | None, request: SampleRequest, /) -> Future[SampleResult]: ...
+
+    def cancel(self, future: Future[SampleResult], /) -> None: ...
+
+
+class Names(Protocol):
+    """See `PolicyNames`."""
+
+    @property
+    def base_names(self) -> tuple[str, ...]: ...
+
+    def names(self) -> list[str]: ...
+
+    def resolve(self, name: str, /) -> str | None: ...
+
+    def use(self, name: str, /) -> AbstractAsyncContextManager[str | None]: ...
+
+
+class Shelf(Protocol):
+    """See `CheckpointStore`."""
+
+    def checkpoints(self) -> Sequence[Checkpoint]: ...
+
+
+class Served(Protocol):
+    """See `State`."""
+
+    @property
+    def engine(self) -> Source: ...
+
+    @property
+    def names(self) -> Names: ...
+
+    @property
+    def store(self) -> Shelf: ...

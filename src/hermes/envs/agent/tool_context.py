@@ -1,0 +1,258 @@
+"""ToolContext: a reward function's hands in the rollout's own sandbox, once the agent has stopped.
+
+What it promises. By the time a reward function holds it, the agent has made its last call and every process
+it left in the background is dead, so nothing watches what the grader places (hidden tests, say). Paths are
+quoted, nothing is shared between rollouts, and what a reward function does is not recorded as the agent's.
+`fresh` gives a sandbox that the agent was never in, with only the files one copies there. Commands never run
+on the bare machine unless the user chose a sandbox without isolation: a rollout that had nothing to isolate
+gets a place of its own here when it is first needed.
+
+Every method can be awaited. From a plain function, which runs in a thread of its own, the same methods just
+return their results, and the event loop goes on meanwhile. Using a result without `await` on the event loop
+itself would stop everything else, so it is an error that says what to write.
+
+Not promised: that files an agent wrote are what they seem. Judge them in a `fresh` sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hermes.config import paths
+from hermes.core import JSONObject, ToolCall, new_id
+from hermes.envs.agent.pending import Pending, block_on
+from hermes.envs.agent.transfer import receive_dir, send_dir
+from hermes.errors import UsageError
+from hermes.sandbox import open_sandbox as new_sandbox
+from hermes.tools import registry
+from hermes.tools.execute import run_tool_call
+
+if TYPE_CHECKING:
+    from hermes.sandbox.base import Sandbox
+    from hermes.tools.base import Workbench
+
+TIMEOUT_S = 180.0
+Wait = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class ToolContext:
+    """One rollout's sandbox and tools. Whoever opened it calls `cleanup`."""
+
+    def __init__(self, bench: Workbench, *, wait: Wait = Pending, sandbox: Sandbox | None = None) -> None:
+        self.task_id = bench.trajectory_id
+        self._bench = bench
+        self._wait = wait
+        self._own = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._sandbox = sandbox
+        if sandbox is None and (bench.sandbox.isolated or bench.settings.sandbox.backend == "local"):
+            self._sandbox = bench.sandbox
+
+    @classmethod
+    async def after(cls, bench: Workbench) -> ToolContext:
+        """The context of a rollout that has ended: what it left running is killed first."""
+        await asyncio.gather(*(process.kill() for process in bench.processes.values()))
+        return cls(bench)
+
+    def blocking(self) -> ToolContext:
+        """The same, for code in another thread: methods return results instead of something to await."""
+        loop = asyncio.get_running_loop()
+        twin = ToolContext(self._bench, wait=lambda work: block_on(work, loop), sandbox=self._sandbox)
+        twin._own, twin._opening = self._own, self._opening
+        return twin
+
+    def terminal(self, command: str, timeout: float = TIMEOUT_S) -> Any:
+        """{exit_code, output} of a shell command; an `error` besides if it ran out of time."""
+        return self._wait(self._terminal(command, timeout))
+
+    def read_file(self, path: str) -> Any:
+        """{content}: the file as text; or {error}."""
+        return self._wait(self._read_file(path))
+
+    def write_file(self, path: str, content: str) -> Any:
+        """{bytes_written}; or {error}."""
+        return self._wait(self._write(path, content.encode("utf-8", "surrogatepass")))
+
+    def upload_file(self, local_path: str | Path, remote_path: str) -> Any:
+        """Copies a file of this machine into the sandbox, whatever it holds."""
+        return self._wait(self._upload_file(Path(local_path), remote_path))
+
+    def upload_dir(self, local_dir: str | Path, remote_dir: str) -> Any:
+        """Copies a directory into the sandbox; links are not followed."""
+        return self._wait(self._upload_dir(Path(local_dir), remote_dir))
+
+    def download_file(self, remote_path: str, local_path: str | Path) -> Any:
+        """Copies a file out of the sandbox."""
+        return self._wait(self._download_file(remote_path, Path(local_path)))
+
+    def download_dir(self, remote_dir: str, local_dir: str | Path) -> Any:
+        """Copies a directory out of the sandbox; only regular files, and never to outside `local_dir`."""
+        return self._wait(self._download_dir(remote_dir, Path(local_dir)))
+
+    def search(self, query: str, path: str = ".") -> Any:
+        """{matches: [{path, line, text}]} of the lines that fit a regular expression; or {error}."""
+        return self._wait(self._search(query, path))
+
+    def web_search(self, query: str) -> Any:
+        """{results: [{title, url, snippet}]}; or {error}."""
+        return self._wait(self._results("web_search", {"query": query}))
+
+    def web_extract(self, urls: Sequence[str]) -> Any:
+        """{results: [{url, title, content}]}; or {error}."""
+        return self._wait(self._results("web_extract", {"urls": list(urls)}))
+
+    def browser_navigate(self, url: str) -> Any:
+        """{content}: the outline of the page; or {error}. So with every browser method."""
+        return self._wait(self._content("browser_navigate", {"url": url}))
+
+    def browser_snapshot(self) -> Any:
+        return self._wait(self._content("browser_snapshot", {}))
+
+    def browser_click(self, ref: str) -> Any:
+        return self._wait(self._content("browser_click", {"ref": ref}))
+
+    def browser_type(self, ref: str, text: str) -> Any:
+        return self._wait(self._content("browser_type", {"ref": ref, "text": text}))
+
+    def browser_scroll(self, direction: str) -> Any:
+        return self._wait(self._content("browser_scroll", {"direction": direction}))
+
+    def browser_back(self) -> Any:
+        return self._wait(self._content("browser_back", {}))
+
+    def browser_press(self, key: str) -> Any:
+        return self._wait(self._content("browser_press", {"key": key}))
+
+    def browser_get_images(self) -> Any:
+        return self._wait(self._content("browser_get_images", {}))
+
+    def browser_console(self) -> Any:
+        return self._wait(self._content("browser_console", {}))
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """What any tool answers, as the text an agent would read."""
+        return self._wait(self._text_of(name, arguments))
+
+    def fresh(self, files: Sequence[str] = ()) -> Any:
+        """A ToolContext in an empty sandbox of its own, with copies of these files of the rollout's.
+
+        A file that is not there is not copied. It is cleaned up together with this one.
+        """
+        return self._wait(self._fresh(files))
+
+    def cleanup(self) -> Any:
+        """Gives back what was opened here. The rollout's own sandbox is its owner's to close."""
+        return self._wait(self._own.aclose())
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox itself, for graders that need more than these methods."""
+        if self._sandbox is None:
+            raise UsageError(
+                "this rollout had no isolated sandbox.", "Use 'ctx = await ctx.fresh()' and its sandbox."
+            )
+        return self._sandbox
+
+    async def open_sandbox(self) -> Sandbox:
+        """The rollout's sandbox; an isolated one of its own is opened first where the rollout had none."""
+        async with self._opening:
+            if self._sandbox is None:
+                self._sandbox = await self._new_sandbox()
+        return self._sandbox
+
+    async def _new_sandbox(self) -> Sandbox:
+        home = cast(Path, self._bench.resources["home"])
+        sandbox = await new_sandbox(
+            self._bench.settings.sandbox, interactive=False, workspaces=paths.workspaces_dir(home)
+        )
+        self._own.push_async_callback(sandbox.close)
+        return sandbox
+
+    async def _terminal(self, command: str, timeout_s: float) -> JSONObject:
+        result = await (await self.open_sandbox()).run(command, timeout_s=timeout_s)
+        answer: JSONObject = {"exit_code": result.exit_code, "output": result.output}
+        return {**answer, "error": f"stopped after {timeout_s:g} s"} if result.timed_out else answer
+
+    async def _read_file(self, path: str) -> JSONObject:
+        try:
+            data = await (await self.open_sandbox()).read_file(path)
+        except OSError as error:
+            return {"error": _said(error, path)}
+        return {"content": data.decode("utf-8", "replace")}
+
+    async def _write(self, path: str, data: bytes) -> JSONObject:
+        try:
+            await (await self.open_sandbox()).write_file(path, data)
+        except OSError as error:
+            return {"error": _said(error, path)}
+        return {"bytes_written": len(data)}
+
+    async def _upload_file(self, local: Path, remote: str) -> JSONObject:
+        return await self._write(remote, await asyncio.to_thread(local.read_bytes))
+
+    async def _upload_dir(self, local: Path, remote: str) -> JSONObject:
+        return {"files": await send_dir(await self.open_sandbox(), local, remote)}
+
+    async def _download_file(self, remote: str, local: Path) -> JSONObject:
+        try:
+            data = await (await self.open_sandbox()).read_file(remote)
+        except OSError as error:
+            return {"error": _said(error, remote)}
+        local.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(local.write_bytes, data)
+        return {"bytes_written": len(data)}
+
+    async def _download_dir(self, remote: str, local: Path) -> JSONObject:
+        return {"files": await receive_dir(await self.open_sandbox(), remote, local)}
+
+    async def _search(self, query: str, path: str) -> JSONObject:
+        answer = await self._content("search_files", {"pattern": query, "path": path})
+        if "error" in answer:
+            return answer
+        return {"matches": [match for line in answer["content"].splitlines() if (match := _match(line))]}
+
+    async def _fresh(self, files: Sequence[str]) -> ToolContext:
+        sandbox = await self._new_sandbox()
+        for path in files:
+            source = await self.open_sandbox()
+            try:
+                await sandbox.write_file(path, await source.read_file(path))
+            except FileNotFoundError:
+                continue
+        copy = ToolContext(self._bench, wait=self._wait, sandbox=sandbox)
+        self._own.push_async_callback(copy._own.aclose)
+        return copy
+
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> tuple[bool, str]:
+        tool = registry.get(name)
+        bench = replace(self._bench, sandbox=await self.open_sandbox())
+        call = ToolCall(f"grader_{new_id()}", name, json.dumps(dict(arguments)))
+        message, result = await run_tool_call(call, {name: tool}, bench)
+        return result.ok, message.content
+
+    async def _text_of(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return (await self._call(name, arguments))[1]
+
+    async def _content(self, name: str, arguments: Mapping[str, Any]) -> JSONObject:
+        ok, text = await self._call(name, arguments)
+        return {"content": text} if ok else {"error": text}
+
+    async def _results(self, name: str, arguments: Mapping[str, Any]) -> JSONObject:
+        ok, text = await self._call(name, arguments)
+        return {"results": json.loads(text)} if ok else {"error": text}
+
+
+def _said(error: OSError, path: str) -> str:
+    return f"'{path}': {error.strerror or type(error).__name__}"
+
+
+def _match(line: str) -> JSONObject | None:
+    path, _, rest = line.partition(":")
+    number, colon, text = rest.partition(":")
+    return {"path": path, "line": int(number), "text": text} if colon and number.isdecimal() else None

@@ -1,0 +1,176 @@
+"""Environments as files: load one, find its class, run it.
+
+A file is loaded as Python would run it: its own folder can be imported from, and where it lies in a package
+(folders with `__init__.py`), or imports relatively, it is loaded as a part of that. A file that says
+`import atroposlib` needs the import shim in place, which is for the caller to see to.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from hermes.envs.base import BaseEnv
+from hermes.envs.cli import commandline
+from hermes.errors import HermesError, UsageError
+
+
+class EnvironmentFileError(HermesError):
+    """A file that cannot be used as an environment."""
+
+    exit_code = 2
+
+
+def serve_file(path: str | Path, argv: Sequence[str] = ()) -> None:
+    run_file(path, "serve", argv)
+
+
+def process_file(path: str | Path, argv: Sequence[str] = ()) -> None:
+    run_file(path, "process", argv)
+
+
+def evaluate_file(path: str | Path, argv: Sequence[str] = ()) -> None:
+    run_file(path, "evaluate", argv)
+
+
+def run_file(path: str | Path, mode: str, argv: Sequence[str]) -> None:
+    """Runs the file's environment; failures are raised. `argv` are the flags after the mode."""
+    cls = load_class(path)
+    if cls.cli.__func__ is BaseEnv.cli.__func__:  # type: ignore[attr-defined]
+        commandline.run(cls, [mode, *argv])
+        return
+    sys.argv = [str(path), mode, *argv]
+    cls.cli()
+
+
+def load_class(path: str | Path) -> type[BaseEnv]:
+    """The environment that a file defines; where it defines several, the one its last line would run."""
+    file = Path(path)
+    module = load_module(file)
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, BaseEnv) and not inspect.isabstract(value)
+    ]
+    own = [cls for cls in found if cls.__module__ == module.__name__]
+    candidates = own or [cls for cls in found if not cls.__module__.startswith("hermes.")]
+    leaves = [
+        cls
+        for cls in candidates
+        if not any(other is not cls and issubclass(other, cls) for other in candidates)
+    ]
+    if len(leaves) > 1:
+        leaves = [cls for cls in candidates if cls.__name__ in _run_by(file)] or leaves
+    if not leaves:
+        raise EnvironmentFileError(
+            f"{file} defines no environment.", "It needs a class that derives from BaseEnv, with its methods."
+        )
+    if len(leaves) > 1:
+        names = ", ".join(cls.__name__ for cls in leaves)
+        raise EnvironmentFileError(
+            f"{file} defines several environments: {names}.",
+            "Put them in files of their own, or call cli() of one of them at the end of the file.",
+        )
+    return leaves[0]
+
+
+def load_module(file: Path) -> ModuleType:
+    """The file as a module. What it imports is also looked for in the folders above it, as it would be found
+    from the top of the project it comes from."""
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}.", "Give the path of an environment's .py file.")
+    root, name = _importable(file.resolve())
+    beside = file.resolve().parent
+    named_alike = name.partition(".")[0] == file.stem  # beside it, the file would hide its own package
+    for folder in map(str, [root] if named_alike else [beside, root]):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    while True:
+        try:
+            return importlib.import_module(name) if "." in name else _load(file.resolve(), name)
+        except ModuleNotFoundError as error:
+            if not _look_above(file.resolve(), error.name or ""):
+                raise EnvironmentFileError(
+                    f"{file} cannot be imported: {error}.",
+                    f"Install what provides '{error.name}', or check the import.",
+                ) from error
+        except Exception as error:  # whatever a stranger's file does when it is imported
+            raise EnvironmentFileError(
+                f"{file}{_line_in(file, error)} cannot be imported: {type(error).__name__}: {error}",
+                "Run it with python to see more.",
+            ) from error
+
+
+def _look_above(file: Path, missing: str) -> bool:
+    """Makes a module importable that lies in a folder above the file; whether there is such a folder."""
+    first = missing.partition(".")[0]
+    for folder in file.parents:
+        found = (folder / first).is_dir() or (folder / f"{first}.py").is_file()
+        if first and found and str(folder) not in sys.path:
+            sys.path.append(str(folder))
+            importlib.invalidate_caches()
+            return True
+    return False
+
+
+def _importable(file: Path) -> tuple[Path, str]:
+    """The folder to import from, and the module's name there."""
+    folder, parts = file.parent, [file.stem]
+    levels = _relative_levels(file)
+    while (folder / "__init__.py").is_file() or len(parts) <= levels:
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(parts)
+
+
+def _relative_levels(file: Path) -> int:
+    """How many folders up its relative imports reach; 0 if it has none."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return 0  # importing it says so better
+    return max((node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)), default=0)
+
+
+def _load(file: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _line_in(file: Path, error: BaseException) -> str:
+    """`:line` of the file, where the failure went through it."""
+    if isinstance(error, SyntaxError):
+        return f":{error.lineno}" if error.lineno else ""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename).name == file.name:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f":{line}" if line else ""
+
+
+def _run_by(file: Path) -> set[str]:
+    """Names of the classes whose cli() the file calls."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {
+        node.func.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "cli"
+        and isinstance(node.func.value, ast.Name)
+    }

@@ -1,7 +1,0 @@
-"""Reward functions by name, as Atropos environments create them: `registry.create("accuracy", weight=2)`."""
-
-from hermes.envs.reward_fns.combined import CombinedReward
-from hermes.envs.reward_fns.function import RewardError, RewardFunction
-from hermes.envs.reward_fns.registry import RewardRegistry, registry
-
-__all__ = ["CombinedReward", "RewardError", "RewardFunction", "RewardRegistry", "registry"]

@@ -1,0 +1,183 @@
+"""A model in memory and one answer of it, without threads or clocks of its own.
+
+Tools are offered and read as text in the `hermes` form, whatever the chat template knows about tools.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.core import JSONObject, Message, Role, Sampling, TokenTrace, Usage
+from hermes.errors import ContextOverflowError, ProviderError
+from hermes.models.base import ChatRequest
+from hermes.models.local.bundled import read_manifest
+from hermes.models.local.decode import Choice, Decoder, Token
+from hermes.models.local.stream import TextStream
+from hermes.models.local.torch_threads import import_torch
+from hermes.models.parsers import get_parser
+from hermes.models.render.prompting import with_tools
+from hermes.models.render.template import encode_chat, result_role
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+DEFAULT_MAX_TOKENS = 512
+"""Longest answer when the request does not say, in tokens."""
+
+PARSER = get_parser("hermes")
+CALL_MARK = "<tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request came to."""
+
+    message: Message
+    finish_reason: str
+    """stop, length or tool_calls."""
+    tokens: TokenTrace
+    usage: Usage
+    raw: JSONObject
+    """The text as generated, and the sampling parameters as they were applied."""
+    first_token_at: float
+    """By time.perf_counter."""
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    decoder: Decoder
+    context_tokens: int
+    end_ids: frozenset[int]
+    default: Choice
+    """What the model's generation config asks for."""
+    result_role: Role
+    """The role in which tool results are told."""
+    policy_version: str | None
+    """Names the weights; None for a folder that we did not make."""
+
+    def answer(
+        self, request: ChatRequest, cancelled: Callable[[], bool], show: Callable[[str], None]
+    ) -> Answer:
+        """Answers `request`; `show` gets pieces of text to display. Raises GenerationCancelledError."""
+        plain = with_tools(request.messages, request.tools, PARSER, self.result_role)
+        prompt_ids = encode_chat(self.tokenizer, plain)
+        longest = min(request.sampling.max_tokens or DEFAULT_MAX_TOKENS, self._room(prompt_ids))
+        choice = self._choice(request.sampling)
+        stream = TextStream(self.tokenizer, request.sampling.stop, CALL_MARK)
+        sampled: list[Token] = []
+        first_token_at = 0.0
+        ended = False
+        for token in self.decoder.sample(prompt_ids, choice, cancelled):
+            first_token_at = first_token_at or time.perf_counter()
+            sampled.append(token)
+            if token.id not in self.end_ids:
+                show(stream.push(token.id))
+            ended = token.id in self.end_ids or stream.stopped
+            if ended or len(sampled) == longest:
+                break
+        show(stream.finish())
+        parsed = PARSER.parse(stream.text, request.tools)
+        return Answer(
+            message=Message.assistant(
+                parsed.content, reasoning=parsed.reasoning, tool_calls=parsed.tool_calls
+            ),
+            finish_reason="length" if not ended else "tool_calls" if parsed.tool_calls else "stop",
+            tokens=self._trace(prompt_ids, sampled),
+            usage=self._usage(prompt_ids, sampled),
+            raw={"text": stream.text, "sampling": {**asdict(choice), "max_tokens": longest}},
+            first_token_at=first_token_at,
+        )
+
+    def _room(self, prompt_ids: Sequence[int]) -> int:
+        used, limit = len(prompt_ids), self.context_tokens
+        if used >= limit:
+            raise ContextOverflowError(
+                f"the conversation has {used} tokens, and {self.name} holds {limit} with its answer.",
+                "Start anew, offer fewer tools, or use a model with a longer context.",
+            )
+        return limit - used
+
+    def _choice(self, sampling: Sampling) -> Choice:
+        """What the request says; for the rest what the model's own generation config says."""
+        own = self.default
+        return Choice(
+            temperature=own.temperature if sampling.temperature is None else sampling.temperature,
+            top_p=own.top_p if sampling.top_p is None else sampling.top_p,
+            top_k=own.top_k if sampling.top_k is None else sampling.top_k,
+            seed=int.from_bytes(os.urandom(4), "big") if sampling.seed is None else sampling.seed,
+        )
+
+    def _trace(self, prompt_ids: Sequence[int], sampled: Sequence[Token]) -> TokenTrace:
+        return TokenTrace(
+            prompt_ids=tuple(prompt_ids),
+            sampled_ids=tuple(token.id for token in sampled),
+            logprobs=tuple(token.logprob for token in sampled),
+            policy_version=self.policy_version,
+        )
+
+    def _usage(self, prompt_ids: Sequence[int], sampled: Sequence[Token]) -> Usage:
+        reused = self.decoder.reused_tokens
+        return Usage(
+            input_tokens=len(prompt_ids) - reused, cached_input_tokens=reused, output_tokens=len(sampled)
+        )
+
+
+def load(name: str, folder: Path) -> LocalModel:
+    """Reads a transformers folder into memory; `name` is for messages."""
+    import_torch()
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    on_gpu = torch.cuda.is_available()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype="auto" if on_gpu else torch.float32
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ProviderError(
+            f"the model in {folder} cannot be loaded: {error}", "Delete the folder if Hermes made it."
+        ) from error
+    if not tokenizer.chat_template:
+        raise ProviderError(f"the model in {folder} has no chat template.", "Use a model made for chat.")
+    model.to("cuda" if on_gpu else "cpu").eval()  # type: ignore[arg-type]
+    return LocalModel(
+        name=name,
+        tokenizer=tokenizer,
+        decoder=Decoder(model),
+        context_tokens=model.config.max_position_embeddings,
+        end_ids=_end_ids(model.generation_config, tokenizer),
+        default=_default_choice(model.generation_config),
+        result_role=result_role(tokenizer),
+        policy_version=_policy_version(name, folder),
+    )
+
+
+def _end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    given = config.eos_token_id if config.eos_token_id is not None else []
+    ids = {tokenizer.eos_token_id, *(given if isinstance(given, list) else [given])}
+    return frozenset(index for index in ids if index is not None)
+
+
+def _default_choice(config: GenerationConfig) -> Choice:
+    if not config.do_sample:
+        return Choice(temperature=0.0)
+    return Choice(
+        temperature=1.0 if config.temperature is None else config.temperature,
+        top_p=1.0 if config.top_p is None else config.top_p,
+        top_k=config.top_k or 0,
+    )
+
+
+def _policy_version(name: str, folder: Path) -> str | None:
+    manifest = read_manifest(folder)
+    return f"{name}@{manifest['files']['model.safetensors']['sha256'][:16]}" if manifest else None

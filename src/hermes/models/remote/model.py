@@ -1,0 +1,64 @@
+"""A model behind an endpoint, under a price and a budget: what chat and completions share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from hermes.core import JSONObject, Sampling, Usage
+from hermes.models.budget import Budget, Spent
+from hermes.models.prices import cost_usd
+from hermes.models.remote import wire
+from hermes.models.remote.endpoint import Endpoint
+from hermes.models.usage import read_usage, reported_cost_usd
+
+if TYPE_CHECKING:
+    from hermes.config.providers import ModelTarget
+    from hermes.config.settings import PriceSettings
+
+T = TypeVar("T")
+
+
+class RemoteModel:
+    def __init__(
+        self, target: ModelTarget, price: PriceSettings | None = None, budget: Budget | None = None
+    ) -> None:
+        self._target = target
+        self._price = price
+        self._budget = budget or Budget()
+        self._endpoint = Endpoint(target)
+        self._dialect = wire.dialect_for(target.base_url, send_reasoning=target.settings.send_reasoning)
+
+    @property
+    def name(self) -> str:
+        """As the user names it: provider/model."""
+        return self._target.name
+
+    async def close(self) -> None:
+        await self._endpoint.close()
+
+    def _sampling(self, wanted: Sampling) -> Sampling:
+        """With the provider's standing fields, so that the record shows them too."""
+        return wire.with_extra_body(wanted, self._target.settings.extra_body)
+
+    async def _call(
+        self,
+        attempt: Callable[[Spent], Awaitable[T]],
+        prompt_tokens: int,
+        sampling: Sampling,
+        timeout_s: float | None,
+    ) -> tuple[T, int]:
+        """The first answer, and how many attempts it took; each is held to the budget and books its cost."""
+
+        async def reserved() -> T:
+            with self._budget.reserve(self.name, self._price, prompt_tokens, sampling.max_tokens) as spent:
+                return await attempt(spent)
+
+        return await self._endpoint.run(reserved, timeout_s)
+
+    def _bill(self, raw: JSONObject) -> tuple[Usage, float | None]:
+        """What a response consumed and cost; the server's own word on the cost goes before our prices."""
+        usage, reported = read_usage(raw), reported_cost_usd(raw)
+        if reported is not None or usage is None:
+            return usage or Usage(), reported
+        return usage, cost_usd(usage, self._price)

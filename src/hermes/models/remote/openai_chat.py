@@ -1,0 +1,124 @@
+"""Chat over any OpenAI-compatible endpoint.
+
+Promises: every request goes through the endpoint's throttle and the budget; retryable failures are
+retried within the deadline; the reply carries the server's own JSON, its usage in five counters, and
+exact tokens where the server gave them. Streams (used when someone listens) end in the same record.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hermes.core import JSONObject, ModelCall
+from hermes.errors import ProviderError
+from hermes.models.base import ChatModel, ChatReply, ChatRequest, Delta, OnDelta
+from hermes.models.budget import Budget, Spent
+from hermes.models.fields import as_object, as_text, finite
+from hermes.models.remote import wire
+from hermes.models.remote.model import RemoteModel
+from hermes.models.remote.stream import StreamMerger
+from hermes.models.remote.throttle import Throttle
+from hermes.models.tokens.traces import read_trace
+from hermes.models.usage import estimate_prompt
+
+if TYPE_CHECKING:
+    from hermes.config.providers import ModelTarget
+    from hermes.config.settings import PriceSettings
+    from hermes.models.parsers import ToolCallParser
+
+_PATH = "/chat/completions"
+
+
+class OpenAIChat(RemoteModel, ChatModel):
+    """A model on a remote endpoint."""
+
+    def __init__(
+        self, target: ModelTarget, price: PriceSettings | None = None, budget: Budget | None = None
+    ) -> None:
+        super().__init__(target, price, budget)
+        self._parser = _parser(target.settings.parser)
+
+    @property
+    def throttle(self) -> Throttle:
+        """The running loop's throttle of this endpoint, for those who watch it."""
+        return self._endpoint.throttle
+
+    async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
+        request = replace(request, sampling=self._sampling(request.sampling))
+        body = wire.chat_body(self._target.model, request, self._dialect)
+        prompt_tokens = estimate_prompt(request.messages, request.tools)
+
+        async def attempt(spent: Spent) -> ChatReply:
+            reply = await self._once(request, body, on_delta)
+            spent.book(reply.call.usage, reply.call.cost_usd, json.dumps(reply.message.to_json()))
+            return reply
+
+        reply, attempts = await self._call(attempt, prompt_tokens, request.sampling, request.timeout_s)
+        return replace(reply, call=replace(reply.call, attempts=attempts))
+
+    async def _once(self, request: ChatRequest, body: JSONObject, on_delta: OnDelta | None) -> ChatReply:
+        started_s = time.perf_counter()
+        first_token_s: float | None = None
+        if on_delta is None:
+            raw = await self._endpoint.post(_PATH, body)
+        else:
+            raw, first_token_s = await self._streamed(body, on_delta)
+        latency_s = time.perf_counter() - started_s
+        return self._read(request, raw, latency_s, first_token_s and first_token_s - started_s)
+
+    async def _streamed(self, body: JSONObject, on_delta: OnDelta) -> tuple[JSONObject, float | None]:
+        """The merged response and when its first piece arrived."""
+        merger = StreamMerger()
+        first_token_s: float | None = None
+
+        def feed(chunk: JSONObject) -> None:
+            nonlocal first_token_s
+            delta = merger.feed(chunk)
+            if delta is None:
+                return
+            first_token_s = first_token_s or time.perf_counter()
+            if delta.text or delta.reasoning:
+                on_delta(delta)
+
+        streaming = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        whole = await self._endpoint.stream(_PATH, streaming, feed)
+        if whole is not None:
+            message = as_object(self._endpoint.first_choice(whole).get("message"))
+            on_delta(Delta(as_text(message.get("content"))))
+            return whole, None
+        merged = merger.result()
+        if merged is None:
+            raise ProviderError(f"{self._endpoint.place.url} cut its answer off midway.", retryable=True)
+        return finite(merged), first_token_s
+
+    def _read(
+        self, request: ChatRequest, raw: JSONObject, latency_s: float, first_token_s: float | None
+    ) -> ChatReply:
+        choice = self._endpoint.first_choice(raw)
+        read = wire.message_from_wire(as_object(choice.get("message")), self._parser, request.tools)
+        usage, cost_usd = self._bill(raw)
+        call = ModelCall(
+            model=self.name,
+            endpoint=self._endpoint.place.url,
+            sampling=request.sampling,
+            finish_reason=as_text(choice.get("finish_reason")) or "unknown",
+            usage=usage,
+            latency_ms=latency_s * 1000,
+            cost_usd=cost_usd,
+            first_token_ms=None if first_token_s is None else first_token_s * 1000,
+            raw=raw,
+            tokens=read_trace(raw, choice),
+            parser=read.parser,
+        )
+        return ChatReply(read.message, call)
+
+
+def _parser(name: str | None) -> ToolCallParser | None:
+    if name is None:
+        return None
+    from hermes.models.parsers import get_parser
+
+    return get_parser(name)

@@ -1,0 +1,113 @@
+"""Token-level completions: ids in, ids and logprobs out, over /v1/completions.
+
+What comes back is what was sampled. Ids and logprobs are the server's own; a server that does not give
+them is an error, since text tokenised again need not be the tokens that were sampled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from hermes.core import JSONObject, Sampling, TokenTrace, Usage
+from hermes.errors import ProviderError
+from hermes.models.budget import Spent
+from hermes.models.fields import as_text
+from hermes.models.remote import wire
+from hermes.models.remote.model import RemoteModel
+from hermes.models.tokens import traces
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReply:
+    sampled_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """One per sampled id, under the weights that sampled it."""
+    finish_reason: str
+    usage: Usage
+    text: str
+    raw: JSONObject
+    cost_usd: float | None
+    """None if the price is unknown."""
+    policy_version: str | None
+    """Which weights answered, where the server names them."""
+    attempts: int = 1
+
+    def trace(self, prompt_ids: Sequence[int]) -> TokenTrace:
+        return TokenTrace(tuple(prompt_ids), self.sampled_ids, self.logprobs, self.policy_version)
+
+
+class TokenModel(RemoteModel, ABC):
+    """Continues token sequences on a server; what differs is how the server is asked, and how it answers."""
+
+    path: ClassVar[str]
+
+    @property
+    def base_url(self) -> str:
+        return self._target.base_url
+
+    async def complete_tokens(
+        self, prompt_ids: Sequence[int], sampling: Sampling, timeout_s: float | None = None
+    ) -> TokenReply:
+        """Samples a continuation. Servers cut it at a few tokens unless `sampling.max_tokens` is set."""
+        sampling = self._sampling(sampling)
+        body = self._body(prompt_ids, sampling)
+
+        async def attempt(spent: Spent) -> TokenReply:
+            reply = self._read(await self._endpoint.post(self.path, body), len(prompt_ids))
+            spent.book(reply.usage, reply.cost_usd, reply.text)
+            return reply
+
+        reply, attempts = await self._call(attempt, len(prompt_ids), sampling, timeout_s)
+        return replace(reply, attempts=attempts)
+
+    @abstractmethod
+    def _body(self, prompt_ids: Sequence[int], sampling: Sampling) -> JSONObject: ...
+
+    @abstractmethod
+    def _read(self, raw: JSONObject, prompt_tokens: int) -> TokenReply: ...
+
+
+class CompletionModel(TokenModel):
+    """Over OpenAI's /completions, as vLLM and SGLang have it."""
+
+    path = "/completions"
+
+    def _body(self, prompt_ids: Sequence[int], sampling: Sampling) -> JSONObject:
+        return {
+            "model": self._target.model,
+            "prompt": list(prompt_ids),
+            "logprobs": 1,
+            "return_token_ids": True,
+            **wire.sampling_to_wire(sampling, self._dialect),
+        }
+
+    def _read(self, raw: JSONObject, prompt_tokens: int) -> TokenReply:
+        choice = self._endpoint.first_choice(raw)
+        sampled_ids, logprobs = traces.sampled_of(choice)
+        if sampled_ids is None or logprobs is None or len(sampled_ids) != len(logprobs):
+            raise ProviderError(
+                f"{self._endpoint.place.url} did not return {_missing(sampled_ids, logprobs)}.",
+                "Sampling tokens needs a server that returns them, such as vLLM or SGLang.",
+            )
+        usage, cost_usd = self._bill(raw)
+        return TokenReply(
+            sampled_ids=sampled_ids,
+            logprobs=logprobs,
+            finish_reason=as_text(choice.get("finish_reason")) or "unknown",
+            usage=usage,
+            text=as_text(choice.get("text")),
+            raw=raw,
+            cost_usd=cost_usd,
+            policy_version=traces.policy_version_of(raw, choice),
+        )
+
+
+def _missing(sampled_ids: tuple[int, ...] | None, logprobs: tuple[float, ...] | None) -> str:
+    if sampled_ids is None:
+        return "the ids of the tokens it sampled"
+    if logprobs is None:
+        return "the logprobs of the tokens it sampled"
+    return f"one logprob per token ({len(logprobs)} for {len(sampled_ids)})"

@@ -1,0 +1,246 @@
+"""Does an environment work before anything is trained: a few groups by several models, scored, in files.
+
+Every test writes new files under logs/rl_training/inference_tests; nothing of an earlier one is read. A model
+that cannot be asked is reported with its error beside the others. Keys are handed over in a private file that
+is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes.config.paths import logs_dir
+from hermes.config.settings import LOCAL
+from hermes.core.files import atomic_write, ensure_dir
+from hermes.errors import HermesError
+from hermes.rl.config.resolve import POLICY, Resolved, dump_yaml
+from hermes.rl.supervise.processes import ProcessId, signal_group
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.core import JSONObject
+
+DEFAULT_MODELS = (
+    ("qwen/qwen3-8b", "small"),
+    ("z-ai/glm-4.7-flash", "medium"),
+    ("minimax/minimax-m2.7", "large"),
+)
+STEPS, GROUP_SIZE = 3, 16
+_TIMEOUT_S = 600.0
+_TAIL_CHARS = 2000
+_LOOK_EVERY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a tested model is, as an environment is told."""
+
+    name: str
+    settings: JSONObject
+
+
+def run_inference_test(
+    config: Config,
+    resolved: Resolved,
+    models: Sequence[str] = (),
+    num_steps: int = STEPS,
+    group_size: int = GROUP_SIZE,
+) -> JSONObject:
+    """Runs the environment with each model, one after the other."""
+    scales = dict(DEFAULT_MODELS)
+    folder = ensure_dir(logs_dir(config.home) / "rl_training" / "inference_tests")
+    tested = []
+    for name in models or scales:
+        tested.append(_test_one(config, resolved, name, num_steps, group_size, folder))
+        tested[-1]["scale"] = scales.get(name, "custom")
+    worked = [each for each in tested if "error" not in each]
+    best = max(worked, key=lambda each: each["accuracy"], default=None)
+    return {
+        "environment": resolved.selection.environment,
+        "environment_file": resolved.selection.file_path,
+        "test_config": {
+            "num_steps": num_steps,
+            "group_size": group_size,
+            "models": len(tested),
+            "total_completions": num_steps * group_size * len(tested),
+        },
+        "models_tested": tested,
+        "summary": {
+            "steps_requested": num_steps,
+            "models_tested": len(tested),
+            "models_succeeded": len(worked),
+            "best_model": best["model"] if best else None,
+            "avg_accuracy": sum(each["accuracy"] for each in worked) / len(worked) if worked else None,
+            "environment_working": bool(worked),
+            "output_directory": str(folder),
+        },
+    }
+
+
+def _test_one(
+    config: Config, resolved: Resolved, name: str, steps: int, group_size: int, folder: Path
+) -> dict[str, Any]:
+    stem = f"test_{resolved.selection.environment}_{_file_name(name)}_{time.time_ns() // 1000}"
+    output, log = folder / f"{stem}.jsonl", folder / f"{stem}.log"
+    result: dict[str, Any] = {"model": name, "name": name.rpartition("/")[2], "wandb_run": None}
+    result |= {"output_file": str(output), "log_file": str(log)}
+    try:
+        server = server_for(config, name)
+    except HermesError as error:
+        return {**result, **_figures([], 0), "error": f"{error.message}; {error.hint}".rstrip("; ")}
+    overrides = {"total_steps": steps, "group_size": group_size, "use_wandb": False}
+    problem = process(resolved, server, overrides, output, log)
+    groups = read_groups(output)
+    figures = _figures(groups, steps)
+    if problem is None and not groups:
+        problem = "no group could be scored"
+    if problem is not None:
+        tail = log.read_text(errors="replace")[-_TAIL_CHARS:] if log.exists() else ""
+        return {**result, **figures, "error": problem, "stderr": tail}
+    return {**result, **figures}
+
+
+def process(
+    resolved: Resolved,
+    server: Server,
+    overrides: JSONObject,
+    output: Path,
+    log: Path,
+    timeout_s: float = _TIMEOUT_S,
+    start_s: float = 0.0,
+) -> str | None:
+    """Runs the environment's process mode as a process of its own; what went wrong, or None.
+
+    `start_s`: how long it may take beforehand, until it begins to sample.
+    """
+    config = log.with_suffix(".yaml")
+    env = {**resolved.section("env"), **overrides, "data_path_to_save_groups": str(output)}
+    env["ensure_scores_are_not_same"] = False
+    atomic_write(config, dump_yaml({"env": env, "openai": [server.settings]}))
+    command = [sys.executable, "-m", "hermes", "env", "process", resolved.selection.file_path]
+    try:
+        code = _run([*command, "--config", str(config)], log, timeout_s, output, start_s)
+    finally:
+        config.unlink(missing_ok=True)
+    if code is None:
+        return f"it took longer than {timeout_s:g} s"
+    return None if code == 0 else last_error(log, code)
+
+
+def _run(
+    command: Sequence[str], log: Path, timeout_s: float, begun: Path | None = None, start_s: float = 0.0
+) -> int | None:
+    """Its exit code; None: it took too long. Whatever ends it, nothing that it started is left.
+
+    `begun`: the file that is there once the time counts; until then it has `start_s` more.
+    """
+    with log.open("wb") as file:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    group = ProcessId.of(child.pid)
+    deadline_s, counts = time.monotonic() + start_s + timeout_s, start_s == 0
+    try:
+        while (code := child.poll()) is None and time.monotonic() < deadline_s:
+            if not counts and begun is not None and begun.exists():
+                deadline_s, counts = time.monotonic() + timeout_s, True
+            time.sleep(_LOOK_EVERY_S)
+        return code
+    finally:
+        signal_group(group, signal.SIGKILL)
+        child.wait()
+
+
+def is_local(name: str) -> bool:
+    """Whether the model runs in a process of this machine, and costs nothing."""
+    from hermes.config.providers import BUNDLED_PROVIDER
+
+    return Path(name).is_dir() or name.partition("/")[0] == BUNDLED_PROVIDER
+
+
+def priced_name(config: Config, name: str) -> str:
+    """As provider/name, where a bare name is OpenRouter's."""
+    from hermes.config.providers import profiles
+
+    known = name.partition("/")[0] in profiles(config.settings, config.environ)
+    return name if known else f"openrouter/{name}"
+
+
+def server_for(config: Config, name: str) -> Server:
+    """Any model: bundled, a folder, run:ID, provider/name, or a bare OpenRouter name."""
+    from hermes.config.providers import resolve_model
+    from hermes.rl.run import named_run
+    from hermes.rl.weights.export import export_merged
+    from hermes.rl.weights.serve import endpoint
+    from hermes.rl.weights.source import run_source
+
+    if (run := named_run(config.home, name)) is not None:
+        if run.status().state.ended:
+            return Server(name, {"base_url": LOCAL, "model_name": str(export_merged(run_source(run)))})
+        return Server(name, {"base_url": endpoint(run), "model_name": POLICY, "server_type": "sglang"})
+    if Path(name).is_dir():
+        return Server(name, {"base_url": LOCAL, "model_name": str(Path(name).absolute())})
+    target = resolve_model(config.settings, config.environ, priced_name(config, name))
+    if target.is_local:
+        return Server(name, {"base_url": LOCAL, "model_name": target.model})
+    return Server(
+        name,
+        {
+            "base_url": target.base_url,
+            "model_name": target.model,
+            "api_key": target.api_key or "",
+            "server_type": "openai",
+            "health_check": False,
+        },
+    )
+
+
+def read_groups(path: Path) -> list[JSONObject]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _figures(groups: Sequence[JSONObject], steps: int) -> dict[str, Any]:
+    scores = [[float(score) for score in group["scores"]] for group in groups]
+    rows = [
+        {
+            "step": number,
+            "completions": len(each),
+            "correct": sum(score > 0 for score in each),
+            "mean_score": sum(each) / len(each),
+        }
+        for number, each in enumerate(scores, start=1)
+        if each
+    ]
+    total = sum(row["completions"] for row in rows)
+    correct = sum(row["correct"] for row in rows)
+    lucky = sum(row["correct"] > 0 for row in rows)
+    return {
+        "steps": rows,
+        "steps_tested": len(rows),
+        "total_completions": total,
+        "correct_completions": correct,
+        "accuracy": correct / total if total else 0.0,
+        "steps_with_correct": lucky,
+        "step_success_rate": lucky / len(rows) if rows else 0.0,
+    }
+
+
+def last_error(log: Path, code: int) -> str:
+    """Why a process ended, by the last error of its log."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error:")]
+    return (errors or lines or [f"it ended with exit code {code}"])[-1]
+
+
+def _file_name(model: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in Path(model).name)

@@ -1,0 +1,67 @@
+"""Which base model a run trains: the configured one, or another of those that a person allows.
+
+The agent chooses with the field `tinker.base_model` among `rl.model` and `rl.models`. A person may name any
+model by unlocking the field. The recipe follows the chosen model's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hermes.errors import UsageError
+
+if TYPE_CHECKING:
+    from hermes.config.settings import RlSettings
+    from hermes.core import JSON
+    from hermes.rl.config.fields import FieldInfo
+
+BASE_MODEL = "tinker.base_model"
+_SHORT = "base_model"
+
+
+class ForbiddenModelError(UsageError):
+    """The model is not among those that may be trained."""
+
+    def __init__(self, model: str, allowed: tuple[str, ...]) -> None:
+        listed = ", ".join((*allowed[1:], model))
+        super().__init__(
+            f"{model} may not be trained: rl.model and rl.models allow {', '.join(allowed)}",
+            f"a person can allow it (hermes config set rl.models '[{listed}]'), or use --unlock",
+        )
+        self.allowed = allowed
+
+
+def allowed_models(settings: RlSettings) -> tuple[str, ...]:
+    """The configured base model first."""
+    return tuple(dict.fromkeys((settings.model, *settings.models)))
+
+
+def chosen_model(settings: RlSettings, edits: Mapping[str, JSON]) -> str:
+    """The base model of a selection: an edit, else a value of the person's, else the configured one."""
+    values = settings.values
+    model = edits.get(BASE_MODEL) or values.get(BASE_MODEL) or values.get(_SHORT) or settings.model
+    return str(model)
+
+
+def check_model(settings: RlSettings, name: str, *, unlock: bool) -> str:
+    """The full name of an allowed model; the part after the slash is enough, in any case of letters.
+
+    `unlock`: a person names the model, so that any is allowed.
+    """
+    allowed = allowed_models(settings)
+    for model in allowed:
+        if name.lower() in (model.lower(), model.rpartition("/")[2].lower()):
+            return model
+    if unlock:
+        return name
+    raise ForbiddenModelError(name, allowed)
+
+
+def model_field(settings: RlSettings, field: FieldInfo) -> FieldInfo:
+    """The field as the agent sees it: a choice where several models are allowed, locked where one is."""
+    allowed = allowed_models(settings)
+    if len(allowed) == 1:
+        return field
+    return replace(field, type="choice", choices=allowed, lock=None)

@@ -1,0 +1,240 @@
+"""The fields of a run: which there are, what each takes, and which are locked and why.
+
+A locked field is infrastructure, or decides what a run costs. A person may give it another value, or unlock
+it for the agent (settings rl.values, rl.unlock); the agent by itself may not.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from hermes.errors import UsageError
+from hermes.training.data.advantages import Baseline
+
+if TYPE_CHECKING:
+    from hermes.core import JSON, JSONObject
+
+WANDB_PROJECT = "atropos-tinker"
+_SERVERS = "the run's own servers are found by the supervisor"
+_COST = "it decides how long a run takes and what it costs"
+_POLICY = "policy, tokenizer and engine have to be one model"
+_STEADY = "results are comparable only under the same value"
+_LENGTH = "engine memory is planned for it"
+
+LOCKS: Mapping[str, str] = MappingProxyType(
+    {
+        "env.tokenizer_name": _POLICY,
+        "env.rollout_server_url": _SERVERS,
+        "env.reward": "it names code that runs on this machine; a person names it",
+        "env.use_wandb": "it follows the key: W&B is used where WANDB_API_KEY is set",
+        "env.max_token_length": _LENGTH,
+        "env.max_num_workers": "the engine's own limits pace the environment",
+        "env.worker_timeout": "a slow group is waited for, not paid for twice",
+        "env.total_steps": _COST,
+        "env.steps_per_eval": _STEADY,
+        "env.max_batches_offpolicy": "older groups than this teach the wrong policy",
+        "env.inference_weight": "the run has one environment",
+        "env.eval_limit_ratio": _STEADY,
+        "openai.model_name": "it is the trained policy's own name",
+        "openai.base_url": _SERVERS,
+        "openai.api_key": _SERVERS,
+        "openai.num_requests_for_eval": _STEADY,
+        "openai.timeout": "a slow answer is waited for, not paid for twice",
+        "openai.server_type": "only this one gives exact tokens and logprobs",
+        "tinker.base_model": "a person decides which models may be trained (settings rl.model, rl.models)",
+        "tinker.lora_rank": _LENGTH,
+        "tinker.learning_rate": "the default fits the model's size; a wrong one wastes the run",
+        "tinker.max_token_trainer_length": _LENGTH,
+        "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
+        "tinker.save_checkpoint_interval": "a run that is killed goes on from here",
+    }
+)
+"""Dotted field → why it is locked."""
+
+_RANGES: Mapping[str, tuple[float | None, float | None]] = MappingProxyType(
+    {
+        "env.group_size": (2, 1024),
+        "env.batch_size": (2, 65_536),
+        "env.max_token_length": (1, 1 << 20),
+        "env.total_steps": (1, 1_000_000),
+        "env.steps_per_eval": (1, 1_000_000),
+        "env.max_batches_offpolicy": (1, 100),
+        "env.eval_limit_ratio": (0, 1),
+        "env.agent_temperature": (0, 2),
+        "env.max_eval_workers": (1, 4096),
+    }
+)
+"""Bounds that the environments' own settings do not state."""
+
+
+class TrainerFields(BaseModel):
+    """The section `tinker`: what the trainer takes."""
+
+    base_model: str = Field(default="", description="The model that is trained: bundled, hub name or folder.")
+    lora_rank: int = Field(default=32, ge=1, le=512, description="Rank of the adapter.")
+    learning_rate: float = Field(default=4e-5, gt=0, le=1e-1, description="Of Adam, at its highest.")
+    max_token_trainer_length: int = Field(
+        default=9000, ge=2, le=1 << 20, description="Longest sequence trained on, in tokens."
+    )
+    checkpoint_dir: str = Field(default="checkpoints", description="In the run's folder.")
+    save_checkpoint_interval: int = Field(default=25, ge=1, description="Steps between checkpoints.")
+    loss: typing.Literal["importance_sampling", "ppo", "cispo"] = Field(
+        default="importance_sampling", description="The policy loss."
+    )
+    advantage: Baseline = Field(
+        default=Baseline.MEAN, description="What a score is compared with, and divided by."
+    )
+    kl_coefficient: float = Field(
+        default=0.0, ge=0, le=10, description="Weight of the KL divergence to the base model; 0: none."
+    )
+    seed: int = Field(default=0, ge=0, description="Of the adapter's first weights.")
+    start_from: str = Field(
+        default="",
+        description="Weights to begin with: the name of a run, the folder of a PEFT adapter, or a tinker:// "
+        "path; empty: those of the base model.",
+    )
+    sinks: list[typing.Literal["wandb-offline", "tensorboard", "trackio"]] = Field(
+        default_factory=list, description="More places for the metrics; W&B itself is on by use_wandb."
+    )
+    wandb_project: str = Field(default=WANDB_PROJECT, min_length=1, description="At W&B or trackio.")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldInfo:
+    name: str
+    """Dotted: env.group_size, tinker.lora_rank."""
+    type: str
+    default: JSON
+    """The environment's, or the recipe's."""
+    description: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[JSON, ...] = ()
+    lock: str | None = None
+    """Why only a person may change it; None: anybody may."""
+
+    def to_json(self, value: JSON) -> JSONObject:
+        shown: JSONObject = {
+            "name": self.name,
+            "type": self.type,
+            "default": self.default,
+            "description": self.description,
+            "current_value": value,
+        }
+        bounds = {"minimum": self.minimum, "maximum": self.maximum, "choices": list(self.choices) or None}
+        shown |= {key: bound for key, bound in bounds.items() if bound is not None}
+        if self.lock is not None:
+            shown |= {"locked_value": value, "reason": self.lock}
+        return shown
+
+
+FIXED: Mapping[str, FieldInfo] = MappingProxyType(
+    {
+        name: FieldInfo(name, "boolean", False, description, lock=why)
+        for name, description, why in (
+            ("slurm", "Find the servers on the nodes of a Slurm job.", "the run has servers of its own"),
+            ("testing", "Answer from a table instead of a model.", "a run trains on real answers"),
+        )
+    }
+)
+"""What the reference lists and a run has only one value for."""
+UNCHANGEABLE = frozenset({*FIXED, "env.rollout_server_url", "openai.base_url", "tinker.checkpoint_dir"})
+"""What nobody can change: the run decides it itself, whatever else is asked for."""
+
+
+def fields_of(section: str, model: type[BaseModel], defaults: Mapping[str, Any]) -> dict[str, FieldInfo]:
+    """The fields of one section, by dotted name."""
+    found = {}
+    for name, info in model.model_fields.items():
+        dotted = f"{section}.{name}"
+        low, high = _bounds(info.metadata, _RANGES.get(dotted, (None, None)))
+        found[dotted] = FieldInfo(
+            dotted,
+            _type_name(info.annotation),
+            defaults.get(name),
+            info.description or "",
+            low,
+            high,
+            _choices(info.annotation),
+            LOCKS.get(dotted),
+        )
+    return found
+
+
+def find_field(name: str, fields: Mapping[str, FieldInfo]) -> FieldInfo:
+    """By its dotted name, or by the last part of it: the environment's field comes first."""
+    for candidate in (name, f"env.{name}", f"tinker.{name}", f"openai.{name}"):
+        if candidate in fields:
+            return fields[candidate]
+    short = {each.rpartition(".")[2]: each for each in fields}
+    close = get_close_matches(name.rpartition(".")[2], short, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "'hermes rl config' lists the fields"
+    raise UsageError(f"there is no field '{name}'", hint)
+
+
+def checked(field: FieldInfo, value: Any, model: type[BaseModel], others: Mapping[str, Any]) -> Any:
+    """The value as the field's type, within its range; UsageError says what is allowed."""
+    name = field.name.partition(".")[2]
+    if isinstance(value, bool) and field.type in ("integer", "number"):
+        raise UsageError(f"{field.name} is a {field.type}, not {value}", field.description)
+    try:
+        settings = model.model_validate({**others, name: value})
+    except ValidationError as error:
+        said = next((each for each in error.errors() if each["loc"][:1] == (name,)), error.errors()[0])
+        raise UsageError(f"{field.name} = {value!r}: {said['msg'].lower()}", _allowed(field)) from error
+    taken = getattr(settings, name)
+    if isinstance(taken, int | float) and not isinstance(taken, bool):
+        low = -math.inf if field.minimum is None else field.minimum
+        high = math.inf if field.maximum is None else field.maximum
+        if not math.isfinite(taken) or not low <= taken <= high:
+            raise UsageError(f"{field.name} = {value!r} is out of range", _allowed(field))
+    return settings.model_dump(mode="json")[name]
+
+
+def _allowed(field: FieldInfo) -> str:
+    if field.choices:
+        return f"one of {', '.join(map(str, field.choices))}"
+    bounds = [
+        f"{word} {bound:g}"
+        for word, bound in (("at least", field.minimum), ("at most", field.maximum))
+        if bound is not None
+    ]
+    return f"{field.type}{', ' if bounds else ''}{' and '.join(bounds)}: {field.description}"
+
+
+def _bounds(
+    metadata: Iterable[Any], known: tuple[float | None, float | None]
+) -> tuple[float | None, float | None]:
+    """The tightest of what the class states and what is known besides."""
+    stated = list(metadata)
+    lows = [known[0], *(getattr(each, key, None) for each in stated for key in ("ge", "gt"))]
+    highs = [known[1], *(getattr(each, key, None) for each in stated for key in ("le", "lt"))]
+    low = max((bound for bound in lows if bound is not None), default=None)
+    return low, min((bound for bound in highs if bound is not None), default=None)
+
+
+def _type_name(annotation: Any) -> str:
+    parts = [part for part in typing.get_args(annotation) if part is not type(None)]
+    if typing.get_origin(annotation) is typing.Literal or hasattr(annotation, "__members__"):
+        return "choice"
+    if typing.get_origin(annotation) in (list, tuple, dict):
+        return "array" if typing.get_origin(annotation) is not dict else "object"
+    if parts:
+        return _type_name(parts[0])
+    return {bool: "boolean", int: "integer", float: "number", str: "string"}.get(annotation, "any")
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) is typing.Literal:
+        return typing.get_args(annotation)
+    if isinstance(annotation, type) and hasattr(annotation, "__members__"):
+        return tuple(member.value for member in annotation.__members__.values())
+    return ()

@@ -1,0 +1,330 @@
+"""From a chosen environment to one resolved configuration.
+
+The environment's own `config_init` < recipe < the person's values < edits; locked fields take no edits from
+the agent. The choice and its edits last between commands in `rl/selection.json` of the home; a started run
+has a copy of its own, which nothing changes any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes.core.files import atomic_write, read_text
+from hermes.errors import ConfigError, HermesError, UsageError
+from hermes.rl.config.base_model import BASE_MODEL, check_model, chosen_model, model_field
+from hermes.rl.config.fields import (
+    FIXED,
+    UNCHANGEABLE,
+    FieldInfo,
+    TrainerFields,
+    checked,
+    fields_of,
+    find_field,
+)
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from hermes.config.load import Config
+    from hermes.core import JSON, JSONObject
+    from hermes.envs.cli.discover import Found
+
+POLICY = "policy"
+"""What the engine calls the newest weights of a run."""
+_LEFT_TO_THE_ENVIRONMENT = ("group_size", "batch_size")
+"""What the recipe says only where the environment has no opinion."""
+_SMALL = 3e9
+"""Parameters below which the recipe is the one for small models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A chosen environment and what was changed about it."""
+
+    environment: str
+    file_path: str
+    edits: dict[str, JSON] = field(default_factory=dict)
+    """Dotted field → value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Everything a run needs to know, and how each field may be changed."""
+
+    selection: Selection
+    model: str
+    fields: dict[str, FieldInfo]
+    values: dict[str, JSON]
+    """Dotted field → value."""
+    classes: dict[str, type[BaseModel]]
+    """Section → the class that checks it."""
+    toolsets: list[str] | None
+    """What the environment offers its agent by itself; None: it has none."""
+
+    def section(self, name: str) -> JSONObject:
+        prefix = f"{name}."
+        return {
+            key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)
+        }
+
+    def as_yaml(self, run: JSONObject) -> str:
+        """The one file that environment, trainer and supervisor read; `run` is the supervisor's part."""
+        return dump_yaml(
+            {
+                "env": self.section("env"),
+                "openai": [self.section("openai")],
+                "tinker": self.section("tinker"),
+                **{name: self.values[name] for name in FIXED},
+                "run": run,
+            }
+        )
+
+
+def dump_yaml(data: JSONObject) -> str:
+    from ruamel.yaml import YAML
+
+    text = StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.dump(data, text)
+    return text.getvalue()
+
+
+def list_environments(config: Config) -> Found:
+    from hermes.envs.cli.discover import environment_folders, find_environments
+
+    return find_environments(environment_folders(config.home, _folders(config)))
+
+
+def select(config: Config, name: str) -> Selection:
+    """Chooses an environment by name or file, and forgets the edits of the one before."""
+    from hermes.envs.cli.discover import environment_folders, locate
+
+    path = locate(name, environment_folders(config.home, _folders(config))).resolve()
+    found = [each for each in list_environments(config).environments if each.path == path]
+    shown = found[0].name if found else path.stem
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    chosen = Selection(shown, str(path), {"env.wandb_name": f"{shown}-{stamp}"})
+    resolve(config, chosen)
+    save(config.home, chosen)
+    return chosen
+
+
+def save(home: Path, selection: Selection) -> None:
+    data = {
+        "environment": selection.environment,
+        "file_path": selection.file_path,
+        "edits": selection.edits,
+    }
+    atomic_write(_selection_path(home), json.dumps(data, indent=1))
+
+
+def selected(home: Path) -> Selection:
+    """What was chosen last; UsageError if nothing was."""
+    text = read_text(_selection_path(home))
+    if text is None:
+        raise UsageError("no environment is selected", "select one first: hermes rl select NAME")
+    try:
+        data = json.loads(text)
+        return Selection(data["environment"], data["file_path"], data["edits"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{_selection_path(home)} is damaged: {error}", "hermes rl select NAME") from error
+
+
+def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
+    """Changes one field of the selection; UsageError for one that is unknown, locked or out of range.
+
+    A locked field takes the value that it has already. `unlock`: a person wants this, whatever is locked.
+    """
+    selection = selected(config.home)
+    now = resolve(config, selection)
+    field = find_field(name, now.fields)
+    section = field.name.partition(".")[0]
+    if field.name == BASE_MODEL and isinstance(value, str):
+        value = check_model(config.settings.rl, value, unlock=unlock)
+    locked = LockedFieldError(field, now.values[field.name])
+    if field.name in UNCHANGEABLE:
+        raise locked
+    try:
+        taken = checked(field, value, now.classes[section], now.section(section))
+    except UsageError as error:
+        raise (error if field.lock is None or unlock else locked) from error
+    if field.lock is not None and not unlock:
+        if taken == now.values[field.name]:
+            return now
+        raise locked
+    changed = replace(selection, edits={**selection.edits, field.name: taken})
+    resolved = resolve(config, changed)
+    save(config.home, changed)
+    return resolved
+
+
+def apply_run_file(config: Config, path: Path) -> Resolved:
+    """Changes the selection by the reference's YAML file, which a person names: locks do not hold.
+
+    What a run decides itself (addresses, the checkpoints' folder) is not taken from the file.
+    """
+    from hermes.rl.config.run_file import read_run_file
+
+    classes = resolve(config, selected(config.home)).classes
+    written = read_run_file(path, classes["env"].model_fields).values
+    return apply_values(config, {name: value for name, value in written.items() if name not in UNCHANGEABLE})
+
+
+def apply_values(config: Config, values: Mapping[str, JSON]) -> Resolved:
+    """Changes several fields of the selection at once, as a person: dotted field → value."""
+    selection = selected(config.home)
+    changed = replace(selection, edits={**selection.edits, **values})
+    resolved = resolve(config, changed)
+    save(config.home, replace(changed, edits={name: resolved.values[name] for name in changed.edits}))
+    return resolved
+
+
+class LockedFieldError(UsageError):
+    """The agent asked to change what only a person may, or somebody what nobody can."""
+
+    def __init__(self, field: FieldInfo, value: JSON) -> None:
+        short = field.name.rpartition(".")[2]
+        unlock = f"a person can let the agent (hermes config set rl.unlock '[{short}]'), or use --unlock"
+        super().__init__(
+            f"{field.name} is locked at {value!r}: {field.lock}",
+            "it has no other value" if field.name in UNCHANGEABLE else unlock,
+        )
+        self.value = value
+
+
+def resolve(config: Config, selection: Selection) -> Resolved:
+    """The selection with every value decided. Loads the environment's file."""
+    from hermes.envs.config import BaseEnvConfig
+
+    settings = config.settings.rl
+    defaults, server, toolsets = _load_defaults(Path(selection.file_path))
+    classes: dict[str, type[BaseModel]] = {
+        "env": type(defaults),
+        "openai": type(server),
+        "tinker": TrainerFields,
+    }
+    own = {
+        "env": defaults.model_dump(mode="json"),
+        "openai": server.model_dump(mode="json"),
+        "tinker": TrainerFields().model_dump(mode="json"),
+    }
+    model = chosen_model(settings, selection.edits)
+    recipe = _recipe(model, own["env"], wandb=bool(config.environ.get("WANDB_API_KEY")))
+    for name in _LEFT_TO_THE_ENVIRONMENT:
+        if own["env"][name] != BaseEnvConfig.model_fields[name].default:
+            del recipe[f"env.{name}"]
+    fields = {
+        name: info
+        for section in classes
+        for name, info in fields_of(section, classes[section], own[section]).items()
+    }
+    unlocked = {find_field(name, fields).name for name in settings.unlock} - UNCHANGEABLE
+    fields = {
+        name: replace(
+            info, default=recipe.get(name, info.default), lock=None if name in unlocked else info.lock
+        )
+        for name, info in fields.items()
+    }
+    fields[BASE_MODEL] = model_field(settings, fields[BASE_MODEL])
+    values: dict[str, JSON] = {
+        f"{section}.{name}": value for section in own for name, value in own[section].items()
+    }
+    values |= {name: value for name, value in recipe.items() if name in fields}
+    fields |= FIXED
+    values |= {name: info.default for name, info in FIXED.items()}
+    resolved = Resolved(selection, model, fields, values, classes, toolsets)
+    return _with_values(_with_values(resolved, settings.values), selection.edits)
+
+
+def check_together(resolved: Resolved) -> None:
+    """What fields must fulfil with each other, before a run is started."""
+    group, batch = resolved.values["env.group_size"], resolved.values["env.batch_size"]
+    if batch % group:
+        raise UsageError(
+            f"batch_size {batch} is not a multiple of group_size {group}",
+            f"set batch_size to {max(1, round(batch / group)) * group}",
+        )
+
+
+def _with_values(resolved: Resolved, given: Mapping[str, Any]) -> Resolved:
+    values = dict(resolved.values)
+    for name, value in given.items():
+        field = find_field(name, resolved.fields)
+        if field.name in UNCHANGEABLE:
+            raise LockedFieldError(field, values[field.name])
+        section = field.name.partition(".")[0]
+        now = replace(resolved, values=values).section(section)
+        values[field.name] = checked(field, value, resolved.classes[section], now)
+    return replace(resolved, values=values)
+
+
+def _recipe(model: str, env: JSONObject, *, wandb: bool) -> JSONObject:
+    """The reference's values for 8 billion parameters; the same with smaller figures for small models."""
+    from hermes.training.schedule import default_rl_rate, parameters_of
+
+    parameters = parameters_of(model)
+    small = parameters is not None and parameters < _SMALL
+    return {
+        "env.tokenizer_name": model,
+        "env.rollout_server_url": "http://127.0.0.1:8000",
+        "env.use_wandb": wandb,
+        "env.max_token_length": env["max_token_length"] if small else 8192,
+        "env.max_num_workers": env["max_num_workers"] if small else 2048,
+        "env.worker_timeout": 3600.0,
+        "env.total_steps": 100 if small else 2500,
+        "env.steps_per_eval": 25,
+        "env.max_batches_offpolicy": 3,
+        "env.inference_weight": 1.0,
+        "env.eval_limit_ratio": 0.1,
+        "env.group_size": 8 if small else 16,
+        "env.batch_size": 32 if small else 128,
+        # The trainer leaves such groups out and counts them; unseen, they would hold a run up for ever.
+        "env.ensure_scores_are_not_same": False,
+        "openai.model_name": POLICY,
+        "openai.base_url": "http://127.0.0.1:8001/v1",
+        "openai.api_key": "x",
+        "openai.num_requests_for_eval": 256,
+        "openai.timeout": 3600,
+        "openai.server_type": "sglang",
+        "openai.tokenizer_name": model,
+        BASE_MODEL: model,
+        "tinker.lora_rank": 32,
+        "tinker.learning_rate": default_rl_rate(parameters),
+        "tinker.max_token_trainer_length": 2048 if small else 9000,
+        "tinker.save_checkpoint_interval": 25,
+    }
+
+
+def _load_defaults(path: Path) -> tuple[Any, Any, list[str] | None]:
+    """The environment's own settings, its server's, and its toolsets."""
+    from hermes.compat import atropos
+    from hermes.envs.cli.run import EnvironmentFileError, load_class
+    from hermes.envs.servers.config import APIServerConfig
+
+    atropos.install()
+    cls = load_class(path)
+    try:
+        defaults, _ = cls.config_init()
+    except HermesError:
+        raise
+    except Exception as error:  # a stranger's code
+        raise EnvironmentFileError(
+            f"config_init of {path} fails: {type(error).__name__}: {error}", f"hermes env check {path}"
+        ) from error
+    toolsets = getattr(cls, "default_toolsets", None)
+    return defaults, APIServerConfig(), None if toolsets is None else list(toolsets)
+
+
+def _folders(config: Config) -> list[Path]:
+    return [Path(folder).expanduser() for folder in config.settings.rl.environments]
+
+
+def _selection_path(home: Path) -> Path:
+    return home / "rl" / "selection.json"

@@ -1,0 +1,137 @@
+"""The reference's one YAML file for environment and trainer, with the sections `env`, `openai` and `tinker`.
+
+Every key is checked: an unknown one is refused by its name, with the nearest that exists. The base model is
+`tinker.base_model`, or `env.tokenizer_name` as the reference has it. Keys that mean nothing here and that the
+reference's files contain are accepted (`openai.weight`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hermes.config import yaml_file
+from hermes.errors import ConfigError
+from hermes.rl.config.base_model import BASE_MODEL
+from hermes.rl.config.fields import TrainerFields
+
+if TYPE_CHECKING:
+    from hermes.core import JSON
+
+TRAIN_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        BASE_MODEL: "base_model",
+        "tinker.lora_rank": "rank",
+        "tinker.seed": "seed",
+        "tinker.learning_rate": "learning_rate",
+        "tinker.max_token_trainer_length": "max_tokens",
+        "tinker.save_checkpoint_interval": "checkpoint_every",
+        "tinker.advantage": "advantage",
+        "tinker.kl_coefficient": "kl",
+        "tinker.loss": "loss",
+        "tinker.start_from": "start",
+        "tinker.wandb_project": "project",
+        "env.rollout_server_url": "api_url",
+        "env.total_steps": "num_steps",
+        "env.batch_size": "batch_size",
+        "env.wandb_name": "title",
+        "env.data_dir_to_save_evals": "eval_folder",
+    }
+)
+"""Dotted field → option of `hermes train grpo`."""
+_SECTIONS = ("env", "openai", "tinker")
+_OTHERS = ("teacher", "run", "slurm", "testing", "max_n_completions", "proxy_url")
+"""Top-level keys that the environment or the supervisor reads."""
+_WITHOUT_EFFECT = ("openai.weight", "tinker.wandb_group")
+_RUN_NAME = "tinker.wandb_run_name"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    path: Path
+    values: Mapping[str, JSON]
+    """Dotted field → value; of several model servers the first."""
+    wandb_group: str | None = None
+
+    @property
+    def base_model(self) -> str | None:
+        model = self.values.get(BASE_MODEL)
+        return str(model) if model else None
+
+
+def read_run_file(path: Path, env_fields: Collection[str] | None = None) -> RunFile:
+    """ConfigError names the file and the key that is wrong.
+
+    `env_fields`: of the environment's settings. None: the environment is not known here and checks its own
+    keys; only what looks like a misspelt common one is refused.
+    """
+    try:
+        data = yaml_file.parse(path.read_text(encoding="utf-8"), str(path)).data
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", "check --config") from error
+    for name in data:
+        if name not in (*_SECTIONS, *_OTHERS):
+            raise _unknown(path, name, (*_SECTIONS, *_OTHERS))
+    values: dict[str, Any] = {}
+    for section in _SECTIONS:
+        accepted = _accepted(section, env_fields)
+        for key, value in _section(path, section, data.get(section)).items():
+            near = get_close_matches(key, accepted, n=1, cutoff=0.8)
+            if key not in accepted and (section != "env" or env_fields is not None or near):
+                raise _unknown(path, f"{section}.{key}", [f"{section}.{name}" for name in accepted])
+            values[f"{section}.{key}"] = value
+    return _as_run_file(path, values)
+
+
+def _as_run_file(path: Path, values: dict[str, Any]) -> RunFile:
+    group = values.get("tinker.wandb_group")
+    run_name = values.pop(_RUN_NAME, None)
+    for name in _WITHOUT_EFFECT:
+        values.pop(name, None)
+    if run_name and not values.get("env.wandb_name"):
+        values["env.wandb_name"] = run_name
+    model = values.get(BASE_MODEL) or values.get("env.tokenizer_name")
+    if model:
+        values[BASE_MODEL] = values["env.tokenizer_name"] = model
+    policy = values.pop("openai.model_name", None)
+    if policy not in (None, "policy", model):
+        raise ConfigError(
+            f"{path}: openai.model_name is {policy}, and the model that is trained is {model or 'not named'}",
+            "name the same model under env.tokenizer_name and openai.model_name",
+        )
+    if values.get("tinker.save_checkpoint_interval") == 0:  # the reference's word for: only at the end
+        del values["tinker.save_checkpoint_interval"]
+        if values.get("env.total_steps"):
+            values["tinker.save_checkpoint_interval"] = values["env.total_steps"]
+    return RunFile(path, MappingProxyType(values), group)
+
+
+def _section(path: Path, name: str, written: Any) -> dict[str, Any]:
+    if isinstance(written, list):
+        written = written[0] if written else {}
+    if not isinstance(written, dict | None):
+        raise ConfigError(f"{path}: '{name}' is not a mapping", f"write {name}: and KEY: VALUE under it")
+    return dict(written or {})
+
+
+def _accepted(section: str, env_fields: Collection[str] | None) -> list[str]:
+    from hermes.envs.agent.config import HermesAgentEnvConfig
+    from hermes.envs.servers.config import APIServerConfig
+
+    fields: dict[str, Collection[str]] = {
+        "env": env_fields if env_fields is not None else HermesAgentEnvConfig.model_fields,
+        "openai": APIServerConfig.model_fields,
+        "tinker": TrainerFields.model_fields,
+    }
+    others = [name.partition(".")[2] for name in (*_WITHOUT_EFFECT, _RUN_NAME) if name.startswith(section)]
+    return [*fields[section], *others]
+
+
+def _unknown(path: Path, name: str, accepted: Collection[str]) -> ConfigError:
+    close = get_close_matches(name, accepted, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(accepted)}"
+    return ConfigError(f"{path}: unknown key '{name}'", hint)

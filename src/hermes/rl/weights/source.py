@@ -1,0 +1,200 @@
+"""Trained weights by any of their names: an RL run, a run of `hermes train`, or a tinker:// path.
+
+A source says which checkpoint is meant and where its files are: in a folder of an engine on this machine, or
+with a Tinker service that can export them. Nothing is downloaded or written here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes.errors import UsageError
+from hermes.rl.results import checkpoint_folder, kept
+from hermes.rl.run import Run, find_run
+from hermes.rl.service import service_of
+from hermes.training.checkpoints import NAME, Kept, StateFile
+from hermes.training.start import engine_folders, start_checkpoint
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.training.checkpoints import RunState
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+SCHEME = "tinker://"
+_DOWNLOADS = "checkpoints"
+_KINDS = ("sampler_weights", "weights", "external_weights")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSource:
+    """One checkpoint of an adapter."""
+
+    path: str
+    """tinker://RUN/KIND/NAME; tinker://RUN where only the service knows its newest checkpoint."""
+    folder: Path | None
+    """Its PEFT files on this machine; None: they have to be downloaded."""
+    service: str | None
+    """The Tinker service to download from; None: there is none."""
+    home: Path
+    base_model: str | None
+    """As the engine names it; None: `adapter_config.json` names it."""
+    adapter_folder: Path
+    """Where the adapter is exported to by default."""
+    merged_folder: Path
+    gguf_path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The run's name at the engine or service."""
+        return self.path.removeprefix(SCHEME).partition("/")[0]
+
+
+def find_source(
+    config: Config, name: str | None = None, step: int | None = None, base_url: str | None = None
+) -> WeightsSource:
+    """UsageError if nothing has this name, or it has no checkpoint of that step.
+
+    `name` None: the run of this home that saved a checkpoint last.
+    `base_url`: the Tinker service that has the weights, where the run does not record it.
+    """
+    if name is None:
+        name = _newest_run(config.home)
+    service = base_url or service_of(config.settings.rl, config.environ) or _local_url()
+    if name.startswith(SCHEME):
+        if step is not None:
+            raise UsageError(f"--step does not apply to {name}", "the path itself names the checkpoint")
+        return _path_source(config.home, name, service)
+    folder = _training_folder(config.home, name)
+    if folder is not None:
+        return _training_source(config.home, folder, step, service)
+    return run_source(find_run(config.home, name), step)
+
+
+def run_source(run: Run, step: int | None = None) -> WeightsSource:
+    """A checkpoint of a run of `hermes rl`; None: the newest."""
+    checkpoint = choose(run, step)
+    about, stem = run.config()["run"], f"step-{checkpoint['step']}"
+    folder = checkpoint_folder(run, checkpoint["path"])
+    return WeightsSource(
+        checkpoint["weights"],
+        folder if _complete(folder) else None,
+        about["service"],
+        run.home,
+        about["model"],
+        run.folder / "weights" / stem,
+        run.folder / "merged" / stem,
+        run.folder / "weights" / f"{stem}.gguf",
+    )
+
+
+def choose(run: Run, step: int | None) -> dict[str, Any]:
+    """The checkpoint of that step; None: the newest."""
+    checkpoints = kept(run)
+    if not checkpoints:
+        raise UsageError(f"run {run.run_id} has no checkpoint yet", "it saves one at its end at the latest")
+    if step is None:
+        return checkpoints[-1]
+    by_step = {checkpoint["step"]: checkpoint for checkpoint in checkpoints}
+    _check_step(run.run_id, step, by_step)
+    return by_step[step]
+
+
+def _newest_run(home: Path) -> str:
+    states = [path for path in (home / "runs").glob(f"*/{NAME}") if json.loads(path.read_text())["kept"]]
+    if not states:
+        raise UsageError("no run has a checkpoint yet", "name one: hermes rl weights RUN|tinker://…")
+    return max(states, key=lambda path: path.stat().st_mtime).parent.name
+
+
+def _training_folder(home: Path, name: str) -> Path | None:
+    """The folder of a run of `hermes train`, by its name or its path; None: there is no such run."""
+    for folder in (Path(name).expanduser().absolute(), home / "runs" / name):
+        if (folder / NAME).is_file() and not (folder / "status.json").exists():
+            return folder
+    return None
+
+
+def _training_source(home: Path, folder: Path, step: int | None, service: str) -> WeightsSource:
+    state = StateFile(folder).state()
+    if state is None or not state.kept:
+        raise UsageError(f"the run in {folder} has no checkpoint yet", "wait for its first, or its end")
+    checkpoint = start_checkpoint(state) if step is None else _of_step(folder.name, state, step)
+    stem = f"step-{checkpoint.step}"
+    return WeightsSource(
+        checkpoint.weights,
+        _on_this_machine(home, checkpoint.sampler) or _on_this_machine(home, checkpoint.weights),
+        service,
+        home,
+        str(state.settings["base_model"]) if "base_model" in state.settings else None,
+        folder / "weights" / stem,
+        folder / "merged" / stem,
+        folder / "weights" / f"{stem}.gguf",
+    )
+
+
+def _of_step(name: str, state: RunState, step: int) -> Kept:
+    by_step = {checkpoint.step: checkpoint for checkpoint in (*state.kept, state.best) if checkpoint}
+    _check_step(name, step, by_step)
+    return by_step[step]
+
+
+def _check_step(name: str, step: int, by_step: Collection[int]) -> None:
+    if step not in by_step:
+        steps = ", ".join(str(saved) for saved in sorted(by_step))
+        raise UsageError(f"run {name} has no checkpoint of step {step}", f"it has: {steps}")
+
+
+def _path_source(home: Path, path: str, service: str) -> WeightsSource:
+    run_id, *rest = path.removeprefix(SCHEME).rstrip("/").split("/")
+    if not run_id or run_id in (".", "..") or (rest and (len(rest) != 2 or rest[0] not in _KINDS)):
+        raise UsageError(
+            f"'{path}' is not the path of a checkpoint",
+            f"write {SCHEME}RUN/{'|'.join(_KINDS)}/NAME, or {SCHEME}RUN",
+        )
+    folder = _on_this_machine(home, path) if rest else _newest_on_this_machine(home, run_id)
+    target = Path(_DOWNLOADS) / run_id
+    stem = rest[1] if rest else "newest"
+    return WeightsSource(
+        path.rstrip("/"),
+        folder,
+        service,
+        home,
+        None,
+        target,
+        target.with_name(f"{run_id}-merged-{stem}"),
+        target.with_name(f"{run_id}-{stem}.gguf"),
+    )
+
+
+def _on_this_machine(home: Path, path: str) -> Path | None:
+    folders = (root / path.removeprefix(SCHEME) for root in engine_folders(home))
+    return next((folder for folder in folders if _complete(folder)), None)
+
+
+def _newest_on_this_machine(home: Path, run_id: str) -> Path | None:
+    return max(_checkpoints(home, run_id), key=_created_s, default=None)
+
+
+def _checkpoints(home: Path, run_id: str) -> Iterator[Path]:
+    for root in engine_folders(home):
+        for kind in _KINDS:
+            yield from (folder for folder in (root / run_id / kind).glob("*") if _complete(folder))
+
+
+def _created_s(folder: Path) -> float:
+    created_s: float = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))["created_s"]
+    return created_s
+
+
+def _complete(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ADAPTER_FILES)
+
+
+def _local_url() -> str:
+    from hermes.training.service.client import LOCAL_URL
+
+    return LOCAL_URL

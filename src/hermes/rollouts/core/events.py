@@ -1,0 +1,72 @@
+"""Changes of the state that are not groups, as they stand in the log. Pure.
+
+`replay` applies one to the state. It must never fail on a log that was written by a server: an event about
+something that is gone (a lease of a run that was reset) changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hermes.core.json import JSONObject
+from hermes.rollouts.core.queue import Group
+from hermes.rollouts.core.snapshot import describe_lease, read_lease
+from hermes.rollouts.core.state import Lease, State
+from hermes.rollouts.schema import EnvRegistration, Registration
+
+
+def registered(registration: Registration) -> JSONObject:
+    return {"type": "registered", "registration": registration.model_dump()}
+
+
+def started() -> JSONObject:
+    return {"type": "started"}
+
+
+def env_registered(wanted: EnvRegistration) -> JSONObject:
+    return {"type": "env_registered", "registration": wanted.model_dump()}
+
+
+def env_disconnected(env_id: int) -> JSONObject:
+    return {"type": "env_disconnected", "env_id": env_id}
+
+
+def answered(key: str, groups: int) -> JSONObject:
+    return {"type": "answered", "key": key, "groups": groups}
+
+
+def served(lease: Lease) -> JSONObject:
+    return {"type": "served", "lease": describe_lease(lease)}
+
+
+def renewed(lease_ids: Sequence[int], expires_s: float) -> JSONObject:
+    return {"type": "renewed", "lease_ids": list(lease_ids), "expires_s": expires_s}
+
+
+def finished(lease_id: int) -> JSONObject:
+    return {"type": "finished", "lease_id": lease_id}
+
+
+def reset() -> JSONObject:
+    return {"type": "reset"}
+
+
+def replay(state: State, event: JSONObject, groups: Mapping[int, Group], now_s: float) -> None:
+    """Does to the state what the event says was done; `groups` are all those the log still has."""
+    handlers: dict[str, Callable[[], object]] = {
+        "registered": lambda: state.register(Registration(**event["registration"])),
+        "started": state.start,
+        "env_registered": lambda: state.register_env(EnvRegistration(**event["registration"]), now_s),
+        "env_disconnected": lambda: state.disconnect(event["env_id"]),
+        "answered": lambda: state.remember(event["key"], event["groups"]),
+        "served": lambda: _serve(state, event["lease"], groups),
+        "renewed": lambda: state.renew(event["lease_ids"], event["expires_s"]),
+        "finished": lambda: state.finish(event["lease_id"]),
+        "reset": state.reset,
+    }
+    handlers[event["type"]]()
+
+
+def _serve(state: State, data: JSONObject, groups: Mapping[int, Group]) -> None:
+    if data["id"] in state.leases or all(group_id in state.queue for group_id in data["groups"]):
+        state.serve(read_lease(data, groups))

@@ -1,0 +1,200 @@
+"""Which groups make the next batch. Pure.
+
+A batch has exactly `batch_size` sequences and groups are never split. Groups of one size are bundled into
+packs of as many sequences as the largest size has, and packs are taken in the order in which they became
+complete, so that a batch of mixed sizes comes out even. Environments with a minimum share are served
+first, up to that share.
+
+A size that cannot be part of any batch (no sequences, more than a batch, or no sum with the other sizes that
+is a batch) is set aside: it waits in the queue, and the rest is packed as if it were not there. Where the
+largest size makes no batch, the next one is tried, and at last single groups, so that an odd size holds up
+nothing.
+
+Cost: linear in the groups of one batch and in the number of lanes, whatever waits behind them.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from hermes.rollouts.core.queue import Entry, Group, Lane, LaneKey
+
+Lanes: TypeAlias = Mapping[LaneKey, Lane]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What batches must be like."""
+
+    batch_size: int
+    minimums: Mapping[int, float] = field(default_factory=dict)
+    """Environment id → least share of each batch, 0 to 1, of the connected environments that have one."""
+    expected_sizes: frozenset[int] = frozenset()
+    """Group sizes of environments that may still send: together with them an odd size can fit."""
+
+    def fitting(self, sizes: Collection[int]) -> frozenset[int]:
+        """Which of `sizes` can be part of a batch."""
+        return _fitting(frozenset(sizes), self.expected_sizes, self.batch_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _fitting(sizes: frozenset[int], expected: frozenset[int], batch_size: int) -> frozenset[int]:
+    possible = {size for size in sizes | expected if 0 < size <= batch_size}
+    if not possible:
+        return frozenset()
+    least = _least_sums(possible)
+    rests = {size: batch_size - size for size in possible & sizes}
+    return frozenset(size for size, rest in rests.items() if least[rest % len(least)] <= rest)
+
+
+def _least_sums(sizes: set[int]) -> list[float]:
+    """For each remainder modulo the smallest size, the least sum of sizes that has it (infinite: none)."""
+    modulus = min(sizes)
+    least = [0.0] + [float("inf")] * (modulus - 1)
+    heap = [0]
+    while heap:
+        total = heapq.heappop(heap)
+        if total > least[total % modulus]:
+            continue
+        for size in sizes:
+            if total + size < least[(total + size) % modulus]:
+                least[(total + size) % modulus] = total + size
+                heapq.heappush(heap, total + size)
+    return least
+
+
+def choose(lanes: Lanes, demand: Demand) -> list[Group]:
+    """The next batch in the order it is served; empty if there is none yet."""
+    fitting = demand.fitting({size for _, size in lanes})
+    lanes = {key: lane for key, lane in lanes.items() if key[1] in fitting}
+    if sum(size * len(lane) for (_, size), lane in lanes.items()) < demand.batch_size:
+        return []
+    fill = _fill_with_minimums if demand.minimums else _fill_by_packs
+    for lengths in _pack_lengths(fitting):
+        packed = {key: lane for key, lane in lanes.items() if key[1] in lengths}
+        if entries := fill(packed, lengths, demand):
+            return [entry.group for entry in entries]
+    return []
+
+
+def _pack_lengths(sizes: Collection[int]) -> Iterator[dict[int, int]]:
+    """The ways to bundle groups that are tried in turn: size → how many groups of it make a pack."""
+    for pack_size in sorted(sizes, reverse=True):
+        yield {size: pack_size // size for size in sizes if pack_size % size == 0}
+    yield dict.fromkeys(sizes, 1)
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A batch being filled group by group; what does not fit any more is skipped."""
+
+    room: int
+    entries: list[Entry] = field(default_factory=list)
+    taken: dict[LaneKey, int] = field(default_factory=dict)
+    """Groups taken from the front of each lane. Room only shrinks, so a lane once skipped stays skipped."""
+
+    def take(self, entry: Entry) -> int:
+        """The sequences taken: all of the group's, or 0."""
+        size = entry.group.size
+        if size > self.room:
+            return 0
+        key = (entry.group.env_id, size)
+        self.entries.append(entry)
+        self.taken[key] = self.taken.get(key, 0) + 1
+        self.room -= size
+        return size
+
+    def packs(self, entries: Iterable[Entry], size: int, length: int) -> Iterator[list[Entry]]:
+        """Complete packs of `length` groups, as long as a group of this size finds room."""
+        source = iter(entries)
+        while size <= self.room and len(pack := list(itertools.islice(source, length))) == length:
+            yield pack
+
+
+def _completed(pack: list[Entry]) -> int:
+    return pack[-1].order
+
+
+def _fill_by_packs(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> list[Entry]:
+    """The packs that were complete first, of whichever environments."""
+    by_size: dict[int, list[Lane]] = {}
+    for (_, size), lane in lanes.items():
+        by_size.setdefault(size, []).append(lane)
+    filling = _Filling(demand.batch_size)
+    streams = [filling.packs(heapq.merge(*same), size, lengths[size]) for size, same in by_size.items()]
+    for pack in heapq.merge(*streams, key=_completed):
+        for entry in pack:
+            filling.take(entry)
+    return [] if filling.room else filling.entries
+
+
+def _fill_with_minimums(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> list[Entry]:
+    """Each minimum share first, then what is in complete packs, oldest first."""
+    complete: dict[LaneKey, int] = {}
+    for key, lane in lanes.items():
+        length = lengths[key[1]]
+        if len(lane) >= length:
+            complete[key] = len(lane) // length * length
+    shares = _shares(complete, demand)
+    if shares is None:
+        return []
+    filling = _Filling(demand.batch_size)
+    for env_id, sequences in shares.items():
+        own = {key: itertools.islice(lanes[key], n) for key, n in complete.items() if key[0] == env_id}
+        streams = [filling.packs(entries, size, lengths[size]) for (_, size), entries in own.items()]
+        for entry in (entry for pack in heapq.merge(*streams, key=_completed) for entry in pack):
+            if sequences <= 0:
+                break
+            sequences -= filling.take(entry)
+    rest = [
+        filling.packs(itertools.islice(lanes[key], filling.taken.get(key, 0), count), key[1], 1)
+        for key, count in complete.items()
+    ]
+    for pack in heapq.merge(*rest, key=_completed):
+        filling.take(pack[0])
+    return [] if filling.room else filling.entries
+
+
+def _shares(complete: Collection[LaneKey], demand: Demand) -> dict[int, int] | None:
+    """Sequences each environment must be given first; None if one that needs a share has no complete pack."""
+    shares = {env_id: int(demand.batch_size * share) for env_id, share in demand.minimums.items()}
+    shares = {env_id: sequences for env_id, sequences in shares.items() if sequences > 0}
+    smallest: dict[int | None, int] = {}
+    for env_id, size in complete:
+        smallest[env_id] = min(size, smallest.get(env_id, size))
+    if any(env_id not in smallest for env_id in shares):
+        return None
+    total = sum(shares.values())
+    if total > demand.batch_size:
+        scale = demand.batch_size / total
+        return {env_id: max(smallest[env_id], int(n * scale)) for env_id, n in shares.items()}
+    return shares
+
+
+def why_none(lanes: Lanes, demand: Demand) -> str:
+    """Why `choose` found no batch, for the trainer's log."""
+    if not lanes:
+        return "no groups are queued"
+    batch_size = demand.batch_size
+    sizes = {size for _, size in lanes}
+    fitting = demand.fitting(sizes)
+    waiting = sum(size * len(lane) for (_, size), lane in lanes.items() if size in fitting)
+    if not waiting:
+        return f"no queued group can be part of a batch of {batch_size} (group sizes: {_listed(sizes)})"
+    if waiting < batch_size:
+        return f"{waiting} of {batch_size} sequences are queued"
+    present = {env_id for env_id, size in lanes if size in fitting}
+    missing = [e for e, share in demand.minimums.items() if int(batch_size * share) and e not in present]
+    if missing:
+        return f"waiting for environments with a minimum share: {_listed(missing)}"
+    return f"the queued groups do not add up to a batch of {batch_size} yet (group sizes: {_listed(sizes)})"
+
+
+def _listed(numbers: Collection[int]) -> str:
+    ordered = sorted(numbers)
+    return ", ".join(map(str, ordered[:8])) + (", …" if len(ordered) > 8 else "")

@@ -1,0 +1,113 @@
+"""From the files of a state directory to the state they describe.
+
+The state is that of the newest snapshot, changed by every group and event numbered after it; the bytes of
+groups may lie in any segment. The torn end of the last segment is cut off. Damage anywhere else, or a group
+that is needed and missing, is an error: serving on would lose data without saying so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hermes.core.json import JSONObject
+from hermes.errors import StoreError
+from hermes.rollouts.core import events
+from hermes.rollouts.core.queue import Group
+from hermes.rollouts.core.snapshot import read_group, restore
+from hermes.rollouts.core.state import State
+from hermes.rollouts.journal.segment import MAGIC, Kind, Place, Record, Segment, list_segments, scan
+
+_HINT = "move the directory away to start afresh, or restore it from a backup"
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Recovered:
+    state: State = field(default_factory=State)
+    places: dict[int, Place] = field(default_factory=dict)
+    """Where the bytes of every group of the state lie."""
+    segments: list[Segment] = field(default_factory=list)
+    last_number: int = 0
+    last_group_id: int = 0
+    last_index: int = 0
+
+
+@dataclass(slots=True)
+class _Scan:
+    groups: dict[int, Group] = field(default_factory=dict)
+    places: dict[int, Place] = field(default_factory=dict)
+    snapshot: JSONObject | None = None
+    changes: list[tuple[int, int | JSONObject]] = field(default_factory=list)
+    """Number and group id or event, of what came after the newest snapshot."""
+
+    def add(self, record: Record, segment: Segment) -> None:
+        if record.kind in (Kind.GROUP, Kind.COPY):
+            meta, place = record.group(segment)
+            group = read_group(meta, place.end - place.body)
+            self.groups[group.id], self.places[group.id] = group, place
+            if record.kind is Kind.GROUP:
+                self.changes.append((record.number, group.id))
+        elif record.kind is Kind.EVENT:
+            self.changes.append((record.number, json.loads(record.payload)))
+        else:
+            snapshot: JSONObject = json.loads(record.payload)
+            self.snapshot = snapshot
+            self.changes = [change for change in self.changes if change[0] > snapshot["through"]]
+
+
+def recover(directory: Path, now_s: float) -> Recovered:
+    """Reads everything under the directory, which may be empty. Leases bound to a connection are lost."""
+    found, recovered = _Scan(), Recovered()
+    paths = list_segments(directory)
+    for path in paths:
+        recovered.last_index = int(path.stem)
+        if path == paths[-1] and path.stat().st_size < len(MAGIC):
+            path.unlink()  # the crash came with the file's first bytes
+            continue
+        segment = Segment(path)
+        _read(segment, found, last=path == paths[-1])
+        recovered.segments.append(segment)
+        recovered.last_number = max(recovered.last_number, segment.last_number)
+    known = found.snapshot["last_group_id"] if found.snapshot else 0
+    recovered.last_group_id = max(known, *found.groups, 0)
+    try:
+        recovered.state = _rebuilt(found, now_s)
+        for group in recovered.state.groups():
+            recovered.places[group.id] = found.places[group.id]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"the state in {directory} does not add up: {error!r}", _HINT) from error
+    return recovered
+
+
+def _read(segment: Segment, found: _Scan, *, last: bool) -> None:
+    if segment.read(0, len(MAGIC)) != MAGIC:
+        raise StoreError(f"{segment.path} is not a log that this version of Hermes can read", _HINT)
+    end = len(MAGIC)
+    for record in scan(segment):
+        found.add(record, segment)
+        end = record.start + len(record.payload)
+        segment.last_number = record.number
+    if end == segment.size:
+        return
+    if not last:
+        raise StoreError(f"{segment.path} is damaged at byte {end} of {segment.size}", _HINT)
+    _logger.warning("%s: cut off %d bytes that were never acknowledged", segment.path, segment.size - end)
+    os.ftruncate(segment.fd, end)
+    segment.size = end
+
+
+def _rebuilt(found: _Scan, now_s: float) -> State:
+    state = restore(found.snapshot, found.groups, now_s) if found.snapshot else State()
+    for _, change in found.changes:
+        if isinstance(change, int):
+            state.accept(found.groups[change])
+        else:
+            events.replay(state, change, found.groups, now_s)
+    for lease in list(state.leases.values()):
+        if lease.expires_s is None:
+            state.lose(lease.id)
+    return state

@@ -1,0 +1,174 @@
+"""Groups that are already in the form they are stored in, recognised without parsing them.
+
+Nearly every group an environment sends is arrays of numbers, with a few facts about each rollout beside them
+(`overrides`, `generation_params`, `group_overrides`). One regular expression decides, in a single pass that
+makes no Python object and lets other threads run, whether a body is such a group: valid JSON, known keys,
+integers where integers belong, floats written as floats (so that a reader gets the types it would get after
+coercion) and too short to overflow. Facts may be strings, numbers, booleans, null, and lists of those; their
+text is ASCII, and escapes are allowed but for halves of surrogate pairs. What it does not accept is not
+wrong: it is parsed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from hermes.rollouts.schema import MAX_LIST, ScoredData
+
+_BLANKS = b" \t\r\n"
+_SPACE = rb"[" + _BLANKS + rb"]*"
+_WHOLE = rb"-?(?:0|[1-9][0-9]{0,17})"
+_FLOAT = _WHOLE + rb"(?:\.[0-9]{1,30}(?:[eE][-+]?[0-9]{1,2})?|[eE][-+]?[0-9]{1,2})"
+_ESCAPE = rb'\\(?:["\\/bfnrt]|u(?:[0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))'
+_TEXT = rb'"(?:[ !#-\[\]-~]|' + _ESCAPE + rb')*"'
+_FREE_FORM = (b"overrides", b"generation_params", b"group_overrides")
+"""Keys whose values hold strings."""
+
+
+class Incoming(NamedTuple):
+    """A group as it was sent, checked and made uniform."""
+
+    env_id: int | None
+    size: int
+    """Sequences in it."""
+    payload: bytes
+    """A JSON object with every key of `ScoredData`."""
+
+
+def recognise(body: bytes) -> Incoming | None:
+    """The group in `body`, or None if it has to be parsed. Safe to call in a thread."""
+    return _read(body) if _pattern(_SPACE + _object(facts=True) + _SPACE).fullmatch(body) else None
+
+
+def recognise_list(body: bytes) -> list[Incoming] | None:
+    """The groups in the list `body`, or None if it has to be parsed."""
+    numbers_only = _pattern(_SPACE + _list(_object(facts=False)) + _SPACE).fullmatch(body)
+    ends = _braces if numbers_only else _matches
+    groups: list[Incoming] = []
+    end, before = 0, b"["
+    while (start := body.find(b"{", end)) >= 0:
+        if body[end:start].strip(_BLANKS) != before or len(groups) == MAX_LIST:
+            return None
+        end, before = ends(body, start), b","
+        group = _read(body[start:end]) if end > start else None
+        if group is None:
+            return None
+        groups.append(group)
+    rest = body[end:].translate(None, _BLANKS)
+    return groups if rest == (b"]" if groups else b"[]") else None
+
+
+def _braces(body: bytes, start: int) -> int:
+    """Where the group at `start` ends, in a list that holds no other objects and no strings but keys."""
+    return body.index(b"}", start) + 1
+
+
+def _matches(body: bytes, start: int) -> int:
+    """Where the group at `start` ends; `start` itself if it has to be parsed."""
+    match = _pattern(_object(facts=True)).match(body, start)
+    end: int = match.end() if match else start
+    return end
+
+
+def _read(body: bytes) -> Incoming | None:
+    """A group that matches the pattern; None if a key comes twice or one that is needed not at all."""
+    values = _values(body)
+    if values is None or not {b"tokens", b"masks", b"scores"} <= values.keys():
+        return None
+    start, end = values[b"tokens"]
+    env_id = body[slice(*values[b"env_id"])].strip(_BLANKS + b":,}") if b"env_id" in values else b"null"
+    return Incoming(
+        env_id=None if env_id == b"null" else int(env_id),
+        size=_lists(body, start, end),
+        payload=b"".join((memoryview(body)[: body.rindex(b"}")], _absent(frozenset(values)))),
+    )
+
+
+def _lists(body: bytes, start: int, end: int) -> int:
+    """How many lists are in the list at `start`. They are few and long, so finding beats counting."""
+    count = -1
+    while (start := body.find(b"[", start, end) + 1) > 0:
+        count += 1
+    return count
+
+
+def _values(body: bytes) -> dict[bytes, tuple[int, int]] | None:
+    """Where each key's value lies, up to the next key. None if a key comes twice."""
+    values: dict[bytes, tuple[int, int]] = {}
+    opening = body.find(b'"')
+    while opening >= 0:
+        closing = body.index(b'"', opening + 1)
+        key = body[opening + 1 : closing]
+        if key in values:
+            return None
+        after = closing + 1
+        if key in _FREE_FORM:  # strings in there are no keys of the group
+            after = _pattern(_free_form()).match(body, after).end()
+        opening = body.find(b'"', after)
+        values[key] = (closing + 1, opening if opening >= 0 else len(body))
+    return values
+
+
+@functools.lru_cache(maxsize=64)
+def _absent(present: frozenset[bytes]) -> bytes:
+    keys = [name.encode() for name in ScoredData.model_fields]
+    return b"".join(b',"%s":null' % key for key in keys if key not in present) + b"}"
+
+
+@functools.cache
+def _pattern(expression: bytes) -> Any:
+    import re2  # type: ignore[import-untyped]
+
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.never_capture = True
+    options.max_mem = 32 << 20
+    return re2.compile(expression, options)
+
+
+@functools.cache
+def _object(*, facts: bool) -> bytes:
+    """A group; without `facts`, one whose only strings are its keys and that holds no object."""
+    whole, number = _list(_list(_WHOLE)), _list(_list(_FLOAT))
+    field = _either(
+        _pair("tokens|masks", whole),
+        _pair("scores", _list(_FLOAT)),
+        _pair("advantages|ref_logprobs|inference_logprobs", _either(rb"null", number)),
+        _pair("distill_token_ids", _either(rb"null", _list(whole))),
+        _pair("distill_logprobs", _either(rb"null", _list(number))),
+        _pair("env_id", _either(rb"null", _WHOLE)),
+        _pair("messages|images", _either(rb"null", rb"\[" + _SPACE + rb"\]")),
+        _pair("overrides", _either(rb"null", _list(_facts())) if facts else rb"null"),
+        _pair("generation_params|group_overrides", _either(rb"null", _facts()) if facts else rb"null"),
+    )
+    return rb"\{" + _separated(field) + rb"\}"
+
+
+@functools.cache
+def _free_form() -> bytes:
+    """What stands behind a key of `_FREE_FORM`."""
+    return _SPACE + rb":" + _SPACE + _either(rb"null", _facts(), _list(_facts()))
+
+
+def _facts() -> bytes:
+    """An object of scalars and lists of scalars."""
+    scalar = _either(_TEXT, _FLOAT, _WHOLE, rb"true", rb"false", rb"null")
+    fact = _TEXT + _SPACE + rb":" + _SPACE + _either(scalar, _list(scalar))
+    return rb"\{" + _either(_SPACE, _separated(fact)) + rb"\}"
+
+
+def _either(*alternatives: bytes) -> bytes:
+    return rb"(?:" + rb"|".join(alternatives) + rb")"
+
+
+def _separated(item: bytes) -> bytes:
+    return _SPACE + item + _SPACE + rb"(?:," + _SPACE + item + _SPACE + rb")*"
+
+
+def _list(item: bytes) -> bytes:
+    return rb"\[" + _either(_SPACE, _separated(item)) + rb"\]"
+
+
+def _pair(names: str, value: bytes) -> bytes:
+    return rb'"(?:' + names.encode() + rb')"' + _SPACE + rb":" + _SPACE + value

@@ -1,0 +1,163 @@
+"""A live connection to one MCP server, over its standard streams or over HTTP.
+
+The SDK's connection must be closed by the task that opened it, while tools are called from many
+tasks. So each server gets a task of its own that holds the connection open until it is told to stop;
+a call made by another task ends with the connection at the latest.
+
+A server started by command is the user's own program: it runs on this machine, outside the sandbox, which
+is why its command is confirmed before it first runs. Of the environment it sees what the SDK passes on
+(PATH, HOME, SHELL, TERM, the user's name), LANG, and the variables configured for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+from hermes.config.paths import logs_dir
+from hermes.core import JSONObject
+from hermes.core.files import ensure_dir
+from hermes.errors import ConfigError, MissingDependencyError, ToolError
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp_types import CallToolResult
+    from mcp_types import Tool as ServerTool
+
+    from hermes.config.settings import McpServerSettings
+
+T = TypeVar("T")
+
+MAX_TOOLS = 500
+_NO_OUTPUT = logging.NullHandler()
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def server_environment(name: str, server: McpServerSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The configured variables, with each ${NAME} taken from the environment, so that keys stay in .env."""
+
+    def value_of(match: re.Match[str]) -> str:
+        if match[1] not in environ:
+            raise ConfigError(
+                f"mcp_servers.{name}.env needs {match[1]}, which is not set.",
+                f"hermes config set {match[1]} …",
+            )
+        return environ[match[1]]
+
+    language = {"LANG": environ["LANG"]} if "LANG" in environ else {}
+    return language | {key: _REFERENCE.sub(value_of, value) for key, value in server.env.items()}
+
+
+class McpSession:
+    """One server, connected between `open` and `close`."""
+
+    def __init__(self, name: str, server: McpServerSettings, environ: Mapping[str, str], home: Path) -> None:
+        self.name = name
+        self.timeout_s = server.timeout_s
+        self._server = server
+        self._env = server_environment(name, server, environ)
+        self._log_path = logs_dir(home) / f"mcp_{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.log"
+        self._stop = asyncio.Event()
+        self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> list[ServerTool]:
+        """Connects and lists the server's tools; ToolError says why it could not. Close it either way."""
+        self._task = asyncio.create_task(self._hold(), name=f"mcp-{self.name}")
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await self._until_closed(self._list_tools())
+        except TimeoutError as error:
+            raise self._failure(f"did not answer within {self.timeout_s:g} s") from error
+
+    async def call(self, tool: str, arguments: JSONObject) -> CallToolResult:
+        return await self._until_closed(self._ready.result().call_tool(tool, arguments))
+
+    async def close(self) -> None:
+        """Ends the connection, and the process of a server that was started by command."""
+        self._stop.set()
+        if self._task is None:
+            return
+        if not self._ready.done():
+            self._task.cancel()
+        await asyncio.wait({self._task})
+        if not self._task.cancelled():
+            self._task.exception()  # seen here, so that asyncio does not report it as never retrieved
+
+    async def _hold(self) -> None:
+        async with self._connection() as client:
+            self._ready.set_result(client)
+            await self._stop.wait()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Client]:
+        try:
+            from mcp import Client, StdioServerParameters, stdio_client
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError("mcp", "mcp", "Talking to MCP servers") from error
+
+        # What the SDK logs of a server's bad output is for a log, if there is one, not for the terminal.
+        logging.getLogger("mcp").addHandler(_NO_OUTPUT)
+        if self._server.url:
+            async with Client(self._server.url) as client:
+                yield client
+            return
+        parameters = StdioServerParameters(
+            command=self._server.command or "", args=list(self._server.args), env=self._env
+        )
+        with self._open_log() as log:
+            async with Client(stdio_client(parameters, errlog=log)) as client:
+                yield client
+
+    def _open_log(self) -> TextIO:
+        """What the server writes to its standard error must not reach the terminal."""
+        ensure_dir(self._log_path.parent)
+        return os.fdopen(os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
+
+    async def _list_tools(self) -> list[ServerTool]:
+        client = await asyncio.shield(self._ready)
+        tools: list[ServerTool] = []
+        cursor: str | None = None
+        while len(tools) <= MAX_TOOLS:
+            page = await client.list_tools(cursor=cursor)
+            tools += page.tools
+            cursor = page.next_cursor
+            if not cursor:
+                return tools
+        raise self._failure(f"offers more than {MAX_TOOLS} tools")
+
+    async def _until_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, or a ToolError if it fails or the connection ends first."""
+        assert self._task is not None
+        call = asyncio.create_task(work)
+        try:
+            await asyncio.wait({call, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            call.cancel()
+        ended = call if call.done() else self._task
+        error = None if ended.cancelled() else ended.exception()
+        if error is None and ended is call and not call.cancelled():
+            return call.result()
+        if isinstance(error, ToolError | MissingDependencyError):
+            raise error
+        raise self._failure(_reason(error)) from error
+
+    def _failure(self, reason: str) -> ToolError:
+        hint = "" if self._server.url else f"Its messages are in {self._log_path}."
+        return ToolError(f"the MCP server '{self.name}' {reason}.", hint)
+
+
+def _reason(error: BaseException | None) -> str:
+    while isinstance(error, BaseExceptionGroup):  # anyio wraps what went wrong, once per nested task group
+        error = error.exceptions[0]
+    if error is None:
+        return "has ended"
+    if isinstance(error, FileNotFoundError):
+        return f"cannot be started: there is no program '{error.filename}'"
+    return f"failed: {type(error).__name__}: {error}"

@@ -1,0 +1,191 @@
+"""Tools of MCP servers, offered to the model as `mcp_<server>_<tool>`.
+
+Which tools there are is known only after connecting, so this toolset has no fixed tools: the agent
+builder calls `connect_mcp` once per rollout. A server that cannot be used never stops the others; why
+it was left out is in `bench.resources["mcp_failures"]`, by server name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from hermes.core import JSONObject, canonical_json, content_hash
+from hermes.errors import HermesError, ToolError
+from hermes.safety.text import clip, printable
+from hermes.tools.base import Tool, ToolOutput, Workbench
+from hermes.tools.images import data_url, decode_base64
+from hermes.tools.mcp.pins import (
+    Pin,
+    action_text,
+    change_text,
+    read_pins,
+    tool_hash,
+    unknown_tools,
+    write_pin,
+)
+from hermes.tools.mcp.session import McpSession
+
+if TYPE_CHECKING:
+    from mcp_types import CallToolResult, ContentBlock
+    from mcp_types import Tool as ServerTool
+
+TOOLS: tuple[Tool, ...] = ()
+FAILURES = "mcp_failures"
+MAX_NAME_CHARS = 64
+MAX_DESCRIPTION_CHARS = 4_000
+
+_log = logging.getLogger(__name__)
+
+
+async def connect_mcp(bench: Workbench) -> list[Tool]:
+    """Connects every configured server and returns their tools; the connections close with the bench."""
+    failures: dict[str, str] = {}
+    bench.resources[FAILURES] = failures
+    sessions: list[McpSession] = []
+    # Questions to the user come one at a time; starting the servers, which is slow, happens together.
+    for name in sorted(bench.settings.mcp_servers):
+        try:
+            sessions.append(await _confirm_server(name, bench))
+        except HermesError as error:
+            failures[name] = _explain(error)
+    opened = await asyncio.gather(*(_open(session, failures) for session in sessions))
+    tools: dict[str, Tool] = {}
+    for session, found in zip(sessions, opened, strict=True):
+        try:
+            await _confirm_tools(session.name, found, bench)
+        except HermesError as error:
+            failures[session.name] = _explain(error)
+            await session.close()
+            continue
+        for tool in found:
+            _offer(session, tool, tools)
+    for name, reason in failures.items():
+        _log.warning("%s", printable(f"MCP server '{name}' is not used: {reason}"))
+    return list(tools.values())
+
+
+async def _confirm_server(name: str, bench: Workbench) -> McpSession:
+    """A session that is not open yet, for a server whose exact command or address was agreed to."""
+    server = bench.settings.mcp_servers[name]
+    home = cast(Path, bench.resources["home"])
+    action = action_text(server)
+    pin = read_pins(home).get(name)
+    session = McpSession(name, server, cast("Mapping[str, str]", bench.resources["environ"]), home)
+    if pin is None or pin.action != action:
+        await bench.approver.approve("mcp_server", action)
+        write_pin(home, name, Pin(action, {}))
+    bench.closers.append(session.close)
+    return session
+
+
+async def _open(session: McpSession, failures: dict[str, str]) -> list[ServerTool]:
+    try:
+        return await session.open()
+    except HermesError as error:
+        failures[session.name] = _explain(error)
+        await session.close()
+        return []
+
+
+async def _confirm_tools(name: str, tools: list[ServerTool], bench: Workbench) -> None:
+    """Pins the tools of a server seen for the first time; asks about later changes."""
+    home = cast(Path, bench.resources["home"])
+    pin = read_pins(home)[name]
+    changed = unknown_tools(pin, tools)
+    if changed and pin.tools:
+        try:
+            await bench.approver.approve("mcp_tools", change_text(name, pin.action, changed))
+        except ToolError as error:
+            names = ", ".join(tool.name for tool in changed)
+            raise ToolError(
+                f"the MCP server '{name}' changed its tools since they were agreed to ({names}).",
+                "Start 'hermes' and confirm the change, or remove the server from mcp_servers.",
+                kind="refused",
+            ) from error
+    if changed:
+        # Tools that are gone stay pinned, so that one cannot come back as something else.
+        pinned = {**pin.tools, **{tool.name: tool_hash(tool) for tool in changed}}
+        write_pin(home, name, Pin(pin.action, pinned))
+
+
+def _offer(session: McpSession, tool: ServerTool, offered: dict[str, Tool]) -> None:
+    """Adds the tool to those offered, unless no provider would take it: it would spoil the whole request."""
+    if reason := _unusable(tool.input_schema):
+        _log.warning(
+            "%s", printable(f"tool '{tool.name}' of MCP server '{session.name}' is left out: {reason}")
+        )
+        return
+
+    async def handler(arguments: JSONObject, bench: Workbench) -> ToolOutput:
+        return _output(await session.call(tool.name, arguments))
+
+    name = tool_name(session.name, tool.name, offered)
+    offered[name] = Tool(
+        name=name,
+        toolset="mcp",
+        description=clip(tool.description or tool.name, MAX_DESCRIPTION_CHARS),
+        parameters=tool.input_schema,
+        handler=handler,
+        timeout_s=session.timeout_s,
+    )
+
+
+def tool_name(server: str, tool: str, taken: Container[str] = ()) -> str:
+    """A name every provider accepts; one that had to be altered or is taken ends in a hash of its own."""
+    plain = f"mcp_{server}_{tool}"
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", plain)
+    if name == plain and len(name) <= MAX_NAME_CHARS and name not in taken:
+        return name
+    suffix = "_" + content_hash(canonical_json([server, tool]))[:8]
+    return name[: MAX_NAME_CHARS - len(suffix)] + suffix
+
+
+def _unusable(schema: JSONObject) -> str | None:
+    from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]
+
+    if schema.get("type") != "object":
+        return "its schema is not that of an object"
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        return f"its schema is invalid ({error.message})"
+    return None
+
+
+def _output(result: CallToolResult) -> ToolOutput:
+    texts = [_text(block) for block in result.content]
+    if not texts and result.structured_content is not None:
+        texts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    images = tuple(_images(result.content))
+    return ToolOutput("\n".join(texts), ok=not result.is_error, images=images)
+
+
+def _images(blocks: Sequence[ContentBlock]) -> Iterator[str]:
+    for block in blocks:
+        if block.type == "image":
+            with suppress(ToolError):  # no image after all, or too large: the text says what came
+                yield data_url(decode_base64(block.data))
+
+
+def _text(block: ContentBlock) -> str:
+    match block.type:
+        case "text":
+            return block.text
+        case "image" | "audio":
+            return f"[{block.type}: {block.mime_type}]"
+        case "resource_link":
+            return f"[resource: {block.uri}]"
+        case "resource":
+            text: str | None = getattr(block.resource, "text", None)
+            return text if text is not None else f"[resource: {block.resource.uri}]"
+
+
+def _explain(error: HermesError) -> str:
+    return f"{error.message} {error.hint}".strip()

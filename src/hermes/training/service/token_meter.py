@@ -1,0 +1,75 @@
+"""What a run asks of the engine or service, in tokens: on disk, so that it outlives whoever counted.
+
+`tokens.json` in the run's folder. It is written at most once a second, so a kill can lose the last one. Where
+it cannot be written now (a full disk), counting goes on, and it is written when it can.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from hermes.core.files import atomic_write, read_text
+from hermes.errors import HermesError
+
+logger = logging.getLogger(__name__)
+
+NAME = "tokens.json"
+_WRITE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    prefill: int = 0
+    """Prompts, and sequences that were only scored."""
+    sampled: int = 0
+    trained: int = 0
+    """Through a pass with gradients."""
+
+
+def read_tokens(folder: Path) -> Tokens:
+    """Of the run in that folder; nothing, where nobody has counted."""
+    text = read_text(folder / NAME)
+    try:
+        return Tokens(**json.loads(text)) if text else Tokens()
+    except (ValueError, TypeError) as error:
+        raise HermesError(
+            f"{folder / NAME} is damaged: {error}", "move it aside; counting starts anew"
+        ) from error
+
+
+class Meter:
+    """Counts, from any thread. Goes on from what the folder says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._lock = threading.Lock()
+        self._written_s = 0.0
+        self.tokens = read_tokens(folder)
+
+    def count(self, *, prefill: int = 0, sampled: int = 0, trained: int = 0) -> None:
+        with self._lock:
+            now = self.tokens
+            self.tokens = replace(
+                now,
+                prefill=now.prefill + prefill,
+                sampled=now.sampled + sampled,
+                trained=now.trained + trained,
+            )
+            if time.monotonic() - self._written_s > _WRITE_EVERY_S:
+                self._write()
+
+    def close(self) -> None:
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        self._written_s = time.monotonic()
+        try:
+            atomic_write(self._path, json.dumps(asdict(self.tokens)) + "\n")
+        except HermesError as error:
+            logger.warning("%s", error.message)
