@@ -35,12 +35,12 @@ from hermes.envs.agent.rollout import Scored
 from hermes.envs.builtin.generated import tool_calls
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.stats import interval
-from hermes.envs.tasks.functions import Request
+from hermes.envs.tasks.functions import FunctionRequest
 from hermes.envs.tasks.split import Split
 from hermes.quickstart import probes
 from hermes.quickstart.chart import png
 from hermes.quickstart.evaluate import on_engine
-from hermes.quickstart.processes import Crew, terminated_like_interrupted
+from hermes.quickstart.processes import ProcessGroup, terminated_like_interrupted
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise.part import ask
 
@@ -121,13 +121,13 @@ def share(scored: Sequence[Scored]) -> dict[str, Any]:
     return asdict(interval([float(one.reward.success) for one in scored]))
 
 
-def by_calls(judged: Sequence[tuple[Request, Scored]]) -> dict[str, Any]:
+def by_calls(judged: Sequence[tuple[FunctionRequest, Scored]]) -> dict[str, Any]:
     """Success by how many calls were wanted."""
     numbers = sorted({len(item.wanted) for item, _ in judged})
     return {str(n): share([one for item, one in judged if len(item.wanted) == n]) for n in numbers}
 
 
-def looked_at(item: Request, scored: Scored) -> dict[str, Any]:
+def looked_at(item: FunctionRequest, scored: Scored) -> dict[str, Any]:
     """A wrong answer, for a person."""
     return {
         "category": item.category,
@@ -140,7 +140,7 @@ def looked_at(item: Request, scored: Scored) -> dict[str, Any]:
     }
 
 
-def serve_engine(args: argparse.Namespace, crew: Crew) -> None:
+def serve_engine(args: argparse.Namespace, crew: ProcessGroup) -> None:
     flags = ("--model", MODEL, "--device", args.device, "--port", args.engine.rsplit(":", 1)[1])
     state = ("--state-dir", str(args.output / "engine"))
     crew.serve(
@@ -148,7 +148,7 @@ def serve_engine(args: argparse.Namespace, crew: Crew) -> None:
     )
 
 
-def format_start(args: argparse.Namespace, crew: Crew) -> dict[str, Any]:
+def format_start(args: argparse.Namespace, crew: ProcessGroup) -> dict[str, Any]:
     """The few supervised steps; what `hermes train sft` says of them."""
     rows = args.output / "format.jsonl"
     write_gold(environment(args, args.train_on, MODEL), args.sft_steps * 16, rows)
@@ -172,7 +172,7 @@ def format_start(args: argparse.Namespace, crew: Crew) -> dict[str, Any]:
     )
 
 
-def reinforce(args: argparse.Namespace, crew: Crew, weights: str) -> dict[str, Any]:
+def reinforce(args: argparse.Namespace, crew: ProcessGroup, weights: str) -> dict[str, Any]:
     """GRPO by api, trainer and environments; what `hermes train grpo` says at its end."""
     state = ("--state-dir", str(args.output / "api"))
     crew.serve(
@@ -249,7 +249,7 @@ def run(args: argparse.Namespace, found: dict[str, Any]) -> None:
         lap(f"evaluate {name}")
 
     local = {"TINKER_API_KEY": "tml-local", "WANDB_API_KEY": ""}
-    with terminated_like_interrupted(), Crew(args.output / "logs", args.output, local) as crew:
+    with terminated_like_interrupted(), ProcessGroup(args.output / "logs", args.output, local) as crew:
         serve_engine(args, crew)
         lap("start")
         measured("base", MODEL)

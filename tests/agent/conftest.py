@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.agent.build import Plan, new_header, open_agent, open_writer
+from hermes.agent.build import RolloutPlan, new_header, open_agent, open_writer
 from hermes.agent.loop import AgentLoop
 from hermes.config.load import Config, load
 from hermes.config.paths import db_path
@@ -26,7 +26,7 @@ class World:
     provider: FakeProvider
     settings: dict[str, JSON] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
-    plan: Plan = field(default_factory=lambda: Plan(toolsets=("math",)))
+    plan: RolloutPlan = field(default_factory=lambda: RolloutPlan(toolsets=("math",)))
 
     def config(self) -> Config:
         environ = {"HERMES_HOME": str(self.home), "PATH": os.environ["PATH"], "HOME": str(self.home)}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hermes.agent.build import Plan
+from hermes.agent.build import RolloutPlan
 from hermes.config.paths import db_path
 from hermes.core import (
     Boundary,
@@ -85,7 +85,7 @@ async def test_parallel_calls_run_at_the_same_time_and_keep_their_order(world: M
     tools = [_meeting_tool(name, together) for name in ("one", "two", "three")]
     calls = [("one", {"pause_s": 0.2}), ("two", {"pause_s": 0.1}), ("three", {"pause_s": 0.0})]
     with FakeProvider([tool_calls(calls), text("ok")]) as provider:
-        here = world(provider, plan=Plan(toolsets=(), extra_tools=tools))
+        here = world(provider, plan=RolloutPlan(toolsets=(), extra_tools=tools))
         steps, outcome, stored = await here.ask("go")
         sent = [message["content"] for message in provider.requests[1].json["messages"][3:]]
     assert outcome.stop_reason is StopReason.COMPLETED
@@ -178,7 +178,7 @@ async def test_the_wall_clock_ends_a_hanging_tool(world: MakeWorld) -> None:
     stuck = _meeting_tool("stuck", asyncio.Barrier(2))
     with FakeProvider([tool_calls([("stuck", {"pause_s": 0})])]) as provider:
         here = world(
-            provider, settings={"limits.timeout_s": 0.5}, plan=Plan(toolsets=(), extra_tools=[stuck])
+            provider, settings={"limits.timeout_s": 0.5}, plan=RolloutPlan(toolsets=(), extra_tools=[stuck])
         )
         _, outcome, _ = await here.ask("hello")
     assert outcome.stop_reason is StopReason.TIMEOUT
@@ -195,7 +195,7 @@ async def test_token_ids_and_logprobs_are_kept_where_the_server_gives_them(world
 async def test_a_cancelled_turn_is_recorded_and_the_conversation_goes_on(world: MakeWorld) -> None:
     stuck = _meeting_tool("stuck", asyncio.Barrier(2))
     with FakeProvider([tool_calls([("stuck", {"pause_s": 0}), ("missing", {})]), text("Fine.")]) as provider:
-        here = world(provider, plan=Plan(toolsets=(), extra_tools=[stuck]))
+        here = world(provider, plan=RolloutPlan(toolsets=(), extra_tools=[stuck]))
         async with here.agent() as loop:
             asked = asyncio.Event()
 
@@ -293,7 +293,7 @@ async def test_a_sub_agent_works_in_its_own_linked_trajectory(world: MakeWorld) 
         return tool_calls([("delegate_task", {"task": "Count the files."})])
 
     with FakeProvider(answer) as provider:  # type: ignore[arg-type]
-        here = world(provider, plan=Plan(toolsets=("delegation", "math")))
+        here = world(provider, plan=RolloutPlan(toolsets=("delegation", "math")))
         _, outcome, stored = await here.ask("How many files?")
         child_tools = [t["function"]["name"] for t in provider.requests[1].json["tools"]]
     assert outcome.stop_reason is StopReason.COMPLETED

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.agent.build import Person, Plan, open_writer
+from hermes.agent.build import Person, RolloutPlan, open_writer
 from hermes.agent.chat import Conversation
 from hermes.agent.memory import with_memory, without_memory
 from hermes.config.paths import db_path
@@ -52,7 +52,7 @@ async def conversation(
     world: World, notices: list[str] | None = None, source: Source = Source.CHAT, **changes: object
 ) -> AsyncIterator[Conversation]:
     """A chat as the command line opens it; without `notices` nobody is there."""
-    plan = Plan(toolsets=("memory", "math"), memory=notices is not None)
+    plan = RolloutPlan(toolsets=("memory", "math"), memory=notices is not None)
     plan = replace(plan, person=None if notices is None else watcher(notices), **changes)
     config = world.config()
     model = open_model(config, "custom/test-model", world.provider.base_url)

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hermes.batch.journal import Entry, Segment, State
-from hermes.batch.output.finalise import Summary, finalise
+from hermes.batch.journal import JournalSegment, SampleEntry, SampleState
+from hermes.batch.output.finalise import DatasetSummary, finalise
 from hermes.batch.spec import Filters, RunSpec
-from hermes.batch.tasks import BadRow, Dataset, Row
+from hermes.batch.tasks import BadRow, Dataset, TaskRow
 from hermes.core import JSONObject
 
 START_MS = 1_700_000_000_000
 
 
 def dataset(*keys: str, bad: Iterable[BadRow] = ()) -> Dataset:
-    return Dataset(tuple(Row(key, (f"prompt of {key}",)) for key in keys), tuple(bad), "digest-of-data")
+    return Dataset(tuple(TaskRow(key, (f"prompt of {key}",)) for key in keys), tuple(bad), "digest-of-data")
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -61,30 +61,32 @@ def usage(*counts: int) -> JSONObject:
     return dict(zip(names, counts or (100, 0, 0, 10, 0), strict=True))
 
 
-def done(key: str, sample: int = 0, **changes: Any) -> Entry:
-    return Entry(key, sample, State.DONE, row(key, sample, **changes))
+def done(key: str, sample: int = 0, **changes: Any) -> SampleEntry:
+    return SampleEntry(key, sample, SampleState.DONE, row(key, sample, **changes))
 
 
-def filtered(key: str, reason: str, sample: int = 0, **changes: Any) -> Entry:
-    return Entry(key, sample, State.FILTERED, row(key, sample, **changes), reason)
+def filtered(key: str, reason: str, sample: int = 0, **changes: Any) -> SampleEntry:
+    return SampleEntry(key, sample, SampleState.FILTERED, row(key, sample, **changes), reason)
 
 
-def failed(key: str, reason: str, sample: int = 0, trajectory_id: str | None = None) -> Entry:
+def failed(key: str, reason: str, sample: int = 0, trajectory_id: str | None = None) -> SampleEntry:
     known = {"trajectory_id": trajectory_id} if trajectory_id else {}
-    return Entry(key, sample, State.FAILED, known, reason)
+    return SampleEntry(key, sample, SampleState.FAILED, known, reason)
 
 
-def write(folder: Path, *segments: Iterable[Entry]) -> Path:
+def write(folder: Path, *segments: Iterable[SampleEntry]) -> Path:
     """A run's folder with one journal segment for each sequence of entries."""
     for number, entries in enumerate(segments):
-        segment = Segment(folder / "journal" / f"{number:03}.jsonl", str)
+        segment = JournalSegment(folder / "journal" / f"{number:03}.jsonl", str)
         for entry in entries:
             segment.append(entry).result()
         segment.close()
     return folder
 
 
-def finish(folder: Path, *segments: Iterable[Entry], keys: Iterable[str] = "", **changes: Any) -> Summary:
+def finish(
+    folder: Path, *segments: Iterable[SampleEntry], keys: Iterable[str] = "", **changes: Any
+) -> DatasetSummary:
     """Writes the segments and finalises; `keys` are the dataset's rows, `filters` the switches."""
     if "filters" in changes:
         changes["filters"] = Filters(**changes["filters"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hermes.batch.journal import State, read_journal
+from hermes.batch.journal import SampleState, read_journal
 from hermes.config.paths import db_path
 from hermes.store import Filter, Reader
 from tests.batch.drive import command, rows, solve, start, write_tasks
@@ -95,8 +95,8 @@ def survive(folder: Path, tasks: int, seed: int) -> None:
 def check_record(folder: Path, tasks: int) -> None:
     """Every try ended in a state with a type, in the journal and in the store."""
     entries = list(read_journal(folder / "data/run/journal"))
-    failed = [entry for entry in entries if entry.state is State.FAILED]
-    assert Counter(entry.state for entry in entries)[State.DONE] == tasks
+    failed = [entry for entry in entries if entry.state is SampleState.FAILED]
+    assert Counter(entry.state for entry in entries)[SampleState.DONE] == tasks
     assert {str(entry.reason).partition(":")[0] for entry in failed} <= {"ProviderError"}
     with Reader(db_path(folder)) as reader:
         assert reader.count(Filter(run_id="run", stop_reason="completed")) == tasks

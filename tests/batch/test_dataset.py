@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.batch.tasks import Dataset, Row, read_dataset
+from hermes.batch.tasks import Dataset, TaskRow, read_dataset
 from hermes.errors import UsageError
 
 
@@ -173,4 +173,4 @@ def test_a_row_survives_the_way_to_a_worker(tmp_path: Path) -> None:
         },
     )
     (row,) = read_dataset(str(path)).rows
-    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert TaskRow.from_json(json.loads(json.dumps(row.to_json()))) == row

@@ -8,7 +8,7 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-from hermes.batch.journal import Entry
+from hermes.batch.journal import SampleEntry
 from hermes.batch.output.finalise import finalise
 from hermes.batch.tasks import BadRow
 from tests.batch.made import contents, dataset, done, failed, filtered, finish, lines, spec, write
@@ -107,7 +107,7 @@ def test_a_failure_that_went_well_later_is_history(tmp_path: Path) -> None:
 
 
 def test_dedupe_moves_repeated_conversations_and_does_not_mind_call_ids(tmp_path: Path) -> None:
-    def saying(key: str, sample: int, call_id: str, result: str) -> Entry:
+    def saying(key: str, sample: int, call_id: str, result: str) -> SampleEntry:
         response = json.dumps({"tool_call_id": call_id, "name": "t", "content": result})
         turn = {"from": "tool", "value": f"<tool_response>\n{response}\n</tool_response>"}
         return done(key, sample, conversations=[{"from": "human", "value": "same"}, turn])

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from hermes.batch.journal import Entry, Segment, State, cut_torn_tails, read_journal
+from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_torn_tails, read_journal
 from hermes.batch.plan import SampleKey, owed, read_progress
-from hermes.batch.tasks import Row
+from hermes.batch.tasks import TaskRow
 from hermes.errors import HermesError
 
 
-def entry(key: str, sample: int = 0, state: State = State.DONE) -> Entry:
-    return Entry(key, sample, state, {"text": "ü \ud800 \n end"})
+def entry(key: str, sample: int = 0, state: SampleState = SampleState.DONE) -> SampleEntry:
+    return SampleEntry(key, sample, state, {"text": "ü \ud800 \n end"})
 
 
 def test_entries_come_back_in_order(tmp_path: Path) -> None:
-    segment = Segment(tmp_path / "a.jsonl", str)
+    segment = JournalSegment(tmp_path / "a.jsonl", str)
     futures = [segment.append(entry(str(n))) for n in range(100)]
     for future in futures:
         future.result()
@@ -26,7 +26,7 @@ def test_entries_come_back_in_order(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_is_cut_and_owed_again(tmp_path: Path) -> None:
-    segment = Segment(tmp_path / "a.jsonl", str)
+    segment = JournalSegment(tmp_path / "a.jsonl", str)
     for key in ("one", "two"):
         segment.append(entry(key)).result()
     segment.close()
@@ -35,22 +35,22 @@ def test_a_torn_last_line_is_cut_and_owed_again(tmp_path: Path) -> None:
     assert [each.key for each in read_journal(tmp_path)] == ["one"]
     assert cut_torn_tails(tmp_path) == 1
     assert cut_torn_tails(tmp_path) == 0
-    segment = Segment(path, str)
+    segment = JournalSegment(path, str)
     segment.append(entry("three")).result()
     segment.close()
     assert [each.key for each in read_journal(tmp_path)] == ["one", "three"]
 
 
 def test_owed_counts_every_row_and_sample_that_has_no_terminal_entry() -> None:
-    rows = [Row(name, ("p",)) for name in ("a", "b", "c")]
+    rows = [TaskRow(name, ("p",)) for name in ("a", "b", "c")]
     progress = read_progress(
         [
             entry("a", 0),
-            entry("b", 0, State.FAILED),
-            entry("b", 1, State.FILTERED),
-            entry("c", 0, State.FAILED),
+            entry("b", 0, SampleState.FAILED),
+            entry("b", 1, SampleState.FILTERED),
+            entry("c", 0, SampleState.FAILED),
             entry("c", 0),
-            entry("a", 0, State.FAILED),
+            entry("a", 0, SampleState.FAILED),
         ]
     )
     assert owed(rows, 2, progress) == [SampleKey("b", 0), SampleKey("a", 1), SampleKey("c", 1)]
@@ -58,16 +58,19 @@ def test_owed_counts_every_row_and_sample_that_has_no_terminal_entry() -> None:
 
 
 def test_the_first_terminal_entry_of_a_sample_stands() -> None:
-    first, second = Entry("a", 0, State.DONE, {"n": 1}), Entry("a", 0, State.DONE, {"n": 2})
+    first, second = (
+        SampleEntry("a", 0, SampleState.DONE, {"n": 1}),
+        SampleEntry("a", 0, SampleState.DONE, {"n": 2}),
+    )
     assert read_progress([first, second]).finished[SampleKey("a", 0)] == first
 
 
 def test_a_full_disk_fails_the_append_and_leaves_whole_lines(small_disk: Path) -> None:
-    segment = Segment(small_disk / "a.jsonl", str)
+    segment = JournalSegment(small_disk / "a.jsonl", str)
     written = 0
     with pytest.raises(HermesError, match="cannot write the journal"):
         for n in range(1000):
-            segment.append(Entry(str(n), 0, State.DONE, {"text": "x" * 3000})).result()
+            segment.append(SampleEntry(str(n), 0, SampleState.DONE, {"text": "x" * 3000})).result()
             written += 1
     assert written > 0
     assert [each.key for each in read_journal(small_disk)] == [str(n) for n in range(written)]

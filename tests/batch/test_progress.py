@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hermes.batch.journal import State
-from hermes.batch.progress import Progress, cause_of, open_view
+from hermes.batch.journal import SampleState
+from hermes.batch.progress import BatchProgress, cause_of, open_view
 from tests.batch.made import usage
 
 
@@ -30,29 +30,32 @@ def clock() -> Clock:
 
 
 def finish(
-    progress: Progress, state: State = State.DONE, reason: str | None = None, cost: float | None = 0.5
+    progress: BatchProgress,
+    state: SampleState = SampleState.DONE,
+    reason: str | None = None,
+    cost: float | None = 0.5,
 ) -> None:
     progress.dispatched()
     progress.finished(state, reason, usage(100, 0, 0, 50, 0), cost, 1)
 
 
 def test_counts_follow_what_happens(clock: Clock) -> None:
-    progress = Progress(clock)
+    progress = BatchProgress(clock)
     progress.started(10, 3)
     for _ in range(3):
         progress.dispatched()
-    progress.finished(State.DONE, None, usage(), 0.5, 1)
-    progress.finished(State.FILTERED, "no reasoning", usage(), 0.5, 1)
+    progress.finished(SampleState.DONE, None, usage(), 0.5, 1)
+    progress.finished(SampleState.FILTERED, "no reasoning", usage(), 0.5, 1)
     got = progress.snapshot()
     assert (got.total, got.finished, got.done, got.filtered, got.in_flight, got.left) == (10, 5, 1, 1, 1, 5)
 
 
 def test_failures_are_counted_by_cause_and_leave_nothing_in_flight(clock: Clock) -> None:
-    progress = Progress(clock)
+    progress = BatchProgress(clock)
     progress.started(4, 0)
-    finish(progress, State.FAILED, "ProviderError: http://h answered 500: x", None)
-    finish(progress, State.FAILED, "ProviderError: http://h answered 503: y", None)
-    finish(progress, State.FAILED, "SandboxError: gone", None)
+    finish(progress, SampleState.FAILED, "ProviderError: http://h answered 500: x", None)
+    finish(progress, SampleState.FAILED, "ProviderError: http://h answered 503: y", None)
+    finish(progress, SampleState.FAILED, "SandboxError: gone", None)
     got = progress.snapshot()
     assert got.failed_by_cause == {"ProviderError": 2, "SandboxError": 1}
     assert (got.failed, got.last_failure, got.in_flight, got.left, got.unpriced) == (
@@ -65,7 +68,7 @@ def test_failures_are_counted_by_cause_and_leave_nothing_in_flight(clock: Clock)
 
 
 def test_a_retried_sample_and_one_lost_with_its_worker_are_no_longer_in_flight(clock: Clock) -> None:
-    progress = Progress(clock)
+    progress = BatchProgress(clock)
     progress.started(4, 0)
     for _ in range(4):
         progress.dispatched()
@@ -78,7 +81,7 @@ def test_a_retried_sample_and_one_lost_with_its_worker_are_no_longer_in_flight(c
 
 
 def test_rate_eta_and_tokens_a_minute_come_from_the_window(clock: Clock) -> None:
-    progress = Progress(clock)
+    progress = BatchProgress(clock)
     progress.started(1100, 0)
     for _ in range(100):  # slow: one a second
         clock.now_s += 1
@@ -94,7 +97,7 @@ def test_rate_eta_and_tokens_a_minute_come_from_the_window(clock: Clock) -> None
 
 
 def test_a_slow_run_has_a_rate_too_and_a_stalled_one_loses_it(clock: Clock) -> None:
-    progress = Progress(clock)
+    progress = BatchProgress(clock)
     progress.started(100, 0)
     for _ in range(30):
         clock.now_s += 120
@@ -105,14 +108,14 @@ def test_a_slow_run_has_a_rate_too_and_a_stalled_one_loses_it(clock: Clock) -> N
 
 
 def test_nothing_settled_has_no_eta_and_no_projection(clock: Clock) -> None:
-    progress = Progress(clock)
+    progress = BatchProgress(clock)
     progress.started(5, 0)
     got = progress.snapshot()
     assert (got.rate_per_s, got.eta_s, got.projected_cost_usd, got.known_cost_usd) == (0.0, None, None, 0.0)
 
 
 def test_cost_is_projected_over_what_is_left_unless_a_price_is_unknown(clock: Clock) -> None:
-    progress = Progress(clock)
+    progress = BatchProgress(clock)
     progress.started(10, 2)
     finish(progress, cost=0.25)
     finish(progress, cost=0.75)
@@ -123,14 +126,14 @@ def test_cost_is_projected_over_what_is_left_unless_a_price_is_unknown(clock: Cl
 
 
 def test_gauges_are_summed_over_the_workers_latest(clock: Clock) -> None:
-    progress = Progress(clock)
+    progress = BatchProgress(clock)
     progress.dispatched()
     progress.gauges("a", 10, 20, 3)
     progress.gauges("b", 5, 40, 0)
     progress.gauges("a", 12, 16, 1)
     got = progress.snapshot()
     assert (got.calls_in_flight, got.call_limit, got.calls_waiting) == (17, 56, 1)
-    progress.finished(State.DONE, None, usage(), 0.5, 1)
+    progress.finished(SampleState.DONE, None, usage(), 0.5, 1)
     assert progress.snapshot().calls_in_flight == 0
 
 
@@ -149,7 +152,7 @@ def test_elsewhere_than_on_a_terminal_json_lines_are_written_and_one_at_the_end(
         finish(progress)
         while out.getvalue().count("\n") < 2:
             time.sleep(0.005)
-        finish(progress, State.FAILED, "ProviderError: \x1b[31m", None)
+        finish(progress, SampleState.FAILED, "ProviderError: \x1b[31m", None)
     *before, last = (json.loads(line) for line in out.getvalue().splitlines())
     assert {line["event"] for line in before} == {"progress"}
     assert (last["event"], last["title"], last["done"], last["failed"], last["left"]) == (
@@ -206,7 +209,7 @@ def test_on_a_terminal_the_state_is_drawn(terminal: Terminal) -> None:
         progress.started(1200, 200)
         for _ in range(3):
             finish(progress)
-        finish(progress, State.FAILED, "ProviderError: http://h\x1b[2J answered 500", None)
+        finish(progress, SampleState.FAILED, "ProviderError: http://h\x1b[2J answered 500", None)
         progress.dispatched()
         progress.gauges("w", 190, 210, 12)
     drawn = terminal.close()

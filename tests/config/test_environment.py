@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hermes.config.environment import export_stored, without_stored
-from hermes.config.load import Origin, load
+from hermes.config.load import SettingOrigin, load
 from hermes.errors import ConfigError
 from tests.config.conftest import Home
 
@@ -41,7 +41,7 @@ def test_the_configuration_still_knows_what_comes_from_the_file(home: Home) -> N
     environ = home(env="OPENROUTER_API_KEY=sk-or-stored\n")
     export_stored(environ)
     config = load(environ=environ)
-    assert config.variable_origin("OPENROUTER_API_KEY") is Origin.DOTENV
+    assert config.variable_origin("OPENROUTER_API_KEY") is SettingOrigin.DOTENV
     assert config.secrets == {"OPENROUTER_API_KEY": "sk-or-stored"}
     home(env="OPENROUTER_API_KEY=sk-or-changed\n")
     assert load(environ=environ).environ["OPENROUTER_API_KEY"] == "sk-or-changed"

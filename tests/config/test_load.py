@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.config.load import Origin, flat_values, load, stray_variables
+from hermes.config.load import SettingOrigin, flat_values, load, stray_variables
 from hermes.config.settings import Settings
 from hermes.errors import ConfigError, HermesError, UsageError
 from tests.config.conftest import Home
@@ -15,7 +15,7 @@ from tests.config.conftest import Home
 def test_without_any_file_everything_is_a_default_and_nothing_is_created(tmp_path: Path) -> None:
     config = load(environ={"HERMES_HOME": str(tmp_path / "none")})
     assert config.settings == Settings()
-    assert set(config.origins.values()) == {Origin.DEFAULT}
+    assert set(config.origins.values()) == {SettingOrigin.DEFAULT}
     assert set(config.origins) == set(flat_values(config.settings))
     assert not (tmp_path / "none").exists()
 
@@ -26,11 +26,11 @@ def test_flags_beat_the_environment_which_beats_dotenv_which_beats_the_file(home
     environ = home(file, dotenv, HERMES_LIMITS__MAX_TURNS="3", HERMES_LIMITS__MAX_TOKENS="3")
     config = load({"limits.max_turns": 4}, environ)
     limits, origins = config.settings.limits, config.origins
-    assert (limits.max_turns, origins["limits.max_turns"]) == (4, Origin.FLAG)
-    assert (limits.max_tokens, origins["limits.max_tokens"]) == (3, Origin.ENVIRONMENT)
-    assert (limits.timeout_s, origins["limits.timeout_s"]) == (2, Origin.DOTENV)
-    assert (config.settings.sandbox.memory_mb, origins["sandbox.memory_mb"]) == (100, Origin.FILE)
-    assert origins["sandbox.backend"] is Origin.DEFAULT
+    assert (limits.max_turns, origins["limits.max_turns"]) == (4, SettingOrigin.FLAG)
+    assert (limits.max_tokens, origins["limits.max_tokens"]) == (3, SettingOrigin.ENVIRONMENT)
+    assert (limits.timeout_s, origins["limits.timeout_s"]) == (2, SettingOrigin.DOTENV)
+    assert (config.settings.sandbox.memory_mb, origins["sandbox.memory_mb"]) == (100, SettingOrigin.FILE)
+    assert origins["sandbox.backend"] is SettingOrigin.DEFAULT
 
 
 def test_variables_are_read_as_the_key_they_set_would_be_written(home: Home) -> None:
@@ -63,8 +63,8 @@ def test_the_process_environment_wins_over_dotenv_for_keys_too(home: Home) -> No
     )
     assert config.environ["A_API_KEY"] == "from-outside"
     assert config.environ["B_API_KEY"] == "from-the-file"
-    assert config.variable_origin("A_API_KEY") is Origin.ENVIRONMENT
-    assert config.variable_origin("B_API_KEY") is Origin.DOTENV
+    assert config.variable_origin("A_API_KEY") is SettingOrigin.ENVIRONMENT
+    assert config.variable_origin("B_API_KEY") is SettingOrigin.DOTENV
     assert config.variable_origin("C_API_KEY") is None
     assert "from-outside" not in repr(config) and "from-the-file" not in repr(config)
 
@@ -79,8 +79,8 @@ def test_openai_base_url_is_the_base_url_of_openai(home: Home) -> None:
         1,
         "OPENAI_API_KEY",
     )
-    assert config.origins["providers.openai.base_url"] is Origin.ENVIRONMENT
-    assert config.origins["providers.openai.max_retries"] is Origin.FILE
+    assert config.origins["providers.openai.base_url"] is SettingOrigin.ENVIRONMENT
+    assert config.origins["providers.openai.max_retries"] is SettingOrigin.FILE
 
 
 def test_an_entry_for_a_built_in_provider_keeps_the_rest_of_its_profile(home: Home) -> None:
@@ -88,7 +88,7 @@ def test_an_entry_for_a_built_in_provider_keeps_the_rest_of_its_profile(home: Ho
     profile = config.settings.providers["openrouter"]
     assert profile.base_url == "https://openrouter.ai/api/v1"
     assert profile.max_concurrency == 3
-    assert config.origins["providers.openrouter.base_url"] is Origin.DEFAULT
+    assert config.origins["providers.openrouter.base_url"] is SettingOrigin.DEFAULT
 
 
 def test_a_section_whose_lines_are_all_commented_out_is_no_error(home: Home) -> None:
@@ -98,7 +98,7 @@ def test_a_section_whose_lines_are_all_commented_out_is_no_error(home: Home) -> 
 def test_names_inside_a_mapping_may_contain_dots_and_slashes(home: Home) -> None:
     config = load(environ=home("prices:\n  openrouter/a/b-4.6: {input: 3, output: 15}\n"))
     assert config.settings.prices["openrouter/a/b-4.6"].output == 15
-    assert config.origins["prices.openrouter/a/b-4.6.input"] is Origin.FILE
+    assert config.origins["prices.openrouter/a/b-4.6.input"] is SettingOrigin.FILE
 
 
 BROKEN = [

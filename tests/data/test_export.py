@@ -20,10 +20,10 @@ from hermes.core import Boundary, Message, Outcome, Relation, Reward, StopReason
 from hermes.data.curate.duplicates import NearDuplicates
 from hermes.data.curate.quality import Length
 from hermes.data.export import manifest
-from hermes.data.export.run import Plan, export, preview
-from hermes.data.export.select import Selection
+from hermes.data.export.run import ExportPlan, export, preview
+from hermes.data.export.select import TrajectorySelection
 from hermes.data.formats.registry import FORMATS
-from hermes.data.redaction.redact import Level
+from hermes.data.redaction.redact import RedactionLevel
 from hermes.data.where import parse
 from hermes.errors import HermesError, UsageError
 from hermes.safety.redact import Redactor
@@ -67,7 +67,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize("name", ["sharegpt", "messages", "trl-sft", "axolotl", "atif", "sts"])
 def test_two_exports_are_the_same_bytes(reader: Reader, tmp_path: Path, name: str, ending: str) -> None:
     for folder in ("a", "b"):
-        export(reader, Plan(FORMATS[name], tmp_path / folder / f"data{ending}", eval_share=0.25))
+        export(reader, ExportPlan(FORMATS[name], tmp_path / folder / f"data{ending}", eval_share=0.25))
     first = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
     assert first == {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
     assert set(first) == {
@@ -80,7 +80,9 @@ def test_two_exports_are_the_same_bytes(reader: Reader, tmp_path: Path, name: st
 
 def test_the_manifest_has_counts_filters_and_hashes_that_hold(reader: Reader, tmp_path: Path) -> None:
     output = tmp_path / "data.jsonl"
-    report = export(reader, Plan(FORMATS["messages"], output, Selection(Filter(model="test/model"))))
+    report = export(
+        reader, ExportPlan(FORMATS["messages"], output, TrajectorySelection(Filter(model="test/model")))
+    )
     facts = manifest.read(tmp_path / "data.manifest.json")
     assert facts["rows"] == report.rows == 40
     assert facts["format"] == {"name": "messages", "version": 1, "calls": "structured"}
@@ -100,10 +102,10 @@ def test_the_manifest_has_counts_filters_and_hashes_that_hold(reader: Reader, tm
 def test_each_filter_says_what_it_removed(reader: Reader, tmp_path: Path) -> None:
     first = next(reader.each())
     rules = (Length(max_turns=2), NearDuplicates(0.95))
-    plan = Plan(
+    plan = ExportPlan(
         FORMATS["sharegpt"],
         tmp_path / "data.jsonl",
-        Selection(where=(parse(f"id!={first.header.id}"),), rules=rules),
+        TrajectorySelection(where=(parse(f"id!={first.header.id}"),), rules=rules),
     )
     report = export(reader, plan)
     removed = lines(tmp_path / "data.removed.jsonl")
@@ -121,7 +123,9 @@ def test_every_stage_of_the_funnel_is_counted(db: Path, tmp_path: Path) -> None:
             writer.add_reward(Reward(trajectory.header.id, float(number), "test")).result()
     with Reader(db) as reader:
         which = Filter(stop_reason="completed", min_reward=4.0)
-        report = export(reader, Plan(FORMATS["sharegpt"], tmp_path / "data.jsonl", Selection(which)))
+        report = export(
+            reader, ExportPlan(FORMATS["sharegpt"], tmp_path / "data.jsonl", TrajectorySelection(which))
+        )
     assert report.rows == 6
     assert [(s["filter"], s["kept"], s.get("removed")) for s in report.facts["filters"]["stages"]] == [
         ("in the store", 41, None),
@@ -135,7 +139,7 @@ def test_tries_at_one_task_fall_on_the_same_side(db: Path, tmp_path: Path) -> No
         for number in range(60):
             records.record(writer, records.conversation(answer=str(number)), task_id=f"t{number % 15}")
     with Reader(db) as reader:
-        report = export(reader, Plan(FORMATS["messages"], tmp_path / "d.jsonl", eval_share=0.3))
+        report = export(reader, ExportPlan(FORMATS["messages"], tmp_path / "d.jsonl", eval_share=0.3))
     train, eval_ = lines(tmp_path / "d.train.jsonl"), lines(tmp_path / "d.eval.jsonl")
     assert len(train) + len(eval_) == report.rows == 100
     sides = [{row["task_id"] for row in rows if row["task_id"]} for rows in (train, eval_)]
@@ -145,7 +149,7 @@ def test_tries_at_one_task_fall_on_the_same_side(db: Path, tmp_path: Path) -> No
 
 
 def test_a_preview_shows_rows_and_writes_nothing(reader: Reader, tmp_path: Path) -> None:
-    rows, _ = preview(reader, Plan(FORMATS["trl-sft"], tmp_path / "data.jsonl"), 2)
+    rows, _ = preview(reader, ExportPlan(FORMATS["trl-sft"], tmp_path / "data.jsonl"), 2)
     assert [row["messages"][1]["content"] for row in rows] == ["What is 0 + 1?", "What is 1 + 1?"]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("data")] == []
 
@@ -159,11 +163,11 @@ def test_compressed_versions_are_taken_only_when_asked_for(db: Path, tmp_path: P
             said = [Message.user("What is 0 + 1?"), Message.assistant(text)]
             records.record(writer, said, parent_id=original, relation=Relation.COMPRESSED)
     with Reader(db) as reader:
-        plan = Plan(FORMATS["messages"], tmp_path / "d.jsonl")
+        plan = ExportPlan(FORMATS["messages"], tmp_path / "d.jsonl")
         report = export(reader, plan)
         assert report.rows == 40
         assert report.left_out["a compressed version; --compressed takes it"] == 2
-        export(reader, replace(plan, selection=Selection(Filter(min_reward=0.5), compressed=True)))
+        export(reader, replace(plan, selection=TrajectorySelection(Filter(min_reward=0.5), compressed=True)))
     (row,) = lines(tmp_path / "d.jsonl")
     assert row["messages"][-1]["content"] == "newest"  # type: ignore[index]
     assert row["reward"] == 0.5
@@ -178,12 +182,12 @@ def test_secrets_are_redacted_reported_and_their_tokens_withheld(tmp_path: Path)
         records.record(writer, [Message.user("nothing here"), Message.assistant("ok")])
     known = Redactor({"MY_KEY": hidden})
     with Reader(tmp_path / "s.db") as reader:
-        plan = Plan(FORMATS["messages"], tmp_path / "d.jsonl")
+        plan = ExportPlan(FORMATS["messages"], tmp_path / "d.jsonl")
         report = export(reader, plan, known)
         text = (tmp_path / "d.jsonl").read_text()
-        export(reader, replace(plan, level=Level.KNOWN), known)
+        export(reader, replace(plan, level=RedactionLevel.KNOWN), known)
         weaker = (tmp_path / "d.jsonl").read_text()
-        export(reader, replace(plan, level=Level.NONE), known)
+        export(reader, replace(plan, level=RedactionLevel.NONE), known)
         raw = (tmp_path / "d.jsonl").read_text()
     assert report.facts["redaction"] == {
         "level": "shapes",
@@ -198,16 +202,16 @@ def test_secrets_are_redacted_reported_and_their_tokens_withheld(tmp_path: Path)
 
 def test_a_target_that_says_nothing_about_its_kind_is_refused(reader: Reader, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not say which kind of file"):
-        export(reader, Plan(FORMATS["messages"], tmp_path / "data"))
+        export(reader, ExportPlan(FORMATS["messages"], tmp_path / "data"))
     (tmp_path / "d.jsonl").mkdir()
     with pytest.raises(UsageError, match="is a folder"):
-        export(reader, Plan(FORMATS["messages"], tmp_path / "d.jsonl"))
+        export(reader, ExportPlan(FORMATS["messages"], tmp_path / "d.jsonl"))
 
 
 def test_traces_are_a_folder_that_is_replaced_whole(reader: Reader, tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     for which in (Filter(), Filter(text="39")):
-        report = export(reader, Plan(FORMATS["sts"], folder, Selection(which)))
+        report = export(reader, ExportPlan(FORMATS["sts"], folder, TrajectorySelection(which)))
     assert len(list(folder.iterdir())) == report.rows < 40
     first, *rest = lines(next(folder.iterdir()))
     assert (first["type"], first["harness"]) == ("session", "hermes")
@@ -225,7 +229,7 @@ def test_what_a_killed_export_left_beside_its_target_is_removed_by_the_next(
     target.parent.mkdir()
     for name in ("data.jsonl", "data.manifest.json", "data.removed.jsonl"):
         (target.parent / f".{name}.abcd1234").write_text("half")
-    export(reader, Plan(FORMATS["messages"], target))
+    export(reader, ExportPlan(FORMATS["messages"], target))
     assert not [path.name for path in target.parent.iterdir() if path.name.startswith(".")]
 
 
@@ -297,7 +301,7 @@ def test_a_full_disk_keeps_what_was_there_and_says_so(db: Path, small_disk: Path
     target = small_disk / f"data{ending}"
     target.write_bytes(b"old")
     with Reader(db) as reader, pytest.raises(HermesError, match=f"cannot write {target}: No space left"):
-        export(reader, Plan(FORMATS["messages"], target))
+        export(reader, ExportPlan(FORMATS["messages"], target))
     assert target.read_bytes() == b"old"
     assert [path.name for path in small_disk.iterdir()] == [target.name]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hermes.core import Boundary, Message, Outcome, Reward, Role, Source, StopReason
-from hermes.data.export.run import Plan, export
+from hermes.data.export.run import ExportPlan, export
 from hermes.data.formats.registry import FORMATS
 from hermes.data.importing import Imported, import_files
 from hermes.errors import UsageError
@@ -140,7 +140,7 @@ def test_our_own_exports_come_back(tmp_path: Path, name: str, ending: str) -> No
     folder = name == "sts" and ending == ".jsonl"
     path = tmp_path / ("data" if folder else f"data{ending}")
     with Reader(tmp_path / "a.db") as reader:
-        export(reader, Plan(FORMATS[name], path))
+        export(reader, ExportPlan(FORMATS[name], path))
         originals = {each.header.id: each for each in reader.each()}
     with Writer(tmp_path / "b.db") as writer:
         done = bring(writer, tmp_path / "b.db", path)

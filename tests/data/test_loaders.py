@@ -11,8 +11,8 @@ import datasets
 import pytest
 
 from hermes.core import Message, Rating, RatingKind, Reward, TokenTrace, ToolCall, new_id
-from hermes.data.export.run import Plan, export
-from hermes.data.formats.base import Calls
+from hermes.data.export.run import ExportPlan, export
+from hermes.data.formats.base import ToolCallStyle
 from hermes.data.formats.registry import FORMATS
 from hermes.models.local.bundled import model_folder
 from hermes.store import Reader, Writer
@@ -69,10 +69,12 @@ def plain_pair(writer: Writer) -> None:
             writer.add_rating(rating).result()
 
 
-def written(reader: Reader, path: Path, name: str, calls: Calls = Calls.STRUCTURED) -> list[dict[str, Any]]:
+def written(
+    reader: Reader, path: Path, name: str, calls: ToolCallStyle = ToolCallStyle.STRUCTURED
+) -> list[dict[str, Any]]:
     """Exports to the path and, beside it, to JSONL, whose rows are returned."""
-    export(reader, Plan(FORMATS[name], path, calls=calls))
-    export(reader, Plan(FORMATS[name], path.with_suffix(".jsonl"), calls=calls))
+    export(reader, ExportPlan(FORMATS[name], path, calls=calls))
+    export(reader, ExportPlan(FORMATS[name], path.with_suffix(".jsonl"), calls=calls))
     return [json.loads(line) for line in path.with_suffix(".jsonl").read_text("utf-8").splitlines()]
 
 
@@ -97,7 +99,7 @@ def test_datasets_loads_every_format(reader: Reader, tmp_path: Path, name: str, 
     path = tmp_path / f"data{ending}"
     rows = written(reader, path, name) if name != "sts" else None
     if rows is None:
-        export(reader, Plan(FORMATS[name], path))
+        export(reader, ExportPlan(FORMATS[name], path))
     loaded = datasets.load_dataset(ending[1:], data_files=str(path), split="train")
     assert loaded.column_names == [column.name for column in FORMATS[name].columns]
     assert loaded.num_rows > 0
@@ -110,11 +112,11 @@ def test_datasets_loads_every_format(reader: Reader, tmp_path: Path, name: str, 
     "name", ["trl-sft", "trl-preference", "trl-unpaired", "sharegpt", "messages", "axolotl"]
 )
 def test_two_exports_of_other_data_join_without_a_word(reader: Reader, tmp_path: Path, name: str) -> None:
-    export(reader, Plan(FORMATS[name], tmp_path / "a.parquet"))
+    export(reader, ExportPlan(FORMATS[name], tmp_path / "a.parquet"))
     with Writer(tmp_path / "other.db") as writer:
         plain_pair(writer)
     with Reader(tmp_path / "other.db") as other:
-        export(other, Plan(FORMATS[name], tmp_path / "b.parquet"))
+        export(other, ExportPlan(FORMATS[name], tmp_path / "b.parquet"))
     files = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
     parts = [datasets.load_dataset("parquet", data_files=file, split="train") for file in files]
     assert parts[0].features == parts[1].features
@@ -156,7 +158,7 @@ def test_sft_trainer_learns_what_the_assistant_said_and_nothing_else(
     from trl import SFTConfig, SFTTrainer
 
     tokenizer, model = bundled
-    rows = written(reader, tmp_path / "data.parquet", "trl-sft", Calls.TEXT)
+    rows = written(reader, tmp_path / "data.parquet", "trl-sft", ToolCallStyle.TEXT)
     tokenizer.chat_template = masking_template(tokenizer)
     trainer = SFTTrainer(
         model=model(),
@@ -184,9 +186,9 @@ def test_sft_trainer_learns_what_the_assistant_said_and_nothing_else(
         assert ("<tool_call>" in learned) == ("<tools>" in seen) == ("2 + 2" in seen)
 
 
-@pytest.mark.parametrize("calls", Calls)
+@pytest.mark.parametrize("calls", ToolCallStyle)
 def test_dpo_trainer_takes_the_pairs(
-    reader: Reader, tmp_path: Path, bundled: tuple[Any, Callable[[], Any]], calls: Calls
+    reader: Reader, tmp_path: Path, bundled: tuple[Any, Callable[[], Any]], calls: ToolCallStyle
 ) -> None:
     from trl import DPOConfig, DPOTrainer
 
@@ -220,7 +222,7 @@ def test_kto_trainer_takes_the_thumbs(
 
     tokenizer, model = bundled
     tokenizer.chat_template = masking_template(tokenizer)
-    rows = written(reader, tmp_path / "data.parquet", "trl-unpaired", Calls.TEXT)
+    rows = written(reader, tmp_path / "data.parquet", "trl-unpaired", ToolCallStyle.TEXT)
     assert [row["label"] for row in rows] == [True, False, True, False, True, False]
     trainer = KTOTrainer(
         model=model(),
@@ -250,7 +252,7 @@ def test_reward_trainer_takes_the_pairs(
 
     tokenizer, model = bundled
     tokenizer.chat_template = masking_template(tokenizer)
-    rows = written(reader, tmp_path / "data.parquet", "trl-preference", Calls.TEXT)
+    rows = written(reader, tmp_path / "data.parquet", "trl-preference", ToolCallStyle.TEXT)
     shape = model().config
     shape.num_labels = 1
     trainer = RewardTrainer(

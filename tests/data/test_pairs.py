@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from hermes.core import Message, Rating, RatingKind, Relation, Role, ToolCall, new_id
 from hermes.data.diff import said
 from hermes.data.example import Example, UnfitError
-from hermes.data.formats.base import Calls
+from hermes.data.formats.base import ToolCallStyle
 from hermes.data.formats.registry import FORMATS
-from hermes.data.preference.pairs import Claim, Origin, candidate, find_claims, make_pair, rest_of_turn
+from hermes.data.preference.pairs import (
+    Claim,
+    PreferenceSource,
+    candidate,
+    find_claims,
+    make_pair,
+    rest_of_turn,
+)
 from tests import records
 from tests.data import made
 
@@ -22,7 +29,7 @@ def tries(*answers: str, **known: object) -> list[Example]:
     return [made.example(records.conversation(answer=answer), task_id="t", **known) for answer in answers]
 
 
-def claims(examples: list[Example], *origins: Origin, min_margin: float = 0.0) -> list[Claim]:
+def claims(examples: list[Example], *origins: PreferenceSource, min_margin: float = 0.0) -> list[Claim]:
     return find_claims([candidate(each) for each in examples], origins, min_margin)[0]
 
 
@@ -35,7 +42,7 @@ def test_rewards_within_a_task_pair_the_best_with_all_and_all_with_the_worst() -
         replace(each, reward=value) for each, value in zip(tries("a", "b", "c"), (0.5, 1.0, 0.0), strict=True)
     ]
     other_task = replace(made.example(records.conversation(), task_id="u"), reward=-5.0)
-    found = claims([*scored, other_task], Origin.REWARD)
+    found = claims([*scored, other_task], PreferenceSource.REWARD)
     middle, best, worst = (each.id for each in scored)
     assert {(c.better, c.worse, c.margin) for c in found} == {
         (best, middle, 0.5),
@@ -46,7 +53,7 @@ def test_rewards_within_a_task_pair_the_best_with_all_and_all_with_the_worst() -
 
 def test_equal_rewards_say_nothing_and_are_counted() -> None:
     scored = [replace(each, reward=1.0) for each in tries("a", "b")]
-    found, left_out = find_claims([candidate(each) for each in scored], (Origin.REWARD,))
+    found, left_out = find_claims([candidate(each) for each in scored], (PreferenceSource.REWARD,))
     assert found == []
     assert left_out == {"reward: no clear difference": 1}
 
@@ -56,9 +63,9 @@ def test_ratings_pair_tries_at_the_same_question_without_a_task_id() -> None:
         made.example(records.conversation(answer=text), rating=r) for text, r in (("4", 5.0), ("5", 2.0))
     )
     other = made.example(records.conversation("Something else?"), rating=1.0)
-    (claim,) = claims([bad, good, other], Origin.RATING)
+    (claim,) = claims([bad, good, other], PreferenceSource.RATING)
     assert (claim.better, claim.worse, claim.margin) == (good.id, bad.id, 3.0)
-    assert claims([bad, good], Origin.RATING, min_margin=3.5) == []
+    assert claims([bad, good], PreferenceSource.RATING, min_margin=3.5) == []
 
 
 def rated(turns: list[tuple[str, str]], *verdicts: tuple[int | None, float], **header: object) -> Example:
@@ -81,7 +88,7 @@ def test_a_rating_belongs_to_its_turn_and_pairs_answer_the_same_context() -> Non
     elsewhere = rated([("hi", "Hey."), ("2+2?", "4")], (1, 1.0))
     opening = rated([("hi", "What?"), ("x", "y")], (0, -1.0))
     unrated = rated([("hi", "Hello."), ("2+2?", "22")])
-    (claim,) = claims([bad, good, elsewhere, opening, unrated], Origin.RATING)
+    (claim,) = claims([bad, good, elsewhere, opening, unrated], PreferenceSource.RATING)
     assert (claim.better, claim.worse, claim.start) == (good.id, bad.id, 3)
     pair = make_pair(good, bad, claim)
     assert [m.content for m in pair.prompt] == ["hi", "Hello.", "2+2?"]
@@ -91,7 +98,7 @@ def test_a_rating_belongs_to_its_turn_and_pairs_answer_the_same_context() -> Non
 def test_equal_answers_with_different_verdicts_make_no_pair_of_what_came_later() -> None:
     a = rated([("hi", "Hello."), ("2+2?", "4")], (0, 1.0))
     b = rated([("hi", "Hello."), ("2+2?", "5")], (0, -1.0))
-    (claim,) = claims([a, b], Origin.RATING)
+    (claim,) = claims([a, b], PreferenceSource.RATING)
     with pytest.raises(UnfitError, match="equal"):
         make_pair(a, b, claim)
 
@@ -99,7 +106,7 @@ def test_equal_answers_with_different_verdicts_make_no_pair_of_what_came_later()
 def test_a_verdict_on_the_whole_is_one_on_its_last_turn_and_the_newest_counts() -> None:
     a = rated([("hi", "Hello."), ("2+2?", "4")], (1, -1.0), (None, 1.0))
     b = rated([("hi", "Hello."), ("2+2?", "5")], (None, -1.0), (0, 1.0))
-    (claim,) = claims([a, b], Origin.RATING)
+    (claim,) = claims([a, b], PreferenceSource.RATING)
     assert (claim.better, claim.worse, claim.start) == (a.id, b.id, 3)
 
 
@@ -107,46 +114,46 @@ def test_a_retry_is_judged_by_the_answer_that_was_tried_again() -> None:
     first = rated([("hi", "Hello."), ("2+2?", "5")], (0, 1.0), (1, -1.0))
     turns = [("hi", "Hello."), ("2+2?", "4"), ("a joke?", "no")]
     second = rated(turns, (2, -1.0), parent_id=first.id, relation=Relation.RETRY)
-    (claim,) = claims([first, second], Origin.RETRY)
+    (claim,) = claims([first, second], PreferenceSource.RETRY)
     assert [m.content for m in make_pair(second, first, claim).chosen] == ["4"]
     again = rated(turns, (1, -1.0), (2, 1.0), parent_id=first.id, relation=Relation.RETRY)
-    assert claims([first, again], Origin.RETRY) == []
+    assert claims([first, again], PreferenceSource.RETRY) == []
 
 
 def test_the_newest_choice_between_two_counts_whichever_way_it_was_stored() -> None:
     a, b = tries("a", "b")
     a = replace(a, ratings=(choice(a, b, 1.0, at_ms=1),))
-    assert [(c.better, c.worse) for c in claims([a, b], Origin.CHOICE)] == [(a.id, b.id)]
+    assert [(c.better, c.worse) for c in claims([a, b], PreferenceSource.CHOICE)] == [(a.id, b.id)]
     b = replace(b, ratings=(choice(b, a, 0.5, at_ms=2),))
-    (claim,) = claims([a, b], Origin.CHOICE)
+    (claim,) = claims([a, b], PreferenceSource.CHOICE)
     assert (claim.better, claim.margin) == (b.id, 0.5)
     tie = replace(b, ratings=(choice(b, a, 0.0, at_ms=3),))
-    assert claims([a, tie], Origin.CHOICE) == []
+    assert claims([a, tie], PreferenceSource.CHOICE) == []
 
 
 def test_a_choice_outweighs_ratings_when_it_is_asked_first() -> None:
     a, b = (replace(each, rating=r) for each, r in zip(tries("a", "b"), (5.0, 1.0), strict=True))
     a = replace(a, ratings=(choice(b, a, 1.0),))
-    (claim,) = claims([a, b], Origin.CHOICE, Origin.RATING)
-    assert (claim.better, claim.origin) == (b.id, Origin.CHOICE)
+    (claim,) = claims([a, b], PreferenceSource.CHOICE, PreferenceSource.RATING)
+    assert (claim.better, claim.origin) == (b.id, PreferenceSource.CHOICE)
 
 
 def test_a_retry_is_better_than_the_answer_it_replaces() -> None:
     (first,) = tries("wrong")
     (second,) = tries("right", parent_id=first.id, relation=Relation.RETRY)
-    (claim,) = claims([first, second], Origin.RETRY)
-    assert (claim.better, claim.worse, claim.origin) == (second.id, first.id, Origin.RETRY)
+    (claim,) = claims([first, second], PreferenceSource.RETRY)
+    assert (claim.better, claim.worse, claim.origin) == (second.id, first.id, PreferenceSource.RETRY)
     worse = replace(second, rating=1.0)
-    assert claims([replace(first, rating=2.0), worse], Origin.RETRY) == []
-    assert claims([replace(first, rating=5.0), second], Origin.RETRY) == []
-    assert claims([first, worse], Origin.RETRY) == []
-    missing, left_out = find_claims([candidate(second)], (Origin.RETRY,))
+    assert claims([replace(first, rating=2.0), worse], PreferenceSource.RETRY) == []
+    assert claims([replace(first, rating=5.0), second], PreferenceSource.RETRY) == []
+    assert claims([first, worse], PreferenceSource.RETRY) == []
+    missing, left_out = find_claims([candidate(second)], (PreferenceSource.RETRY,))
     assert (missing, left_out.total()) == ([], 1)
 
 
 def test_the_prompt_is_the_shared_prefix_and_the_divergence_is_recorded() -> None:
     a, b = tries("It is 4.", "It is 5.")
-    pair = make_pair(a, b, Claim(a.id, b.id, Origin.CHOICE, 1.0))
+    pair = make_pair(a, b, Claim(a.id, b.id, PreferenceSource.CHOICE, 1.0))
     assert pair.prompt == a.messages[:4]
     assert (pair.chosen, pair.rejected) == (a.messages[4:], b.messages[4:])
     assert pair.divergence_step == 4
@@ -155,7 +162,7 @@ def test_the_prompt_is_the_shared_prefix_and_the_divergence_is_recorded() -> Non
 def test_a_result_that_differs_moves_the_prompt_back_to_the_decision_before_it() -> None:
     a, b = tries("It is 4.", "It is 5.")
     said_else = [*b.messages[:3], replace(b.messages[3], content="5"), b.messages[4]]
-    pair = make_pair(a, made.example(said_else), Claim(a.id, b.id, Origin.CHOICE, 1.0))
+    pair = make_pair(a, made.example(said_else), Claim(a.id, b.id, PreferenceSource.CHOICE, 1.0))
     assert pair.divergence_step == 3
     assert pair.prompt == a.messages[:2]
     assert pair.chosen == a.messages[2:]
@@ -176,13 +183,13 @@ def test_a_result_that_differs_moves_the_prompt_back_to_the_decision_before_it()
 def test_what_makes_no_pair_says_why(left: list[Message], right: list[Message], why: str) -> None:
     a, b = made.example(left), made.example(right)
     with pytest.raises(UnfitError, match=why):
-        make_pair(a, b, Claim(a.id, b.id, Origin.CHOICE, 1.0))
+        make_pair(a, b, Claim(a.id, b.id, PreferenceSource.CHOICE, 1.0))
 
 
 def test_different_tools_make_no_pair() -> None:
     a, b = tries("x", "y")
     with pytest.raises(UnfitError, match="different tools"):
-        make_pair(a, replace(b, tools=()), Claim(a.id, b.id, Origin.CHOICE, 1.0))
+        make_pair(a, replace(b, tools=()), Claim(a.id, b.id, PreferenceSource.CHOICE, 1.0))
 
 
 @st.composite
@@ -209,7 +216,7 @@ def _other_ids(messages: list[Message]) -> list[Message]:
 def check_pair(both: tuple[Example, Example]) -> None:
     a, b = both
     try:
-        pair = make_pair(a, b, Claim(a.id, b.id, Origin.CHOICE, 1.0))
+        pair = make_pair(a, b, Claim(a.id, b.id, PreferenceSource.CHOICE, 1.0))
     except UnfitError:
         return
     size = len(pair.prompt)
@@ -223,7 +230,7 @@ def check_pair(both: tuple[Example, Example]) -> None:
     assert [said(m) for m in a.messages[:at]] == [said(m) for m in b.messages[:at]]
     assert at in (len(a.messages), len(b.messages)) or said(a.messages[at]) != said(b.messages[at])
     for name in ("trl-preference", "openai-preference"):
-        for calls in Calls:
+        for calls in ToolCallStyle:
             try:
                 (row,) = FORMATS[name].write(pair, calls)
             except UnfitError:
@@ -256,8 +263,15 @@ def test_openai_takes_single_answers_only() -> None:
     b = made.example([*asked, Message.assistant("no")])
     tool_user = made.example([*asked, Message.assistant("", tool_calls=(call,)), Message.tool(call, "1")])
     form = FORMATS["openai-preference"]
-    (row,) = form.write(make_pair(a, b, Claim(a.id, b.id, Origin.CHOICE, 1.0)), Calls.STRUCTURED)
+    (row,) = form.write(
+        make_pair(a, b, Claim(a.id, b.id, PreferenceSource.CHOICE, 1.0)), ToolCallStyle.STRUCTURED
+    )
     assert row["preferred_output"] == [{"role": "assistant", "content": "yes"}]
     assert row["input"]["messages"] == [{"role": "user", "content": "q"}]
     with pytest.raises(UnfitError, match="more than one message"):
-        list(form.write(make_pair(a, tool_user, Claim(a.id, b.id, Origin.CHOICE, 1.0)), Calls.STRUCTURED))
+        list(
+            form.write(
+                make_pair(a, tool_user, Claim(a.id, b.id, PreferenceSource.CHOICE, 1.0)),
+                ToolCallStyle.STRUCTURED,
+            )
+        )

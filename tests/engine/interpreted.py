@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from hermes.engine.attention.kv_cache import KvPool
-from hermes.engine.attention.kv_decode import Stem, rows_attend, runs_of
-from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.attention.kv_decode import SharedPrefix, rows_attend, runs_of
+from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.sampling.logits import Draws, choose
 from tests.engine.tiny import tiny_model
@@ -27,7 +27,7 @@ def hidden() -> None:
 
     for family in ("llama", "llama3-rope", "mistral-window", "qwen2", "qwen3"):
         backbone = wrap_model(tiny_model(family), family)
-        assert isinstance(backbone, CompactBackbone)
+        assert isinstance(backbone, LlamaBackbone)
         pools = [KvPool(backbone.spec, 64 * 6, torch.device("cpu"), torch.float32) for _ in range(2)]
         for part in ("keys", "values"):
             getattr(pools[0], part).normal_(generator=torch.Generator().manual_seed(0))
@@ -35,7 +35,7 @@ def hidden() -> None:
         first = np.arange(5) * 64
         cells, lengths = torch.from_numpy(first), torch.from_numpy(LENGTHS)
         tokens = torch.arange(5) * 7 + 3
-        alone = [Stem(0, 5, 0, 0)]
+        alone = [SharedPrefix(0, 5, 0, 0)]
         runs = runs_of(first, np.full(5, 64), alone, pools[0])
         attend = rows_attend(backbone.spec, pools[0], cells + lengths, runs, LENGTHS)
         want = backbone.hidden(tokens, lengths, attend, None)

@@ -14,7 +14,7 @@ from hermes.engine.attention.packed import DenseAttention, PackedAttention
 from hermes.engine.attention.packed_varlen import VarlenAttention, tree_of
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
-from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.training import layer_plain
 from hermes.engine.training.manual_backward import Stack
@@ -37,9 +37,9 @@ def texts() -> list[Ints]:
     return [np.concatenate(pair) for pair in zip(beginnings, ends, strict=True)] + [rng.integers(0, 512, 17)]
 
 
-def made(family: str, **config: Any) -> tuple[CompactBackbone, Adapter]:
+def made(family: str, **config: Any) -> tuple[LlamaBackbone, Adapter]:
     backbone = wrap_model(tiny_model(family), family)
-    assert isinstance(backbone, CompactBackbone)
+    assert isinstance(backbone, LlamaBackbone)
     adapter = Adapter(backbone.spec, LoraConfig(**{"rank": 4, "alpha": 4.0, "seed": 3, **config}), CPU)
     shake(adapter)
     return backbone, adapter
@@ -83,7 +83,7 @@ def states_and_gradient(
     points: ModuleType,
     *,
     repeated: bool,
-    given: tuple[CompactBackbone, Adapter] | None = None,
+    given: tuple[LlamaBackbone, Adapter] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Of a fixed pull on the hidden states."""
     backbone, adapter = given or made(family)

@@ -14,9 +14,9 @@ from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.policy import Policy
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.load import wrap_model
-from hermes.engine.sampling.request import Limits, SampleJob, read_request
+from hermes.engine.sampling.request import SampleJob, SamplerLimits, read_request
 from hermes.engine.sampling.runner import TorchRunner
-from hermes.engine.sampling.scheduler import Sampler
+from hermes.engine.sampling.scheduler import SamplingScheduler
 from hermes.engine.sampling.stops import StopBook
 from hermes.engine.types import (
     Floats,
@@ -80,8 +80,8 @@ class Bench:
         spec = self.backbone.spec
         self.pool = KvPool(spec, cells, self.backbone.device, self.backbone.dtype)
         self.runner = runner(self.backbone, self.pool)
-        self.sampler = Sampler(self.runner, cells, max_batch, prefill_tokens)
-        self.limits = Limits(spec.vocab, spec.max_length, cells)
+        self.sampler = SamplingScheduler(self.runner, cells, max_batch, prefill_tokens)
+        self.limits = SamplerLimits(spec.vocab, spec.max_length, cells)
         self.stops = StopBook(tiny_tokenizer(), spec.eos_ids, spec.vocab)
 
     def ask(self, prompt: Ints, policy: Policy = BASE, **wishes: Any) -> SampleJob:

@@ -13,7 +13,7 @@ from hermes.engine.attention.packed import packed_attend
 from hermes.engine.attention.packing import Pack, pack, pack_plainly
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import Kind, load_backbone, wrap_model
 from hermes.engine.types import EngineUserError, Ints, LoraConfig
 from hermes.models.local.bundled import model_folder
@@ -89,7 +89,7 @@ def test_the_bundled_model_is_compact_and_gives_its_own_logits(bundled_home: Pat
 
     folder = str(model_folder(bundled_home))
     backbone = load_backbone(folder, "cpu", torch.float32)
-    assert isinstance(backbone, CompactBackbone)
+    assert isinstance(backbone, LlamaBackbone)
     assert (backbone.spec.layers, backbone.spec.tied, backbone.spec.eos_ids) == (30, True, (2,))
     own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     texts = shared_sequences(49152)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hermes.engine.checkpoints.store import Checkpoint, CheckpointPath, CheckpointStore, Run
+from hermes.engine.checkpoints.store import Checkpoint, CheckpointPath, CheckpointStore, TrainingRun
 from hermes.engine.types import EngineUserError, LoraConfig
 from hermes.errors import HostError
 
-RUN = Run("s:train:0", "s", "tiny", LoraConfig(rank=4, seed=3), 1000.0, {"owner": "me"})
+RUN = TrainingRun("s:train:0", "s", "tiny", LoraConfig(rank=4, seed=3), 1000.0, {"owner": "me"})
 PATH = CheckpointPath(RUN.id, "weights", "step-1")
 
 
@@ -183,7 +183,7 @@ def test_a_time_to_live_can_be_set_and_lifted(tmp_path: Path) -> None:
 def test_a_copy_shares_its_files_and_outlives_the_original(tmp_path: Path) -> None:
     store = opened(tmp_path)
     write(store, PATH, "shared")
-    copy = store.copy(PATH, Run("t:train:0", "t", "tiny", RUN.lora, 2000.0), None)
+    copy = store.copy(PATH, TrainingRun("t:train:0", "t", "tiny", RUN.lora, 2000.0), None)
     name = "adapter_model.safetensors"
     assert (store.folder(PATH) / name).samefile(store.folder(copy.path) / name)
     store.delete(store.find(PATH))
@@ -191,7 +191,7 @@ def test_a_copy_shares_its_files_and_outlives_the_original(tmp_path: Path) -> No
     assert [run.id for run in store.runs()] == ["t:train:0", RUN.id]
 
 
-COPY = Run("t:train:0", "t", "tiny", RUN.lora, 2000.0)
+COPY = TrainingRun("t:train:0", "t", "tiny", RUN.lora, 2000.0)
 
 
 def test_where_files_cannot_be_shared_a_copy_is_a_copy(tmp_path: Path, small_disk: Path) -> None:

@@ -6,15 +6,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.engine.attention.kv_cache import Cells, Slot, slot_size
-from hermes.engine.sampling.prefix_cache import BLOCK, Entry, PrefixIndex
+from hermes.engine.attention.kv_cache import KvSlot, SlotAllocator, slot_size
+from hermes.engine.sampling.prefix_cache import BLOCK, CachedSlot, PrefixIndex
 from hermes.engine.types import Ints
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=80))
 def test_slots_never_overlap_and_everything_comes_back(steps: list[tuple[bool, int]]) -> None:
-    cells, taken = Cells(200), list[Slot]()
+    cells, taken = SlotAllocator(200), list[KvSlot]()
     for take, number in steps:
         if take:
             slot = cells.take(number)
@@ -28,16 +28,16 @@ def test_slots_never_overlap_and_everything_comes_back(steps: list[tuple[bool, i
         assert cells.used == sum(slot.size for slot in taken)
     for slot in taken:
         cells.give_back(slot)
-    assert cells.take(200) == Slot(0, 200)
+    assert cells.take(200) == KvSlot(0, 200)
 
 
 def test_slots_of_one_size_lie_side_by_side_and_holes_are_filled_first() -> None:
-    cells = Cells(1000)
+    cells = SlotAllocator(1000)
     slots = [cells.take(96) for _ in range(5)]
     assert [slot.start for slot in slots if slot] == [0, 96, 192, 288, 384]
     assert slots[1] is not None
     cells.give_back(slots[1])
-    assert cells.take(96) == Slot(96, 96)
+    assert cells.take(96) == KvSlot(96, 96)
     assert cells.take(1000) is None
 
 
@@ -47,8 +47,8 @@ def test_a_slot_holds_what_it_must_and_wastes_at_most_a_half(tokens: int) -> Non
     assert size >= tokens and (size == 64 or size < 1.5 * tokens + 1)
 
 
-def entry(tokens: Ints, policy: str | None = None, ready: int | None = None) -> Entry:
-    return Entry(policy, Slot(0, 64), tokens, ready=len(tokens) if ready is None else ready)
+def entry(tokens: Ints, policy: str | None = None, ready: int | None = None) -> CachedSlot:
+    return CachedSlot(policy, KvSlot(0, 64), tokens, ready=len(tokens) if ready is None else ready)
 
 
 def numbers(size: int, seed: int = 0) -> Ints:

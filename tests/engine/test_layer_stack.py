@@ -12,7 +12,7 @@ from torch import Tensor
 from hermes.engine.attention.packed_varlen import tree_of
 from hermes.engine.attention.packing import pack
 from hermes.engine.lora.adapter import Adapter
-from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.training import passes
 from hermes.engine.training.forward_backward import forward_backward
@@ -44,7 +44,7 @@ def data() -> list[Datum]:
     ]
 
 
-def step(backbone: CompactBackbone, adapter: Adapter, **how: Any) -> tuple[TrainOutput, Tensor]:
+def step(backbone: LlamaBackbone, adapter: Adapter, **how: Any) -> tuple[TrainOutput, Tensor]:
     adapter.gradient.zero_()
     how = {"budget_tokens": 10**5, **how}
     work = forward_backward(backbone, adapter, data(), Loss("cross_entropy"), **how)
@@ -119,7 +119,7 @@ def test_half_precision_stays_near_full_precision() -> None:
     wanted = states_and_gradient("llama", batch, PLAIN, repeated=True)
     model = tiny_model("llama").to(torch.bfloat16)
     backbone = wrap_model(model, "tiny")
-    assert isinstance(backbone, CompactBackbone)
+    assert isinstance(backbone, LlamaBackbone)
     _, adapter = made("llama")
     found = states_and_gradient("llama", batch, PLAIN, repeated=True, given=(backbone, adapter))
     for one, other in zip(found, wanted, strict=True):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hermes.engine.lora.policy import Policy
-from hermes.engine.model.llama import CompactBackbone
-from hermes.engine.sampling.merged_weights import MOST_COPIES, Copies, Copy
+from hermes.engine.model.llama import LlamaBackbone
+from hermes.engine.sampling.merged_weights import MOST_COPIES, Copy, MergedCopies
 from tests.engine.sampling_parts import BASE, Bench
 
 PLENTY = 1 << 40
@@ -18,13 +18,13 @@ def bench() -> Bench:
     return Bench()
 
 
-def base_of(bench: Bench) -> CompactBackbone:
-    assert isinstance(bench.backbone, CompactBackbone)
+def base_of(bench: Bench) -> LlamaBackbone:
+    assert isinstance(bench.backbone, LlamaBackbone)
     return bench.backbone
 
 
-def copies(bench: Bench, free_bytes: int = PLENTY) -> Copies:
-    return Copies(base_of(bench), 8, lambda: free_bytes)
+def copies(bench: Bench, free_bytes: int = PLENTY) -> MergedCopies:
+    return MergedCopies(base_of(bench), 8, lambda: free_bytes)
 
 
 def policies(bench: Bench, count: int) -> list[Policy]:

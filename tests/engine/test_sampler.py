@@ -11,7 +11,7 @@ from torch import Tensor
 from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.lora.policy import Policy
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.sampling.runner import Drawn, Fetched, Piece, TorchRunner
+from hermes.engine.sampling.runner import PrefillChunk, SampledTokens, SampleFuture, TorchRunner
 from hermes.engine.types import EngineCapacityError, EngineUserError, SampleResult
 from tests.engine.sampling_parts import Bench, prompt, same
 
@@ -293,10 +293,10 @@ def test_out_of_memory_ends_no_more_than_it_must() -> None:
 class Late:
     """What was drawn, kept back until the next step is under way, as on a GPU."""
 
-    def __init__(self, drawn: Drawn, launched: list[int]) -> None:
+    def __init__(self, drawn: SampleFuture, launched: list[int]) -> None:
         self._drawn, self._launched, self._number = drawn, launched, launched[0]
 
-    def fetch(self) -> Fetched:
+    def fetch(self) -> SampledTokens:
         assert self._launched[0] - self._number <= 1, "fetched in time"
         return self._drawn.fetch()
 
@@ -332,7 +332,7 @@ def count_prefilled(bench: Bench) -> list[int]:
     sizes: list[int] = []
     prefill = bench.runner.prefill
 
-    def counting(pieces: Sequence[Piece]) -> list[Tensor]:
+    def counting(pieces: Sequence[PrefillChunk]) -> list[Tensor]:
         sizes.extend(len(piece.tokens) for piece in pieces)
         return prefill(pieces)
 

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError, Future
 import pytest
 import torch
 
-from hermes.engine.schedule import Call, FairShare, Lines, Steps
+from hermes.engine.schedule import AdapterQueues, FairShare, ScheduledCall, Task
 from hermes.engine.types import EngineCapacityError, EngineUserError
 
 
@@ -39,17 +39,19 @@ class Driver:
 
     def __init__(self) -> None:
         self.inbox: list[Callable[[], None]] = []
-        self.lines = Lines(self.inbox.append)
+        self.lines = AdapterQueues(self.inbox.append)
         self.log: list[str] = []
 
-    def add(self, key: str, name: str, turns: int = 1, waits_for: Future[int] | None = None) -> Call[str]:
-        def steps() -> Steps[str]:
+    def add(
+        self, key: str, name: str, turns: int = 1, waits_for: Future[int] | None = None
+    ) -> ScheduledCall[str]:
+        def steps() -> Task[str]:
             for turn in range(turns):
                 self.log.append(f"{name}{turn}")
                 yield waits_for if turn == 0 else None
             return name
 
-        call = Call("the test", steps)
+        call = ScheduledCall("the test", steps)
         self.lines.add(key, call)
         return call
 
@@ -82,16 +84,16 @@ def test_a_call_that_waits_holds_up_its_own_line_only() -> None:
 def test_a_failure_is_its_own_calls_and_the_line_goes_on() -> None:
     driver = Driver()
 
-    def wrong() -> Steps[str]:
+    def wrong() -> Task[str]:
         yield None
         raise EngineUserError("no such thing")
 
-    def too_big() -> Steps[str]:
+    def too_big() -> Task[str]:
         yield None
         torch.empty(1 << 60)
         return "never"
 
-    failing, huge = Call("a", wrong), Call("the cake", too_big)
+    failing, huge = ScheduledCall("a", wrong), ScheduledCall("the cake", too_big)
     driver.lines.add("x", failing)
     driver.lines.add("x", huge)
     good = driver.add("x", "g")
@@ -108,13 +110,13 @@ def test_what_a_failed_call_held_in_memory_is_let_go() -> None:
 
     driver, seen = Driver(), list[weakref.ref[torch.Tensor]]()
 
-    def failing() -> Steps[str]:
+    def failing() -> Task[str]:
         large = torch.zeros(1000)
         seen.append(weakref.ref(large))
         yield None
         raise RuntimeError("after allocating")
 
-    call = Call("a", failing)
+    call = ScheduledCall("a", failing)
     driver.lines.add("x", call)
     driver.run()
     assert call.future.exception(timeout=0) is not None

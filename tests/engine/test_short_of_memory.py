@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from hermes.engine.memory import is_out_of_memory
-from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
-from hermes.engine.sampling.merged_weights import Copies
+from hermes.engine.sampling.merged_weights import MergedCopies
 from hermes.engine.sampling.runner import TorchRunner
 from hermes.engine.types import EngineCapacityError
 from tests.engine.sampling_parts import Bench, prompt
@@ -50,11 +50,11 @@ def no_large_pieces_of_memory() -> Iterator[None]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_policy_that_cannot_be_merged_for_want_of_memory_goes_without_and_is_merged_later() -> None:
     backbone = wrap_model(tiny_model(vocab_size=WIDE, tie_word_embeddings=True), "wide")
-    assert isinstance(backbone, CompactBackbone)
+    assert isinstance(backbone, LlamaBackbone)
     bench = Bench()
     bench.backbone = backbone
     first, second = policies(bench, 2)
-    copies = Copies(backbone, 8, lambda: 0)
+    copies = MergedCopies(backbone, 8, lambda: 0)
     copy = copies.merge(first, ())
     assert copy is not None
     with no_large_pieces_of_memory():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes.engine.attention.kv_decode import Stem, stems_of
+from hermes.engine.attention.kv_decode import SharedPrefix, stems_of
 from hermes.engine.sampling.runner import TorchRunner
 from tests.engine.sampling_parts import Bench, prompt, same
 
@@ -89,9 +89,9 @@ def test_stems_are_whole_rows_of_one_policy_in_their_order() -> None:
     prompts = [a, a[:80], np.concatenate([a[:70], b]), a, b, b, b, b, a, a]
     cells = np.arange(10) * 128
     assert stems_of(spec, [8, 2], cells, prompts) == (
-        Stem(0, 4, 0, 70),
-        Stem(4, 8, 512, 100),
-        Stem(8, 10, 1024, 0),
+        SharedPrefix(0, 4, 0, 70),
+        SharedPrefix(4, 8, 512, 100),
+        SharedPrefix(8, 10, 1024, 0),
     )
 
 
@@ -100,9 +100,9 @@ def test_neighbours_with_nothing_in_common_are_read_in_one_call() -> None:
     a = prompt(100, 1)
     prompts = [prompt(40, 5), prompt(90, 6), a, a, a, a, prompt(90, 7), a]
     assert stems_of(spec, [7, 1], np.arange(8) * 128, prompts) == (
-        Stem(0, 2, 0, 0),
-        Stem(2, 6, 256, 100),
-        Stem(6, 8, 768, 0),
+        SharedPrefix(0, 2, 0, 0),
+        SharedPrefix(2, 6, 256, 100),
+        SharedPrefix(6, 8, 768, 0),
     )
     bench, runner = watched()
     asked: list[dict[str, Any]] = [{"prompt": prompt(30, n), "seed": n, "max_tokens": 8} for n in range(9)]

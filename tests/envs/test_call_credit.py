@@ -18,10 +18,10 @@ from hermes.core import JSONObject, ToolCall
 from hermes.envs.agent.sequences import MASKED
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.tasks.call_credit import Marks, Stretch, advantages, stretches
+from hermes.envs.tasks.call_credit import CallMarks, Stretch, advantages, stretches
 from hermes.envs.tasks.call_grading import grade_calls
 from hermes.envs.tasks.call_mistakes import mistakes
-from hermes.envs.tasks.functions import CATEGORIES, Call, Request, make_request
+from hermes.envs.tasks.functions import CATEGORIES, ExpectedCall, FunctionRequest, make_request
 from hermes.envs.tasks.split import Split
 from hermes.models.parsers import get_parser
 from tests.envs.token_source import Answer, TokenServer, said
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HERMES = get_parser("hermes")
 CLOSER = "</tool_call>"
-MARKS = Marks("<tool_call>", CLOSER)
+MARKS = CallMarks("<tool_call>", CLOSER)
 CANCEL: JSONObject = {
     "name": "cancel",
     "parameters": {
@@ -39,7 +39,7 @@ CANCEL: JSONObject = {
         "required": ["id"],
     },
 }
-WANTED = [Call("cancel", {"id": "a"}), Call("cancel", {"id": "b", "refund": True})]
+WANTED = [ExpectedCall("cancel", {"id": "a"}), ExpectedCall("cancel", {"id": "b", "refund": True})]
 
 
 def written(*calls: tuple[str, object]) -> str:
@@ -56,13 +56,16 @@ def cancel(**arguments: object) -> tuple[str, object]:
 
 
 def judged(
-    text: str, wanted: Sequence[Call] = WANTED, schemas: Sequence[JSONObject] = (CANCEL,), width: int = 1
+    text: str,
+    wanted: Sequence[ExpectedCall] = WANTED,
+    schemas: Sequence[JSONObject] = (CANCEL,),
+    width: int = 1,
 ) -> list[Stretch]:
     pieces = [text[at : at + width] for at in range(0, len(text), width)]
     return stretches([*pieces, ""], MARKS, lambda said: HERMES.parse(said).tool_calls, wanted, schemas)
 
 
-def rights(text: str, wanted: Sequence[Call] = WANTED) -> str:
+def rights(text: str, wanted: Sequence[ExpectedCall] = WANTED) -> str:
     """For each call its opening and itself, then the end: 1 if right, else 0."""
     return "".join(str(int(one.right)) for one in judged(text, wanted))
 
@@ -205,7 +208,7 @@ async def test_a_group_of_wrong_answers_teaches_each_call_what_was_wrong_with_it
         env = ToolCallingEnv(config, [place])
         env.tokenizer = tokenizer
         await env.setup()
-        item: Request = next(one for one in env._train if len(one.wanted) == 2)
+        item: FunctionRequest = next(one for one in env._train if len(one.wanted) == 2)
         gold = [(call.name, dict(call.arguments)) for call in item.wanted]
         wrong = [(name, {**arguments, "bogus": 1}) for name, arguments in gold]
         spoken += [written(wrong[0], gold[1]), written(gold[0], wrong[1])]

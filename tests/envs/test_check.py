@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.envs.cli.check import Finding, Report, State, check_class
+from hermes.envs.cli.check import CheckFinding, CheckReport, CheckState, check_class
 from hermes.envs.cli.run import load_class
 from hermes.envs.cli.template import write_template
 
@@ -19,12 +19,12 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_template("sums", tmp_path)
 
 
-def check(path: Path, *settings: str) -> Report:
+def check(path: Path, *settings: str) -> CheckReport:
     return check_class(lambda: load_class(path), settings)
 
 
-def failures(report: Report) -> list[Finding]:
-    return [finding for finding in report.findings if finding.state is State.FAILED]
+def failures(report: CheckReport) -> list[CheckFinding]:
+    return [finding for finding in report.findings if finding.state is CheckState.FAILED]
 
 
 def test_the_template_passes_and_leaves_nothing_in_the_store(sums: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_an_environment_does_not_offer_is_skipped_and_said(sums: Path) -> N
     sums.write_text(text)
     report = check(sums)
     assert report.passed
-    skipped = [finding.what for finding in report.findings if finding.state is State.SKIPPED]
+    skipped = [finding.what for finding in report.findings if finding.state is CheckState.SKIPPED]
     assert skipped == ["gold earns 1.0", "exploits earn no more than doing nothing", "rewards vary"]
 
 
@@ -82,7 +82,7 @@ def test_where_nothing_solves_a_task_equal_rewards_are_not_held_against_it(sums:
     sums.write_text(sums.read_text().replace("def gold(", gold))
     report = check(sums)
     assert report.passed, failures(report)
-    skipped = [finding.what for finding in report.findings if finding.state is State.SKIPPED]
+    skipped = [finding.what for finding in report.findings if finding.state is CheckState.SKIPPED]
     assert skipped == ["gold earns 1.0", "rewards vary"]
 
 

@@ -23,7 +23,7 @@ from hermes.envs.tasks.corpus import Lookup, make_lookup, page_at, pages, path_o
 from hermes.envs.tasks.functions import functions_of, make_request
 from hermes.envs.tasks.instructions import instruction
 from hermes.envs.tasks.job_kinds import make_job
-from hermes.envs.tasks.jobs import FileIs, Job, grade_job
+from hermes.envs.tasks.jobs import FileIs, TerminalJob, grade_job
 from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, is_plain, puzzles, said_answer
 from hermes.envs.tasks.split import Split, distinct, draw, split_of
 from hermes.envs.tasks.word_problems import word_problem
@@ -138,7 +138,7 @@ async def test_no_job_is_done_by_leaving_or_losing_everything() -> None:
 
 
 async def test_a_job_counts_what_was_done_and_minds_what_was_not_to_change() -> None:
-    job = Job(
+    job = TerminalJob(
         "x", "copy a to b and c", {"a": "1\n"}, (FileIs("a", "1"), FileIs("b", "1"), FileIs("c", "1")), ""
     )
     half = await grade_job(job, Disk({"a": "1\n", "b": "1  \n"}))
@@ -150,7 +150,7 @@ async def test_a_job_counts_what_was_done_and_minds_what_was_not_to_change() -> 
 
 async def test_a_job_that_was_done_before_it_began_is_the_graders_failure() -> None:
     with pytest.raises(GraderError, match="before it began"):
-        await grade_job(Job("x", "nothing", {"a": "1"}, (FileIs("a", "1"),), ""), Disk({"a": "1"}))
+        await grade_job(TerminalJob("x", "nothing", {"a": "1"}, (FileIs("a", "1"),), ""), Disk({"a": "1"}))
 
 
 def test_every_lookup_can_be_answered_from_its_pages_and_each_page_is_found_by_its_title() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hermes.core import JSONObject, ToolCall
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.envs.tasks.call_grading import grade_calls
-from hermes.envs.tasks.functions import CATEGORIES, Call, Request, all_functions, make_request
+from hermes.envs.tasks.functions import CATEGORIES, ExpectedCall, FunctionRequest, all_functions, make_request
 from hermes.envs.tasks.split import Split, distinct
 
 BOOK: JSONObject = {
@@ -43,12 +43,12 @@ def made(name: str, arguments: object) -> ToolCall:
     return ToolCall("c", name, arguments if isinstance(arguments, str) else json.dumps(arguments))
 
 
-def grade(calls: list[ToolCall], wanted: list[Call], *, shaped: bool = False) -> RewardResult:
+def grade(calls: list[ToolCall], wanted: list[ExpectedCall], *, shaped: bool = False) -> RewardResult:
     return grade_calls(calls, wanted, [BOOK, CANCEL], shaped=shaped)
 
 
 def one(arguments: object) -> RewardResult:
-    return grade([made("book", arguments)], [Call("book", RIGHT)])
+    return grade([made("book", arguments)], [ExpectedCall("book", RIGHT)])
 
 
 @pytest.mark.parametrize(
@@ -97,18 +97,18 @@ def test_other_values_types_and_unknown_arguments_are_wrong(change: JSONObject) 
 
 def test_a_missing_argument_is_wrong_and_so_is_a_default_where_another_value_was_asked_for() -> None:
     assert one({key: value for key, value in RIGHT.items() if key != "city"}).value == 0.0
-    wanted = Call("book", {**RIGHT, "insured": True})
+    wanted = ExpectedCall("book", {**RIGHT, "insured": True})
     assert grade([made("book", RIGHT)], [wanted]).value == 0.0
     assert grade([made("book", {**RIGHT, "insured": True})], [wanted]).value == 1.0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '{"city": NaN'])
 def test_arguments_that_do_not_parse_are_wrong_and_not_an_error(text: str) -> None:
-    assert grade([made("book", text)], [Call("book", RIGHT)]).value == 0.0
+    assert grade([made("book", text)], [ExpectedCall("book", RIGHT)]).value == 0.0
 
 
 def test_the_order_of_parallel_calls_does_not_matter_but_their_number_does() -> None:
-    first, second = Call("cancel", {"id": "a"}), Call("cancel", {"id": "b"})
+    first, second = ExpectedCall("cancel", {"id": "a"}), ExpectedCall("cancel", {"id": "b"})
     a, b = made("cancel", {"id": "a"}), made("cancel", {"id": "b"})
     assert grade([a, b], [first, second]).value == 1.0
     assert grade([b, a], [first, second]).value == 1.0
@@ -125,7 +125,7 @@ def test_where_no_function_fits_every_call_is_wrong() -> None:
 
 
 def test_shaping_gives_part_for_part_and_the_strict_verdict_stays() -> None:
-    wanted = [Call("book", RIGHT)]
+    wanted = [ExpectedCall("book", RIGHT)]
     wrong_name = grade([made("cancel", RIGHT)], wanted, shaped=True)
     name_only = grade([made("book", {"limit": 3})], wanted, shaped=True)
     nearly = grade([made("book", {**RIGHT, "nights": 4})], wanted, shaped=True)
@@ -143,14 +143,14 @@ def test_shaping_gives_part_for_part_and_the_strict_verdict_stays() -> None:
 
 def test_a_flood_of_calls_is_wrong_worth_little_and_soon_graded() -> None:
     flood = [made("book", RIGHT), *[made("cancel", {"id": str(n)}) for n in range(5000)]]
-    result = grade(flood, [Call("book", RIGHT)], shaped=True)
+    result = grade(flood, [ExpectedCall("book", RIGHT)], shaped=True)
     assert result.value < 0.001
     assert not result.success
 
 
 def test_a_wanted_call_of_a_function_that_is_not_on_offer_is_the_graders_failure() -> None:
     with pytest.raises(GraderError, match="not on offer: fly"):
-        grade([], [Call("fly", {})])
+        grade([], [ExpectedCall("fly", {})])
 
 
 @given(st.integers(0, 10**6))
@@ -181,7 +181,7 @@ def test_there_are_hundreds_of_functions_with_schemas_that_the_wanted_calls_fit(
 
 
 def test_every_category_has_the_shape_its_name_says() -> None:
-    seen: dict[str, list[Request]] = {name: [] for name in CATEGORIES}
+    seen: dict[str, list[FunctionRequest]] = {name: [] for name in CATEGORIES}
     for request in requests(500):
         seen[request.category].append(request)
     assert all(len(found) > 50 for found in seen.values())

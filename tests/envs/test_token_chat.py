@@ -19,7 +19,7 @@ from hermes.envs.agent.sequences import MASKED, MASKED_LOGPROB, sequences_of
 from hermes.errors import ConfigError, ContextOverflowError, ProviderError
 from hermes.models.base import ChatRequest
 from hermes.models.render.prompting import with_tools
-from hermes.models.tokens.chat import Speech, TokenChat
+from hermes.models.tokens.chat import ChatRenderer, TokenChat
 from hermes.models.tokens.completions import CompletionModel
 from hermes.models.tokens.generate import GenerateModel
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
@@ -103,7 +103,7 @@ class Played:
         self.family = family
         self.queue: list[Answer] = []
         self.source = ScriptedSource(lambda ids, params: self.queue.pop(0))
-        self.speech = Speech.of(tokenizer, "hermes", LONG)
+        self.speech = ChatRenderer.of(tokenizer, "hermes", LONG)
         self.chat = TokenChat(self.source, self.speech)
         self.calls: list[ModelCall] = []
         self.expected: list[str] = []
@@ -233,7 +233,9 @@ async def test_finish_reasons_are_told_truthfully(bundled_home: Path) -> None:
         said([*_ids(tokenizer, call, 9), end]),
         said(_ids(tokenizer, call + " and more", 9), "length"),
     ]
-    chat = TokenChat(ScriptedSource(lambda ids, params: script.pop(0)), Speech.of(tokenizer, "hermes", LONG))
+    chat = TokenChat(
+        ScriptedSource(lambda ids, params: script.pop(0)), ChatRenderer.of(tokenizer, "hermes", LONG)
+    )
     request = ChatRequest((Message.user("Q"),), TOOLS)
     reasons = [(await chat.complete(request)).call.finish_reason for _ in range(4)]
     assert reasons == ["stop", "length", "tool_calls", "length"]
@@ -243,7 +245,7 @@ async def test_a_stop_string_ends_the_answer_but_stays_in_the_tokens(bundled_hom
     tokenizer = _tokenizer(bundled_home, FAMILIES[0])
     ids = _ids(tokenizer, "one STOP", 9)
     source = ScriptedSource(lambda prompt, params: said(ids))
-    chat = TokenChat(source, Speech.of(tokenizer, "hermes", LONG))
+    chat = TokenChat(source, ChatRenderer.of(tokenizer, "hermes", LONG))
     first = await chat.complete(ChatRequest((Message.user("Q"),), sampling=Sampling(stop=("STOP",))))
     assert first.message.content == "one "
     second = await chat.complete(ChatRequest((Message.user("Q"), first.message, Message.user("more"))))
@@ -260,7 +262,7 @@ async def test_a_sequence_never_outgrows_its_limit(bundled_home: Path) -> None:
         asked.append(params["max_tokens"])
         return said([100] * params["max_tokens"], "length")
 
-    chat = TokenChat(ScriptedSource(answer), Speech.of(tokenizer, "hermes", 60))
+    chat = TokenChat(ScriptedSource(answer), ChatRenderer.of(tokenizer, "hermes", 60))
     first = await chat.complete(ChatRequest((Message.user("Q"),), sampling=Sampling(max_tokens=500)))
     assert first.call.tokens is not None
     assert len(first.call.tokens.prompt_ids) + asked[0] == 60
@@ -274,7 +276,7 @@ async def test_two_conversations_through_one_model_do_not_mix(bundled_home: Path
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     chat = TokenChat(
         ScriptedSource(lambda ids, params: said([*_ids(tokenizer, "Yes.", 2), end])),
-        Speech.of(tokenizer, "hermes", LONG),
+        ChatRenderer.of(tokenizer, "hermes", LONG),
     )
     one, two = (Message.user("A"),), (Message.user("B"),)
     for _ in range(3):
@@ -293,7 +295,7 @@ async def test_another_parser_speaks_the_models_own_dialect(bundled_home: Path) 
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     source = ScriptedSource(lambda ids, params: said([*_ids(tokenizer, text, 4), end]))
-    chat = TokenChat(source, Speech.of(tokenizer, "qwen", LONG))
+    chat = TokenChat(source, ChatRenderer.of(tokenizer, "qwen", LONG))
     first = await chat.complete(ChatRequest((Message.user("Q"),), TOOLS))
     (call,) = first.message.tool_calls
     told = Message.tool(call, "blue <|im_end|>")
@@ -309,7 +311,7 @@ async def test_another_parser_speaks_the_models_own_dialect(bundled_home: Path) 
 
 def test_a_template_without_tools_refuses_a_parser_of_a_models_own(bundled_home: Path) -> None:
     with pytest.raises(ConfigError, match="does not offer tools") as caught:
-        Speech.of(_tokenizer(bundled_home, FAMILIES[0]), "llama3_json", LONG)
+        ChatRenderer.of(_tokenizer(bundled_home, FAMILIES[0]), "llama3_json", LONG)
     assert "hermes" in caught.value.hint
 
 
@@ -325,7 +327,7 @@ async def test_both_wire_forms_carry_ids_and_logprobs(kind: type[Any], bundled_h
     ids = [*_ids(tokenizer, "Hi ☕", 1), end]
     with TokenServer(lambda prompt, params: said(ids)) as server:
         source = kind(_target(server.base_url))
-        chat = TokenChat(source, Speech.of(tokenizer, "hermes", LONG))
+        chat = TokenChat(source, ChatRenderer.of(tokenizer, "hermes", LONG))
         sampling = Sampling(temperature=0.5, max_tokens=7, seed=3)
         reply = await chat.complete(ChatRequest((Message.user("Q"),), sampling=sampling))
         await source.close()
@@ -375,7 +377,7 @@ async def test_the_bundled_model_gives_its_tokens_the_logprobs_that_were_recorde
     scorer = AutoModelForCausalLM.from_pretrained(model_folder(bundled_home), dtype=torch.float32).eval()
     with TokenServer(bundled_answers(model)) as server:
         source = GenerateModel(_target(server.base_url))
-        chat = TokenChat(source, Speech.of(model.tokenizer, "hermes", 4096))
+        chat = TokenChat(source, ChatRenderer.of(model.tokenizer, "hermes", 4096))
         messages = [Message.system("Be brief."), Message.user("Name a colour ☕.")]
         calls: list[ModelCall] = []
         for result in ("And another?", json.dumps({"said": "<|im_end|>"}), "Thanks."):

@@ -20,7 +20,7 @@ from hermes.core import Message, ModelCall, Sampling
 from hermes.envs.agent.sequences import MASKED, TrainingSequence, sequences_of
 from hermes.models.base import ChatRequest
 from hermes.models.local.bundled import model_folder
-from hermes.models.tokens.chat import Speech, TokenChat
+from hermes.models.tokens.chat import ChatRenderer, TokenChat
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
 from tests.envs.test_token_chat import LONG, TOOLS, _ids
 from tests.envs.token_source import Answer, ScriptedSource
@@ -109,7 +109,7 @@ class Mouth:
 
 async def rollout(mouth: Mouth, seed: int) -> list[ModelCall]:
     chance = random.Random(seed)
-    chat = TokenChat(ScriptedSource(mouth), Speech.of(mouth.tokenizer, "hermes", LONG))
+    chat = TokenChat(ScriptedSource(mouth), ChatRenderer.of(mouth.tokenizer, "hermes", LONG))
     messages = [Message.system("Use the tool."), Message.user(chance.choice(TOLD))]
     calls = []
     for _ in range(TURNS):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hermes.agent.build import Plan, new_header, open_agent, open_writer
+from hermes.agent.build import RolloutPlan, new_header, open_agent, open_writer
 from hermes.batch.reward import GraderError
 from hermes.config.load import load
 from hermes.core import Message, Source, ToolCall, Trajectory
@@ -49,7 +49,7 @@ async def rollout(
     model = ScriptedChat(said)
     with open_writer(config) as writer:
         header = new_header(Source.ENV, model)
-        async with open_agent(config, writer, model, header, Plan(toolsets=toolsets)) as loop:
+        async with open_agent(config, writer, model, header, RolloutPlan(toolsets=toolsets)) as loop:
             steps = [step async for step in loop.turn(Message.user("Go."))]
             assert loop.outcome is not None
             yield loop.bench, read_result(Trajectory(loop.recorder.header, steps, loop.outcome))

@@ -69,13 +69,13 @@ class ScriptedSource:
 
 def bundled_answers(model: LocalModel) -> Answerer:
     """The bundled model's own continuation, one at a time."""
-    from hermes.models.local.decode import Choice
+    from hermes.models.local.decode import TokenSampling
 
     lock = threading.Lock()
 
     def answer(prompt_ids: list[int], params: dict[str, Any]) -> Answer:
         longest = params.get("max_new_tokens") or params.get("max_tokens") or 16
-        choice = Choice(temperature=params.get("temperature", 1.0), seed=len(prompt_ids))
+        choice = TokenSampling(temperature=params.get("temperature", 1.0), seed=len(prompt_ids))
         ids: list[int] = []
         logprobs: list[float] = []
         with lock:

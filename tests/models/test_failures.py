@@ -6,9 +6,9 @@ import pytest
 
 from hermes.core import JSON
 from hermes.errors import AuthError, ContextOverflowError, ProviderError
-from hermes.models.remote.failures import Place, concerns_model, from_status, retry_after_s
+from hermes.models.remote.failures import EndpointRef, concerns_model, from_status, retry_after_s
 
-PLACE = Place("http://127.0.0.1:9/v1", "lab/fake", "LAB_API_KEY")
+PLACE = EndpointRef("http://127.0.0.1:9/v1", "lab/fake", "LAB_API_KEY")
 
 
 def failure(status: int, body: JSON = None, headers: dict[str, str] | None = None) -> ProviderError:
@@ -34,7 +34,7 @@ def test_a_refused_key_is_named_by_its_variable(status: int) -> None:
 
 
 def test_an_endpoint_that_wants_a_key_it_was_not_given_says_where_to_name_one() -> None:
-    assert "key_env" in from_status(401, None, {}, Place("http://x/v1", "x/y", None)).hint
+    assert "key_env" in from_status(401, None, {}, EndpointRef("http://x/v1", "x/y", None)).hint
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_long_quotation_is_cut() -> None:
 
 
 def test_credentials_in_an_address_are_not_shown() -> None:
-    error = from_status(500, None, {}, Place("http://user:secret@host/v1", "lab/fake", None))
+    error = from_status(500, None, {}, EndpointRef("http://user:secret@host/v1", "lab/fake", None))
     assert "secret" not in error.message and "http://host/v1" in error.message
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import httpx2
 import pytest
 
-from hermes.models.remote.connections import Lines
+from hermes.models.remote.connections import ConnectionPool
 from tests.models.clients import until
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
@@ -54,7 +54,7 @@ async def serving() -> AsyncIterator[Server]:
 
 
 def client(idle_s: float = 5.0) -> httpx2.AsyncClient:
-    lines = Lines(httpx2.create_ssl_context(verify=False), idle_s)
+    lines = ConnectionPool(httpx2.create_ssl_context(verify=False), idle_s)
     return httpx2.AsyncClient(transport=lines, timeout=10, trust_env=False)
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from hermes.core import JSONObject, Message, Role, Sampling, ToolCall
 from hermes.errors import ContextOverflowError, ProviderError
-from hermes.models.base import ChatRequest, Delta
+from hermes.models.base import ChatRequest, StreamDelta
 from hermes.models.local.bundled import model_folder
 from hermes.models.local.chat import LocalChat
-from hermes.models.local.decode import CHUNK, Choice, choose
+from hermes.models.local.decode import CHUNK, TokenSampling, choose
 from hermes.models.local.stream import TextStream
 from hermes.models.render.template import encode_chat, result_role
 
@@ -63,7 +63,7 @@ EXAMPLES = (
 
 
 async def test_it_answers_and_the_reply_says_everything_about_the_call(chat: LocalChat, tokenizer) -> None:
-    deltas: list[Delta] = []
+    deltas: list[StreamDelta] = []
     reply = await chat.complete(_request(FRANCE), deltas.append)
     call = reply.call
     assert "Paris" in reply.message.content
@@ -132,7 +132,7 @@ async def test_a_plain_forward_pass_gives_the_same_logprobs(bundled_home: Path, 
 
 
 async def test_after_three_examples_it_writes_a_call_that_parses(chat: LocalChat) -> None:
-    deltas: list[Delta] = []
+    deltas: list[StreamDelta] = []
     messages = (Message.system("You are a careful assistant."), *EXAMPLES, Message.user("What is 384 * 29?"))
     reply = await chat.complete(_request(*messages, tools=(CALCULATOR,), max_tokens=64), deltas.append)
     (call,) = reply.message.tool_calls
@@ -144,7 +144,7 @@ async def test_after_three_examples_it_writes_a_call_that_parses(chat: LocalChat
 
 
 async def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(chat: LocalChat) -> None:
-    deltas: list[Delta] = []
+    deltas: list[StreamDelta] = []
     reply = await chat.complete(_request(FRANCE, stop=(" France is",)), deltas.append)
     assert reply.message.content == "The capital of"
     assert reply.call.finish_reason == "stop"
@@ -155,17 +155,17 @@ async def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(chat: LocalCh
 async def test_a_conversation_that_does_not_fit_is_refused_before_anything_is_generated(
     chat: LocalChat,
 ) -> None:
-    deltas: list[Delta] = []
+    deltas: list[StreamDelta] = []
     with pytest.raises(ContextOverflowError, match="8192"):
         await chat.complete(_request(Message.user("word " * 9000)), deltas.append)
     assert deltas == []
 
 
 async def test_a_cancelled_answer_stops_and_the_next_one_is_given(chat: LocalChat) -> None:
-    deltas: list[Delta] = []
+    deltas: list[StreamDelta] = []
     begun = asyncio.Event()
 
-    def on_delta(delta: Delta) -> None:
+    def on_delta(delta: StreamDelta) -> None:
         deltas.append(delta)
         begun.set()
 
@@ -277,7 +277,7 @@ def test_choosing_honours_temperature_top_k_and_top_p() -> None:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(**parameters: float) -> set[int]:
-        return {choose(logits, Choice(**parameters), generator) for _ in range(300)}  # type: ignore[arg-type]
+        return {choose(logits, TokenSampling(**parameters), generator) for _ in range(300)}  # type: ignore[arg-type]
 
     assert drawn(temperature=0.0) == {1}
     assert drawn(temperature=3.0) == {0, 1, 2, 3}

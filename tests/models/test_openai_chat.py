@@ -8,7 +8,7 @@ import pytest
 
 from hermes.core import Message, Sampling, ToolCall, Usage
 from hermes.errors import ProviderError
-from hermes.models.base import ChatRequest, Delta, OnDelta
+from hermes.models.base import ChatRequest, OnDelta, StreamDelta
 from hermes.models.remote.openai_chat import OpenAIChat
 from tests.fakes.provider import FakeProvider, Reply, duplicated, raw, slow, text, tokens, tool_calls
 from tests.models.clients import PRICE, TOOL, asking, chat_on, target_for
@@ -22,7 +22,7 @@ FULL_USAGE = {
 }
 
 
-def ignore(delta: Delta) -> None:
+def ignore(delta: StreamDelta) -> None:
     """Listens, so that the answer is streamed, and does nothing with it."""
 
 
@@ -83,7 +83,7 @@ async def test_the_request_carries_messages_tools_and_sampling() -> None:
 
 
 async def test_deltas_arrive_in_order_and_add_up_to_the_answer() -> None:
-    seen: list[Delta] = []
+    seen: list[StreamDelta] = []
     with FakeProvider([slow(0.001, text("Several words to stream.", reasoning="Let me think."))]) as provider:
         got = await chat_on(provider).complete(asking(), seen.append)
     assert len(seen) > 4
@@ -306,11 +306,11 @@ async def test_a_server_that_ignores_the_wish_to_stream_is_understood() -> None:
     whole = {
         "choices": [{"message": {"role": "assistant", "content": "all at once"}, "finish_reason": "stop"}]
     }
-    seen: list[Delta] = []
+    seen: list[StreamDelta] = []
     with FakeProvider([raw(whole)]) as provider:
         got = await chat_on(provider).complete(asking(), seen.append)
     assert got.message.content == "all at once"
-    assert seen == [Delta("all at once")]
+    assert seen == [StreamDelta("all at once")]
 
 
 async def test_numbers_that_json_does_not_have_are_recorded_as_null() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hermes.errors import AuthError, ContextOverflowError, ProviderError
-from hermes.models.base import Delta, OnDelta
+from hermes.models.base import OnDelta, StreamDelta
 from hermes.models.remote.openai_chat import OpenAIChat
 from hermes.models.remote.throttle import throttle_for
 from tests.fakes.provider import (
@@ -55,7 +55,7 @@ async def test_when_the_retries_are_used_up_the_last_failure_is_reported() -> No
 @pytest.mark.parametrize("chunks", [0, 3])
 @pytest.mark.parametrize("cleanly", [False, True], ids=["broken", "ended early"])
 async def test_a_cut_stream_is_retried_and_its_deltas_start_anew(chunks: int, cleanly: bool) -> None:
-    seen: list[Delta] = []
+    seen: list[StreamDelta] = []
     with FakeProvider([cut_stream(chunks, cleanly=cleanly), text("whole answer")]) as provider:
         got = await chat_on(provider).complete(asking(), seen.append)
     assert got.message.content == "whole answer"
@@ -238,7 +238,7 @@ async def test_cancelling_a_call_frees_its_slot(on_delta: OnDelta | None) -> Non
 
 
 async def test_a_listener_that_fails_is_not_mistaken_for_the_server() -> None:
-    def broken(delta: Delta) -> None:
+    def broken(delta: StreamDelta) -> None:
         raise RuntimeError("the screen is gone")
 
     with FakeProvider([text("hi")]) as provider:

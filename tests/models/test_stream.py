@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hermes.core import JSON, JSONObject
-from hermes.models.base import Delta
+from hermes.models.base import StreamDelta
 from hermes.models.remote.stream import StreamMerger
 from hermes.models.remote.wire import message_from_wire
 from hermes.models.tokens.traces import read_trace
@@ -114,9 +114,9 @@ def test_content_that_comes_as_typed_parts_is_put_together() -> None:
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     merger = StreamMerger()
     assert merger.feed(delta(content="")) is None
-    assert merger.feed(delta(content=[thinking])) == Delta("", "hm")
-    assert merger.feed(delta(content=[{"type": "text", "text": "So"}])) == Delta("So")
-    assert merger.feed(delta(content=" it is")) == Delta(" it is")
+    assert merger.feed(delta(content=[thinking])) == StreamDelta("", "hm")
+    assert merger.feed(delta(content=[{"type": "text", "text": "So"}])) == StreamDelta("So")
+    assert merger.feed(delta(content=" it is")) == StreamDelta(" it is")
     merger.feed(END)
     result = merger.result()
     assert result is not None
@@ -156,7 +156,7 @@ def test_a_stream_without_a_finish_reason_was_cut_at_whatever_chunk() -> None:
 def test_deltas_report_text_and_thinking_as_they_arrive() -> None:
     merger = StreamMerger()
     seen = [merger.feed(chunk) for chunk in chunks(REQUEST, text("Paris is it", reasoning="France"))]
-    assert seen == [None, Delta("", "France"), Delta("Paris i"), Delta("s it"), None, None]
+    assert seen == [None, StreamDelta("", "France"), StreamDelta("Paris i"), StreamDelta("s it"), None, None]
 
 
 def test_a_random_interleaving_of_parallel_arguments_gives_each_call_its_own() -> None:

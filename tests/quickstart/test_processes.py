@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from hermes.quickstart.processes import Crew, ProcessFailedError, terminated_like_interrupted
+from hermes.quickstart.processes import ProcessFailedError, ProcessGroup, terminated_like_interrupted
 from hermes.rl.supervise.part import ask
 from hermes.rl.supervise.ports import is_free
 from tests.ports import free_port
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Crew]:
-    with Crew(tmp_path / "logs", tmp_path, {"HERMES_HOME": str(tmp_path / "home")}) as crew:
+def crew(tmp_path: Path) -> Iterator[ProcessGroup]:
+    with ProcessGroup(tmp_path / "logs", tmp_path, {"HERMES_HOME": str(tmp_path / "home")}) as crew:
         yield crew
 
 
-def start_api(crew: Crew, port: int) -> None:
+def start_api(crew: ProcessGroup, port: int) -> None:
     crew.serve(
         "api",
         ("api", "--port", str(port)),
@@ -31,18 +31,20 @@ def start_api(crew: Crew, port: int) -> None:
     )
 
 
-def pid_of(crew: Crew, name: str) -> int:
+def pid_of(crew: ProcessGroup, name: str) -> int:
     return crew._running[name][0].pid
 
 
-def test_a_command_gives_the_object_it_printed(crew: Crew, tmp_path: Path) -> None:
+def test_a_command_gives_the_object_it_printed(crew: ProcessGroup, tmp_path: Path) -> None:
     looked = list[int]()
     told = crew.run("new", ("env", "new", "mine", "--json"), lambda: looked.append(1))
     assert (tmp_path / told["file_path"]).name == "mine.py"
     assert looked
 
 
-def test_a_command_that_fails_is_named_with_its_last_lines_and_its_log(crew: Crew, tmp_path: Path) -> None:
+def test_a_command_that_fails_is_named_with_its_last_lines_and_its_log(
+    crew: ProcessGroup, tmp_path: Path
+) -> None:
     with pytest.raises(ProcessFailedError) as caught:
         crew.run("export", ("export", "--format", "nonsense", "--output", "x.jsonl"))
     assert caught.value.message.startswith("export ended with exit code 2. Its last lines:\n")
@@ -50,28 +52,28 @@ def test_a_command_that_fails_is_named_with_its_last_lines_and_its_log(crew: Cre
     assert str(tmp_path / "logs" / "export.log") in caught.value.hint
 
 
-def test_a_command_that_prints_no_object_is_a_failure(crew: Crew) -> None:
+def test_a_command_that_prints_no_object_is_a_failure(crew: ProcessGroup) -> None:
     with pytest.raises(ProcessFailedError, match="printed no result"):
         crew.run("version", ("--version",))
 
 
 def test_a_server_is_up_when_serve_returns_and_gone_when_the_crew_has_left(tmp_path: Path) -> None:
     port = free_port()
-    with Crew(tmp_path / "logs", tmp_path, {}) as crew:
+    with ProcessGroup(tmp_path / "logs", tmp_path, {}) as crew:
         start_api(crew, port)
         crew.check()
         assert not is_free(port)
     assert is_free(port)
 
 
-def test_a_server_whose_port_is_taken_is_a_failure_that_says_so(crew: Crew) -> None:
+def test_a_server_whose_port_is_taken_is_a_failure_that_says_so(crew: ProcessGroup) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ProcessFailedError, match="it is taken"):
             crew.serve("api", ("api", "--port", str(port)), lambda: False)
 
 
-def test_a_server_that_was_killed_is_named_while_another_command_is_waited_for(crew: Crew) -> None:
+def test_a_server_that_was_killed_is_named_while_another_command_is_waited_for(crew: ProcessGroup) -> None:
     start_api(crew, free_port())
 
     def kill() -> None:
@@ -81,7 +83,7 @@ def test_a_server_that_was_killed_is_named_while_another_command_is_waited_for(c
         crew.run("other", ("api", "--port", "0"), kill)
 
 
-def test_of_two_that_are_started_at_once_the_one_that_fails_is_named(crew: Crew) -> None:
+def test_of_two_that_are_started_at_once_the_one_that_fails_is_named(crew: ProcessGroup) -> None:
     crew.start("api", ("api", "--port", "0"))
     crew.start("other", ("export", "--format", "nonsense", "--output", "x.jsonl"))
     with pytest.raises(ProcessFailedError, match="other ended with exit code 2"):
@@ -89,7 +91,7 @@ def test_of_two_that_are_started_at_once_the_one_that_fails_is_named(crew: Crew)
 
 
 def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same(tmp_path: Path) -> None:
-    with Crew(tmp_path / "logs", tmp_path, {}) as crew:
+    with ProcessGroup(tmp_path / "logs", tmp_path, {}) as crew:
         start_api(crew, free_port())
         pid = pid_of(crew, "api")
         os.kill(pid, signal.SIGSTOP)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hermes.quickstart import probes
-from hermes.quickstart.progress import INTERVAL_S, Meter, duration, rate_text
+from hermes.quickstart.progress import INTERVAL_S, StageMeter, duration, rate_text
 
 
 def test_a_line_at_intervals_and_one_at_the_end() -> None:
     now_s, lines = [0.0], list[str]()
-    meter = Meter("rollouts", 4, lines.append, lambda: now_s[0])
+    meter = StageMeter("rollouts", 4, lines.append, lambda: now_s[0])
     meter.add()
     assert lines == []
     now_s[0] = INTERVAL_S
@@ -24,7 +24,7 @@ def test_a_line_at_intervals_and_one_at_the_end() -> None:
 
 def test_the_first_of_many_do_not_tell_how_long_the_rest_takes() -> None:
     now_s, lines = [0.0], list[str]()
-    meter = Meter("rollouts", 1000, lines.append, lambda: now_s[0])
+    meter = StageMeter("rollouts", 1000, lines.append, lambda: now_s[0])
     now_s[0] = INTERVAL_S
     meter.add()
     now_s[0] += INTERVAL_S
@@ -34,7 +34,7 @@ def test_the_first_of_many_do_not_tell_how_long_the_rest_takes() -> None:
 
 def test_a_stage_that_takes_no_time_has_no_rate() -> None:
     lines = list[str]()
-    Meter("steps", 1, lines.append, lambda: 3.0).add()
+    StageMeter("steps", 1, lines.append, lambda: 3.0).add()
     assert lines == ["   steps 1/1"]
 
 

@@ -10,7 +10,7 @@ from hermes.cli.main import COMMANDS
 from hermes.envs.stats import interval
 from hermes.quickstart import report
 from hermes.quickstart.evaluate import Measured
-from hermes.quickstart.outcome import Outcome, Point, Stage, Tokens
+from hermes.quickstart.outcome import EngineTokens, Point, QuickstartOutcome, Stage
 
 
 def measured(greedy: int, sampled: int) -> Measured:
@@ -20,8 +20,8 @@ def measured(greedy: int, sampled: int) -> Measured:
     return Measured(interval(some(greedy)), interval(some(sampled)))
 
 
-def outcome(folder: Path, name: str = "quickstart-1") -> Outcome:
-    return Outcome(
+def outcome(folder: Path, name: str = "quickstart-1") -> QuickstartOutcome:
+    return QuickstartOutcome(
         run_name=name,
         device="cpu",
         generated=8,
@@ -33,7 +33,7 @@ def outcome(folder: Path, name: str = "quickstart-1") -> Outcome:
         ),
         losses=(0.7, 0.3),
         curve=(Point(1, 0.5, 1.0), Point(2, 0.75, 0.5)),
-        stages=(Stage("generate", 12.0, Tokens(1200, 0)), Stage("SFT", 30.0, Tokens(0, 34_567))),
+        stages=(Stage("generate", 12.0, EngineTokens(1200, 0)), Stage("SFT", 30.0, EngineTokens(0, 34_567))),
         weights="tinker://run/sampler_weights/step-2",
         folder=folder,
     )

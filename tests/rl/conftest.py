@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.rl.run import Run, all_runs
+from hermes.rl.run import RlRun, all_runs
 from tests.rl.world import make_home, tiny_model
 
 MakeHome = Callable[..., Path]
@@ -36,7 +36,7 @@ def home_with(tmp_path: Path, model: Path) -> Iterator[MakeHome]:
             _kill(run)
 
 
-def _kill(run: Run) -> None:
+def _kill(run: RlRun) -> None:
     status = run.status()
     if status.state.ended:
         return

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hermes.rl.run import Run, Status, last_step, now_ms
+from hermes.rl.run import RlRun, RunStatus, last_step, now_ms
 from hermes.rl.supervise.part import Part
-from hermes.rl.supervise.supervision import Supervisor
+from hermes.rl.supervise.supervision import RunSupervisor
 from hermes.rl.supervise.supervisor import detach
 
 ROOT = Path(__file__).parents[2]
@@ -62,23 +62,23 @@ def python(script: str, *arguments: object) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", script, *map(str, arguments)]
 
 
-def server(run: Run, name: str) -> dict[str, Any]:
+def server(run: RlRun, name: str) -> dict[str, Any]:
     ready = run.folder / f"{name}.ready"
     return {"name": name, "command": python(SERVER, ready), "ready": str(ready), "serves": True}
 
 
-def worker(run: Run, steps: int, pause_s: float = 0.05) -> dict[str, Any]:
+def worker(run: RlRun, steps: int, pause_s: float = 0.05) -> dict[str, Any]:
     command = python(WORKER, run.metrics_path, steps, pause_s)
     return {"name": "trainer", "command": command, "ready": f"{run.metrics_path}.ready", "completes": True}
 
 
-def quitter(run: Run) -> dict[str, Any]:
+def quitter(run: RlRun) -> dict[str, Any]:
     """An environment that ends well as soon as it is ready."""
     ready = run.folder / "env.ready"
     return {"name": "env", "command": python(QUITTER, ready), "ready": str(ready)}
 
 
-def saver(run: Run, takes_s: float) -> dict[str, Any]:
+def saver(run: RlRun, takes_s: float) -> dict[str, Any]:
     """A trainer in the middle of a step: asked to stop it saves, and a second signal ends it at once."""
     ready = run.folder / "trainer.ready"
     return {
@@ -90,16 +90,16 @@ def saver(run: Run, takes_s: float) -> dict[str, Any]:
     }
 
 
-def start(home: Path, make: Callable[[Run], list[dict[str, Any]]], name: str = "0123abcd") -> Run:
-    run = Run(home, name)
+def start(home: Path, make: Callable[[RlRun], list[dict[str, Any]]], name: str = "0123abcd") -> RlRun:
+    run = RlRun(home, name)
     run.folder.mkdir(parents=True)
     (run.folder / "parts.json").write_text(json.dumps(make(run)))
-    run.write_status(Status(started_at_ms=now_ms()))
+    run.write_status(RunStatus(started_at_ms=now_ms()))
     spawn(run)
     return run
 
 
-def spawn(run: Run) -> None:
+def spawn(run: RlRun) -> None:
     subprocess.run(
         [sys.executable, "-m", "tests.rl.drive", str(run.folder)],
         cwd=ROOT,
@@ -109,7 +109,7 @@ def spawn(run: Run) -> None:
     )
 
 
-def wait(run: Run, until: Callable[[Status], bool], timeout_s: float = 60) -> Status:
+def wait(run: RlRun, until: Callable[[RunStatus], bool], timeout_s: float = 60) -> RunStatus:
     deadline_s = time.monotonic() + timeout_s
     while not until(status := run.status()):
         assert time.monotonic() < deadline_s, status
@@ -117,15 +117,15 @@ def wait(run: Run, until: Callable[[Status], bool], timeout_s: float = 60) -> St
     return status
 
 
-def ended(status: Status) -> bool:
+def ended(status: RunStatus) -> bool:
     return status.state.ended
 
 
-def steps(run: Run) -> list[int]:
+def steps(run: RlRun) -> list[int]:
     return [json.loads(line)["step"] for line in run.metrics_path.read_text().splitlines()]
 
 
-def _own(run: Run) -> None:
+def _own(run: RlRun) -> None:
     specs = json.loads((run.folder / "parts.json").read_text())
     hours = float(os.environ["MAX_HOURS"]) if "MAX_HOURS" in os.environ else None
 
@@ -150,7 +150,7 @@ def _own(run: Run) -> None:
         (run.folder / "moved").touch()
         return taken
 
-    Supervisor(
+    RunSupervisor(
         run,
         plan,
         move=move,
@@ -164,4 +164,4 @@ def _own(run: Run) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    detach(Run(folder.parents[1], folder.name), _own)
+    detach(RlRun(folder.parents[1], folder.name), _own)

@@ -13,9 +13,9 @@ from hermes.core import JSON
 from hermes.errors import UsageError
 from hermes.rl.budget import Left, book_test, grant, left, spent_usd
 from hermes.rl.config.resolve import Resolved, resolve, select
-from hermes.rl.run import Run, RunState, Status, find_run
+from hermes.rl.run import RlRun, RunState, RunStatus, find_run
 from hermes.rl.supervise.plan import RunPlan, write_config
-from hermes.training.service.token_meter import Meter
+from hermes.training.service.token_meter import TokenMeter
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
 from tests.rl.pilot import Pilot, drive
@@ -35,13 +35,13 @@ def chosen(config: Config, **edits: Any) -> Resolved:
     return resolve(config, replace(selection, edits={**selection.edits, **edits}))
 
 
-def a_run(home: Path, run_id: str, task: str, state: RunState, hours: float = 1.0, **about: Any) -> Run:
+def a_run(home: Path, run_id: str, task: str, state: RunState, hours: float = 1.0, **about: Any) -> RlRun:
     """The record of a run, as `start` and a supervisor leave it."""
-    run = Run(home, run_id)
+    run = RlRun(home, run_id)
     facts = {"task": task, "max_hours": None, "max_usd": None, "price": None, "service": None, "cwd": "/"}
     write_config(run, {"env": {"total_steps": 40}, "run": {**facts, **about}})
     ended_at_ms = int(hours * 3.6e6) + 1 if state.ended else None
-    run.write_status(Status(state, started_at_ms=1, ended_at_ms=ended_at_ms))
+    run.write_status(RunStatus(state, started_at_ms=1, ended_at_ms=ended_at_ms))
     run.metrics_path.write_text('{"step": 1}\n{"step": 30}\n')
     return run
 
@@ -59,7 +59,7 @@ def test_runs_of_one_task_share_its_budget_and_those_of_others_do_not(home_with:
 
 def test_what_a_service_asks_is_reckoned_by_the_tokens_and_stops_the_run(home_with: MakeHome) -> None:
     run = a_run(home_with(), "00000001", "a", RunState.RUNNING, service=SERVICE, max_usd=0.5, price=PRICE)
-    meter = Meter(run.folder)
+    meter = TokenMeter(run.folder)
     meter.count(prefill=100_000, sampled=50_000)
     meter.close()
     assert spent_usd(run) == pytest.approx(0.2) and RunPlan(run).over_budget() is None

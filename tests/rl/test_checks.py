@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hermes.rl.checks.inference_test import _run
-from hermes.rl.run import Run, find_run, read_metrics
+from hermes.rl.run import RlRun, find_run, read_metrics
 from hermes.rl.supervise.processes import ProcessId
 from tests.cli.process import failure
 from tests.fakes.provider import FakeProvider, text
@@ -78,7 +78,7 @@ def test_a_model_of_the_hub_is_looked_at_too_and_one_that_is_not_there_is_named(
     assert what.startswith("the engine does not start: ") and how.endswith("_engine.log")
 
 
-def _used_gb(run: Run) -> float:
+def _used_gb(run: RlRun) -> float:
     """Of all processes of the run, at this moment."""
     pages = 0
     for part in run.status().parts.values():

@@ -11,7 +11,7 @@ import pytest
 from hermes.config.load import load
 from hermes.errors import UsageError
 from hermes.rl.config.resolve import LockedFieldError, Resolved, edit, resolve, select
-from hermes.rl.run import Run, last_step
+from hermes.rl.run import RlRun, last_step
 from tests.rl.conftest import MakeHome
 from tests.rl.world import ENVIRONMENTS, change_settings
 
@@ -76,7 +76,7 @@ def test_what_the_run_decides_itself_is_refused_even_to_a_person(home_with: Make
 
 
 def test_the_last_step_is_read_from_the_end_of_the_metrics(tmp_path: Path) -> None:
-    run = Run(tmp_path, "0123abcd")
+    run = RlRun(tmp_path, "0123abcd")
     assert last_step(run) == 0
     run.folder.mkdir(parents=True)
     rows = [json.dumps({"step": step, "more": "x" * 200}) for step in (5000, *range(2, 1001))]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.rl.run import Run, RunState, last_step
+from hermes.rl.run import RlRun, RunState, last_step
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
 from tests.rl.test_runs import how_it_ended, start_run
@@ -40,7 +40,7 @@ def test_a_killed_process_does_not_change_how_the_run_ends(home_with: MakeHome, 
     _check_books(run, 20)
 
 
-def _check_books(run: Run, steps: int, weights: Path | None = None) -> None:
+def _check_books(run: RlRun, steps: int, weights: Path | None = None) -> None:
     """No step trained twice or missing, no batch lost, and as many updates in the weights as steps."""
     leases = trained_leases(run.folder, steps)
     check_weights(run.folder, weights or run.folder / "engine")
@@ -51,7 +51,7 @@ def _check_books(run: Run, steps: int, weights: Path | None = None) -> None:
         api.kill()
 
 
-def _beyond(run: Run, made: int) -> bool:
+def _beyond(run: RlRun, made: int) -> bool:
     return run.status().state.ended or last_step(run) > made
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from hermes.config.load import load
 from hermes.errors import ConfigError
-from hermes.rl.run import Run
+from hermes.rl.run import RlRun
 from hermes.rl.service import engine_url, service_of
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.plan import RunPlan, with_ports, write_config
 
 
-def _run(home: Path, api_port: int, service: str | None = None) -> Run:
-    run = Run(home, "0123abcd")
+def _run(home: Path, api_port: int, service: str | None = None) -> RlRun:
+    run = RlRun(home, "0123abcd")
     promised = {"api": api_port, "trainer" if service else "engine": 8001}
     about = {"run_id": run.run_id, "service": service, "ports": promised}
     about |= {"cwd": str(home / "gone"), "max_hours": None, "max_usd": None, "model": "m", "device": "cpu"}

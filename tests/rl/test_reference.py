@@ -14,7 +14,7 @@ import pytest
 
 from hermes.config.load import Config, load
 from hermes.rl import tool_answers
-from hermes.rl.run import Run, RunState, Status, now_ms
+from hermes.rl.run import RlRun, RunState, RunStatus, now_ms
 from hermes.rl.supervise.plan import write_config
 from hermes.rl.supervise.processes import ProcessId
 from hermes.rl.tools import TOOLS
@@ -105,7 +105,7 @@ def test_choosing_and_configuring_answers_with_the_fields_of_the_reference(home_
 
 def _record(home: Path, **about: Any) -> Config:
     """A run as its supervisor, trainer and environment leave it, while it goes on."""
-    run = Run(home, "0123abcd")
+    run = RlRun(home, "0123abcd")
     facts = {"environment": "letters", "service": None, "ports": {"api": 1, "engine": 2}}
     write_config(run, {"env": {"wandb_name": "letters-1", "total_steps": 8}, "run": facts})
     run.metrics_path.write_text(
@@ -119,7 +119,9 @@ def _record(home: Path, **about: Any) -> Config:
     held_out = {"results": {"all": {"eval/success_rate": 0.625}}}
     (run.folder / "evals" / "metrics.json").write_text(json.dumps(held_out))
     (run.folder / "wandb.json").write_text(json.dumps(about))
-    run.write_status(Status(RunState.RUNNING, started_at_ms=now_ms(), supervisor=ProcessId.of(os.getpid())))
+    run.write_status(
+        RunStatus(RunState.RUNNING, started_at_ms=now_ms(), supervisor=ProcessId.of(os.getpid()))
+    )
     return load(environ={"HERMES_HOME": str(home)})
 
 

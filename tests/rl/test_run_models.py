@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.rl.run import Run, last_step
+from hermes.rl.run import RlRun, last_step
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome
 from tests.rl.test_runs import start_run
@@ -19,7 +19,7 @@ from tests.rl.world import answer, change_settings, hermes, policy_answers, tiny
 SHORT = {"HERMES_SAMPLING__MAX_TOKENS": "8"}
 
 
-def _asked(home: Path, run: Run) -> str:
+def _asked(home: Path, run: RlRun) -> str:
     """The toolsets are those that the policy was trained with; the name that the answer came from."""
     done = hermes(home, "--model", f"run:{run.run_id}", "-q", "Say letters.", "--json", env=SHORT)
     told = json.loads(done.stdout)
@@ -30,7 +30,7 @@ def _asked(home: Path, run: Run) -> str:
     return name
 
 
-def _tested(home: Path, run: Run) -> int:
+def _tested(home: Path, run: RlRun) -> int:
     flags = ("--num-steps", "1", "--group-size", "2", "--model", f"run:{run.run_id}")
     (tested,) = answer(home, "rl", "test", *flags)["models_tested"]
     assert "error" not in tested, tested
@@ -38,7 +38,7 @@ def _tested(home: Path, run: Run) -> int:
     return completions
 
 
-def _generate(home: Path, run: Run) -> subprocess.CompletedProcess[str]:
+def _generate(home: Path, run: RlRun) -> subprocess.CompletedProcess[str]:
     prompts = home / "prompts.jsonl"
     prompts.write_text('{"prompt": "Say letters."}\n')
     flags = ("--run-name", "letters", "--max-turns", "1", "--toolsets", "none", "--num-workers", "1")
@@ -46,7 +46,7 @@ def _generate(home: Path, run: Run) -> subprocess.CompletedProcess[str]:
     return hermes(home, *words, env=SHORT, cwd=home)
 
 
-def _served(home: Path, run: Run) -> None:
+def _served(home: Path, run: RlRun) -> None:
     command = [sys.executable, "-m", "hermes", "rl", "serve", run.run_id, "--port", "0"]
     policy_answers(command, {**os.environ, "HERMES_HOME": str(home)})
 

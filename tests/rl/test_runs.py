@@ -17,7 +17,7 @@ import pytest
 from hermes.config.load import load
 from hermes.core import Message, Sampling
 from hermes.models.base import ChatRequest
-from hermes.rl.run import Run, find_run, last_step, read_metrics
+from hermes.rl.run import RlRun, find_run, last_step, read_metrics
 from hermes.rl.weights.serve import open_run_model, serve_command
 from hermes.training.service.token_meter import read_tokens
 from tests import disks
@@ -30,20 +30,20 @@ from tests.training.test_proof import no_update, stale_sampler
 
 def start_run(
     home: Path, *edits: str, environment: str = "letters", env: dict[str, str] | None = None
-) -> Run:
+) -> RlRun:
     flags = [word for edit in ("group_size=4", "batch_size=8", *edits) for word in ("--set", edit)]
     started = answer(home, "rl", "start", "--env", environment, *flags, env=env)
     assert started["status"] in ("starting", "running")
     return find_run(home, started["run_id"])
 
 
-def how_it_ended(run: Run, timeout_s: float = 170) -> str:
+def how_it_ended(run: RlRun, timeout_s: float = 170) -> str:
     status = wait_for(lambda: run.status() if run.status().state.ended else None, timeout_s)
     assert status.ended_at_ms >= status.started_at_ms
     return f"{status.state.value}: {status.reason}"
 
 
-def _steps(run: Run) -> list[int]:
+def _steps(run: RlRun) -> list[int]:
     return [json.loads(line)["step"] for line in run.metrics_path.read_text().splitlines()]
 
 
@@ -79,7 +79,7 @@ def test_a_run_completes_and_its_weights_can_be_used_in_every_form(home_with: Ma
     assert second_stop.returncode == 2 and "has ended: completed" in second_stop.stderr
 
 
-def _weights_load(home: Path, run: Run) -> None:
+def _weights_load(home: Path, run: RlRun) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -95,7 +95,7 @@ def _weights_load(home: Path, run: Run) -> None:
     assert none.returncode == 2 and "it has: 2, 4" in none.stderr
 
 
-def _gguf(home: Path, run: Run) -> None:
+def _gguf(home: Path, run: RlRun) -> None:
     """By llama.cpp's converter where there is one; a program in its place shows how it is called."""
     words = ("rl", "weights", run.run_id, "--format", "gguf")
     without = hermes(home, *words)
@@ -107,7 +107,7 @@ def _gguf(home: Path, run: Run) -> None:
     assert json.loads(Path(made["path"]).read_text())["model_type"] == "llama"
 
 
-def _model_answers(home: Path, run: Run) -> None:
+def _model_answers(home: Path, run: RlRun) -> None:
     """As the model run:ID in this process, and as `policy` from a server over its checkpoints."""
     model = open_run_model(load(environ={"HERMES_HOME": str(home)}), run)
     request = ChatRequest((Message.user("Say letters."),), sampling=Sampling(max_tokens=4))
@@ -224,7 +224,7 @@ def test_a_run_with_a_service_that_speaks_tinker_only_trains_samples_and_gives_i
             engine.kill()
 
 
-def _served(home: Path, run: Run) -> None:
+def _served(home: Path, run: RlRun) -> None:
     """`hermes rl serve` for weights that lie with the service."""
     command = [sys.executable, "-m", "hermes", "rl", "serve", run.run_id, "--port", "0"]
     said = policy_answers(command, {**os.environ, "HERMES_HOME": str(home)})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hermes.config.load import Config, load
-from hermes.rl.run import PartStatus, Run, RunState, Status, now_ms
+from hermes.rl.run import PartStatus, RlRun, RunState, RunStatus, now_ms
 from hermes.rl.supervise.plan import write_config
 from hermes.rl.supervise.processes import ProcessId
 from hermes.rl.tool_answers import CHECK_EVERY_S, check_status
@@ -21,7 +21,7 @@ ID = "0123abcd"
 
 def _config(home: Path, state: RunState, *steps_ago_s: float, trainer: PartStatus | None = None) -> Config:
     """A home with a run in that state, whose supervisor and trainer are this very process."""
-    run = Run(home, ID)
+    run = RlRun(home, ID)
     about = {"environment": "letters", "service": None, "ports": {"api": 1, "engine": 2}}
     write_config(run, {"env": {"wandb_name": "letters-1", "total_steps": 8}, "run": about})
     reason = "trainer exited (1): no key" if state is RunState.FAILED else None
@@ -29,7 +29,7 @@ def _config(home: Path, state: RunState, *steps_ago_s: float, trainer: PartStatu
     rows = [{"step": number, "time_s": time.time() - ago_s} for number, ago_s in enumerate(steps_ago_s, 1)]
     run.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     parts = {"trainer": trainer or PartStatus(supervisor, ready=True, starts=1)}
-    run.write_status(Status(state, reason, started_at_ms=now_ms(), supervisor=supervisor, parts=parts))
+    run.write_status(RunStatus(state, reason, started_at_ms=now_ms(), supervisor=supervisor, parts=parts))
     return load(environ={"HERMES_HOME": str(home)})
 
 
@@ -40,7 +40,7 @@ def test_a_healthy_run_can_be_asked_every_thirty_minutes(tmp_path: Path) -> None
     assert second["rate_limited"] and CHECK_EVERY_S - 60 < second["next_check_in_seconds"] <= CHECK_EVERY_S
     assert check_status(config, {"run_id": ID}, "another task")["rate_limited"], "the limit is the run's"
     long_ago = now_ms() - int(CHECK_EVERY_S * 1000) - 1
-    (Run(tmp_path, ID).folder / "checked").write_text(str(long_ago))
+    (RlRun(tmp_path, ID).folder / "checked").write_text(str(long_ago))
     assert "rate_limited" not in check_status(config, {"run_id": ID}, "task")
 
 
@@ -87,7 +87,7 @@ def test_a_run_with_a_dead_part_is_not_healthy_and_one_whose_part_has_done_its_w
 
 def test_a_run_without_a_step_shows_what_the_part_says_that_it_waits_for(tmp_path: Path) -> None:
     config = _config(tmp_path, RunState.STARTING, trainer=PartStatus(ProcessId.of(os.getpid()), starts=1))
-    log = Run(tmp_path, ID).log_path("trainer")
+    log = RlRun(tmp_path, ID).log_path("trainer")
     log.parent.mkdir(parents=True)
     log.write_text("loading\nwaiting for a batch\n")
     told = check_status(config, {"run_id": ID}, "task")

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from hermes.rl.run import Run, RunState, Status
+from hermes.rl.run import RlRun, RunState, RunStatus
 from hermes.rl.supervise.part import End, Part, judge
 from tests.rl import drive
 
 
-def _all(run: Run, count: int = 8, pause_s: float = 0.05) -> list[dict[str, Any]]:
+def _all(run: RlRun, count: int = 8, pause_s: float = 0.05) -> list[dict[str, Any]]:
     return [drive.server(run, "api"), drive.server(run, "engine"), drive.worker(run, count, pause_s)]
 
 
@@ -35,7 +35,7 @@ def test_parts_start_in_order_and_the_run_completes(tmp_path: Path) -> None:
     assert status.parts["api"].exit_code == -signal.SIGTERM
 
 
-def _kill(status: Status, name: str) -> None:
+def _kill(status: RunStatus, name: str) -> None:
     process = status.supervisor if name == "supervisor" else status.parts[name].process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
@@ -74,7 +74,7 @@ def test_a_run_survives_many_kills_of_anything_at_any_moment(tmp_path: Path) -> 
 
 
 def test_a_part_that_cannot_outlive_another_is_started_again_after_it(tmp_path: Path) -> None:
-    def make(run: Run) -> list[dict[str, Any]]:
+    def make(run: RlRun) -> list[dict[str, Any]]:
         return [drive.server(run, "engine"), {**drive.worker(run, 30), "ends_with": ["engine"]}]
 
     run = drive.start(tmp_path, make)
@@ -86,7 +86,7 @@ def test_a_part_that_cannot_outlive_another_is_started_again_after_it(tmp_path: 
 
 
 def test_stopping_while_starting_ends_stopped(tmp_path: Path) -> None:
-    def make(run: Run) -> list[dict[str, Any]]:
+    def make(run: RlRun) -> list[dict[str, Any]]:
         never = {**drive.server(run, "engine"), "ready": str(run.folder / "never")}
         return [drive.server(run, "api"), never, drive.worker(run, 5)]
 
@@ -132,7 +132,7 @@ def test_nobody_waits_for_a_step_that_is_not_wanted_or_cannot_end(tmp_path: Path
 def test_a_part_that_explains_its_end_fails_the_run_with_its_words(tmp_path: Path) -> None:
     broken = "import sys; open(sys.argv[1], 'w'); print('error: the adapter is stale'); sys.exit(1)"
 
-    def make(run: Run) -> list[dict[str, Any]]:
+    def make(run: RlRun) -> list[dict[str, Any]]:
         ready = run.folder / "t.ready"
         trainer = {"name": "trainer", "command": drive.python(broken, ready), "ready": str(ready)}
         return [drive.server(run, "api"), {**trainer, "completes": True}]
@@ -146,7 +146,7 @@ def test_a_part_that_explains_its_end_fails_the_run_with_its_words(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_part_that_crashes_without_progress_is_given_up_after_five_times(tmp_path: Path) -> None:
-    def make(run: Run) -> list[dict[str, Any]]:
+    def make(run: RlRun) -> list[dict[str, Any]]:
         ready = run.folder / "t.ready"
         command = drive.python("import sys; sys.exit('boom')")
         return [{"name": "trainer", "command": command, "ready": str(ready), "completes": True}]
@@ -158,7 +158,7 @@ def test_a_part_that_crashes_without_progress_is_given_up_after_five_times(tmp_p
 
 
 def test_a_part_that_never_gets_ready_fails_the_run(tmp_path: Path) -> None:
-    def make(run: Run) -> list[dict[str, Any]]:
+    def make(run: RlRun) -> list[dict[str, Any]]:
         return [{**drive.server(run, "api"), "ready": str(run.folder / "never"), "patience_s": 0.5}]
 
     status = drive.wait(drive.start(tmp_path, make), drive.ended)
@@ -171,7 +171,7 @@ def test_a_server_whose_port_another_one_answers_on_is_moved_and_so_are_those_th
     script = "import os, sys, time\nif os.path.exists(sys.argv[1]): time.sleep(600)\n"
     script += "time.sleep(1); sys.exit('error: cannot listen on port 8000: it is taken')"
 
-    def make(run: Run) -> list[dict[str, Any]]:
+    def make(run: RlRun) -> list[dict[str, Any]]:
         """The file that says it is ready is there from the start: somebody else's."""
         (run.folder / "api.ready").touch()
         api = {"name": "api", "command": drive.python(script, run.folder / "moved"), "serves": True}
@@ -183,7 +183,7 @@ def test_a_server_whose_port_another_one_answers_on_is_moved_and_so_are_those_th
 
 
 def test_a_program_that_is_not_there_fails_the_run(tmp_path: Path) -> None:
-    def make(run: Run) -> list[dict[str, Any]]:
+    def make(run: RlRun) -> list[dict[str, Any]]:
         return [{"name": "api", "command": ["/nonexistent/program"], "ready": "x"}]
 
     status = drive.wait(drive.start(tmp_path, make), drive.ended)

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from hermes.rl.run import Run, Status, now_ms
+from hermes.rl.run import RlRun, RunStatus, now_ms
 from hermes.rl.supervise.plan import write_config
 from tests.cli.process import failure
 from tests.rl.world import answer, hermes
 
 
 @pytest.fixture
-def run(tmp_path: Path, model: Path) -> Run:
+def run(tmp_path: Path, model: Path) -> RlRun:
     """One that saved a checkpoint of an adapter."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    run = Run(tmp_path / "home", "0123abcd")
+    run = RlRun(tmp_path / "home", "0123abcd")
     path = "tinker://run/sampler_weights/step-2"
     adapted = get_peft_model(
         AutoModelForCausalLM.from_pretrained(model), LoraConfig(r=2, target_modules=["q_proj"])
@@ -27,11 +27,11 @@ def run(tmp_path: Path, model: Path) -> Run:
     adapted.save_pretrained(str(run.folder / "engine" / path.removeprefix("tinker://")))
     write_config(run, {"env": {}, "run": {"model": str(model), "service": None}})
     (run.folder / "training.json").write_text(json.dumps({"kept": [[2, path, path]]}))
-    run.write_status(Status(started_at_ms=now_ms()))
+    run.write_status(RunStatus(started_at_ms=now_ms()))
     return run
 
 
-def test_a_merged_model_is_not_written_over_anything_else(run: Run, tmp_path: Path) -> None:
+def test_a_merged_model_is_not_written_over_anything_else(run: RlRun, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     words = ("rl", "weights", run.run_id, "--format", "merged")
@@ -47,7 +47,7 @@ def test_a_merged_model_is_not_written_over_anything_else(run: Run, tmp_path: Pa
     AutoModelForCausalLM.from_pretrained(empty)
 
 
-def test_a_converter_that_fails_leaves_no_half_of_a_file(run: Run, tmp_path: Path) -> None:
+def test_a_converter_that_fails_leaves_no_half_of_a_file(run: RlRun, tmp_path: Path) -> None:
     program = (
         "import pathlib, sys; pathlib.Path(sys.argv[3]).write_bytes(b'GGUF'); sys.exit('no gguf package')"
     )

@@ -17,30 +17,32 @@ import pytest
 from hermes.core.json import JSONObject
 from hermes.errors import StoreError
 from hermes.rollouts.core.snapshot import describe
-from hermes.rollouts.core.state import State
-from hermes.rollouts.intake import Limits
+from hermes.rollouts.core.state import ApiState
+from hermes.rollouts.intake import IntakeLimits
 from hermes.rollouts.journal.journal import SEGMENT_BYTES, FileJournal
 from hermes.rollouts.journal.recover import recover
 from hermes.rollouts.journal.segment import list_segments
-from hermes.rollouts.parsing.recognise import Incoming
+from hermes.rollouts.parsing.recognise import IncomingGroup
 from hermes.rollouts.schema import EnvRegistration, Registration
-from hermes.rollouts.service import Batch, Service
+from hermes.rollouts.service import BatchDelivery, TrajectoryService
 from tests.rollouts.conftest import ENV, RUN, Client, Launch, group, marks
 
 T = TypeVar("T")
 
 
-def incoming(mark: int, size: int = 2, length_bytes: int = 100, env_id: int | None = None) -> Incoming:
-    return Incoming(env_id, size, json.dumps({"mark": mark}).encode().ljust(length_bytes))
+def incoming(mark: int, size: int = 2, length_bytes: int = 100, env_id: int | None = None) -> IncomingGroup:
+    return IncomingGroup(env_id, size, json.dumps({"mark": mark}).encode().ljust(length_bytes))
 
 
-async def opened(directory: Path, segment_bytes: int = SEGMENT_BYTES) -> tuple[FileJournal, Service]:
+async def opened(
+    directory: Path, segment_bytes: int = SEGMENT_BYTES
+) -> tuple[FileJournal, TrajectoryService]:
     journal = FileJournal(directory, 0.0, segment_bytes)
-    return journal, Service(journal, Limits())
+    return journal, TrajectoryService(journal, IntakeLimits())
 
 
-async def read(batch: Batch | dict[str, object]) -> list[int]:
-    assert isinstance(batch, Batch)
+async def read(batch: BatchDelivery | dict[str, object]) -> list[int]:
+    assert isinstance(batch, BatchDelivery)
     return [json.loads(reader())["mark"] for reader in batch.readers]
 
 
@@ -50,7 +52,9 @@ def gone(path: Path) -> None:
         time.sleep(0.01)
 
 
-async def a_run(directory: Path, note: Callable[[Service], None] = lambda service: None) -> JSONObject:
+async def a_run(
+    directory: Path, note: Callable[[TrajectoryService], None] = lambda service: None
+) -> JSONObject:
     """A little of everything, noting each acknowledged change; returns what the state was at the end."""
     journal, service = await opened(directory)
 
@@ -69,10 +73,10 @@ async def a_run(directory: Path, note: Callable[[Service], None] = lambda servic
     await do(service.intake.post([incoming(90, 2, env_id=0)], many=False, key=None))
     await do(service.intake.post([incoming(91, 9)], many=False, key=None))
     first = await do(service.next_batch(None))
-    assert isinstance(first, Batch)
+    assert isinstance(first, BatchDelivery)
     await do(service.acknowledge(first.lease.id))
     timed = await do(service.next_batch(60.0))
-    assert isinstance(timed, Batch)
+    assert isinstance(timed, BatchDelivery)
     await do(service.renew([timed.lease.id], 3600.0))
     await do(service.next_batch(None))
     said = describe(service.state)
@@ -114,7 +118,7 @@ async def test_a_key_is_remembered_over_a_restart(tmp_path: Path) -> None:
 
 async def test_a_file_cut_anywhere_gives_the_state_of_the_last_change_that_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "00000001.log"
-    states: list[tuple[int, JSONObject]] = [(0, describe(State()))]
+    states: list[tuple[int, JSONObject]] = [(0, describe(ApiState()))]
     await a_run(tmp_path, lambda service: states.append((path.stat().st_size, describe(service.state))))
     whole = path.read_bytes()
     ends = [size for size, _ in states[1:]]
@@ -156,7 +160,7 @@ async def test_old_segments_go_when_their_groups_are_served_and_stragglers_are_c
     for mark in range(400):
         await service.intake.post([incoming(mark, length_bytes=1000)], many=False, key=None)
         batch = await service.next_batch(None)
-        if isinstance(batch, Batch):
+        if isinstance(batch, BatchDelivery):
             served += await read(batch)
             service.sent(batch.lease, arrived=True)
     assert served == list(range(400))
@@ -177,7 +181,7 @@ async def test_ids_of_groups_that_are_long_gone_are_not_given_again(tmp_path: Pa
         for mark in range(4):
             await service.intake.post([incoming(mark)], many=False, key=None)
         batch = await service.next_batch(None)
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, BatchDelivery)
         assert [group.id for group in batch.lease.groups] == list(range(expected, expected + 4))
         await service.acknowledge(batch.lease.id)
         await journal.close()
@@ -188,7 +192,7 @@ async def test_a_batch_can_be_read_while_its_segment_is_emptied(tmp_path: Path) 
     await a_run(tmp_path)
     journal, service = await opened(tmp_path)
     batch = await service.next_batch(None)
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, BatchDelivery)
     await asyncio.to_thread(gone, tmp_path / "00000001.log")
     assert await read(batch) == [8, 9, 10, 11]
     await journal.close()

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from hermes.rollouts.core.buffer import Buffer
 from hermes.rollouts.core.packing import Demand, choose, why_none
-from hermes.rollouts.core.queue import Entry, Group, Queue
+from hermes.rollouts.core.queue import Queue, QueuedGroup, QueueEntry
 
 
-def groups_of(*sizes: int, env_id: int | None = None, first: int = 0) -> list[Group]:
-    return [Group(first + index, env_id, size, 1, 0.0) for index, size in enumerate(sizes)]
+def groups_of(*sizes: int, env_id: int | None = None, first: int = 0) -> list[QueuedGroup]:
+    return [QueuedGroup(first + index, env_id, size, 1, 0.0) for index, size in enumerate(sizes)]
 
 
-def by_the_rules(queue: list[Group], batch_size: int) -> list[Group]:
+def by_the_rules(queue: list[QueuedGroup], batch_size: int) -> list[QueuedGroup]:
     """The packing rule read literally: packs as large as the largest group, in order of completion."""
     largest = max(group.size for group in queue)
-    collecting: dict[int, list[Group]] = {}
-    eligible: list[Group] = []
+    collecting: dict[int, list[QueuedGroup]] = {}
+    eligible: list[QueuedGroup] = []
     for group in queue:
         pack = collecting.setdefault(group.size, [])
         pack.append(group)
@@ -33,7 +33,7 @@ def by_the_rules(queue: list[Group], batch_size: int) -> list[Group]:
     return exactly(eligible, batch_size)
 
 
-def exactly(groups: list[Group], batch_size: int) -> list[Group]:
+def exactly(groups: list[QueuedGroup], batch_size: int) -> list[QueuedGroup]:
     total = 0
     for index, group in enumerate(groups):
         total += group.size
@@ -42,11 +42,13 @@ def exactly(groups: list[Group], batch_size: int) -> list[Group]:
     return []
 
 
-def shares_by_the_rules(queue: list[Group], batch_size: int, minimums: dict[int, float]) -> list[Group]:
+def shares_by_the_rules(
+    queue: list[QueuedGroup], batch_size: int, minimums: dict[int, float]
+) -> list[QueuedGroup]:
     """The same with minimum shares: packs of each environment; first the shares, then queue order."""
     largest = max(group.size for group in queue)
-    collecting: dict[tuple[int | None, int], list[Group]] = {}
-    eligible: dict[int | None, list[Group]] = {}
+    collecting: dict[tuple[int | None, int], list[QueuedGroup]] = {}
+    eligible: dict[int | None, list[QueuedGroup]] = {}
     for group in queue:
         pack = collecting.setdefault((group.env_id, group.size), [])
         pack.append(group)
@@ -60,7 +62,7 @@ def shares_by_the_rules(queue: list[Group], batch_size: int, minimums: dict[int,
     if total > batch_size:
         smallest = {env: min(group.size for group in eligible[env]) for env in wanted}
         wanted = {env: max(smallest[env], int(n * (batch_size / total))) for env, n in wanted.items()}
-    batch: list[Group] = []
+    batch: list[QueuedGroup] = []
     for env, need in wanted.items():
         given_to = 0
         for group in eligible[env]:
@@ -79,12 +81,12 @@ SIZES = st.sampled_from([[1, 2, 4], [4], [2, 4, 8], [1, 3, 4], [2, 3, 6], [1, 2,
 
 
 @st.composite
-def queues(draw: st.DrawFn) -> list[Group]:
+def queues(draw: st.DrawFn) -> list[QueuedGroup]:
     sizes = draw(SIZES)
     kinds = draw(
         st.lists(st.tuples(st.sampled_from(sizes), st.sampled_from([None, 0, 1, 2])), min_size=1, max_size=30)
     )
-    return [Group(index, env_id, size, 1, 0.0) for index, (size, env_id) in enumerate(kinds)]
+    return [QueuedGroup(index, env_id, size, 1, 0.0) for index, (size, env_id) in enumerate(kinds)]
 
 
 MINIMUMS = st.dictionaries(
@@ -94,7 +96,7 @@ MINIMUMS = st.dictionaries(
 
 @given(queues(), st.sampled_from([4, 8, 12, 16, 24]), MINIMUMS)
 def test_batches_are_exact_first_in_first_out_and_as_the_rules_say(
-    queued: list[Group], batch_size: int, minimums: dict[int, float]
+    queued: list[QueuedGroup], batch_size: int, minimums: dict[int, float]
 ) -> None:
     queue, demand = Queue(queued), Demand(batch_size, minimums)
     left = list(queued)
@@ -154,12 +156,12 @@ def test_a_size_fits_if_it_and_others_can_make_a_batch() -> None:
     assert Demand(10).fitting({4, 6, 7}) == {4, 6}
 
 
-class Watched(deque[Entry]):
+class Watched(deque[QueueEntry]):
     """A lane that counts how often one of its groups is looked at."""
 
     looks = 0
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[QueueEntry]:
         for entry in super().__iter__():
             Watched.looks += 1
             yield entry
@@ -170,7 +172,7 @@ def test_forming_a_batch_looks_at_no_more_groups_the_more_are_queued(minimums: d
     looks = []
     for queued in (400, 40_000):
         rng = random.Random(0)
-        queue = Queue(Group(i, rng.randrange(4), rng.choice((2, 4, 8)), 1, 0.0) for i in range(queued))
+        queue = Queue(QueuedGroup(i, rng.randrange(4), rng.choice((2, 4, 8)), 1, 0.0) for i in range(queued))
         watched = {key: Watched(lane) for key, lane in queue.lanes.items()}
         Watched.looks = 0
         assert choose(watched, Demand(64, minimums)) == choose(queue.lanes, Demand(64, minimums))
@@ -194,7 +196,7 @@ def test_parts_leave_oldest_first_or_else_with_the_newest() -> None:
 def test_no_part_is_lost_and_what_can_leave_does(target: int, sizes: list[int]) -> None:
     buffer = Buffer(target)
     parts = groups_of(*(min(size, target - 1) for size in sizes))
-    left: list[Group] = []
+    left: list[QueuedGroup] = []
     for part in parts:
         completes = buffer.completes(part.size)
         leaving = buffer.add(part)

@@ -16,7 +16,7 @@ import pytest
 
 from hermes.errors import UsageError
 from hermes.rollouts.security import DOOR
-from hermes.safety.access import Policy, is_loopback, policy_for
+from hermes.safety.access import HttpAccessPolicy, is_loopback, policy_for
 from tests.rollouts.conftest import Client, Launch, command, environment, group, marks
 
 TOKEN = "a-token-of-sufficient-length"
@@ -37,13 +37,13 @@ def guarded(launch: Launch) -> Client:
 def test_an_address_that_others_can_reach_needs_a_token(host: str) -> None:
     with pytest.raises(UsageError, match="without a token"):
         policy_for(DOOR, host, None)
-    assert policy_for(DOOR, host, TOKEN) == Policy(DOOR, TOKEN)
+    assert policy_for(DOOR, host, TOKEN) == HttpAccessPolicy(DOOR, TOKEN)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_none(host: str) -> None:
     assert is_loopback(host)
-    assert policy_for(DOOR, host, None) == Policy(DOOR)
+    assert policy_for(DOOR, host, None) == HttpAccessPolicy(DOOR)
 
 
 def test_without_a_token_the_server_does_not_start_on_such_an_address() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hermes.rollouts.core.packing import Demand
-from hermes.rollouts.core.queue import Group
+from hermes.rollouts.core.queue import QueuedGroup
 from hermes.rollouts.core.shares import Shares
 from hermes.rollouts.core.snapshot import describe, restore
-from hermes.rollouts.core.state import State
+from hermes.rollouts.core.state import ApiState
 from hermes.rollouts.schema import EnvRegistration, Registration
 from tests.rollouts.conftest import ENV, RUN
 
@@ -25,10 +25,10 @@ class Requests(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = State()
+        self.state = ApiState()
         self.shares = Shares(self.state)
-        self.groups: dict[int, Group] = {}
-        self.served: dict[int, tuple[Group, ...]] = {}
+        self.groups: dict[int, QueuedGroup] = {}
+        self.served: dict[int, tuple[QueuedGroup, ...]] = {}
         self.finished: set[int] = set()
         self.now_s = 0.0
         self.next_id = 1
@@ -55,7 +55,7 @@ class Requests(RuleBasedStateMachine):
 
     @rule(size=SIZE, env=st.sampled_from([None, 0, 1, 2, 3]))
     def post(self, size: int, env: int | None) -> None:
-        group = Group(self.next_id, env if env in self.state.envs else None, size, 10, self.now_s)
+        group = QueuedGroup(self.next_id, env if env in self.state.envs else None, size, 10, self.now_s)
         self.next_id += 1
         held = self.state.would_be_held(group.env_id, group.size)
         before = self.state.held(group.env_id)
@@ -136,7 +136,7 @@ class Requests(RuleBasedStateMachine):
         assert (again.kept_groups, again.kept_bytes) == (self.state.kept_groups, self.state.kept_bytes)
 
 
-def figures_by_formula(state: State, env_id: int) -> dict[str, object]:
+def figures_by_formula(state: ApiState, env_id: int) -> dict[str, object]:
     """One pass over everything for every environment, as the contract puts it."""
     demand: Demand = state.demand()
     fitting = demand.fitting(state.queue.sizes)
@@ -170,41 +170,41 @@ TestRequests.settings = settings(max_examples=60, stateful_step_count=40, deadli
 
 
 def test_others_data_counts_even_where_every_group_has_one_sequence() -> None:
-    state = State()
+    state = ApiState()
     state.register(Registration(**RUN))
     state.start()
     for _ in range(2):
         state.register_env(EnvRegistration(**{**ENV, "group_size": 1}), 0.0)
     for group_id in range(5):
-        state.accept(Group(group_id, 1, 1, 10, 0.0))
+        state.accept(QueuedGroup(group_id, 1, 1, 10, 0.0))
     assert Shares(state).figures(0)["queue_size"] == 5
 
 
 def test_polling_does_not_change_an_environments_group_size() -> None:
-    state = State()
+    state = ApiState()
     state.register(Registration(**RUN))
     state.start()
     state.register_env(EnvRegistration(**ENV), 0.0)
-    state.accept(Group(1, 0, 4, 10, 0.0))
+    state.accept(QueuedGroup(1, 0, 4, 10, 0.0))
     assert Shares(state).figures(0)["self_queue_size"] == 1
-    assert state.accept(Group(2, 0, 2, 10, 0.0)).buffered is None
+    assert state.accept(QueuedGroup(2, 0, 2, 10, 0.0)).buffered is None
 
 
 def test_set_aside_groups_do_not_pause_environments() -> None:
-    state = State()
+    state = ApiState()
     state.register(Registration(**RUN))
     state.start()
     state.register_env(EnvRegistration(**ENV), 0.0)
     for group_id in range(50):
-        state.accept(Group(group_id, None, 9, 10, 0.0))
+        state.accept(QueuedGroup(group_id, None, 9, 10, 0.0))
     assert Shares(state).figures(0)["queue_size"] == 0
 
 
 def test_a_reset_gives_lease_ids_that_were_never_used() -> None:
-    state = State()
+    state = ApiState()
     for _ in range(2):
         state.register(Registration(**{**RUN, "batch_size": 2}))
-        state.accept(Group(state.next_lease_id, None, 2, 10, 0.0))
+        state.accept(QueuedGroup(state.next_lease_id, None, 2, 10, 0.0))
         lease = state.lease_batch(None)
         assert lease is not None
         state.reset()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import ConfigError, ToolError
-from hermes.safety.approval import AllowAll, Answer, Policy, PolicyApprover, Verdict
+from hermes.safety.approval import AllowAll, Answer, ApprovalPolicy, PolicyApprover, Verdict
 
 HARMLESS = """
 ls
@@ -173,8 +173,8 @@ def policy(
     deny: tuple[str, ...] = (),
     interactive: bool = True,
     isolated: bool = False,
-) -> Policy:
-    return Policy(allow, deny, interactive, isolated, workspace="/work/project")
+) -> ApprovalPolicy:
+    return ApprovalPolicy(allow, deny, interactive, isolated, workspace="/work/project")
 
 
 @pytest.mark.parametrize("command", HARMLESS)
@@ -194,7 +194,7 @@ def test_in_an_isolating_sandbox_everything_is_allowed(command: str) -> None:
 
 
 def test_absolute_paths_need_a_question_if_the_workspace_is_not_known() -> None:
-    assert Policy((), (), True, False).decide("cat /work/project/notes.txt") is Verdict.ASK
+    assert ApprovalPolicy((), (), True, False).decide("cat /work/project/notes.txt") is Verdict.ASK
 
 
 @pytest.mark.parametrize(

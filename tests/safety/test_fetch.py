@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import ToolError
-from hermes.safety.fetch import Fetched, fetch
+from hermes.safety.fetch import FetchedPage, fetch
 from hermes.safety.urls import parse_url
 from tests.safety.conftest import Site, bomb
 
 
 async def get(
     url: str, *, allow: tuple[str, ...] = (), max_bytes: int = 100_000, timeout_s: float = 10
-) -> Fetched:
+) -> FetchedPage:
     return await fetch(url, allow_hosts=allow, max_bytes=max_bytes, timeout_s=timeout_s)
 
 
@@ -120,7 +120,7 @@ async def test_an_exempt_host_is_fetched_with_its_own_name_in_the_request(site: 
     site.pages["/page"] = (200, {"Content-Type": "text/html; charset=utf-8"}, b"<p>hi</p>")
     url = f"http://localhost:{site.port}/page"
     fetched = await get(url, allow=(f"localhost:{site.port}",))
-    assert fetched == Fetched(url, 200, "text/html; charset=utf-8", b"<p>hi</p>")
+    assert fetched == FetchedPage(url, 200, "text/html; charset=utf-8", b"<p>hi</p>")
     assert site.hits == [(f"localhost:{site.port}", "/page")]
 
 

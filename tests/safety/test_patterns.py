@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.data.redaction.redact import Level, Scrubber
-from hermes.safety.patterns import Layer, find
+from hermes.data.redaction.redact import RedactionLevel, Scrubber
+from hermes.safety.patterns import RedactionLayer, find
 from hermes.safety.redact import Redactor
 
 ALNUM = "aB3dE5gH7jK9mN1pQ2sT4vW6yZ8"
@@ -60,7 +60,7 @@ HARMLESS = [
 @pytest.mark.parametrize("rule", SHAPED)
 def test_values_that_say_what_they_are_are_found(rule: str) -> None:
     text = f"before {SHAPED[rule]} after"
-    (hit,) = find(text, Layer.SHAPES)
+    (hit,) = find(text, RedactionLayer.SHAPES)
     assert hit.rule == rule
     assert text.encode()[hit.start : hit.end].decode() == SHAPED[rule]
 
@@ -69,33 +69,33 @@ def test_values_that_say_what_they_are_are_found(rule: str) -> None:
 def test_values_with_a_telling_name_are_found(form: str, rule: str) -> None:
     value = "Zq93kfLs02mXyz"
     text = "é " + form.format(value)
-    (hit,) = find(text, Layer.NAMES)
+    (hit,) = find(text, RedactionLayer.NAMES)
     assert (hit.rule, text.encode()[hit.start : hit.end].decode()) == (rule, value)
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_words_numbers_and_placeholders_are_left_alone(text: str) -> None:
-    assert not [*find(text, Layer.NAMES), *find(text, Layer.SHAPES)]
+    assert not [*find(text, RedactionLayer.NAMES), *find(text, RedactionLayer.SHAPES)]
 
 
 @pytest.mark.parametrize("form", [form for form, _ in NAMED])
 def test_redacting_twice_is_redacting_once(form: str) -> None:
-    scrubber = Scrubber(Redactor({}), Level.SHAPES)
+    scrubber = Scrubber(Redactor({}), RedactionLevel.SHAPES)
     once = scrubber.text(form.format("Zq93kfLs02mXyz"))
     assert "Zq93kfLs02mXyz" not in once
-    assert Scrubber(Redactor({}), Level.SHAPES).text(once) == once
+    assert Scrubber(Redactor({}), RedactionLevel.SHAPES).text(once) == once
 
 
 @given(st.text(), st.sampled_from(list(SHAPED.values())), st.text())
 @settings(max_examples=200, deadline=None)
 def test_whatever_stands_around_a_secret_stays(before: str, secret: str, after: str) -> None:
-    scrubber = Scrubber(Redactor({}), Level.SHAPES)
+    scrubber = Scrubber(Redactor({}), RedactionLevel.SHAPES)
     text = f"{before} {secret} {after}"
     redacted = scrubber.text(text)
     assert secret not in redacted
     assert scrubber.report.hits
-    if not list(find(before + after, Layer.NAMES)):
-        assert redacted.startswith(before) or list(find(f"{before} {secret}", Layer.NAMES))
+    if not list(find(before + after, RedactionLayer.NAMES)):
+        assert redacted.startswith(before) or list(find(f"{before} {secret}", RedactionLayer.NAMES))
 
 
 @given(
@@ -103,13 +103,16 @@ def test_whatever_stands_around_a_secret_stays(before: str, secret: str, after: 
 )
 @settings(max_examples=200, deadline=None)
 def test_json_stays_json_with_the_same_keys(value: dict[str, str]) -> None:
-    redacted = Scrubber(Redactor({}), Level.SHAPES).json(value)
+    redacted = Scrubber(Redactor({}), RedactionLevel.SHAPES).json(value)
     assert redacted.keys() == value.keys()
-    assert json.loads(Scrubber(Redactor({}), Level.SHAPES).text(json.dumps(value))).keys() == value.keys()
+    assert (
+        json.loads(Scrubber(Redactor({}), RedactionLevel.SHAPES).text(json.dumps(value))).keys()
+        == value.keys()
+    )
 
 
 def test_a_value_is_judged_by_its_key() -> None:
-    scrubber = Scrubber(Redactor({}), Level.NAMES)
+    scrubber = Scrubber(Redactor({}), RedactionLevel.NAMES)
     assert scrubber.json({"db": {"password": "Zq93kfLs02mXyz", "host": "Zq93kfLs02mXyz"}}) == {
         "db": {"password": "[REDACTED:named]", "host": "Zq93kfLs02mXyz"}
     }

@@ -14,13 +14,13 @@ from hermes.errors import SandboxError
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.bubblewrap import BubblewrapSandbox, rlimits
-from hermes.sandbox.bwrap_args import Bwrap, Layout, command_argv, host_layout, room_argv
+from hermes.sandbox.bwrap_args import Bwrap, MountLayout, command_argv, host_layout, room_argv
 from hermes.sandbox.workspace import UNPRIVILEGED_ID, Workspace
 from tests.sandbox.conftest import Marker, need
 
 NEW = Bwrap("/usr/bin/bwrap", frozenset({"--disable-userns", "--size"}))
 OLD = Bwrap("/usr/bin/bwrap", frozenset())
-LAYOUT = Layout(
+LAYOUT = MountLayout(
     binds=("/usr", "/etc/ssl/certs", "/opt/py/3.11"),
     links=(("/bin", "usr/bin"),),
     files={"/etc/passwd": b"agent"},

@@ -14,7 +14,7 @@ from hermes.config.settings import SandboxSettings
 from hermes.errors import SandboxError
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
-from hermes.sandbox.supervisor import Launch, Supervisor
+from hermes.sandbox.supervisor import Launch, SandboxSupervisor
 from tests.sandbox.conftest import BACKENDS, Marker, need
 
 HERMES = """
@@ -96,13 +96,13 @@ async def test_signals_from_the_terminal_do_not_reach_the_commands(local: Sandbo
 
 async def test_a_keeper_that_cannot_start_says_why() -> None:
     with pytest.raises(SandboxError, match="No such file"):
-        await Supervisor.open(["/no/such/prefix"])
+        await SandboxSupervisor.open(["/no/such/prefix"])
     with pytest.raises(SandboxError, match="went wrong"):
-        await Supervisor.open(["/bin/sh", "-c", "echo went wrong >&2; exit 1"])
+        await SandboxSupervisor.open(["/bin/sh", "-c", "echo went wrong >&2; exit 1"])
 
 
 async def test_a_program_that_does_not_exist_is_the_sandboxes_failure() -> None:
-    supervisor = await Supervisor.open()
+    supervisor = await SandboxSupervisor.open()
     try:
         with pytest.raises(SandboxError, match="No such file"):
             await supervisor.run(Launch(["/no/such/shell"], "x", "/", {}), timeout_s=10)
@@ -111,7 +111,7 @@ async def test_a_program_that_does_not_exist_is_the_sandboxes_failure() -> None:
 
 
 async def test_limits_are_set_for_the_command_and_everything_below_it() -> None:
-    supervisor = await Supervisor.open()
+    supervisor = await SandboxSupervisor.open()
     try:
         launch = Launch(
             ["/bin/sh", "-c", "sh -c 'ulimit -f; ulimit -c'"],
@@ -127,7 +127,7 @@ async def test_limits_are_set_for_the_command_and_everything_below_it() -> None:
 
 
 async def test_a_limit_that_is_stricter_already_stays() -> None:
-    supervisor = await Supervisor.open(["/bin/sh", "-c", 'ulimit -f 10; exec "$@"', "sh"])
+    supervisor = await SandboxSupervisor.open(["/bin/sh", "-c", 'ulimit -f 10; exec "$@"', "sh"])
     try:
         launch = Launch(["/bin/sh", "-c", "ulimit -f"], "x", "/", {}, [("RLIMIT_FSIZE", 1 << 30, 1 << 30)])
         assert (await supervisor.run(launch, timeout_s=10)).capture.text() == "10\n"

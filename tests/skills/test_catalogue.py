@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import UsageError
-from hermes.skills import Origin, SkillError, list_skills, read_skill_file, skill_files
+from hermes.skills import SkillError, SkillOrigin, list_skills, read_skill_file, skill_files
 from tests.skills.conftest import WriteSkill, skill_text
 
 
@@ -32,7 +32,7 @@ def test_bundled_skills_refer_only_to_skills_that_exist(tmp_path: Path) -> None:
 def test_a_users_skill_shadows_the_bundled_one(home: Path, write_skill: WriteSkill) -> None:
     write_skill("arxiv", category="mine", description="My own way.")
     found = list_skills(home).find("arxiv")
-    assert (found.origin, found.category, found.description) == (Origin.USER, "mine", "My own way.")
+    assert (found.origin, found.category, found.description) == (SkillOrigin.USER, "mine", "My own way.")
 
 
 def test_a_broken_skill_is_reported_and_hides_no_other(home: Path, write_skill: WriteSkill) -> None:
@@ -48,7 +48,7 @@ def test_a_broken_skill_is_reported_and_hides_no_other(home: Path, write_skill: 
 def test_hidden_directories_and_plain_files_are_not_skills(home: Path, write_skill: WriteSkill) -> None:
     write_skill("staged", category=".quarantine")
     (home / "skills" / "note.txt").write_text("x")
-    assert all(skill.origin is Origin.BUNDLED for skill in list_skills(home).skills)
+    assert all(skill.origin is SkillOrigin.BUNDLED for skill in list_skills(home).skills)
 
 
 @pytest.mark.parametrize("name", ["vllm", "mlops/vllm", "official/mlops/vllm"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import ConfigError, UsageError
-from hermes.skills import Origin, SkillError, list_skills
+from hermes.skills import SkillError, SkillOrigin, list_skills
 from hermes.skills.install import check, delete_skill, install, prepare, save_skill
 from hermes.skills.source import MAX_FILE_BYTES, MAX_FILES
 from tests.skills.conftest import WriteSkill, skill_text
@@ -66,7 +66,7 @@ def test_a_directory_is_installed_whole_private_and_locked(home: Path, tmp_path:
     (source / "references" / "run.sh").chmod(0o755)
     skill = install(home, prepare(str(source)))
     assert (skill.origin, skill.version, skill.directory) == (
-        Origin.USER,
+        SkillOrigin.USER,
         "2.0",
         home / "skills" / "porcelain",
     )
@@ -102,7 +102,7 @@ def test_a_tar_made_of_the_current_directory_is_read(tmp_path: Path) -> None:
 def test_a_bundled_skill_is_copied_into_its_category(home: Path) -> None:
     skill = install(home, prepare("official/mlops/vllm"))
     assert skill.directory == home / "skills" / "mlops" / "vllm"
-    assert list_skills(home).find("vllm").origin is Origin.USER
+    assert list_skills(home).find("vllm").origin is SkillOrigin.USER
 
 
 def test_a_bundled_name_wins_over_a_directory_of_that_name(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.skills import Origin, Skill, SkillError
+from hermes.skills import Skill, SkillError, SkillOrigin
 from hermes.skills.skill import parse_skill, read_skill
 
 FULL = """---
@@ -35,7 +35,7 @@ First look.
 
 
 def parse(text: str) -> Skill:
-    return parse_skill(text, file="SKILL.md", directory=Path("x"), category="data", origin=Origin.USER)
+    return parse_skill(text, file="SKILL.md", directory=Path("x"), category="data", origin=SkillOrigin.USER)
 
 
 def front(**fields: str) -> str:
@@ -50,7 +50,7 @@ def test_every_field_is_read_and_unknown_ones_are_left_alone() -> None:
         name="data-cleaning",
         description="Clean a table. Use for CSV files.",
         category="data",
-        origin=Origin.USER,
+        origin=SkillOrigin.USER,
         directory=Path("x"),
         body="# Cleaning\n\nFirst look.\n",
         version="1.2",
@@ -110,7 +110,7 @@ def test_the_directory_must_bear_the_skills_name(tmp_path: Path) -> None:
     directory.mkdir()
     (directory / "SKILL.md").write_text(front())
     with pytest.raises(SkillError, match="is 'good-name', but the directory is 'other-name'"):
-        read_skill(directory, category="", origin=Origin.USER)
+        read_skill(directory, category="", origin=SkillOrigin.USER)
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_the_directory_must_bear_the_skills_name(tmp_path: Path) -> None:
 def test_a_file_that_is_no_text_or_too_large_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
     (tmp_path / "SKILL.md").write_bytes(data)
     with pytest.raises(SkillError, match=reason):
-        read_skill(tmp_path, category="", origin=Origin.USER)
+        read_skill(tmp_path, category="", origin=SkillOrigin.USER)

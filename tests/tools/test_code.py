@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from hermes.core import ToolErrorKind
-from hermes.safety.approval import Policy, PolicyApprover
+from hermes.safety.approval import ApprovalPolicy, PolicyApprover
 from hermes.tools.base import Workbench
 from tests.tools.bench import call, error, open_bench, text
 
@@ -60,7 +60,7 @@ async def test_the_approver_sees_the_code_and_a_refusal_stops_it(tmp_path: Path)
         asked.append((kind, action))
         return "no"
 
-    approver = PolicyApprover(Policy(allow=(), deny=(), interactive=True, isolated=False), ask)
+    approver = PolicyApprover(ApprovalPolicy(allow=(), deny=(), interactive=True, isolated=False), ask)
     async with open_bench("local", tmp_path, approver) as bench:
         kind, _ = await error(bench, "execute_code", code="open('canary', 'w')\n")
     assert kind == "refused"

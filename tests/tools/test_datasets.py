@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.safety.approval import Policy, PolicyApprover
+from hermes.safety.approval import ApprovalPolicy, PolicyApprover
 from hermes.tools.base import Workbench
 from hermes.tools.datasets import files
 from hermes.tools.datasets.files import split_of
@@ -230,7 +230,7 @@ async def test_files_that_are_no_datasets_say_where_and_why(tmp_path: Path) -> N
 async def test_a_path_outside_the_workspace_needs_permission(tmp_path: Path) -> None:
     outside = tmp_path / "outside.jsonl"
     outside.write_text('{"a": 1}\n')
-    policy = Policy((), (), interactive=False, isolated=False, workspace=str(tmp_path / "workspace"))
+    policy = ApprovalPolicy((), (), interactive=False, isolated=False, workspace=str(tmp_path / "workspace"))
     async with open_service_bench(tmp_path, approver=PolicyApprover(policy, None)) as bench:
         kind, _ = await error(bench, "dataset_inspect", path=str(outside))
     assert kind == "refused"

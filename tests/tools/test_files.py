@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.safety.approval import Policy, PolicyApprover
+from hermes.safety.approval import ApprovalPolicy, PolicyApprover
 from hermes.tools.base import Workbench
 from tests.tools.bench import call, error, open_bench, text
 
@@ -164,7 +164,7 @@ async def test_nothing_outside_the_workspace_is_touched_locally_without_approval
         return "no"
 
     paths = _outside_paths(fenced)
-    approver = PolicyApprover(Policy(allow=(), deny=(), interactive=True, isolated=False), ask)
+    approver = PolicyApprover(ApprovalPolicy(allow=(), deny=(), interactive=True, isolated=False), ask)
     async with open_bench("local", fenced / "workspace", approver) as bench:
         for path in paths:
             for tool, more in (
@@ -186,7 +186,7 @@ async def test_an_approved_path_outside_the_workspace_is_used(fenced: Path) -> N
     async def ask(kind: str, action: str) -> str:
         return "once"
 
-    approver = PolicyApprover(Policy(allow=(), deny=(), interactive=True, isolated=False), ask)
+    approver = PolicyApprover(ApprovalPolicy(allow=(), deny=(), interactive=True, isolated=False), ask)
     async with open_bench("local", fenced / "workspace", approver) as bench:
         assert await text(bench, "read_file", path="../secret") == "     1\tcanary"
         await text(bench, "write_file", path="../secret", content="changed")

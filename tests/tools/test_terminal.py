@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes.core import ToolErrorKind
-from hermes.safety.approval import Policy, PolicyApprover
+from hermes.safety.approval import ApprovalPolicy, PolicyApprover
 from hermes.tools import registry
 from hermes.tools.base import Workbench
 from tests.tools.bench import call, error, open_bench, raw_call, text
@@ -161,7 +161,7 @@ async def test_a_bad_process_call_says_what_is_wrong(local: Workbench) -> None:
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_refused_command_does_not_run(tmp_path: Path, background: bool) -> None:
-    approver = PolicyApprover(Policy(allow=(), deny=(), interactive=False, isolated=False), None)
+    approver = PolicyApprover(ApprovalPolicy(allow=(), deny=(), interactive=False, isolated=False), None)
     async with open_bench("local", tmp_path, approver) as bench:
         kind, _ = await error(bench, "terminal", command="touch canary", background=background)
         assert kind == "refused"
@@ -178,7 +178,7 @@ async def test_a_working_directory_outside_the_workspace_needs_approval(tmp_path
 
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    policy = Policy(allow=(), deny=(), interactive=True, isolated=False)
+    policy = ApprovalPolicy(allow=(), deny=(), interactive=True, isolated=False)
     async with open_bench("local", workspace, PolicyApprover(policy, ask)) as bench:
         kind, _ = await error(bench, "terminal", command="ls", workdir="..")
     assert kind == "refused"

@@ -11,7 +11,7 @@ import pytest
 from hermes.config.settings import WebSettings
 from hermes.core import JSON
 from hermes.errors import ToolError
-from hermes.tools.web.search import Hit, choose_backend, search_brave, search_tavily
+from hermes.tools.web.search import WebSearchHit, choose_backend, search_brave, search_tavily
 from tests.fakes.site import Page, Site, page, redirect
 from tests.tools.bench import error, text
 from tests.tools.services import open_service_bench
@@ -123,7 +123,7 @@ async def test_searxng_is_asked_for_json_and_its_hits_are_limited(tmp_path: Path
 async def test_brave_is_asked_with_its_key_and_its_hits_are_mapped() -> None:
     with Site({"/web/search": as_json({"web": {"results": results("description", 2)}})}) as site:
         hits = await search_brave("clay", 2, "secret-key", base_url=site.url("").rstrip("/"))
-    assert hits == [Hit("T0", "https://e.org/0", "S0"), Hit("T1", "https://e.org/1", "S1")]
+    assert hits == [WebSearchHit("T0", "https://e.org/0", "S0"), WebSearchHit("T1", "https://e.org/1", "S1")]
     (request,) = site.requests
     assert request.path == "/web/search?q=clay&count=2"
     assert request.headers["x-subscription-token"] == "secret-key"
@@ -137,7 +137,7 @@ async def test_brave_without_web_results_is_no_hits() -> None:
 async def test_tavily_is_asked_with_its_key_and_its_hits_are_mapped() -> None:
     with Site({"/search": as_json({"results": results("content", 1)})}) as site:
         hits = await search_tavily("clay", 3, "secret-key", base_url=site.url("").rstrip("/"))
-    assert hits == [Hit("T0", "https://e.org/0", "S0")]
+    assert hits == [WebSearchHit("T0", "https://e.org/0", "S0")]
     (request,) = site.requests
     assert (request.method, json.loads(request.body)) == ("POST", {"query": "clay", "max_results": 3})
     assert request.headers["authorization"] == "Bearer secret-key"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from hermes.training.checkpoints import Keep
+from hermes.training.checkpoints import RetentionPolicy
 from hermes.training.monitor.sinks import JsonLines, Sinks
-from hermes.training.service.client import Wish, connection
-from hermes.training.session import Run
+from hermes.training.service.client import LoraSpec, connection
+from hermes.training.session import TrainingRunSpec
 from tests.engine.http.engine_process import KEY, Server, launch, make_tiny
 from tests.training.world import Environment, Process, ask, start_api
 
-MakeRun = Callable[..., Run]
+MakeRun = Callable[..., TrainingRunSpec]
 StartTrainer = Callable[..., Process]
 
 
@@ -55,20 +55,20 @@ def environment(engine: Server, api: str, tiny: Path) -> Iterator[Environment]:
 def make_run(engine: Server, tiny: Path, tmp_path: Path) -> MakeRun:
     """Runs with the service that TINKER_BASE_URL names: the engine, unless a test has another `url`."""
 
-    def make(name: str = "run", url: str | None = None, every: int = 25, last: int = 3) -> Run:
-        return Run(
+    def make(name: str = "run", url: str | None = None, every: int = 25, last: int = 3) -> TrainingRunSpec:
+        return TrainingRunSpec(
             name,
             tmp_path / "runs" / name,
             connection(None, {"TINKER_BASE_URL": url or engine.url, "TINKER_API_KEY": KEY}),
-            Wish(str(tiny), rank=8, seed=3),
-            Keep(every, last),
+            LoraSpec(str(tiny), rank=8, seed=3),
+            RetentionPolicy(every, last),
         )
 
     return make
 
 
 @pytest.fixture
-def sinks_of() -> Callable[[Run], Sinks]:
+def sinks_of() -> Callable[[TrainingRunSpec], Sinks]:
     return lambda run: Sinks([JsonLines(run.folder)])
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from hermes.training.data.advantages import Baseline, advantages
-from hermes.training.data.batch import Item, Rules, prepare, with_penalty
+from hermes.training.data.batch import BatchConfig, ScoredSequence, prepare, with_penalty
 from hermes.training.data.correction import bounds_of, engine_loss, surrogate, weights
 from hermes.training.data.groups import read_group
 from hermes.training.data.kl import penalties, teacher_terms
-from hermes.training.schedule import Schedule, Shape, default_rl_rate, default_sft_rate, parameters_of
+from hermes.training.schedule import Schedule, ScheduleShape, default_rl_rate, default_sft_rate, parameters_of
 from tests.training.world import group
 
 
@@ -21,7 +21,7 @@ def served(scores: list[float], **more: Any) -> dict[str, Any]:
     return group([[300 + index, 2] for index in range(size)], [[-1.0, -0.5]] * size, scores, **more)
 
 
-def sent(item: Item) -> list[float]:
+def sent(item: ScoredSequence) -> list[float]:
     return list(item.advantages)
 
 
@@ -51,32 +51,32 @@ def test_groups_of_equal_scores_and_of_one_have_no_advantages() -> None:
 def test_a_rollout_in_several_parts_counts_once_and_each_part_gets_its_advantage() -> None:
     parts = [{"trajectory_id": "a", "part": part, "parts": 2} for part in range(2)]
     made = served([1.0, 1.0, 0.0], overrides=[*parts, {"trajectory_id": "b"}])
-    prepared = prepare([made], Rules(), 0)
+    prepared = prepare([made], BatchConfig(), 0)
     assert [sent(item)[-1] for item in prepared.items] == [0.5, 0.5, -0.5]
     assert prepared.metrics["reward/mean"] == 0.5 and prepared.metrics["data/rollouts"] == 2
 
 
 def test_advantages_are_on_sampled_tokens_only() -> None:
-    first, second = prepare([served([1.0, 0.0])], Rules(), 0).items
+    first, second = prepare([served([1.0, 0.0])], BatchConfig(), 0).items
     assert sent(first) == [0, 0, 0, 0.5, 0.5] and sent(second) == [0, 0, 0, -0.5, -0.5]
 
 
 def test_a_muted_sequence_counts_in_the_mean_and_is_not_trained_on() -> None:
     made = served([1.0, 0.0], overrides=[{"set_advantage_to_zero": True}, {}])
-    (only,) = prepare([made], Rules(), 0).items
+    (only,) = prepare([made], BatchConfig(), 0).items
     assert sent(only)[-1] == -0.5
 
 
 def test_the_environments_own_advantages_are_taken_as_they_are() -> None:
     made = served([1.0, 0.0], advantages=[[9, 9, 9, 0.1, 0.2], [9, 9, 9, 0.3, 0.4]])
-    first, second = prepare([made], Rules(), 0).items
+    first, second = prepare([made], BatchConfig(), 0).items
     assert sent(first) == [0, 0, 0, 0.1, 0.2] and sent(second) == [0, 0, 0, 0.3, 0.4]
 
 
 def test_equal_scores_are_no_lack_of_signal_where_the_environment_tells_tokens_apart() -> None:
     told = served([0.0, 0.0], advantages=[[0, 0, 0, 0.5, 0], [0, 0, 0, -0.5, 0]])
     silent = served([0.0, 0.0], advantages=[[9, 9, 9, 0, 0], [9, 9, 9, 0, 0]])
-    prepared = prepare([told, silent, served([1.0, 1.0])], Rules(), 0)
+    prepared = prepare([told, silent, served([1.0, 1.0])], BatchConfig(), 0)
     assert [sent(item)[3] for item in prepared.items] == [0.5, -0.5]
     assert prepared.metrics["health/group_signal"] == pytest.approx(1 / 3)
     assert prepared.metrics["health/zero_variance_groups"] == 2
@@ -89,13 +89,13 @@ def test_success_is_told_apart_from_reward_and_by_kind_of_task() -> None:
         served([1.0, 1.0, 0.2], overrides=[*parts, {"kind": "one", "success": False}]),
         served([1.0, 0.0]),
     ]
-    found = prepare(made, Rules(), 0).metrics
+    found = prepare(made, BatchConfig(), 0).metrics
     assert {name: value for name, value in found.items() if name.startswith("success/")} == {
         "success/mean": 0.5,
         "success/one": 0.0,
         "success/two": 0.5,
     }
-    assert not any(name.startswith("success/") for name in prepare(made[2:], Rules(), 0).metrics)
+    assert not any(name.startswith("success/") for name in prepare(made[2:], BatchConfig(), 0).metrics)
 
 
 def test_stale_and_overlong_sequences_count_in_the_mean_and_are_dropped() -> None:
@@ -103,10 +103,10 @@ def test_stale_and_overlong_sequences_count_in_the_mean_and_are_dropped() -> Non
         [1.0, 0.0, 0.5],
         overrides=[{"policy_version": f"tinker://r/sampler_weights/step-{n}@1.5"} for n in (1, 5, 6)],
     )
-    prepared = prepare([made], Rules(max_staleness=2), 6)
+    prepared = prepare([made], BatchConfig(max_staleness=2), 6)
     assert [sent(item)[-1] for item in prepared.items] == [-0.5]
     assert prepared.metrics["health/stale_dropped"] == 1 and prepared.metrics["health/staleness_max"] == 5
-    assert not prepare([made], Rules(max_tokens=4), 6).items
+    assert not prepare([made], BatchConfig(max_tokens=4), 6).items
 
 
 def aged(*steps: int) -> list[dict[str, str]]:
@@ -131,7 +131,7 @@ def aged(*steps: int) -> list[dict[str, str]]:
 def test_a_batch_is_hopeless_if_what_could_teach_is_left_out_not_if_it_has_no_signal(
     groups: list[dict[str, Any]], hopeless: bool
 ) -> None:
-    assert prepare(groups, Rules(max_staleness=2), 9).hopeless is hopeless
+    assert prepare(groups, BatchConfig(max_staleness=2), 9).hopeless is hopeless
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_capped_importance_sampling_is_asked_for_as_the_loss_with_that_gradient(
 def test_a_penalty_is_centred_over_the_batch() -> None:
     found = penalties([[0.1, 0.3], [0.8]], 0.5)
     assert found == [pytest.approx([0.15, 0.05]), pytest.approx([-0.2])]
-    items = prepare([served([1.0, 0.0])], Rules(), 0).items
+    items = prepare([served([1.0, 0.0])], BatchConfig(), 0).items
     changed, drift = with_penalty(items, [[0, 0, 0, -1.5, -0.5], [0, 0, 0, -1.0, -0.5]], 1.0)
     assert drift == pytest.approx(0.125)
     assert sent(changed[0]) == pytest.approx([0, 0, 0, 0.5 + 0.125 - 0.5, 0.5 + 0.125])
@@ -191,14 +191,14 @@ def test_a_teacher_draws_towards_what_it_finds_likelier() -> None:
         distill_token_ids=[[[5], [6], [7], [300], [9]]] * 2,
         distill_logprobs=[[[0.0], [0.0], [0.0], [-3.0], [-1.0]]] * 2,
     )
-    first = prepare([made], Rules(distill=1.0), 0).items[0]
+    first = prepare([made], BatchConfig(distill=1.0), 0).items[0]
     assert sent(first) == [0, 0, 0, -2.0, 0.0]  # a token that is not among its best is not judged
 
 
 def test_rates_fall_as_asked_and_never_before_their_time() -> None:
-    linear = Schedule(1.0, Shape.LINEAR, warmup_steps=2, total_steps=6)
+    linear = Schedule(1.0, ScheduleShape.LINEAR, warmup_steps=2, total_steps=6)
     assert [linear.at(step) for step in range(1, 7)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-    cosine = Schedule(1.0, Shape.COSINE, total_steps=4)
+    cosine = Schedule(1.0, ScheduleShape.COSINE, total_steps=4)
     assert [cosine.at(step) for step in range(1, 5)] == pytest.approx([1, 0.853553, 0.5, 0.146447], rel=1e-5)
 
 

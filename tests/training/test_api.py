@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hermes.training.data.api import NO_LEASE, Batch, NoBatch, TrainerApi
+from hermes.training.data.api import NO_LEASE, LeasedBatch, NoBatch, TrainerApi
 from tests.training.world import ask
 
 REGISTRATION = {
@@ -70,7 +70,7 @@ def test_a_batch_without_a_lease_is_taken_once_and_never_asked_for_again(
     with TrainerApi(url, patience_s=5) as api:
         api.register({"batch_size": 1})
         batch = api.next_batch()
-        assert batch == Batch(NO_LEASE, [GROUP])
+        assert batch == LeasedBatch(NO_LEASE, [GROUP])
         assert api.again(NO_LEASE) is None
         api.acknowledge(NO_LEASE)
         assert api.next_batch() == NoBatch("nothing is queued")
@@ -83,7 +83,7 @@ def test_a_lease_lives_as_long_as_its_trainer(api: str) -> None:
         trainer.register(REGISTRATION)
         ask(api, "POST", "/scored_data", GROUP)
         batch = trainer.next_batch()
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, LeasedBatch)
         time.sleep(2.5)
         assert ask(api, "GET", "/status")["leases"] == {"outstanding": 1, "lost": 0}
         assert trainer.next_batch() == NoBatch("no groups are queued", envs_connected=0)
@@ -91,7 +91,7 @@ def test_a_lease_lives_as_long_as_its_trainer(api: str) -> None:
         assert ask(api, "GET", "/status")["leases"] == {"outstanding": 0, "lost": 0}
     with TrainerApi(api, patience_s=5, lease_s=0.4) as trainer:
         ask(api, "POST", "/scored_data", GROUP)
-        assert isinstance(trainer.next_batch(), Batch)
+        assert isinstance(trainer.next_batch(), LeasedBatch)
     while ask(api, "GET", "/status")["leases"] != {"outstanding": 0, "lost": 1}:
         time.sleep(0.05)  # without its trainer a lease expires
 
@@ -101,7 +101,7 @@ def test_leases_of_a_former_life_are_renewed_before_their_batches_are_asked_for(
         trainer.register(REGISTRATION)
         ask(api, "POST", "/scored_data", GROUP)
         batch = trainer.next_batch()
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, LeasedBatch)
     with TrainerApi(api, patience_s=5, lease_s=2) as resumed:
         resumed.keep_leases([batch.lease_id])
         time.sleep(2.5)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import HermesError
-from hermes.training.data.batch import Rules
+from hermes.training.data.batch import BatchConfig
 from hermes.training.distill import GenerateTeacher, Teacher, TinkerTeacher
 from hermes.training.distill import ask as attached
 from hermes.training.rl import train
@@ -35,7 +35,7 @@ class Taught:
 
     def gain(self, teacher: Teacher) -> float:
         """A token's advantage is minus its divergence from the teacher: it shrinks as the pupil learns."""
-        given = settings(self._environment.api_url, 8, rules=Rules(distill=1.0, rewards=0.0))
+        given = settings(self._environment.api_url, 8, rules=BatchConfig(distill=1.0, rewards=0.0))
         with feeding(self._environment):
             train(self.run, given, around(self.run, teacher=teacher))
         told = [row["advantages/mean"] for row in metrics(self.run.folder)]

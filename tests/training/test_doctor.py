@@ -9,7 +9,7 @@ import pytest
 
 from hermes.errors import HermesError
 from hermes.rl.checks.doctor import Cause, diagnose
-from hermes.training.data.batch import Rules
+from hermes.training.data.batch import BatchConfig
 from hermes.training.schedule import Schedule
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
@@ -59,7 +59,7 @@ def half_blind(made: dict[str, Any]) -> None:
         (None, {"schedule": Schedule(3.0)}, "learning rate too high", "nats a step", "divide it by 3"),
         (
             always_the_first(),
-            {"steps": 9, "rules": Rules(max_staleness=20)},
+            {"steps": 9, "rules": BatchConfig(max_staleness=20)},
             "old rollouts",
             "4.0 steps old on average",
             "max_batches_offpolicy",

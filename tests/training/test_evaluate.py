@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes.training.checkpoints import Keep, Kept, RunState, added, revalued
+from hermes.training.checkpoints import CheckpointRecord, RetentionPolicy, TrainingState, added, revalued
 from hermes.training.monitor.eval_command import command_evaluation
-from hermes.training.monitor.eval_watcher import HeldOut
+from hermes.training.monitor.eval_watcher import EvalWatcher
 from hermes.training.rl import train
 from tests.training.conftest import MakeRun, StartTrainer
 from tests.training.test_rl import around, feeding, settings
@@ -121,7 +121,7 @@ def evaluation(folder: Path, took_s: float, ended_s: float | None = None, **foun
 
 def test_the_environments_own_evaluation_is_told_once_with_the_step_it_began_with(tmp_path: Path) -> None:
     evaluation(tmp_path, 0, mean_reward=0.9)
-    held_out = HeldOut(tmp_path)
+    held_out = EvalWatcher(tmp_path)
     assert held_out.newest() is None, "it is of another life"
     for step in (0, 1):
         held_out.published(step)
@@ -135,19 +135,23 @@ def test_the_environments_own_evaluation_is_told_once_with_the_step_it_began_wit
     evaluation(tmp_path, 3600, success_rate=0.75)
     assert held_out.newest() is None
     (tmp_path / "metrics.json").write_text("{")
-    assert held_out.newest() is None and HeldOut(None).newest() is None
+    assert held_out.newest() is None and EvalWatcher(None).newest() is None
 
 
 def test_an_evaluation_counts_before_any_reward_of_training() -> None:
-    kept = tuple(Kept(step, f"w{step}", f"s{step}", 0.1 * step) for step in (4, 6, 8))
-    state = RunState("rl", {}, kept, Kept(2, "w2", "s2", 0.9))
+    kept = tuple(CheckpointRecord(step, f"w{step}", f"s{step}", 0.1 * step) for step in (4, 6, 8))
+    state = TrainingState("rl", {}, kept, CheckpointRecord(2, "w2", "s2", 0.9))
     state, gone = revalued(state, 7, 0.2, higher_is_better=True)
-    assert state.best == Kept(6, "w6", "s6", 0.2, True) == state.kept[1] and [one.step for one in gone] == [2]
+    assert state.best == CheckpointRecord(6, "w6", "s6", 0.2, True) == state.kept[1] and [
+        one.step for one in gone
+    ] == [2]
     state, gone = revalued(state, 7, 0.9, higher_is_better=True)
     assert state.best is not None and state.best.value == 0.2, "the checkpoint has its evaluation"
     state, gone = revalued(state, 9, 0.1, higher_is_better=True)
     assert state.best is not None and state.best.step == 6 and state.kept[2].evaluated and not gone
-    state, _ = added(state, Kept(10, "w10", "s10", 5.0), Keep(2, 3), higher_is_better=True)
+    state, _ = added(
+        state, CheckpointRecord(10, "w10", "s10", 5.0), RetentionPolicy(2, 3), higher_is_better=True
+    )
     assert state.best is not None and state.best.step == 6
     assert revalued(state, 3, 1.0, higher_is_better=True) == (state, [])
 
@@ -163,7 +167,7 @@ def test_what_the_environment_found_on_held_out_tasks_decides_which_checkpoint_i
             evaluation(evals, 0, mean_reward=-1.0)
 
     with feeding(environment):
-        found = replace(around(run, held_out=HeldOut(evals)), tell=tell)
+        found = replace(around(run, held_out=EvalWatcher(evals)), tell=tell)
         done = train(run, settings(environment.api_url, 6), found)
     assert done.best is not None and (done.best.step, done.best.value) == (2, -1.0)
     assert done.step == 6

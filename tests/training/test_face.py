@@ -16,9 +16,9 @@ import tinker
 import hermes.training
 from hermes.errors import HermesError
 from hermes.training.distill import GenerateTeacher, TinkerTeacher
-from hermes.training.service.client import Connection
-from hermes.training.service.openai_proxy import Face, offered
-from hermes.training.service.token_meter import Meter, Tokens, read_tokens
+from hermes.training.service.client import ServiceConnection
+from hermes.training.service.openai_proxy import OpenAIProxy, offered
+from hermes.training.service.token_meter import TokenCounts, TokenMeter, read_tokens
 from tests.engine.http.engine_process import KEY, Server, launch
 from tests.training.proxy import proxy
 from tests.training.world import PROMPT
@@ -44,31 +44,31 @@ def published(engine: Server, tiny: Path) -> str:
 @pytest.fixture(scope="module")
 def face(
     service: str, published: str, tiny: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Face]:
+) -> Iterator[OpenAIProxy]:
     folder = tmp_path_factory.mktemp("face")
     with (
-        closing(Meter(folder)) as meter,
-        offered(Connection(service, KEY), str(tiny), str(tiny), 0, meter) as made,
+        closing(TokenMeter(folder)) as meter,
+        offered(ServiceConnection(service, KEY), str(tiny), str(tiny), 0, meter) as made,
     ):
         made.show(published)
         yield made
 
 
-def post(face: Face, path: str, body: dict[str, Any]) -> httpx2.Response:
+def post(face: OpenAIProxy, path: str, body: dict[str, Any]) -> httpx2.Response:
     return httpx2.post(face.url + path, json=body, trust_env=False, timeout=60)
 
 
 def test_a_prompt_is_scored_by_the_service_as_a_teacher_is_asked_to(
-    face: Face, service: str, published: str
+    face: OpenAIProxy, service: str, published: str
 ) -> None:
     texts = [[*PROMPT, 300, 301], list(range(260, 280))]
-    expected = TinkerTeacher(Connection(service, KEY), published).score(texts)
+    expected = TinkerTeacher(ServiceConnection(service, KEY), published).score(texts)
     for found, other in zip(GenerateTeacher(face.url, patience_s=20).score(texts), expected, strict=True):
         assert found == pytest.approx(other, abs=1e-5) and len(set(found)) > 2
 
 
 def test_the_newest_weights_are_sampled_in_exact_tokens_and_named_in_the_answer(
-    face: Face, published: str, engine: Server, tiny: Path
+    face: OpenAIProxy, published: str, engine: Server, tiny: Path
 ) -> None:
     params = {"max_new_tokens": 5, "temperature": 1.0, "sampling_seed": 3, "n": 2}
     body = {"input_ids": list(PROMPT), "sampling_params": params, "return_logprob": True}
@@ -85,7 +85,7 @@ def test_the_newest_weights_are_sampled_in_exact_tokens_and_named_in_the_answer(
     assert told == [one["meta_info"]["output_token_logprobs"] for one in direct]
 
 
-def test_openai_clients_get_text_alternatives_and_streams_too(face: Face, tiny: Path) -> None:
+def test_openai_clients_get_text_alternatives_and_streams_too(face: OpenAIProxy, tiny: Path) -> None:
     names = [one["id"] for one in httpx2.get(f"{face.url}/v1/models", trust_env=False).json()["data"]]
     assert names == [str(tiny), "policy"]
     body = {"model": "policy", "prompt": "ab", "max_tokens": 4, "logprobs": 2, "seed": 1}
@@ -96,7 +96,7 @@ def test_openai_clients_get_text_alternatives_and_streams_too(face: Face, tiny: 
     assert stream.strip().endswith("data: [DONE]")
 
 
-def test_what_is_asked_wrongly_is_refused_and_not_tried_again(face: Face) -> None:
+def test_what_is_asked_wrongly_is_refused_and_not_tried_again(face: OpenAIProxy) -> None:
     unknown = post(face, "/v1/completions", {"model": "gpt-5", "prompt": "x"})
     gone = post(face, "/v1/completions", {"model": "tinker://a/sampler_weights/b", "prompt": "x"})
     assert gone.status_code == 400 and "refused" in gone.json()["error"]["message"]
@@ -115,8 +115,8 @@ def test_a_service_that_was_started_anew_is_asked_again_and_answers(tiny: Path, 
     path = str(training.save_weights_for_sampler("step-0").result().path)
     body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}
     with (
-        closing(Meter(tmp_path)) as meter,
-        offered(Connection(first.url, KEY), str(tiny), str(tiny), 0, meter) as face,
+        closing(TokenMeter(tmp_path)) as meter,
+        offered(ServiceConnection(first.url, KEY), str(tiny), str(tiny), 0, meter) as face,
     ):
         face.show(path)
         assert post(face, "/generate", body).status_code == 200
@@ -130,18 +130,18 @@ def test_a_service_that_was_started_anew_is_asked_again_and_answers(tiny: Path, 
     assert answers[0].headers["Retry-After"]
 
 
-def test_a_port_that_is_taken_is_said(service: str, face: Face, tiny: Path, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_said(service: str, face: OpenAIProxy, tiny: Path, tmp_path: Path) -> None:
     port = int(face.url.rpartition(":")[2])
     with (
-        closing(Meter(tmp_path)) as meter,
+        closing(TokenMeter(tmp_path)) as meter,
         pytest.raises(HermesError, match="it is taken"),
-        offered(Connection(service, KEY), str(tiny), str(tiny), port, meter),
+        offered(ServiceConnection(service, KEY), str(tiny), str(tiny), port, meter),
     ):
         pass
 
 
 def test_tokens_are_counted_by_many_threads_and_outlive_the_counter(tmp_path: Path) -> None:
-    with closing(Meter(tmp_path)) as meter:
+    with closing(TokenMeter(tmp_path)) as meter:
 
         def count() -> None:
             for _ in range(500):
@@ -152,9 +152,9 @@ def test_tokens_are_counted_by_many_threads_and_outlive_the_counter(tmp_path: Pa
             worker.start()
         for worker in workers:
             worker.join()
-    with closing(Meter(tmp_path)) as again:
+    with closing(TokenMeter(tmp_path)) as again:
         again.count(trained=5)
-    assert read_tokens(tmp_path) == Tokens(4000, 2000, 5)
+    assert read_tokens(tmp_path) == TokenCounts(4000, 2000, 5)
 
 
 def _names_of_the_sdk(tree: ast.AST) -> Iterator[str]:

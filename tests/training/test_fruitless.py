@@ -8,7 +8,7 @@ import pytest
 
 from hermes.errors import HermesError
 from hermes.rl.checks.doctor import diagnose
-from hermes.training.data.batch import Rules
+from hermes.training.data.batch import BatchConfig
 from tests.training.conftest import MakeRun
 from tests.training.test_rl import always_the_first, trained
 from tests.training.world import Environment, metrics
@@ -29,7 +29,7 @@ def test_batches_of_which_every_sequence_is_too_long_end_the_run_with_the_reason
 ) -> None:
     run = make_run()
     with pytest.raises(HermesError, match=r"3 batches in a row .*8 sequences: longer than") as caught:
-        trained(run, environment, steps=9, rules=Rules(max_tokens=5))
+        trained(run, environment, steps=9, rules=BatchConfig(max_tokens=5))
     assert "--max-tokens" in caught.value.hint and len(metrics(run.folder)) == 2
     (cause, *_) = diagnose(metrics(run.folder), "running", None)
     assert cause.name == "rollouts too long" and "8.0 of 8.0 sequences" in cause.evidence
@@ -42,7 +42,7 @@ def test_a_sampler_that_never_follows_ends_the_run_with_the_reason(
     run = make_run()
     change = always_the_first()
     with pytest.raises(HermesError, match=r"10 batches in a row .*8 sequences: sampled too many") as caught:
-        trained(run, environment, change, steps=20, rules=Rules(max_staleness=1))
+        trained(run, environment, change, steps=20, rules=BatchConfig(max_staleness=1))
     assert "newest weights" in caught.value.hint and len(metrics(run.folder)) == 2 + 9
 
 

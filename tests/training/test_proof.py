@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hermes.training.monitor.proof import Proof, ProofError, Reading, begin
-from hermes.training.session import Run
+from hermes.training.session import TrainingRunSpec
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
 from tests.training.proxy import proxy
@@ -39,7 +39,7 @@ def no_update(path: str, body: Any) -> Any:
     return body
 
 
-def steps_made(run: Run) -> int:
+def steps_made(run: TrainingRunSpec) -> int:
     return len(metrics(run.folder)) if (run.folder / "metrics.jsonl").exists() else 0
 
 

@@ -14,12 +14,12 @@ from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.doctor import diagnose
 from hermes.training.checkpoints import alone
 from hermes.training.data.advantages import Baseline
-from hermes.training.data.api import ApiError
-from hermes.training.data.batch import Rules
+from hermes.training.data.api import TrajectoryApiError
+from hermes.training.data.batch import BatchConfig
 from hermes.training.monitor.sinks import JsonLines, Sinks
-from hermes.training.rl import Around, RlSettings, train
+from hermes.training.rl import RlTrainerConfig, RunServices, train
 from hermes.training.schedule import Schedule
-from hermes.training.session import Finished, Run
+from hermes.training.session import TrainingRunSpec, TrainResult
 from tests.training.conftest import MakeRun
 from tests.training.world import Environment, ask, metrics
 
@@ -41,13 +41,13 @@ HEALTH = (
 )
 
 
-def settings(api: str, steps: int = 3, **more: Any) -> RlSettings:
+def settings(api: str, steps: int = 3, **more: Any) -> RlTrainerConfig:
     given = {"schedule": Schedule(0.02), "batch_size": 8, "api_url": api, "api_patience_s": 5.0, **more}
-    return RlSettings(num_steps=steps, **given)
+    return RlTrainerConfig(num_steps=steps, **given)
 
 
-def around(run: Run, **more: Any) -> Around:
-    return Around(Sinks([JsonLines(run.folder)]), lambda line: None, **more)
+def around(run: TrainingRunSpec, **more: Any) -> RunServices:
+    return RunServices(Sinks([JsonLines(run.folder)]), lambda line: None, **more)
 
 
 @contextmanager
@@ -63,7 +63,9 @@ def feeding(environment: Environment, change: Change | None = None, groups: int 
         worker.join()
 
 
-def trained(run: Run, environment: Environment, change: Change | None = None, **more: Any) -> Finished:
+def trained(
+    run: TrainingRunSpec, environment: Environment, change: Change | None = None, **more: Any
+) -> TrainResult:
     given = settings(environment.api_url, **more)
     with feeding(environment, change, given.batch_size // environment.group_size):
         return train(run, given, around(run))
@@ -105,7 +107,7 @@ def test_the_other_losses_train_too_with_several_updates_from_a_batch(
     loss: str, make_run: MakeRun, environment: Environment
 ) -> None:
     run = make_run()
-    trained(run, environment, steps=2, loss=loss, epochs=2, rules=Rules(Baseline.LEAVE_ONE_OUT))
+    trained(run, environment, steps=2, loss=loss, epochs=2, rules=BatchConfig(Baseline.LEAVE_ONE_OUT))
     assert [row["optim/optimizer_step"] for row in metrics(run.folder)] == [2, 4]
 
 
@@ -157,7 +159,7 @@ def always_the_first() -> Change:
 
 def test_what_was_sampled_too_long_ago_is_not_trained_on(make_run: MakeRun, environment: Environment) -> None:
     run = make_run()
-    trained(run, environment, always_the_first(), steps=4, rules=Rules(max_staleness=1))
+    trained(run, environment, always_the_first(), steps=4, rules=BatchConfig(max_staleness=1))
     rows = metrics(run.folder)
     assert [row["health/staleness"] for row in rows] == [0, 1, 2, 3]
     assert [row["health/stale_dropped"] for row in rows] == [0, 0, 8, 8]
@@ -190,10 +192,10 @@ def test_a_run_that_is_asked_to_stop_saves_what_it_has_and_goes_on_later(
 
     with feeding(environment):
         done = train(
-            run, settings(environment.api_url, 4), Around(Sinks([JsonLines(run.folder)]), tell, stop)
+            run, settings(environment.api_url, 4), RunServices(Sinks([JsonLines(run.folder)]), tell, stop)
         )
         assert (done.step, done.reason) == (2, "stopped")
-        again = Around(Sinks([JsonLines(run.folder)]), tell)
+        again = RunServices(Sinks([JsonLines(run.folder)]), tell)
         assert train(run, settings(environment.api_url, 4), again).step == 4
     assert [row["step"] for row in metrics(run.folder)] == [1, 2, 3, 4]
     assert [row["optim/optimizer_step"] for row in metrics(run.folder)] == [1, 2, 3, 4]
@@ -213,7 +215,7 @@ def test_a_run_that_is_under_way_is_not_started_a_second_time(make_run: MakeRun)
 def test_an_api_that_is_not_there_is_said_once_the_patience_is_spent(make_run: MakeRun) -> None:
     run = make_run()
     with pytest.raises(
-        ApiError, match=r"no answer from the trajectory API at http://127\.0\.0\.1:9"
+        TrajectoryApiError, match=r"no answer from the trajectory API at http://127\.0\.0\.1:9"
     ) as caught:
         train(run, settings("http://127.0.0.1:9", api_patience_s=0.2), around(run))
     assert caught.value.hint.startswith("start it with: hermes api")

@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from hermes.core import Message, Role, ToolCall
-from hermes.data.export.select import Selection
+from hermes.data.export.select import TrajectorySelection
 from hermes.data.formats.registry import FORMATS
-from hermes.models.tokens.chat import Speech
+from hermes.models.tokens.chat import ChatRenderer
 from hermes.store import Filter, Reader, Writer
 from hermes.training.data.sft_examples import from_files, from_store, gather, lessons_of
 from tests import records
@@ -34,13 +34,13 @@ CHAT = (
 )
 
 
-def speech(tiny: Path, template: str = TEMPLATE) -> Speech:
+def speech(tiny: Path, template: str = TEMPLATE) -> ChatRenderer:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     tokenizer.chat_template = template
-    return Speech.of(tokenizer, "hermes", 4096)
+    return ChatRenderer.of(tokenizer, "hermes", 4096)
 
 
-def text(spoken: Speech, tokens: tuple[int, ...]) -> str:
+def text(spoken: ChatRenderer, tokens: tuple[int, ...]) -> str:
     return spoken.decode(tokens)
 
 
@@ -140,7 +140,7 @@ def test_every_export_with_turns_teaches_the_same_as_the_store_itself(
     assert done.returncode == 0, done.stderr
     spoken, left_out = speech(tiny), Counter[str]()
     with Reader(stored / "hermes.db") as reader:
-        (expected,) = from_store(reader, Selection(Filter()), spoken, left_out)
+        (expected,) = from_store(reader, TrajectorySelection(Filter()), spoken, left_out)
     (found,) = from_files([output], lambda: spoken, left_out)
     assert text(spoken, found.tokens) == text(spoken, expected.tokens)
     assert (found.tokens, found.learned) == (expected.tokens, expected.learned) and not left_out
@@ -179,7 +179,7 @@ def test_the_store_is_a_source_and_what_did_not_complete_is_counted(tiny: Path, 
     left_out = Counter[str]()
     with Reader(database) as reader:
         found = gather(
-            from_store(reader, Selection(Filter()), speech(tiny), left_out),
+            from_store(reader, TrajectorySelection(Filter()), speech(tiny), left_out),
             left_out,
             longest=99,
             eval_share=0.0,

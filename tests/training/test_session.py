@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import tinker
 
-from hermes.training.checkpoints import Kept, RunState, StateFile
+from hermes.training.checkpoints import CheckpointRecord, StateFile, TrainingState
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.rl import train as train_rl
 from hermes.training.schedule import Schedule
-from hermes.training.service.client import Connection, EngineError
-from hermes.training.session import Run, carry_on
+from hermes.training.service.client import EngineError, ServiceConnection
+from hermes.training.session import TrainingRunSpec, carry_on
 from hermes.training.sft import SftSettings, train
 from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import KEY, Server
@@ -26,15 +26,15 @@ from tests.training.test_sft import few, quiet, write_rows
 from tests.training.world import Environment, metrics
 
 
-def lost_always(run: Run, checkpoint_each: bool, tries: list[int]) -> Callable[[], None]:
+def lost_always(run: TrainingRunSpec, checkpoint_each: bool, tries: list[int]) -> Callable[[], None]:
     """A loop whose engine is lost on every batch, which it has noted before."""
 
     def attempt() -> None:
         tries.append(len(tries) + 1)
         if len(tries) > 20:
             return
-        kept = (Kept(len(tries), "w", "s"),) if checkpoint_each else ()
-        StateFile(run.folder).write(RunState("rl", {}, kept, taken=tuple(tries)))
+        kept = (CheckpointRecord(len(tries), "w", "s"),) if checkpoint_each else ()
+        StateFile(run.folder).write(TrainingState("rl", {}, kept, taken=tuple(tries)))
         raise EngineError("gone", lost=True)
 
     return attempt
@@ -44,7 +44,9 @@ def lost_always(run: Run, checkpoint_each: bool, tries: list[int]) -> Callable[[
 def test_an_engine_that_is_lost_again_and_again_is_gone_on_with_only_while_there_are_checkpoints(
     make_run: MakeRun, checkpoint_each: bool, expected: int
 ) -> None:
-    run = replace(make_run(), connection=Connection("managed", "tml-x"))  # of which nothing is waited for
+    run = replace(
+        make_run(), connection=ServiceConnection("managed", "tml-x")
+    )  # of which nothing is waited for
     tries: list[int] = []
     attempt = lost_always(run, checkpoint_each, tries)
     if checkpoint_each:
@@ -103,7 +105,7 @@ def test_supervised_training_that_is_asked_to_end_saves_its_step_and_goes_on_lat
 
 
 def test_a_run_that_goes_on_after_a_stop_is_not_finished_until_it_is(
-    make_run: MakeRun, sinks_of: Callable[[Run], Sinks]
+    make_run: MakeRun, sinks_of: Callable[[TrainingRunSpec], Sinks]
 ) -> None:
     import threading
 

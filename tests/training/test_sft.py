@@ -13,33 +13,33 @@ import pytest
 from hermes.errors import HermesError, UsageError
 from hermes.models.local.bundled import prepare
 from hermes.store import Reader
-from hermes.training.data.sft_examples import Lesson, Lessons, from_files, gather
+from hermes.training.data.sft_examples import SftExample, SftExamples, from_files, gather
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.schedule import Schedule
-from hermes.training.service.client import Connection, EngineError
-from hermes.training.session import Run, check_finite
+from hermes.training.service.client import EngineError, ServiceConnection
+from hermes.training.session import TrainingRunSpec, check_finite
 from hermes.training.sft import SftSettings, chosen, datums, train
 from tests.engine.http.engine_process import launch
 from tests.training.conftest import MakeRun, StartTrainer
 from tests.training.world import Process, metrics
 
-SinksOf = Callable[[Run], Sinks]
+SinksOf = Callable[[TrainingRunSpec], Sinks]
 
 
-def lesson(number: int, length: int = 8) -> Lesson:
+def lesson(number: int, length: int = 8) -> SftExample:
     tokens = (5, 6, 7 + number, *(259 + (number * 37 + position * 11) % 250 for position in range(length)))
-    return Lesson(tokens, (False, False, False, *[True] * length), str(number))
+    return SftExample(tokens, (False, False, False, *[True] * length), str(number))
 
 
-def few(count: int = 6) -> Lessons:
-    return Lessons(train=[lesson(number) for number in range(count)])
+def few(count: int = 6) -> SftExamples:
+    return SftExamples(train=[lesson(number) for number in range(count)])
 
 
 def quiet(line: str) -> None:
     pass
 
 
-def losses(run: Run) -> dict[int, float]:
+def losses(run: TrainingRunSpec) -> dict[int, float]:
     return {int(row["step"]): row["train/loss"] for row in metrics(run.folder)}
 
 
@@ -103,7 +103,7 @@ def test_training_ends_early_when_held_out_loss_stops_falling_and_the_best_is_ke
     make_run: MakeRun, sinks_of: SinksOf
 ) -> None:
     run = make_run(every=100)
-    lessons = Lessons(train=few().train, held_out=[lesson(50), lesson(51)])
+    lessons = SftExamples(train=few().train, held_out=[lesson(50), lesson(51)])
     settings = SftSettings(Schedule(0.02), epochs=50, batch_size=3, eval_every=2, patience=2)
     done = train(run, lessons, settings, sinks_of(run), quiet)
     held_out = {row["step"]: row["eval/loss"] for row in metrics(run.folder) if "eval/loss" in row}
@@ -149,7 +149,7 @@ def test_a_key_that_the_engine_refuses_is_said_with_the_way_out(
 ) -> None:
     guarded = launch(tiny, tmp_path / "engine", HERMES_ENGINE_TOKEN="another-token-another-token")
     try:
-        run = replace(make_run(), connection=Connection(guarded.url, "tml-wrong"))
+        run = replace(make_run(), connection=ServiceConnection(guarded.url, "tml-wrong"))
         with pytest.raises(EngineError, match="refused the key") as caught:
             train(run, few(), SftSettings(Schedule(0.01)), sinks_of(run), quiet)
         assert "TINKER_API_KEY" in caught.value.hint

@@ -12,7 +12,7 @@ import pytest
 
 from hermes.errors import HermesError, UsageError
 from hermes.store import Reader, Writer
-from hermes.training.checkpoints import Keep, Kept, RunState, StateFile, added
+from hermes.training.checkpoints import CheckpointRecord, RetentionPolicy, StateFile, TrainingState, added
 from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, configured
 
 LABEL = Label("r", "p", "t")
@@ -123,25 +123,27 @@ def test_a_sink_that_is_not_installed_or_not_known_is_said_before_the_run(tmp_pa
 
 
 def test_the_last_checkpoints_and_the_best_stay_and_the_others_go() -> None:
-    state, gone = RunState("rl", {}), []
+    state, gone = TrainingState("rl", {}), []
     for step, value in ((5, math.nan), (10, 0.9), (15, 0.5), (20, 0.4), (25, None)):
-        new = Kept(step, f"w{step}", f"s{step}", value)
-        state, now = added(state, new, Keep(5, 2), higher_is_better=True)
+        new = CheckpointRecord(step, f"w{step}", f"s{step}", value)
+        state, now = added(state, new, RetentionPolicy(5, 2), higher_is_better=True)
         gone += [one.step for one in now]
     assert [one.step for one in state.kept] == [20, 25] and state.best is not None and state.best.step == 10
     assert gone == [5, 15]
 
 
 def test_a_checkpoint_settles_the_batches_it_holds_and_still_owes_the_others() -> None:
-    state = RunState("rl", {}, taken=(4, 5, 6, 7))
-    state, _ = added(state, Kept(2, "w", "s"), Keep(), higher_is_better=True, owed=[6, 7])
+    state = TrainingState("rl", {}, taken=(4, 5, 6, 7))
+    state, _ = added(
+        state, CheckpointRecord(2, "w", "s"), RetentionPolicy(), higher_is_better=True, owed=[6, 7]
+    )
     assert state.settled == (4, 5) and state.taken == (6, 7)
 
 
 def test_the_state_survives_writing_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
-    kept = Kept(5, "tinker://r/weights/step-5", "tinker://r/sampler_weights/step-5", 0.5)
-    state = RunState("rl", {"rank": 8}, (kept,), kept, (7, 8), (5, 6), 8, (1, 2, 3))
+    kept = CheckpointRecord(5, "tinker://r/weights/step-5", "tinker://r/sampler_weights/step-5", 0.5)
+    state = TrainingState("rl", {"rank": 8}, (kept,), kept, (7, 8), (5, 6), 8, (1, 2, 3))
     file.write(state)
     assert file.read("rl", {"rank": 8}) == state
     with pytest.raises(UsageError, match="another rank"):

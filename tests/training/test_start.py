@@ -16,9 +16,9 @@ from hermes.errors import HermesError, UsageError
 from hermes.rl.run import find_run
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.schedule import Schedule
-from hermes.training.service.client import Connection, Trainee
-from hermes.training.service.token_meter import Meter
-from hermes.training.session import Finished, Run
+from hermes.training.service.client import AdapterClient, ServiceConnection
+from hermes.training.service.token_meter import TokenMeter
+from hermes.training.session import TrainingRunSpec, TrainResult
 from hermes.training.sft import SftSettings, train
 from hermes.training.start import find_folder, find_weights, rank_of
 from tests.cli.process import failure, hermes
@@ -35,7 +35,9 @@ TEXT = [5, 6, 7, 300, 301, 302, 303]
 
 
 @pytest.fixture
-def warm(make_run: MakeRun, sinks_of: Callable[[Run], Sinks]) -> tuple[Run, Finished]:
+def warm(
+    make_run: MakeRun, sinks_of: Callable[[TrainingRunSpec], Sinks]
+) -> tuple[TrainingRunSpec, TrainResult]:
     """A finished SFT run."""
     run = make_run("warm")
     return run, train(
@@ -50,14 +52,14 @@ def another(tiny: Path, tmp_path: Path) -> Iterator[Server]:
     server.kill()
 
 
-def scores(run: Run, start: str | None, connection: Connection) -> list[float]:
+def scores(run: TrainingRunSpec, start: str | None, connection: ServiceConnection) -> list[float]:
     wish = replace(run.wish, start=start)
-    with closing(Meter(run.folder)) as meter, Trainee(connection, wish, meter) as trainee:
+    with closing(TokenMeter(run.folder)) as meter, AdapterClient(connection, wish, meter) as trainee:
         return trainee.forward([TEXT])[0]
 
 
 def test_a_folder_is_given_to_an_engine_that_has_never_seen_it(
-    warm: tuple[Run, Finished], engine: Server, another: Server
+    warm: tuple[TrainingRunSpec, TrainResult], engine: Server, another: Server
 ) -> None:
     run, done = warm
     learned = scores(run, done.weights, run.connection)
@@ -69,7 +71,7 @@ def test_a_folder_is_given_to_an_engine_that_has_never_seen_it(
 
 
 def test_weights_are_found_by_path_by_folder_and_by_the_name_of_a_run(
-    warm: tuple[Run, Finished], engine: Server, tmp_path: Path
+    warm: tuple[TrainingRunSpec, TrainResult], engine: Server, tmp_path: Path
 ) -> None:
     run, done = warm
     assert find_weights(done.weights, tmp_path) == done.weights
@@ -81,7 +83,7 @@ def test_weights_are_found_by_path_by_folder_and_by_the_name_of_a_run(
 
 
 def test_rl_commands_say_what_a_run_of_train_is_and_how_to_go_on_from_it(
-    warm: tuple[Run, Finished], tmp_path: Path
+    warm: tuple[TrainingRunSpec, TrainResult], tmp_path: Path
 ) -> None:
     what, fix = failure(hermes(tmp_path, "rl", "status", "warm"), 2)
     assert what.startswith("'warm' is a run of hermes train") and "hermes rl weights warm" in fix
@@ -99,7 +101,7 @@ def same_adapter(folder: Path, saved: Path, base_model: str) -> bool:
 
 
 def test_weights_of_a_train_run_and_of_a_tinker_path_are_written_from_the_engines_files(
-    warm: tuple[Run, Finished], engine: Server, tmp_path: Path
+    warm: tuple[TrainingRunSpec, TrainResult], engine: Server, tmp_path: Path
 ) -> None:
     run, done = warm
     (tmp_path / "engine").symlink_to(engine.state_dir)
@@ -119,7 +121,7 @@ def test_weights_of_a_train_run_and_of_a_tinker_path_are_written_from_the_engine
 
 
 def test_weights_that_are_on_no_disk_here_are_downloaded_from_the_service(
-    warm: tuple[Run, Finished], engine: Server, tmp_path: Path
+    warm: tuple[TrainingRunSpec, TrainResult], engine: Server, tmp_path: Path
 ) -> None:
     run, done = warm
     key = {"TINKER_API_KEY": KEY}
@@ -136,7 +138,7 @@ def test_weights_that_are_on_no_disk_here_are_downloaded_from_the_service(
 
 
 def test_weights_that_cannot_be_named_are_refused_with_the_reason(
-    warm: tuple[Run, Finished], tmp_path: Path
+    warm: tuple[TrainingRunSpec, TrainResult], tmp_path: Path
 ) -> None:
     _, done = warm
     steps = failure(hermes(tmp_path, "rl", "weights", "warm", "--step", "99"), 2)
@@ -170,12 +172,12 @@ def test_weights_that_are_not_there_are_said_to_be_missing(tmp_path: Path) -> No
     assert what == "there are no weights called 'nobody'" and "PEFT" in fix
 
 
-def test_a_service_takes_no_files(warm: tuple[Run, Finished], tmp_path: Path) -> None:
+def test_a_service_takes_no_files(warm: tuple[TrainingRunSpec, TrainResult], tmp_path: Path) -> None:
     from hermes.training.start import as_path
 
     with pytest.raises(UsageError, match="a service does not take the files"):
-        as_path(Connection("managed", "tml-x"), str(tmp_path))
-    assert as_path(Connection("managed", "tml-x"), "tinker://a/weights/b") == "tinker://a/weights/b"
+        as_path(ServiceConnection("managed", "tml-x"), str(tmp_path))
+    assert as_path(ServiceConnection("managed", "tml-x"), "tinker://a/weights/b") == "tinker://a/weights/b"
 
 
 @pytest.mark.slow

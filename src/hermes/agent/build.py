@@ -23,7 +23,7 @@ from hermes.core import Header, Message, Relation, Sampling, Source, StopReason,
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel, OnDelta
 from hermes.models.budget import Budget
-from hermes.safety.approval import AllowAll, Approver, Ask, Policy, PolicyApprover
+from hermes.safety.approval import AllowAll, ApprovalPolicy, Approver, Ask, PolicyApprover
 from hermes.safety.redact import Redactor
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
@@ -50,7 +50,7 @@ class Person:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RolloutPlan:
     """What a rollout is to be made of."""
 
     toolsets: Sequence[str]
@@ -92,7 +92,7 @@ def new_header(source: Source, model: ChatModel) -> Header:
 
 @asynccontextmanager
 async def open_agent(
-    config: Config, writer: Writer, model: ChatModel, header: Header, plan: Plan
+    config: Config, writer: Writer, model: ChatModel, header: Header, plan: RolloutPlan
 ) -> AsyncIterator[AgentLoop]:
     """A loop ready for its first turn; leaving the block ends the trajectory as its last turn ended."""
     async with AsyncExitStack() as stack:
@@ -110,7 +110,7 @@ async def open_agent(
         yield await _assemble(config, writer, model, header, plan, sandbox, stack)
 
 
-def _sandbox_settings(config: Config, plan: Plan) -> SandboxSettings:
+def _sandbox_settings(config: Config, plan: RolloutPlan) -> SandboxSettings:
     """Without a tool that runs commands or touches files there is nothing to isolate."""
     settings = config.settings.sandbox
     if settings.backend == "auto" and _WORKSPACE_TOOLSETS.isdisjoint(plan.toolsets):
@@ -123,7 +123,7 @@ async def _assemble(
     writer: Writer,
     model: ChatModel,
     header: Header,
-    plan: Plan,
+    plan: RolloutPlan,
     sandbox: Sandbox,
     stack: AsyncExitStack,
 ) -> AgentLoop:
@@ -170,7 +170,7 @@ async def _assemble(
     return loop
 
 
-def prepare_opening(config: Config, loop: AgentLoop, plan: Plan) -> None:
+def prepare_opening(config: Config, loop: AgentLoop, plan: RolloutPlan) -> None:
     """The system prompt that fits what this loop can do, then the plan's examples."""
     skills = list_skills(config.home).skills if "skills" in plan.toolsets else ()
     works_on_files = not _WORKSPACE_TOOLSETS.isdisjoint(plan.toolsets)
@@ -186,7 +186,7 @@ def prepare_opening(config: Config, loop: AgentLoop, plan: Plan) -> None:
         loop.prepare(example, ephemeral=True)
 
 
-async def _tools(config: Config, plan: Plan, bench: Workbench) -> list[Tool]:
+async def _tools(config: Config, plan: RolloutPlan, bench: Workbench) -> list[Tool]:
     chosen, _ = select(plan.toolsets, config.settings, config.environ, require_available=plan.require_tools)
     if plan.only_tools is not None:
         chosen = [tool for tool in chosen if tool.name in plan.only_tools]
@@ -200,7 +200,7 @@ async def _tools(config: Config, plan: Plan, bench: Workbench) -> list[Tool]:
     return list(map(plan.adapt, offered)) if plan.adapt else offered
 
 
-def _without_memory_tools(tools: list[Tool], plan: Plan) -> list[Tool]:
+def _without_memory_tools(tools: list[Tool], plan: RolloutPlan) -> list[Tool]:
     """Where no person watches, nothing is remembered, and no private fact gets into the data."""
     others = [tool for tool in tools if tool.toolset != "memory"]
     if plan.require_tools and len(others) < len(tools):
@@ -208,11 +208,11 @@ def _without_memory_tools(tools: list[Tool], plan: Plan) -> list[Tool]:
     return others
 
 
-def _approver(config: Config, plan: Plan, sandbox: Sandbox) -> Approver:
+def _approver(config: Config, plan: RolloutPlan, sandbox: Sandbox) -> Approver:
     if plan.approve_all:
         return AllowAll()
     rules = config.settings.approval
-    policy = Policy(
+    policy = ApprovalPolicy(
         rules.allow,
         rules.deny,
         interactive=plan.person is not None,
@@ -223,7 +223,7 @@ def _approver(config: Config, plan: Plan, sandbox: Sandbox) -> Approver:
 
 
 def _delegate(
-    config: Config, writer: Writer, model: ChatModel, parent: Header, plan: Plan, sandbox: Sandbox
+    config: Config, writer: Writer, model: ChatModel, parent: Header, plan: RolloutPlan, sandbox: Sandbox
 ) -> Delegate:
     """Sub-agents work in the parent's sandbox, and may not delegate further."""
 

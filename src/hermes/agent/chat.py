@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from hermes.agent.build import Plan, new_header, open_agent, prepare_opening
+from hermes.agent.build import RolloutPlan, new_header, open_agent, prepare_opening
 from hermes.agent.loop import AgentLoop
 from hermes.agent.memory import without_memory
 from hermes.agent.rating import make_rating
@@ -27,7 +27,12 @@ class Conversation:
     """Use as an async context manager; leaving it ends the trajectory."""
 
     def __init__(
-        self, config: Config, writer: Writer, model: ChatModel, plan: Plan, source: Source = Source.CHAT
+        self,
+        config: Config,
+        writer: Writer,
+        model: ChatModel,
+        plan: RolloutPlan,
+        source: Source = Source.CHAT,
     ) -> None:
         self.config = config
         self.model = model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hermes.config.load import Config, Origin
+from hermes.config.load import Config, SettingOrigin
 from hermes.config.providers import profiles
 from hermes.tools.registry import check_toolset
 
@@ -23,6 +23,6 @@ def choose_toolsets(
     provider = profiles(config.settings, config.environ).get(model.partition("/")[0])
     if own is None and provider is not None:
         own = provider.toolsets
-    if own is None or config.origins.get("toolsets") is not Origin.DEFAULT:
+    if own is None or config.origins.get("toolsets") is not SettingOrigin.DEFAULT:
         own = config.settings.toolsets
     return tuple(check_toolset(name) for name in own)

@@ -16,15 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
-from hermes.batch.journal import Entry, State
+from hermes.batch.journal import SampleEntry, SampleState
 from hermes.batch.plan import SampleKey
-from hermes.batch.tasks import Row
+from hermes.batch.tasks import TaskRow
 
 _NOWHERE = -1
 _MAX_OPEN = 100
 
 
-class Place(NamedTuple):
+class EntryPosition(NamedTuple):
     """Where one entry begins."""
 
     segment: int
@@ -45,14 +45,14 @@ class Failures:
 class JournalIndex:
     """Open while rows are read: use it as a context manager."""
 
-    def __init__(self, folder: Path, rows: tuple[Row, ...], samples_per_prompt: int) -> None:
+    def __init__(self, folder: Path, rows: tuple[TaskRow, ...], samples_per_prompt: int) -> None:
         self._rows = rows
         self._samples = samples_per_prompt
         self._number = {row.key: number for number, row in enumerate(rows)}
         planned = len(rows) * samples_per_prompt
         self._segment = array("i", [_NOWHERE]) * planned
         self._offset = array("q", [_NOWHERE]) * planned
-        self._strays: dict[SampleKey, Place] = {}
+        self._strays: dict[SampleKey, EntryPosition] = {}
         self._paths = sorted(folder.glob("*.jsonl"))
         self._open: dict[int, BinaryIO] = {}
         self.failures: dict[SampleKey, Failures] = {}
@@ -72,7 +72,7 @@ class JournalIndex:
         for file in self._open.values():
             file.close()
 
-    def planned(self) -> Iterator[tuple[SampleKey, Entry | None]]:
+    def planned(self) -> Iterator[tuple[SampleKey, SampleEntry | None]]:
         """Every planned sample in plan order (row by row, all samples of one row together)."""
         for row in self._rows:
             for sample in range(self._samples):
@@ -80,7 +80,7 @@ class JournalIndex:
                 place = self._place(key)
                 yield key, None if place is None else self._read(place)
 
-    def strays(self) -> Iterator[tuple[SampleKey, Entry]]:
+    def strays(self) -> Iterator[tuple[SampleKey, SampleEntry]]:
         """Finished samples that the plan has no place for (any more), by key."""
         for key in sorted(self._strays):
             yield key, self._read(self._strays[key])
@@ -91,13 +91,13 @@ class JournalIndex:
             for line in file:
                 if not line.endswith(b"\n"):
                     break  # torn: never acknowledged
-                self._note(Entry.from_json(json.loads(line)), Place(segment, offset))
+                self._note(SampleEntry.from_json(json.loads(line)), EntryPosition(segment, offset))
                 offset += len(line)
 
-    def _note(self, entry: Entry, place: Place) -> None:
+    def _note(self, entry: SampleEntry, place: EntryPosition) -> None:
         key = SampleKey(entry.key, entry.sample)
         slot = self._slot(key)
-        if entry.state is State.FAILED:
+        if entry.state is SampleState.FAILED:
             self.failed_tries += 1
             if slot is not None:
                 self._note_failure(key, entry)
@@ -106,7 +106,7 @@ class JournalIndex:
         elif self._segment[slot] == _NOWHERE:
             self._segment[slot], self._offset[slot] = place
 
-    def _note_failure(self, key: SampleKey, entry: Entry) -> None:
+    def _note_failure(self, key: SampleKey, entry: SampleEntry) -> None:
         failed = self.failures.setdefault(key, Failures())
         failed.tries += 1
         failed.cause = entry.reason or "unknown"
@@ -119,16 +119,16 @@ class JournalIndex:
             return None
         return number * self._samples + key.sample
 
-    def _place(self, key: SampleKey) -> Place | None:
+    def _place(self, key: SampleKey) -> EntryPosition | None:
         slot = self._slot(key)
         if slot is None or self._segment[slot] == _NOWHERE:
             return None
-        return Place(self._segment[slot], self._offset[slot])
+        return EntryPosition(self._segment[slot], self._offset[slot])
 
-    def _read(self, place: Place) -> Entry:
+    def _read(self, place: EntryPosition) -> SampleEntry:
         file = self._open.get(place.segment) or self._reopen(place.segment)
         file.seek(place.offset)
-        return Entry.from_json(json.loads(file.readline()))
+        return SampleEntry.from_json(json.loads(file.readline()))
 
     def _reopen(self, segment: int) -> BinaryIO:
         """A run that was restarted often has more segments than a process may have open."""

@@ -21,7 +21,7 @@ from hermes.errors import HostError
 from hermes.store.group_commit import GroupCommit
 
 
-class State(StrEnum):
+class SampleState(StrEnum):
     DONE = "done"
     FILTERED = "filtered"
     """Ran to its end, but a quality switch keeps it out of the dataset. Terminal: never paid for twice."""
@@ -30,10 +30,10 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SampleEntry:
     key: str
     sample: int
-    state: State
+    state: SampleState
     row: JSONObject
     """The dataset row for done and filtered ones; for failed ones what is known of the failure."""
     reason: str | None = None
@@ -49,11 +49,11 @@ class Entry:
         }
 
     @classmethod
-    def from_json(cls, data: JSONObject) -> Entry:
-        return cls(data["key"], data["sample"], State(data["state"]), data["row"], data.get("reason"))
+    def from_json(cls, data: JSONObject) -> SampleEntry:
+        return cls(data["key"], data["sample"], SampleState(data["state"]), data["row"], data.get("reason"))
 
 
-class Segment:
+class JournalSegment:
     """An append-only file with group commit; `append` resolves once the entry is flushed to disk."""
 
     def __init__(self, path: Path, redact: Callable[[str], str]) -> None:
@@ -66,7 +66,7 @@ class Segment:
         )
         self._group: GroupCommit[bytes] = GroupCommit("hermes-journal", self._flush)
 
-    def append(self, entry: Entry) -> Future[None]:
+    def append(self, entry: SampleEntry) -> Future[None]:
         text = self._redact(json.dumps(entry.to_json(), ensure_ascii=False))
         return self._group.submit(text.encode("utf-8", "backslashreplace") + b"\n")
 
@@ -94,20 +94,20 @@ class Segment:
             future.set_result(None)
 
 
-def read_states(folder: Path) -> Iterator[Entry]:
+def read_states(folder: Path) -> Iterator[SampleEntry]:
     """Like `read_journal`, without the rows: what became of each sample, in little memory."""
     for entry in read_journal(folder):
         yield replace(entry, row={})
 
 
-def read_journal(folder: Path) -> Iterator[Entry]:
+def read_journal(folder: Path) -> Iterator[SampleEntry]:
     """Every entry of every segment, in segment order; torn last lines are passed over."""
     for path in sorted(folder.glob("*.jsonl")):
         with path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     break  # torn: never acknowledged
-                yield Entry.from_json(json.loads(line))
+                yield SampleEntry.from_json(json.loads(line))
 
 
 def cut_torn_tails(folder: Path) -> int:

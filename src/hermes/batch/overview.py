@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from hermes.batch.journal import State, read_states
+from hermes.batch.journal import SampleState, read_states
 from hermes.batch.plan import read_progress
 from hermes.batch.spec import load_spec
 from hermes.core import JSONObject
@@ -20,8 +20,8 @@ def overview(folder: Path) -> JSONObject:
         "run": spec.name,
         "model": spec.model,
         "dataset": spec.dataset,
-        "done": states[State.DONE],
-        "filtered": states[State.FILTERED],
+        "done": states[SampleState.DONE],
+        "filtered": states[SampleState.FILTERED],
         "failed": len(progress.failures),
         "finalised": (folder / "statistics.json").exists(),
     }

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hermes.batch.journal import Entry, State
-from hermes.batch.tasks import Row
+from hermes.batch.journal import SampleEntry, SampleState
+from hermes.batch.tasks import TaskRow
 
 
 class SampleKey(NamedTuple):
@@ -18,29 +18,29 @@ class SampleKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PlanProgress:
     """What the journal says of a plan."""
 
-    finished: dict[SampleKey, Entry]
+    finished: dict[SampleKey, SampleEntry]
     """Done and filtered: never run again."""
-    failures: dict[SampleKey, list[Entry]]
+    failures: dict[SampleKey, list[SampleEntry]]
     """Failed attempts of samples that are not finished."""
 
 
-def read_progress(entries: Iterable[Entry]) -> Progress:
+def read_progress(entries: Iterable[SampleEntry]) -> PlanProgress:
     """The first terminal entry of a sample stands; failures before it are history."""
-    finished: dict[SampleKey, Entry] = {}
-    failures: dict[SampleKey, list[Entry]] = {}
+    finished: dict[SampleKey, SampleEntry] = {}
+    failures: dict[SampleKey, list[SampleEntry]] = {}
     for entry in entries:
         key = SampleKey(entry.key, entry.sample)
-        if entry.state is State.FAILED:
+        if entry.state is SampleState.FAILED:
             failures.setdefault(key, []).append(entry)
         else:
             finished.setdefault(key, entry)
-    return Progress(finished, {key: tries for key, tries in failures.items() if key not in finished})
+    return PlanProgress(finished, {key: tries for key, tries in failures.items() if key not in finished})
 
 
-def owed(rows: Sequence[Row], samples_per_prompt: int, progress: Progress) -> list[SampleKey]:
+def owed(rows: Sequence[TaskRow], samples_per_prompt: int, progress: PlanProgress) -> list[SampleKey]:
     """Every planned sample without a terminal entry, all first samples before all second ones."""
     return [
         key

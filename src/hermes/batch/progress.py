@@ -1,6 +1,6 @@
 """How far a run is, and showing it: a live view on a terminal, one JSON line at intervals elsewhere.
 
-`Progress` is told what happens and computes; its clock is given to it. Rate, ETA and tokens a minute
+`BatchProgress` is told what happens and computes; its clock is given to it. Rate, ETA and tokens a minute
 come from a moving window, so that they follow a provider that speeds up or slows down. The views only
 read. A view never stops a run: what cannot be shown (a closed pipe) is not shown.
 """
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from hermes.batch.journal import State
+from hermes.batch.journal import SampleState
 from hermes.core import JSONObject
 from hermes.safety.text import printable
 
@@ -86,7 +86,7 @@ class _Settled(NamedTuple):
     tokens: int
 
 
-class Progress:
+class BatchProgress:
     """Told by the pool what happens; see pool.Watcher. Safe to read from another thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,17 +113,22 @@ class Progress:
             self._in_flight += 1
 
     def finished(
-        self, state: State, reason: str | None, usage: JSONObject | None, cost_usd: float | None, turns: int
+        self,
+        state: SampleState,
+        reason: str | None,
+        usage: JSONObject | None,
+        cost_usd: float | None,
+        turns: int,
     ) -> None:
         """A sample reached its end for this start: done, filtered, or given up."""
         with self._lock:
             self._in_flight -= 1
-            if state is State.FAILED:
+            if state is SampleState.FAILED:
                 self._failed[cause_of(reason)] += 1
                 self._last_failure = reason
             else:
-                self._done += state is State.DONE
-                self._filtered += state is State.FILTERED
+                self._done += state is SampleState.DONE
+                self._filtered += state is SampleState.FILTERED
                 self._unpriced += cost_usd is None
             tokens = sum((usage or {}).values())
             self._tokens += tokens
@@ -202,14 +207,14 @@ def cause_of(reason: str | None) -> str:
 @contextmanager
 def open_view(
     *, as_json: bool, stream: TextIO | None = None, title: str = "", interval_s: float = INTERVAL_S
-) -> Iterator[Progress]:
+) -> Iterator[BatchProgress]:
     """The progress of one start, shown on `stream` (standard error) until the block ends.
 
     Live if it is a terminal that can be drawn on; otherwise, or if `as_json`, one JSON line every
     `interval_s` and one at the end.
     """
     out = sys.stderr if stream is None else stream
-    progress = Progress()
+    progress = BatchProgress()
     if as_json or not out.isatty() or os.environ.get("TERM") == "dumb":
         with _json_lines(progress, out, title, interval_s):
             yield progress
@@ -219,7 +224,7 @@ def open_view(
 
 
 @contextmanager
-def _json_lines(progress: Progress, out: TextIO, title: str, interval_s: float) -> Iterator[None]:
+def _json_lines(progress: BatchProgress, out: TextIO, title: str, interval_s: float) -> Iterator[None]:
     ended = threading.Event()
 
     def tick() -> None:
@@ -247,7 +252,7 @@ def _write_line(out: TextIO, event: str, title: str, snapshot: Snapshot) -> None
 
 
 @contextmanager
-def live_view(progress: Progress, out: TextIO, title: str) -> Iterator[None]:
+def live_view(progress: BatchProgress, out: TextIO, title: str) -> Iterator[None]:
     from rich.console import Console
     from rich.live import Live
 

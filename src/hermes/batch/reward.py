@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hermes.batch.tasks import Row
+from hermes.batch.tasks import TaskRow
 from hermes.core import JSON, JSONObject, Trajectory
 from hermes.errors import HermesError, UsageError
 
@@ -37,7 +37,7 @@ class GraderError(HermesError):
 class RewardContext:
     """What a reward function works with. In a plain function the sandbox methods block; awaited otherwise."""
 
-    row: Row
+    row: TaskRow
     trajectory: Trajectory
     _open_sandbox: OpenSandbox
     _wait: Callable[[Coroutine[Any, Any, Any]], Any]
@@ -103,7 +103,7 @@ def load_reward(reference: str) -> RewardFunction:
 
 
 async def score(
-    function: RewardFunction, row: Row, trajectory: Trajectory, open_sandbox: OpenSandbox
+    function: RewardFunction, row: TaskRow, trajectory: Trajectory, open_sandbox: OpenSandbox
 ) -> float:
     """The reward; GraderError if the function does not give one."""
     try:
@@ -119,7 +119,9 @@ async def score(
     return float(value)
 
 
-async def _call(function: RewardFunction, row: Row, trajectory: Trajectory, open_sandbox: OpenSandbox) -> Any:
+async def _call(
+    function: RewardFunction, row: TaskRow, trajectory: Trajectory, open_sandbox: OpenSandbox
+) -> Any:
     if inspect.iscoroutinefunction(function):
         return await function(RewardContext(row, trajectory, open_sandbox, _as_is))
     loop = asyncio.get_running_loop()

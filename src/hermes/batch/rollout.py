@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hermes.agent.build import Plan, new_header, open_agent, prepare_opening
+from hermes.agent.build import RolloutPlan, new_header, open_agent, prepare_opening
 from hermes.agent.examples import examples_for
 from hermes.agent.loop import AgentLoop
 from hermes.agent.toolset_choice import choose_toolsets
 from hermes.batch.filters import keep_out
-from hermes.batch.journal import Entry, State
+from hermes.batch.journal import SampleEntry, SampleState
 from hermes.batch.reward import GraderError, RewardFunction, score
 from hermes.batch.spec import RunSpec
-from hermes.batch.tasks import Row
+from hermes.batch.tasks import TaskRow
 from hermes.config.load import Config
 from hermes.core import JSONObject, Message, Reward, Sampling, Source, Step, StopReason, Trajectory
 from hermes.data.formats import sharegpt
@@ -26,7 +26,7 @@ from hermes.tools.distributions import sample as draw_toolsets
 
 
 @dataclass(frozen=True)
-class Workshop:
+class WorkerContext:
     """What all samples of one worker share."""
 
     spec: RunSpec
@@ -37,7 +37,7 @@ class Workshop:
     """By reference, as the specification and the rows name them."""
 
 
-async def run_sample(shop: Workshop, row: Row, sample: int) -> Entry:
+async def run_sample(shop: WorkerContext, row: TaskRow, sample: int) -> SampleEntry:
     """Runs to a terminal entry, or to a failed one if infrastructure gave way."""
     started = time.monotonic()
     plan = _plan(shop, row, sample)
@@ -66,7 +66,7 @@ async def run_sample(shop: Workshop, row: Row, sample: int) -> Entry:
     return _entry(shop, row, sample, trajectory, schemas, reward, reward_error, facts)
 
 
-def toolsets_of(shop: Workshop, row: Row, sample: int) -> tuple[str, ...]:
+def toolsets_of(shop: WorkerContext, row: TaskRow, sample: int) -> tuple[str, ...]:
     """Drawn from the distribution, the same for the same (seed, row, sample); or the run's own."""
     spec = shop.spec
     if spec.distribution is not None:
@@ -77,13 +77,13 @@ def toolsets_of(shop: Workshop, row: Row, sample: int) -> tuple[str, ...]:
     return choose_toolsets(shop.config, shop.model.name, ",".join(names) if names else None)
 
 
-def _plan(shop: Workshop, row: Row, sample: int) -> Plan:
+def _plan(shop: WorkerContext, row: TaskRow, sample: int) -> RolloutPlan:
     toolsets = toolsets_of(shop, row, sample)
     sampling = Sampling(**shop.config.settings.sampling.model_dump())
     if shop.spec.seed is not None:
         digest = hashlib.blake2b(f"{shop.spec.seed}/{row.key}/{sample}".encode(), digest_size=4).digest()
         sampling = replace(sampling, seed=int.from_bytes(digest, "big") >> 1)
-    return Plan(
+    return RolloutPlan(
         toolsets=toolsets,
         require_tools=shop.spec.distribution is not None or bool(shop.spec.toolsets),
         examples=examples_for(shop.model.name, toolsets),
@@ -93,7 +93,7 @@ def _plan(shop: Workshop, row: Row, sample: int) -> Plan:
     )
 
 
-def _config(config: Config, row: Row) -> Config:
+def _config(config: Config, row: TaskRow) -> Config:
     """A row that names an image runs in a container made from it."""
     if row.image is None:
         return config
@@ -101,7 +101,7 @@ def _config(config: Config, row: Row) -> Config:
     return replace(config, settings=config.settings.model_copy(update={"sandbox": sandbox}))
 
 
-def _prepare(shop: Workshop, config: Config, loop: AgentLoop, plan: Plan, row: Row) -> None:
+def _prepare(shop: WorkerContext, config: Config, loop: AgentLoop, plan: RolloutPlan, row: TaskRow) -> None:
     if shop.spec.system_prompt is not None:
         loop.prepare(Message.system(shop.spec.system_prompt), ephemeral=True)
     elif not any(message.role == "system" for message in row.history):
@@ -113,7 +113,7 @@ def _prepare(shop: Workshop, config: Config, loop: AgentLoop, plan: Plan, row: R
 
 
 async def _reward(
-    shop: Workshop, row: Row, trajectory: Trajectory, loop: AgentLoop
+    shop: WorkerContext, row: TaskRow, trajectory: Trajectory, loop: AgentLoop
 ) -> tuple[float | None, str | None]:
     """(reward, None), (None, why the grader failed), or nothing where there is nothing to score."""
     reference = row.reward or shop.spec.reward
@@ -132,15 +132,15 @@ async def _reward(
 
 
 def _entry(
-    shop: Workshop,
-    row: Row,
+    shop: WorkerContext,
+    row: TaskRow,
     sample: int,
     trajectory: Trajectory,
     schemas: list[JSONObject],
     reward: float | None,
     reward_error: str | None,
     facts: JSONObject,
-) -> Entry:
+) -> SampleEntry:
     outcome = trajectory.outcome
     assert outcome is not None
     if outcome.infrastructure:
@@ -152,13 +152,13 @@ def _entry(
             **facts,
         }
         cause = outcome.error_type or outcome.stop_reason.value
-        return Entry(row.key, sample, State.FAILED, failure, f"{cause}: {outcome.detail}")
+        return SampleEntry(row.key, sample, SampleState.FAILED, failure, f"{cause}: {outcome.detail}")
     data = sharegpt.to_row(trajectory, schemas, reward=reward)
     data |= {"key": row.key, "sample": sample, **facts}
     if reward_error is not None:
         data["reward_error"] = reward_error
     reason = keep_out(trajectory, reward, shop.spec.filters)
-    return Entry(row.key, sample, State.FILTERED if reason else State.DONE, data, reason)
+    return SampleEntry(row.key, sample, SampleState.FILTERED if reason else SampleState.DONE, data, reason)
 
 
 def _latencies(steps: list[Step]) -> list[float]:

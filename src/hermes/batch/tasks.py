@@ -32,7 +32,7 @@ _FIELDS = ("image", "docker_image", "cwd", "files", "expected", "reward", "metad
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskRow:
     """One task."""
 
     key: str
@@ -56,7 +56,7 @@ class Row:
         return {**asdict(self), "history": [message.to_json() for message in self.history]}
 
     @classmethod
-    def from_json(cls, data: JSONObject) -> Row:
+    def from_json(cls, data: JSONObject) -> TaskRow:
         history = tuple(Message.from_json(message) for message in data["history"])
         return cls(**{**data, "prompts": tuple(data["prompts"]), "history": history})
 
@@ -69,7 +69,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    rows: tuple[Row, ...]
+    rows: tuple[TaskRow, ...]
     bad: tuple[BadRow, ...]
     digest: str
     """Over the rows' contents, in no particular order."""
@@ -79,7 +79,7 @@ def read_dataset(source: str, *, max_rows: int | None = None, prompt_field: str 
     """`source` is a .jsonl, .json, .csv or .parquet file, or the name of a hub dataset."""
     seen: Counter[str] = Counter()
     lines: dict[str, int] = {}
-    rows: list[Row] = []
+    rows: list[TaskRow] = []
     digests: list[str] = []
     bad: list[BadRow] = []
     for line, record in _records(source):
@@ -191,7 +191,7 @@ def _digest(record: JSON) -> str:
         raise ValueError(f"the row holds something JSON cannot: {error}") from error
 
 
-def _row(record: JSONObject, prompt_field: str, key: str) -> Row:
+def _row(record: JSONObject, prompt_field: str, key: str) -> TaskRow:
     prompts, history = _turns(record, prompt_field)
     metadata = {
         name: value
@@ -199,7 +199,7 @@ def _row(record: JSONObject, prompt_field: str, key: str) -> Row:
         if name not in (*_FIELDS, prompt_field, "messages", "id")
     }
     given = _typed(record, "metadata", dict) or {}
-    row = Row(
+    row = TaskRow(
         key=key,
         prompts=prompts,
         history=history,
@@ -214,7 +214,7 @@ def _row(record: JSONObject, prompt_field: str, key: str) -> Row:
     return row
 
 
-def _check_places(row: Row) -> None:
+def _check_places(row: TaskRow) -> None:
     if any(not isinstance(text, str) for text in row.files.values()):
         raise ValueError("'files' maps paths to text")
     for path in row.files:

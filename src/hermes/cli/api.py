@@ -70,12 +70,12 @@ def api(
     import logging
     import os
 
-    from hermes.rollouts.intake import Limits
+    from hermes.rollouts.intake import IntakeLimits
     from hermes.rollouts.security import TOKEN_VARIABLE
-    from hermes.rollouts.server import Options, serve
+    from hermes.rollouts.server import TrajectoryServerOptions, serve
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    limits = Limits(
+    limits = IntakeLimits(
         max_groups=max_groups,
         max_bytes=(max_mb or (32_768 if state_dir else 2_048)) << 20,
         max_body_bytes=max_body_mb << 20,
@@ -85,7 +85,7 @@ def api(
     kept = f"state in {state_dir}" if state_dir else "state in memory only"
     token = os.environ.get(TOKEN_VARIABLE) or None
     serve(
-        Options(host, port, state_dir, token, limits),
+        TrajectoryServerOptions(host, port, state_dir, token, limits),
         lambda address: click.echo(f"trajectory API on {address}, {kept}"),
     )
 

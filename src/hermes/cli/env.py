@@ -11,7 +11,7 @@ import click
 from hermes.cli.options import json_option, stored_variables
 
 if TYPE_CHECKING:
-    from hermes.envs.cli.check import Report
+    from hermes.envs.cli.check import CheckReport
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """What stands behind the environment, its --help included, is for the environment."""
@@ -93,7 +93,7 @@ def check(
     ctx.exit(0 if report.passed else 1)
 
 
-def _print_report(report: Report, as_json: bool) -> None:
+def _print_report(report: CheckReport, as_json: bool) -> None:
     from hermes.cli.tables import aligned
     from hermes.safety.text import printable
 

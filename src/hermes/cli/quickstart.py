@@ -42,12 +42,12 @@ def quickstart(fast: bool, full: bool, device: str, output: Path, as_json: bool)
     from hermes.quickstart import report
     from hermes.quickstart.machine import choose_device
     from hermes.quickstart.recipe import choose
-    from hermes.quickstart.stages import Options, run
+    from hermes.quickstart.stages import QuickstartOptions, run
 
     chosen = choose_device(device)
     if fast and full:
         raise UsageError("--fast and --full exclude each other", "leave one of them out")
-    options = Options(choose(fast=fast, cuda=chosen == "cuda", full=full), chosen, output)
+    options = QuickstartOptions(choose(fast=fast, cuda=chosen == "cuda", full=full), chosen, output)
     outcome = run(options, lambda line: click.echo(line, err=as_json))
     files = report.write(outcome)
     if as_json:

@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 from hermes.core import JSONObject, Message, Sampling, new_id
 from hermes.envs.agent.rollout import (
     MAX_ATTEMPTS,
-    Assignment,
+    RolloutContext,
     RolloutFailedError,
-    Workplace,
+    RolloutSpec,
     finished_rollout,
 )
 from hermes.envs.agent.tool_context import ToolContext
@@ -109,16 +109,16 @@ class HermesAgentLoop:
         self._env._opened.setdefault("rollouts", {})[self.task_id] = open_rollout
         return result
 
-    def _workplace(self) -> Workplace:
+    def _workplace(self) -> RolloutContext:
         place = self._env._workplace()
         limits = place.config.settings.limits.model_copy(update={"max_turns": self._max_turns})
         settings = place.config.settings.model_copy(update={"limits": limits})
         return replace(place, config=replace(place.config, settings=settings))
 
-    def _assignment(self, opening: Sequence[Message], prompt: str) -> Assignment:
+    def _assignment(self, opening: Sequence[Message], prompt: str) -> RolloutSpec:
         from hermes.tools import registry
 
-        return Assignment(
+        return RolloutSpec(
             item=None,
             prompt=prompt,
             opening=opening,

@@ -17,7 +17,7 @@ from hermes.compat.agent_loop import TaskToolContext, register
 from hermes.core import JSONObject
 from hermes.envs.agent.env import HermesAgentBaseEnv
 from hermes.envs.agent.grading import uses_results_directly
-from hermes.envs.agent.pending import HomeServer, in_own_thread
+from hermes.envs.agent.pending import LoopBoundServer, in_own_thread
 
 
 class ReferenceAgentEnv(HermesAgentBaseEnv):
@@ -55,7 +55,7 @@ def _in_a_thread(compute_reward: Callable[..., Any]) -> Callable[..., Any]:
     async def wrapper(self: Any, item: Any, result: Any, ctx: Any) -> Any:
         if not isinstance(ctx, TaskToolContext):
             return await compute_reward(self, item, result, ctx)
-        if isinstance(self.server, HomeServer):
+        if isinstance(self.server, LoopBoundServer):
             self.server.settle()
         blocking = ctx.blocking()
         return await in_own_thread(lambda: asyncio.run(compute_reward(self, item, result, blocking)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hermes.config import env_file, load, paths, providers, schema, yaml_file, yaml_splice
 from hermes.config.environment import is_setting_name
-from hermes.config.validate import Problem, validate
+from hermes.config.validate import SettingProblem, validate
 from hermes.core.files import atomic_write, locked, read_text
 from hermes.errors import ConfigError
 
@@ -55,7 +55,7 @@ def unset_value(home: Path, name: str) -> bool:
     return True
 
 
-def check_text(text: str, where: str) -> tuple[Problem, ...]:
+def check_text(text: str, where: str) -> tuple[SettingProblem, ...]:
     """What is wrong with the text of a config.yaml; ConfigError if it is not even YAML."""
     data = load.without_empty_sections(yaml_file.parse(text, where).data)
     return validate(load.as_settings_data(data))[1]

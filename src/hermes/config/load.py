@@ -18,13 +18,13 @@ from hermes.config.environment import PREFIX, is_setting_name, without_stored
 from hermes.config.providers import OPENAI_URL_VARIABLE, fill_builtin
 from hermes.config.schema import KeyPath
 from hermes.config.settings import Settings
-from hermes.config.validate import Problem, validate
+from hermes.config.validate import SettingProblem, validate
 from hermes.core import JSON, JSONObject
 from hermes.core.files import read_text
 from hermes.errors import ConfigError, UsageError
 
 
-class Origin(StrEnum):
+class SettingOrigin(StrEnum):
     """Where a value came from, weakest first."""
 
     DEFAULT = "default"
@@ -39,7 +39,7 @@ class Config:
     """Everything a command needs to know about how it was configured."""
 
     settings: Settings
-    origins: dict[str, Origin]
+    origins: dict[str, SettingOrigin]
     """Dotted key of every value in `settings` → where it came from."""
     home: Path
     environ: dict[str, str] = field(repr=False)
@@ -49,17 +49,17 @@ class Config:
     secrets: dict[str, str] = field(repr=False)
     """Name of a variable or setting → secret value; what must never be shown or recorded."""
 
-    def variable_origin(self, name: str) -> Origin | None:
+    def variable_origin(self, name: str) -> SettingOrigin | None:
         """Where a variable comes from; None if it is unset or empty."""
         if not self.environ.get(name):
             return None
-        return Origin.DOTENV if name in self.dotenv else Origin.ENVIRONMENT
+        return SettingOrigin.DOTENV if name in self.dotenv else SettingOrigin.ENVIRONMENT
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
     value: JSON
-    origin: Origin
+    origin: SettingOrigin
     place: str
     """For errors: file with line and column, variable or flag."""
 
@@ -79,9 +79,9 @@ def load(overrides: Mapping[str, JSON] | None = None, environ: Mapping[str, str]
     document = yaml_file.parse(read_text(config_path) or "", str(config_path))
     merged = _merge(
         (
-            _flatten(document.data, Origin.FILE, str(config_path)),
-            _from_variables(dotenv, Origin.DOTENV, f"{dotenv_path}: "),
-            _from_variables(process, Origin.ENVIRONMENT, "environment variable "),
+            _flatten(document.data, SettingOrigin.FILE, str(config_path)),
+            _from_variables(dotenv, SettingOrigin.DOTENV, f"{dotenv_path}: "),
+            _from_variables(process, SettingOrigin.ENVIRONMENT, "environment variable "),
             _from_flags(overrides or {}),
         )
     )
@@ -107,12 +107,12 @@ def as_settings_data(data: JSONObject) -> JSONObject:
 
 def without_empty_sections(data: JSONObject) -> JSONObject:
     """Data where a section with nothing under it (all its lines commented out, say) is left out."""
-    return _unflatten(_flatten(data, Origin.FILE, ""))
+    return _unflatten(_flatten(data, SettingOrigin.FILE, ""))
 
 
 def flat_values(settings: Settings) -> dict[str, JSON]:
     """Every value by its dotted key, in the model's order."""
-    values = _flatten(settings.model_dump(mode="json"), Origin.DEFAULT, "")
+    values = _flatten(settings.model_dump(mode="json"), SettingOrigin.DEFAULT, "")
     return {schema.dotted(path): item.value for path, item in values.items()}
 
 
@@ -132,9 +132,9 @@ def stray_variables(environ: Mapping[str, str]) -> list[str]:
     return sorted(name for name in environ if is_setting_name(name) and _path_of(name) is None)
 
 
-def _from_variables(variables: Mapping[str, str], origin: Origin, place: str) -> _Layer:
+def _from_variables(variables: Mapping[str, str], origin: SettingOrigin, place: str) -> _Layer:
     layer: _Layer = {}
-    if origin is Origin.DOTENV and paths.HOME_VARIABLE in variables:
+    if origin is SettingOrigin.DOTENV and paths.HOME_VARIABLE in variables:
         raise ConfigError(f"{place}{paths.HOME_VARIABLE} cannot be set here", "set it in your shell")
     if url := variables.get(OPENAI_URL_VARIABLE):
         layer["providers", "openai", "base_url"] = _Value(url, origin, f"{place}{OPENAI_URL_VARIABLE}")
@@ -145,7 +145,7 @@ def _from_variables(variables: Mapping[str, str], origin: Origin, place: str) ->
         if path is not None:
             at = f"{place}{name}"
             layer = _merge((layer, _flatten_at(path, schema.read_value(path, text), origin, at)))
-        elif "__" in name or origin is Origin.DOTENV:
+        elif "__" in name or origin is SettingOrigin.DOTENV:
             key = name.removeprefix(PREFIX).lower().replace("__", ".")
             near = [variable_for(other.split(".")) for other in schema.suggest(key)]
             raise ConfigError(f"{place}{name} sets no known setting", schema.did_you_mean(near))
@@ -162,18 +162,18 @@ def _from_flags(overrides: Mapping[str, JSON]) -> _Layer:
         path = schema.find_path(key.split("."))
         if path is None:
             raise UsageError(f"unknown setting '{key}'", schema.did_you_mean(schema.suggest(key)))
-        layer = _merge((layer, _flatten_at(path, value, Origin.FLAG, f"flag for {key}")))
+        layer = _merge((layer, _flatten_at(path, value, SettingOrigin.FLAG, f"flag for {key}")))
     return layer
 
 
-def _flatten(data: JSONObject, origin: Origin, place: str) -> _Layer:
+def _flatten(data: JSONObject, origin: SettingOrigin, place: str) -> _Layer:
     layer: _Layer = {}
     for name, value in data.items():
         layer.update(_flatten_at((name,), value, origin, place))
     return layer
 
 
-def _flatten_at(path: KeyPath, value: JSON, origin: Origin, place: str) -> _Layer:
+def _flatten_at(path: KeyPath, value: JSON, origin: SettingOrigin, place: str) -> _Layer:
     if isinstance(value, dict) and value:
         inner: _Layer = {}
         for name, item in value.items():
@@ -205,16 +205,19 @@ def _unflatten(layer: _Layer) -> JSONObject:
     return data
 
 
-def _origins(settings: Settings, merged: _Layer) -> dict[str, Origin]:
-    values = _flatten(settings.model_dump(mode="json"), Origin.DEFAULT, "")
-    return {schema.dotted(path): merged[path].origin if path in merged else Origin.DEFAULT for path in values}
+def _origins(settings: Settings, merged: _Layer) -> dict[str, SettingOrigin]:
+    values = _flatten(settings.model_dump(mode="json"), SettingOrigin.DEFAULT, "")
+    return {
+        schema.dotted(path): merged[path].origin if path in merged else SettingOrigin.DEFAULT
+        for path in values
+    }
 
 
-def _invalid(problems: Sequence[Problem], merged: _Layer, document: yaml_file.Document) -> ConfigError:
+def _invalid(problems: Sequence[SettingProblem], merged: _Layer, document: yaml_file.Document) -> ConfigError:
     problem = problems[0]
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     source = _source(problem, merged)
-    if source.origin is Origin.FILE:
+    if source.origin is SettingOrigin.FILE:
         place = document.place(problem.path) or source.place
         hint = f"'hermes config set {schema.dotted(problem.path)} VALUE' or 'hermes config edit'"
     else:
@@ -222,7 +225,7 @@ def _invalid(problems: Sequence[Problem], merged: _Layer, document: yaml_file.Do
     return ConfigError(f"{place}: {problem.message}{more}", problem.hint or hint)
 
 
-def _source(problem: Problem, merged: _Layer) -> _Value:
+def _source(problem: SettingProblem, merged: _Layer) -> _Value:
     """The strongest value at, around or below the problem's key."""
     for end in range(len(problem.path), 0, -1):
         prefix = problem.path[:end]

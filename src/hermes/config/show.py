@@ -9,20 +9,20 @@ from difflib import get_close_matches
 from hermes.config import load, schema
 from hermes.config.edit import is_variable
 from hermes.config.environment import is_setting_name
-from hermes.config.load import Config, Origin
+from hermes.config.load import Config, SettingOrigin
 from hermes.config.providers import profiles
 from hermes.config.secrets import hide
 from hermes.core import JSON, JSONObject
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SettingEntry:
     """One line of `hermes config show`."""
 
     key: str
     value: JSON
     """For a variable `set` or `unset`, for a setting its value without secrets."""
-    origin: Origin
+    origin: SettingOrigin
     variable: bool = False
 
     @property
@@ -35,11 +35,11 @@ class Entry:
         return {"value": self.value, "origin": self.origin.value}
 
 
-def entries(config: Config) -> list[Entry]:
+def entries(config: Config) -> list[SettingEntry]:
     """Every setting, then every variable that Hermes looks at or that `.env` sets."""
     secrets = list(config.secrets.values())
     found = [
-        Entry(key, hide(key, value, secrets), config.origins[key])
+        SettingEntry(key, hide(key, value, secrets), config.origins[key])
         for key, value in load.flat_values(config.settings).items()
     ]
     known = {p.key_env for p in profiles(config.settings, config.environ).values() if p.key_env}
@@ -47,10 +47,10 @@ def entries(config: Config) -> list[Entry]:
     return found + [variable(config, name) for name in names]
 
 
-def variable(config: Config, name: str) -> Entry:
+def variable(config: Config, name: str) -> SettingEntry:
     """Whether a variable is set, and where; never what to."""
     origin = config.variable_origin(name)
-    return Entry(name, "set" if origin else "unset", origin or Origin.DEFAULT, variable=True)
+    return SettingEntry(name, "set" if origin else "unset", origin or SettingOrigin.DEFAULT, variable=True)
 
 
 def setting(config: Config, key: str) -> JSON:
@@ -69,7 +69,7 @@ def note_on_change(config: Config, key: str) -> str | None:
     if not is_variable(key):
         name = load.variable_for(schema.find_path(key.split(".")) or (key,))
         return f"the variable {name} still overrides it" if name in config.environ else None
-    if config.variable_origin(key) is Origin.ENVIRONMENT:
+    if config.variable_origin(key) is SettingOrigin.ENVIRONMENT:
         return "the environment's value still overrides it"
     known = {p.key_env for p in profiles(config.settings, config.environ).values() if p.key_env}
     near = get_close_matches(key, known, n=1, cutoff=0.85)

@@ -36,7 +36,7 @@ _LONGEST_QUOTE = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingProblem:
     """One thing wrong with the settings."""
 
     path: tuple[str | int, ...]
@@ -45,7 +45,7 @@ class Problem:
     hint: str
 
 
-def validate(data: JSONObject) -> tuple[Settings | None, tuple[Problem, ...]]:
+def validate(data: JSONObject) -> tuple[Settings | None, tuple[SettingProblem, ...]]:
     """The settings, or None and every problem."""
     try:
         # By way of JSON text: strict about types, yet a list is how JSON writes a tuple.
@@ -54,17 +54,17 @@ def validate(data: JSONObject) -> tuple[Settings | None, tuple[Problem, ...]]:
         return None, tuple(_problem(item) for item in error.errors())
 
 
-def _problem(error: ErrorDetails) -> Problem:
+def _problem(error: ErrorDetails) -> SettingProblem:
     path = error["loc"]
     key = dotted(path)
     if error["type"] == "extra_forbidden":
         hint = did_you_mean(suggest(key))
         if looks_secret(key):
             hint = "keys do not belong in config.yaml: 'hermes config set NAME_API_KEY' stores one in .env"
-        return Problem(path, f"unknown setting '{key}'", hint)
+        return SettingProblem(path, f"unknown setting '{key}'", hint)
     if error["type"] == "missing":
-        return Problem(path, f"{key} is required", f"hermes config set {key} VALUE")
-    return Problem(path, f"{key}: expected {_expected(error)}, got {_found(key, error['input'])}", "")
+        return SettingProblem(path, f"{key} is required", f"hermes config set {key} VALUE")
+    return SettingProblem(path, f"{key}: expected {_expected(error)}, got {_found(key, error['input'])}", "")
 
 
 def _expected(error: ErrorDetails) -> str:

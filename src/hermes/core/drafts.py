@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Draft(NamedTuple):
+class FileDraft(NamedTuple):
     path: Path
     handle: int
     """Open for writing if it is a file; closed by `draft_file` and `draft_folder`, which holds the lock."""
 
 
 @contextmanager
-def draft_file(target: Path) -> Iterator[Draft]:
+def draft_file(target: Path) -> Iterator[FileDraft]:
     """An empty file beside the target, with mode 0600; whatever is still there at the end is removed."""
     with _held(lambda: _new_file(target)) as draft:
         try:
@@ -33,7 +33,7 @@ def draft_file(target: Path) -> Iterator[Draft]:
 
 
 @contextmanager
-def draft_folder(target: Path) -> Iterator[Draft]:
+def draft_folder(target: Path) -> Iterator[FileDraft]:
     """An empty folder beside the target, with mode 0700; whatever is still there at the end is removed."""
     with _held(lambda: _new_folder(target)) as draft:
         try:
@@ -59,7 +59,7 @@ def sweep(path: Path) -> None:
 
 
 @contextmanager
-def _held(new: Callable[[], Draft]) -> Iterator[Draft]:
+def _held(new: Callable[[], FileDraft]) -> Iterator[FileDraft]:
     while True:
         draft = new()
         try:
@@ -72,11 +72,11 @@ def _held(new: Callable[[], Draft]) -> Iterator[Draft]:
             os.close(draft.handle)
 
 
-def _new_file(target: Path) -> Draft:
+def _new_file(target: Path) -> FileDraft:
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    return Draft(Path(name), handle)
+    return FileDraft(Path(name), handle)
 
 
-def _new_folder(target: Path) -> Draft:
+def _new_folder(target: Path) -> FileDraft:
     path = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    return Draft(path, os.open(path, os.O_RDONLY))
+    return FileDraft(path, os.open(path, os.O_RDONLY))

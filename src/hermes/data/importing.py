@@ -34,7 +34,7 @@ _JSON_COLUMNS = (
 _NOT_DATA = ("statistics.json", "checkpoint.json", "run.json", "dataset_info.json", "removed.jsonl")
 
 
-class Problem(NamedTuple):
+class ImportProblem(NamedTuple):
     file: str
     line: int
     """From 1; of a JSON document, the position in its list."""
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
         return f"{self.file}:{self.line}: {self.why}"
 
 
-class Numbered(NamedTuple):
+class NumberedRow(NamedTuple):
     file: str
     line: Line
 
@@ -55,7 +55,7 @@ class Imported:
     """Stored now."""
     known: int = 0
     """In the store before."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[ImportProblem] = field(default_factory=list)
 
 
 def import_files(
@@ -74,7 +74,7 @@ def import_files(
             example = read_row(line, chosen, run_id)
             restored = _restore(reader, writer, example.record) if example.record else None
         except (BadRowError, RefusedError) as error:
-            done.problems.append(Problem(file, line.number, str(error)))
+            done.problems.append(ImportProblem(file, line.number, str(error)))
             continue
         if restored is not None:
             done.rows += restored
@@ -169,11 +169,11 @@ def detect(row: JSONObject) -> Format:
     raise BadRowError("it has neither 'conversations' nor 'messages' nor ATIF's 'schema_version'")
 
 
-def rows_of(paths: list[Path]) -> Iterator[Numbered]:
+def rows_of(paths: list[Path]) -> Iterator[NumberedRow]:
     """Every row of every file, broken ones included."""
     for path in paths:
         for file in _files(path):
-            yield from (Numbered(str(file), line) for line in _lines(file))
+            yield from (NumberedRow(str(file), line) for line in _lines(file))
 
 
 def store(writer: Writer, example: Example) -> None:

@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from typing import Literal, TypeVar
 
 from hermes.engine.info import EngineClosedError
-from hermes.engine.sampling.scheduler import Sampler
-from hermes.engine.schedule import Call, FairShare, Lines, describe
+from hermes.engine.sampling.scheduler import SamplingScheduler
+from hermes.engine.schedule import AdapterQueues, FairShare, ScheduledCall, describe
 
 T = TypeVar("T")
 
@@ -24,12 +24,12 @@ Kind = Literal["sampling", "training"]
 
 
 class Compute:
-    def __init__(self, sampler: Sampler, begin: Callable[[], None]) -> None:
+    def __init__(self, sampler: SamplingScheduler, begin: Callable[[], None]) -> None:
         """`begin` is called in the thread before anything else."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sampler = sampler
         self._begin = begin
-        self.lines = Lines(self.post)
+        self.lines = AdapterQueues(self.post)
         self._share: FairShare[Kind] = FairShare()
         self._closed = False
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Compute:
                 self._inbox.put(function)
             return not self._closed
 
-    def submit(self, key: str, call: Call[T]) -> Future[T]:
+    def submit(self, key: str, call: ScheduledCall[T]) -> Future[T]:
         """A call at the end of its line."""
         if not self.post(lambda: self.lines.add(key, call)):
             call.end(closed())

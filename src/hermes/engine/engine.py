@@ -20,9 +20,9 @@ from hermes.engine.checkpoints.adapter_io import load_adapter, save_adapter
 from hermes.engine.compute import Compute, closed
 from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, PolicyInfo
 from hermes.engine.lora.adapter import Adapter
-from hermes.engine.lora.registry import Book, Held, adapter_bytes
+from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
 from hermes.engine.sampling.request import read_request
-from hermes.engine.schedule import Call, Steps
+from hermes.engine.schedule import ScheduledCall, Task
 from hermes.engine.setup import build
 from hermes.engine.training.forward_backward import forward_backward, optim_step
 from hermes.engine.types import (
@@ -50,7 +50,7 @@ class Engine:
         self.device, self.dtype = self._backbone.device, self._backbone.dtype
         self.spec = replace(self._backbone.spec, max_length=self._parts.limits.longest)
         self.tokenizer_dir = options.model
-        self._book = Book(self._backbone.device, self._backbone.dtype, options.max_adapters)
+        self._book = AdapterRegistry(self._backbone.device, self._backbone.dtype, options.max_adapters)
         self._compute = Compute(self._parts.sampler, lambda: cpu_threads.lead(threads))
         self._disk = ThreadPoolExecutor(1, "hermes-engine-disk", cpu_threads.alone)
         self._trained_tokens = 0
@@ -70,7 +70,7 @@ class Engine:
             held = self._book.new_adapter(config)
         except HermesError as error:
             return _failed(error)
-        call = Call("the adapter", lambda: self._create(held))
+        call = ScheduledCall("the adapter", lambda: self._create(held))
         return self._compute.submit(held.id, call)
 
     def drop_adapter(self, adapter_id: str) -> None:
@@ -87,7 +87,7 @@ class Engine:
         )
 
     def optim_step(self, adapter_id: str, params: AdamParams) -> Future[dict[str, float]]:
-        def step(held: Held) -> Steps[dict[str, float]]:
+        def step(held: AdapterHandle) -> Task[dict[str, float]]:
             yield from ()
             metrics = optim_step(held.adapter, params)
             self._optimizer_steps += 1
@@ -98,7 +98,7 @@ class Engine:
     def snapshot(self, adapter_id: str) -> Future[str]:
         """The adapter's weights as they are when its turn comes, as a policy. Nothing is written."""
 
-        def freeze(held: Held) -> Steps[str]:
+        def freeze(held: AdapterHandle) -> Task[str]:
             yield from ()
             return self._book.add_policy(held.adapter.freeze(), held.config, held.id)
 
@@ -107,7 +107,7 @@ class Engine:
     def save(self, adapter_id: str, folder: Path, optimizer: bool) -> Future[int]:
         """Writes the folder whole, or leaves what was there; its size in bytes."""
 
-        def write(held: Held) -> Steps[int]:
+        def write(held: AdapterHandle) -> Task[int]:
             adapter = held.adapter
             state = adapter.state() if optimizer else None
             writing = self._disk.submit(save_adapter, folder, adapter.freeze(), held.config, self.spec, state)
@@ -119,7 +119,7 @@ class Engine:
     def load(self, adapter_id: str, folder: Path, optimizer: bool) -> Future[None]:
         """Weights from a folder, with the optimizer's state or a fresh one; gradients are dropped."""
 
-        def read(held: Held) -> Steps[None]:
+        def read(held: AdapterHandle) -> Task[None]:
             reading = self._disk.submit(load_adapter, folder, self.spec, optimizer)
             yield reading
             weights, _, state = reading.result()
@@ -213,13 +213,13 @@ class Engine:
             training_s=self._compute.spent_s["training"],
         )
 
-    def _call(self, adapter_id: str, what: str, steps: Callable[[Held], Steps[T]]) -> Future[T]:
+    def _call(self, adapter_id: str, what: str, steps: Callable[[AdapterHandle], Task[T]]) -> Future[T]:
         """A call at the end of the adapter's line."""
         try:
             held = self._book.adapter(adapter_id)
         except HermesError as error:
             return _failed(error)
-        return self._compute.submit(adapter_id, Call(what, lambda: steps(held)))
+        return self._compute.submit(adapter_id, ScheduledCall(what, lambda: steps(held)))
 
     def _on_disk(self, work: Callable[[], T]) -> Future[T]:
         try:
@@ -227,7 +227,7 @@ class Engine:
         except RuntimeError:  # it was shut down
             return _failed(closed())
 
-    def _create(self, held: Held) -> Steps[str]:
+    def _create(self, held: AdapterHandle) -> Task[str]:
         yield from ()
         try:
             held.made = Adapter(self.spec, held.config, self._backbone.device)
@@ -236,7 +236,9 @@ class Engine:
                 self._book.drop_adapter(held.id)
         return held.id
 
-    def _train(self, held: Held, data: Sequence[Datum], loss: Loss, forward_only: bool) -> Steps[TrainOutput]:
+    def _train(
+        self, held: AdapterHandle, data: Sequence[Datum], loss: Loss, forward_only: bool
+    ) -> Task[TrainOutput]:
         longest = max((len(datum.tokens) for datum in data), default=0)
         most = self._parts.limits.max_length
         if longest > most:

@@ -20,7 +20,7 @@ from hermes.engine.memory import capacity_error, is_out_of_memory
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-Steps = Generator[Future[Any] | None, None, T]
+Task = Generator[Future[Any] | None, None, T]
 
 
 class FairShare(Generic[K]):
@@ -51,12 +51,12 @@ class FairShare(Generic[K]):
 
 
 @dataclass(slots=True, eq=False)
-class Call(Generic[T]):
+class ScheduledCall(Generic[T]):
     what: str
     """For error messages: what there was not enough memory for."""
-    start: Callable[[], Steps[T]]
+    start: Callable[[], Task[T]]
     future: Future[T] = field(default_factory=Future)
-    steps: Steps[T] | None = None
+    steps: Task[T] | None = None
 
     def turn(self) -> tuple[bool, Future[Any] | None]:
         """Runs up to the next yield. Whether it is over, and what it is waiting for."""
@@ -87,11 +87,11 @@ def describe(error: BaseException, what: str) -> BaseException:
     return capacity_error(error, what) if is_out_of_memory(error) else error
 
 
-class Lines:
+class AdapterQueues:
     """Calls in lines. `wake` is called, in any thread, when a line that waited can go on."""
 
     def __init__(self, wake: Callable[[Callable[[], None]], object]) -> None:
-        self._lines: dict[str, deque[Call[Any]]] = {}
+        self._lines: dict[str, deque[ScheduledCall[Any]]] = {}
         self._parked: set[str] = set()
         self._share: FairShare[str] = FairShare()
         self._wake = wake
@@ -107,7 +107,7 @@ class Lines:
     def length(self, key: str) -> int:
         return len(self._lines.get(key, ()))
 
-    def add(self, key: str, call: Call[Any]) -> None:
+    def add(self, key: str, call: ScheduledCall[Any]) -> None:
         self._lines.setdefault(key, deque()).append(call)
 
     def drop(self, key: str, error: BaseException) -> None:

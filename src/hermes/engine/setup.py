@@ -18,9 +18,9 @@ from hermes.engine.memory import free_bytes
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.cpu_prepacked import has_bf16
 from hermes.engine.model.load import load_backbone
-from hermes.engine.sampling.request import Limits
-from hermes.engine.sampling.runner import Runner, TorchRunner
-from hermes.engine.sampling.scheduler import Sampler
+from hermes.engine.sampling.request import SamplerLimits
+from hermes.engine.sampling.runner import ModelRunner, TorchRunner
+from hermes.engine.sampling.scheduler import SamplingScheduler
 from hermes.engine.sampling.stops import StopBook
 from hermes.engine.spec import ModelSpec
 from hermes.engine.types import EngineCapacityError, EngineUserError
@@ -54,9 +54,9 @@ _CPU_KV_SHARE, _CPU_ACTIVATION_SHARE = 0.35, 0.55
 @dataclass(frozen=True, slots=True)
 class Parts:
     backbone: Backbone
-    sampler: Sampler
+    sampler: SamplingScheduler
     stops: StopBook
-    limits: Limits
+    limits: SamplerLimits
     train_tokens: int
     """Computed tokens of one training micro-batch."""
     base_bytes: int
@@ -89,9 +89,9 @@ def build(options: EngineOptions) -> Parts:
     runner = _runner(backbone, cells, max_batch)
     return Parts(
         backbone=backbone,
-        sampler=Sampler(runner, cells, max_batch, _prefill_tokens(spec, device)),
+        sampler=SamplingScheduler(runner, cells, max_batch, _prefill_tokens(spec, device)),
         stops=StopBook(_tokenizer(options.model), spec.eos_ids, spec.vocab),
-        limits=Limits(spec.vocab, max_length, cells),
+        limits=SamplerLimits(spec.vocab, max_length, cells),
         train_tokens=_train_tokens(backbone, room),
         base_bytes=base_bytes,
     )
@@ -131,7 +131,7 @@ def _cells(options: EngineOptions, backbone: Backbone, most: int, room: int | No
     return cells
 
 
-def _runner(backbone: Backbone, cells: int, max_batch: int) -> Runner:
+def _runner(backbone: Backbone, cells: int, max_batch: int) -> ModelRunner:
     if backbone.device.type != "cuda":
         return TorchRunner(backbone, KvPool(backbone.spec, cells, backbone.device, backbone.dtype))
     from hermes.engine.sampling.cuda_runner import PADDING_CELLS, CudaRunner

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hermes.envs.config import BaseEnvConfig, config_class, fingerprint
-from hermes.envs.failures import Tally
+from hermes.envs.failures import GroupTally
 from hermes.envs.groups import GroupWriter, join_items
 from hermes.envs.modes import checkpoint, group_worker, serve
 from hermes.envs.modes import metrics as reporting
-from hermes.envs.modes.api_session import Link
+from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.servers.base import APIServer
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, ServerBaseline
 from hermes.envs.servers.manager import ServerManager
@@ -68,12 +68,12 @@ class BaseEnv(ABC):
         self.process_mode = False
         self.n_groups_to_process = config.total_steps
         self.group_size_to_process = config.group_size
-        self.tally = Tally()
+        self.tally = GroupTally()
         self.retries: list[tuple[Item, int]] = []
         """Items to try again after an infrastructure failure, each with its tries so far."""
         self.dry_since_s: float | None = None
         """Since when get_next_item has had nothing; None if it had something the last time."""
-        self.link: Link | None = None
+        self.link: ApiSession | None = None
         """The standing with the trajectory API; None outside of serve."""
         self.jsonl_writer: GroupWriter | None = None
         if config.data_path_to_save_groups is not None:

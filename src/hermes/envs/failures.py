@@ -42,7 +42,7 @@ class GroupDroppedError(HermesError):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class GroupFailure:
     """Why a group was not made."""
 
     reason: str
@@ -52,37 +52,37 @@ class Failure:
     fatal: bool = False
 
 
-NO_GROUP = Failure("no group", "the environment returned no group", infrastructure=False)
-TIMED_OUT = Failure("timeout", "the group took longer than worker_timeout", infrastructure=False)
-STOPPED = Failure("stopped", "the run ended before the group was made", infrastructure=False)
+NO_GROUP = GroupFailure("no group", "the environment returned no group", infrastructure=False)
+TIMED_OUT = GroupFailure("timeout", "the group took longer than worker_timeout", infrastructure=False)
+STOPPED = GroupFailure("stopped", "the run ended before the group was made", infrastructure=False)
 
 
-def classify(error: BaseException) -> Failure:
+def classify(error: BaseException) -> GroupFailure:
     """What kind of failure an exception out of an environment's code is."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, GroupDroppedError):
-        return Failure(error.reason, error.message, infrastructure=False)
+        return GroupFailure(error.reason, error.message, infrastructure=False)
     if isinstance(error, ConfigError | UsageError | MissingDependencyError | HostError):
-        return Failure("settings", error.message, infrastructure=False, fatal=True)
+        return GroupFailure("settings", error.message, infrastructure=False, fatal=True)
     if isinstance(error, ProviderError):
         return _provider_failure(error.message, error.status)
     if isinstance(error, SandboxError):
-        return Failure("sandbox", error.message, infrastructure=True)
+        return GroupFailure("sandbox", error.message, infrastructure=True)
     if isinstance(error, NotImplementedError):
-        return Failure("settings", text, infrastructure=False, fatal=True)
+        return GroupFailure("settings", text, infrastructure=False, fatal=True)
     if isinstance(error, GraderError):
-        return Failure("grader", text, infrastructure=False)
+        return GroupFailure("grader", text, infrastructure=False)
     if isinstance(error, ConnectionError | TimeoutError) or _from_model_client(error):
         return _provider_failure(text, getattr(error, "status_code", None))
-    return Failure("environment", text, infrastructure=False)
+    return GroupFailure("environment", text, infrastructure=False)
 
 
-def _provider_failure(text: str, status: int | None) -> Failure:
+def _provider_failure(text: str, status: int | None) -> GroupFailure:
     if status in (401, 403):
-        return Failure("settings", text, infrastructure=False, fatal=True)
+        return GroupFailure("settings", text, infrastructure=False, fatal=True)
     if status is not None and 400 <= status < 500 and status not in (408, 409, 429):
-        return Failure("refused by the model server", text, infrastructure=False)
-    return Failure("provider", text, infrastructure=True)
+        return GroupFailure("refused by the model server", text, infrastructure=False)
+    return GroupFailure("provider", text, infrastructure=True)
 
 
 def _from_model_client(error: BaseException) -> bool:
@@ -92,7 +92,7 @@ def _from_model_client(error: BaseException) -> bool:
 
 
 @dataclass
-class Tally:
+class GroupTally:
     """How the groups of a run fared."""
 
     made: int = 0
@@ -103,26 +103,26 @@ class Tally:
     """Groups given up since the last that was used."""
     fruitless: Counter[str] = field(default_factory=Counter)
     """Of the policy's doings: groups left out since the last that was used."""
-    last: Failure | None = None
+    last: GroupFailure | None = None
 
     def success(self) -> None:
         self.made += 1
         self.in_a_row = 0
         self.fruitless.clear()
 
-    def retry(self, failure: Failure) -> None:
+    def retry(self, failure: GroupFailure) -> None:
         self.retried[failure.reason] += 1
         self.last = failure
 
     def leave_out(self, reason: str) -> None:
         """A group that was made, but cannot be used. Where that is the policy's doing, it is no failure."""
         in_a_row = self.in_a_row
-        self.drop(Failure(reason, f"a group was left out: {reason}", infrastructure=False))
+        self.drop(GroupFailure(reason, f"a group was left out: {reason}", infrastructure=False))
         if reason in POLICYS_DOING:
             self.in_a_row = in_a_row
             self.fruitless[reason] += 1
 
-    def drop(self, failure: Failure) -> None:
+    def drop(self, failure: GroupFailure) -> None:
         self.dropped[failure.reason] += 1
         self.in_a_row += 1
         self.last = failure

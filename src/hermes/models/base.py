@@ -14,14 +14,14 @@ from hermes.core import JSONObject, Message, ModelCall, Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class StreamDelta:
     """A piece of a streaming answer, for display only; the reply is the record."""
 
     text: str = ""
     reasoning: str = ""
 
 
-OnDelta = Callable[[Delta], None]
+OnDelta = Callable[[StreamDelta], None]
 
 
 @dataclass(frozen=True, slots=True)

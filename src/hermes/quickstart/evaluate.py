@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hermes.envs.stats import Interval, interval
-from hermes.quickstart.progress import Meter, Tell
-from hermes.quickstart.recipe import MODEL, Recipe
+from hermes.quickstart.progress import StageMeter, Tell
+from hermes.quickstart.recipe import MODEL, QuickstartRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,7 +30,7 @@ class Measured:
     sampled: Interval
 
 
-def measure(recipe: Recipe, engine_url: str, weights: str, tell: Tell) -> Measured:
+def measure(recipe: QuickstartRecipe, engine_url: str, weights: str, tell: Tell) -> Measured:
     """`weights`: the base model's name, or a tinker:// path of sampler weights."""
     return asyncio.run(_measure(recipe, engine_url, weights, tell))
 
@@ -43,7 +43,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return load_tokenizer(MODEL)
 
 
-def open_env(recipe: Recipe, engine_url: str, weights: str = MODEL) -> CalculatorEnv:
+def open_env(recipe: QuickstartRecipe, engine_url: str, weights: str = MODEL) -> CalculatorEnv:
     from hermes.envs.builtin.calculator import CalculatorConfig, CalculatorEnv
 
     config = CalculatorConfig(
@@ -71,20 +71,22 @@ def on_engine(engine_url: str, weights: str, at_once: int) -> APIServerConfig:
     )
 
 
-async def _measure(recipe: Recipe, engine_url: str, weights: str, tell: Tell) -> Measured:
+async def _measure(recipe: QuickstartRecipe, engine_url: str, weights: str, tell: Tell) -> Measured:
     env = open_env(recipe, engine_url, weights)
     env.tokenizer = tokenizer()
     try:
         await env.setup()
         items = await env.eval_items()
         tries = [(item, temperature) for temperature in (0.0, 1.0) for item in items]
-        found = await _successes(env, tries, Meter("rollouts, greedy and sampled", len(tries), tell))
+        found = await _successes(env, tries, StageMeter("rollouts, greedy and sampled", len(tries), tell))
     finally:
         await env.close()
     return Measured(interval(found[: len(items)]), interval(found[len(items) :]))
 
 
-async def _successes(env: CalculatorEnv, tries: Sequence[tuple[Any, float]], meter: Meter) -> list[float]:
+async def _successes(
+    env: CalculatorEnv, tries: Sequence[tuple[Any, float]], meter: StageMeter
+) -> list[float]:
     """1 or 0 for each item at its temperature; all at once, because a larger batch is cheaper."""
 
     async def one(item: Any, temperature: float) -> float:

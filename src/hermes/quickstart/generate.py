@@ -20,8 +20,8 @@ from hermes.core.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
 from hermes.quickstart import reward
 from hermes.quickstart.evaluate import open_env
-from hermes.quickstart.progress import BatchMeter, Meter, Tell
-from hermes.quickstart.recipe import MODEL, TOOLSETS, Recipe, examples
+from hermes.quickstart.progress import BatchMeter, StageMeter, Tell
+from hermes.quickstart.recipe import MODEL, TOOLSETS, QuickstartRecipe, examples
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Generated:
     """Those that earned the full reward."""
 
 
-def generate(recipe: Recipe, engine_url: str, folder: Path, run_name: str, tell: Tell) -> Generated:
+def generate(recipe: QuickstartRecipe, engine_url: str, folder: Path, run_name: str, tell: Tell) -> Generated:
     """Runs the batch in `folder`/batch; the store knows its trajectories by `run_name`."""
     tasks = folder / "tasks.jsonl"
     system_prompt = asyncio.run(_write_tasks(recipe, engine_url, tasks))
@@ -65,7 +65,7 @@ def generate(recipe: Recipe, engine_url: str, folder: Path, run_name: str, tell:
     return Generated(run_name, summary.rows, _count_right(place))
 
 
-async def _write_tasks(recipe: Recipe, engine_url: str, path: Path) -> str:
+async def _write_tasks(recipe: QuickstartRecipe, engine_url: str, path: Path) -> str:
     """The environment's training tasks as a dataset; its system prompt."""
     env = open_env(recipe, engine_url)
     await env.setup()
@@ -77,8 +77,10 @@ async def _write_tasks(recipe: Recipe, engine_url: str, path: Path) -> str:
     return env.config.system_prompt
 
 
-async def _run(place: Path, spec: RunSpec, dataset: Dataset, recipe: Recipe, tell: Tell) -> RunResult:
-    meter = BatchMeter(Meter("trajectories", len(dataset.rows), tell))
+async def _run(
+    place: Path, spec: RunSpec, dataset: Dataset, recipe: QuickstartRecipe, tell: Tell
+) -> RunResult:
+    meter = BatchMeter(StageMeter("trajectories", len(dataset.rows), tell))
     options = RunOptions(num_workers=1, concurrency=recipe.at_once)
     return await Pool(place, spec, dataset, options, meter, ProcessWorkers(place)).run()
 

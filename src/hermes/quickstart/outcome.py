@@ -10,21 +10,21 @@ from hermes.quickstart.evaluate import Measured
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class EngineTokens:
     """What the engine has counted."""
 
     sampled: int = 0
     trained: int = 0
 
-    def since(self, before: Tokens) -> Tokens:
-        return Tokens(self.sampled - before.sampled, self.trained - before.trained)
+    def since(self, before: EngineTokens) -> EngineTokens:
+        return EngineTokens(self.sampled - before.sampled, self.trained - before.trained)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     name: str
     seconds: float
-    tokens: Tokens
+    tokens: EngineTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class QuickstartOutcome:
     run_name: str
     device: str
     generated: int

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from hermes.errors import HermesError
 from hermes.quickstart.progress import duration
-from hermes.quickstart.recipe import Recipe
+from hermes.quickstart.recipe import QuickstartRecipe
 
 LIMIT_S = 480.0
 """A quickstart on a CPU should end within this time."""
@@ -51,7 +51,7 @@ def measure_pace(engine_url: str) -> float:
     return time.perf_counter() - began_s
 
 
-def estimate_s(recipe: Recipe, pace_s: float) -> float:
+def estimate_s(recipe: QuickstartRecipe, pace_s: float) -> float:
     """How long the whole recipe takes at this pace."""
     sampled = 6 * recipe.eval_tasks + recipe.tasks  # three evaluations, greedy and at temperature 1
     rows = recipe.sft_steps * recipe.sft_batch
@@ -64,12 +64,12 @@ def estimate_s(recipe: Recipe, pace_s: float) -> float:
     )
 
 
-def fit(recipes: Sequence[Recipe], pace_s: float, limit_s: float = LIMIT_S) -> Recipe:
+def fit(recipes: Sequence[QuickstartRecipe], pace_s: float, limit_s: float = LIMIT_S) -> QuickstartRecipe:
     """The first recipe that ends within the limit, else the last. They come largest first."""
     return next((recipe for recipe in recipes if estimate_s(recipe, pace_s) <= limit_s), recipes[-1])
 
 
-def announce(recipes: Sequence[Recipe], chosen: Recipe, pace_s: float) -> str:
+def announce(recipes: Sequence[QuickstartRecipe], chosen: QuickstartRecipe, pace_s: float) -> str:
     """What the person reads before the first stage that takes long."""
     seconds = estimate_s(chosen, pace_s)
     lines = [f"   about {_rounded(seconds)} in all on this machine, if it has nothing else to do"]
@@ -83,7 +83,7 @@ def announce(recipes: Sequence[Recipe], chosen: Recipe, pace_s: float) -> str:
     return "\n".join(lines)
 
 
-def _size(recipe: Recipe) -> str:
+def _size(recipe: QuickstartRecipe) -> str:
     return (
         f"{recipe.eval_tasks} held-out tasks and {recipe.rl_steps} steps of {recipe.groups} × "
         f"{recipe.group_size} rollouts"

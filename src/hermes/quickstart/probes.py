@@ -5,20 +5,20 @@ from __future__ import annotations
 import urllib.request
 
 from hermes.errors import HermesError
-from hermes.quickstart.outcome import Tokens
+from hermes.quickstart.outcome import EngineTokens
 
 _COUNTS_S = 30.0
 _PREFIX = "hermes_engine_"
 
 
-def tokens(engine_url: str) -> Tokens:
+def tokens(engine_url: str) -> EngineTokens:
     """What the engine has sampled and trained since it was started."""
     try:
         with urllib.request.urlopen(f"{engine_url}/metrics", timeout=_COUNTS_S) as answer:
             values = read_counts(answer.read().decode())
     except OSError as error:
         raise HermesError(f"the engine at {engine_url} does not answer: {error}", "see its log") from error
-    return Tokens(int(values["sampled_tokens_total"]), int(values["trained_tokens_total"]))
+    return EngineTokens(int(values["sampled_tokens_total"]), int(values["trained_tokens_total"]))
 
 
 def read_counts(page: str) -> dict[str, float]:

@@ -40,7 +40,7 @@ class ProcessFailedError(HermesError):
         super().__init__(f"{name} {what}. Its last lines:\n{said}", f"see {log}, then: hermes doctor")
 
 
-class Crew:
+class ProcessGroup:
     """Processes that live and end together. Use as a context manager."""
 
     def __init__(self, logs: Path, cwd: Path, environ: Mapping[str, str]) -> None:
@@ -123,7 +123,7 @@ class Crew:
             child.wait()
         signal_group(leader, signal.SIGKILL)
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> ProcessGroup:
         return self
 
     def __exit__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hermes.batch.journal import State
+from hermes.batch.journal import SampleState
 from hermes.core import JSONObject
 
 Tell = Callable[[str], None]
@@ -15,7 +15,7 @@ FORESEEABLE = 1 / 20
 """Share that must be done before the rest can be told from it: the first of many come late and together."""
 
 
-class Meter:
+class StageMeter:
     """Counts what is done of a stage; says so at intervals, and at the end."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Meter:
 class BatchMeter:
     """A `Watcher` of the batch that feeds a meter."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: StageMeter) -> None:
         self._meter = meter
 
     def started(self, n_total: int, n_finished_before: int) -> None:
@@ -57,7 +57,12 @@ class BatchMeter:
         """Only what is finished counts."""
 
     def finished(
-        self, state: State, reason: str | None, usage: JSONObject | None, cost_usd: float | None, turns: int
+        self,
+        state: SampleState,
+        reason: str | None,
+        usage: JSONObject | None,
+        cost_usd: float | None,
+        turns: int,
     ) -> None:
         self._meter.add()
 

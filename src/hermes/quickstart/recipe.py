@@ -19,7 +19,7 @@ MODEL = "hermes/smollm2"
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class QuickstartRecipe:
     """What one quickstart does."""
 
     tasks: int
@@ -56,7 +56,7 @@ class Recipe:
         return self.groups * self.group_size
 
 
-CPU = Recipe(
+CPU = QuickstartRecipe(
     tasks=64,
     eval_tasks=48,
     sft_steps=4,
@@ -73,7 +73,7 @@ SHORTER = replace(CPU, tasks=40, eval_tasks=24, sft_batch=12, rl_steps=5, groups
 """For one that takes twice as long."""
 SHORTEST = replace(SHORTER, rl_steps=4, groups=4)
 """For all that are slower still."""
-FAST = Recipe(
+FAST = QuickstartRecipe(
     tasks=8,
     eval_tasks=4,
     sft_steps=2,
@@ -86,7 +86,7 @@ FAST = Recipe(
     max_tokens=48,
     reward_mode="shaped",
 )
-CUDA = Recipe(
+CUDA = QuickstartRecipe(
     tasks=512,
     eval_tasks=512,
     sft_steps=4,
@@ -102,7 +102,7 @@ CUDA = Recipe(
 )
 
 
-def choose(*, fast: bool, cuda: bool, full: bool = False) -> tuple[Recipe, ...]:
+def choose(*, fast: bool, cuda: bool, full: bool = False) -> tuple[QuickstartRecipe, ...]:
     """The recipes that a machine may be given, largest first; its pace decides where there are several."""
     if fast:
         return (FAST,)

@@ -10,7 +10,7 @@ from pathlib import Path
 from hermes.core.files import atomic_write
 from hermes.envs.stats import Interval
 from hermes.quickstart import chart
-from hermes.quickstart.outcome import Outcome
+from hermes.quickstart.outcome import QuickstartOutcome
 from hermes.quickstart.progress import duration
 
 _PAGE = """<!doctype html>
@@ -40,7 +40,7 @@ pre {{ overflow-x: auto }}
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class ReportFiles:
     """What was written."""
 
     page: Path
@@ -48,23 +48,23 @@ class Files:
     data: Path
 
 
-def write(outcome: Outcome) -> Files:
+def write(outcome: QuickstartOutcome) -> ReportFiles:
     """report.html, reward.png and report.json in the quickstart's folder."""
     folder = outcome.folder
-    files = Files(folder / "report.html", folder / "reward.png", folder / "report.json")
+    files = ReportFiles(folder / "report.html", folder / "reward.png", folder / "report.json")
     atomic_write(files.page, html(outcome))
     files.picture.write_bytes(chart.png(_curve(outcome)))
     atomic_write(files.data, json.dumps(outcome.to_json(), indent=1) + "\n")
     return files
 
 
-def text(outcome: Outcome, files: Files) -> str:
+def text(outcome: QuickstartOutcome, files: ReportFiles) -> str:
     """What the terminal shows at the end."""
     tables = (_aligned(table) for table in _tables(outcome))
     return "\n\n".join((*tables, _written(files), f"Next:\n{next_commands(outcome)}"))
 
 
-def html(outcome: Outcome) -> str:
+def html(outcome: QuickstartOutcome) -> str:
     return _PAGE.format(
         title=escape(outcome.run_name),
         summary=escape(_summary(outcome)),
@@ -74,7 +74,7 @@ def html(outcome: Outcome) -> str:
     )
 
 
-def next_commands(outcome: Outcome) -> str:
+def next_commands(outcome: QuickstartOutcome) -> str:
     """Each works as it stands, after this quickstart."""
     engine = "http://127.0.0.1:8001/v1"
     commands = (
@@ -87,14 +87,14 @@ def next_commands(outcome: Outcome) -> str:
     return "\n".join(f"  {command}    # {why}" for command, why in commands)
 
 
-def _summary(outcome: Outcome) -> str:
+def _summary(outcome: QuickstartOutcome) -> str:
     return (
         f"{outcome.right} of {outcome.generated} generated trajectories were right: the warm start's data. "
         f"Trained on {outcome.device} in {duration(outcome.seconds)}. Intervals are of 95 % (Wilson)."
     )
 
 
-def _tables(outcome: Outcome) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+def _tables(outcome: QuickstartOutcome) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     success: list[tuple[str, ...]] = [("held-out success", "greedy", "", "sampled", "")]
     for name, measured in outcome.policies:
         success.append((name, *_rate(measured.greedy), *_rate(measured.sampled)))
@@ -116,11 +116,11 @@ def _counts(*numbers: int) -> tuple[str, ...]:
     return tuple(f"{number:,}" if number else "" for number in numbers)
 
 
-def _curve(outcome: Outcome) -> list[tuple[int, float]]:
+def _curve(outcome: QuickstartOutcome) -> list[tuple[int, float]]:
     return [(point.step, point.reward) for point in outcome.curve]
 
 
-def _written(files: Files) -> str:
+def _written(files: ReportFiles) -> str:
     return f"report  {files.page}\ncurve   {files.picture}"
 
 

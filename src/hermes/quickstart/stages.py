@@ -18,10 +18,10 @@ from hermes.errors import HermesError
 from hermes.quickstart import pace, probes
 from hermes.quickstart.evaluate import Measured, measure, tokenizer
 from hermes.quickstart.generate import Generated, generate
-from hermes.quickstart.outcome import Outcome, Point, Stage, Tokens
-from hermes.quickstart.processes import Crew, terminated_like_interrupted
-from hermes.quickstart.progress import Meter, Tell
-from hermes.quickstart.recipe import ENVIRONMENT, MODEL, Recipe
+from hermes.quickstart.outcome import EngineTokens, Point, QuickstartOutcome, Stage
+from hermes.quickstart.processes import ProcessGroup, terminated_like_interrupted
+from hermes.quickstart.progress import StageMeter, Tell
+from hermes.quickstart.recipe import ENVIRONMENT, MODEL, QuickstartRecipe
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.part import ask
@@ -43,8 +43,8 @@ _LOCAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    recipes: tuple[Recipe, ...]
+class QuickstartOptions:
+    recipes: tuple[QuickstartRecipe, ...]
     """Largest first; on a CPU the machine's pace decides which of them is done."""
     device: str
     """cpu or cuda."""
@@ -52,23 +52,25 @@ class Options:
     """A folder of its own for this quickstart."""
 
 
-def run(options: Options, tell: Tell) -> Outcome:
+def run(options: QuickstartOptions, tell: Tell) -> QuickstartOutcome:
     """From nothing to a trained policy. Whatever ends it, no process is left behind."""
     name = f"quickstart-{datetime.now():%Y%m%d-%H%M%S}"
     folder = ensure_dir(options.output.absolute() / name)
-    with terminated_like_interrupted(), Crew(folder / "logs", folder, _LOCAL) as crew:
-        return _Run(options, name, folder, crew, tell).run()
+    with terminated_like_interrupted(), ProcessGroup(folder / "logs", folder, _LOCAL) as crew:
+        return _QuickstartRun(options, name, folder, crew, tell).run()
 
 
-class _Run:
-    def __init__(self, options: Options, name: str, folder: Path, crew: Crew, tell: Tell) -> None:
+class _QuickstartRun:
+    def __init__(
+        self, options: QuickstartOptions, name: str, folder: Path, crew: ProcessGroup, tell: Tell
+    ) -> None:
         self._recipes, self._device = options.recipes, options.device
         self._recipe = options.recipes[0]
         self._name, self._folder, self._crew, self._tell = name, folder, crew, tell
         self._engine_url = ""
         self._stages: list[Stage] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> QuickstartOutcome:
         with self._stage(f"the engine loads {MODEL} on {self._device}", "start"):
             self._start_engine()
             recipe = self._recipe = self._fitting_recipe()
@@ -85,7 +87,7 @@ class _Run:
         with self._stage(f"GRPO: api, trainer and environment, {what}", "GRPO"):
             learned, curve = self._reinforce(weights)
         policies = ((BASE, base), (AFTER_SFT, warm), (AFTER_GRPO, self._evaluate(AFTER_GRPO, learned)))
-        return Outcome(
+        return QuickstartOutcome(
             run_name=self._name,
             device=self._device,
             generated=made.trajectories,
@@ -98,7 +100,7 @@ class _Run:
             folder=self._folder,
         )
 
-    def _fitting_recipe(self) -> Recipe:
+    def _fitting_recipe(self) -> QuickstartRecipe:
         """The recipe for this machine, announced with the time it takes. A GPU's is always the same."""
         if self._device != "cpu":
             return self._recipes[0]
@@ -119,8 +121,8 @@ class _Run:
         spent = self._tokens().since(before)
         self._stages.append(Stage(name, time.monotonic() - began_s, spent))
 
-    def _tokens(self) -> Tokens:
-        return probes.tokens(self._engine_url) if self._engine_url else Tokens()
+    def _tokens(self) -> EngineTokens:
+        return probes.tokens(self._engine_url) if self._engine_url else EngineTokens()
 
     def _start_engine(self) -> None:
         port = ports.choose(ports.ENGINE_PORT)
@@ -166,7 +168,7 @@ class _Run:
 
     def _warm_start(self, rows: Path) -> tuple[str, str, tuple[float, ...]]:
         recipe, folder = self._recipe, self._folder / "sft"
-        meter = Meter("step", recipe.sft_steps, self._tell)
+        meter = StageMeter("step", recipe.sft_steps, self._tell)
         told = self._crew.run(
             "sft",
             (
@@ -190,7 +192,7 @@ class _Run:
             self._crew.start(name, self._environment(api, number))
         self._crew.until_ready("trainer", _says(api, "started"))
         self._crew.until_ready(envs[0], _says(api, "envs"))
-        meter = Meter("step", recipe.rl_steps, self._tell)
+        meter = StageMeter("step", recipe.rl_steps, self._tell)
         show_steps = _following(folder, meter, "reward/mean", "reward")
 
         def meanwhile() -> None:
@@ -269,7 +271,7 @@ def points(metrics: Path) -> tuple[Point, ...]:
     )
 
 
-def _following(folder: Path, meter: Meter, name: str, shown: str) -> Callable[[], None]:
+def _following(folder: Path, meter: StageMeter, name: str, shown: str) -> Callable[[], None]:
     """Tells of a trainer's steps as they appear in its metrics."""
     seen = 0
 

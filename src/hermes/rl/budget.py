@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from hermes.core.files import ensure_dir, read_text
 from hermes.errors import UsageError
-from hermes.rl.run import Run, all_runs, last_step, now_ms
+from hermes.rl.run import RlRun, all_runs, last_step, now_ms
 from hermes.rl.service import service_of
 from hermes.safety.access import leads_to_loopback
-from hermes.training.service.token_meter import Tokens, read_tokens
+from hermes.training.service.token_meter import TokenCounts, read_tokens
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -84,7 +84,7 @@ def grant(config: Config, resolved: Resolved, task: str) -> Left:
     return rest
 
 
-def cost_usd(tokens: Tokens, price: JSONObject | None) -> float:
+def cost_usd(tokens: TokenCounts, price: JSONObject | None) -> float:
     """What the service asks for them; 0 where it has no price."""
     if price is None:
         return 0.0
@@ -94,7 +94,7 @@ def cost_usd(tokens: Tokens, price: JSONObject | None) -> float:
     return float(asked) / 1e6
 
 
-def spent_usd(run: Run) -> float:
+def spent_usd(run: RlRun) -> float:
     """What the run has cost so far."""
     return cost_usd(read_tokens(run.folder), run.config()["run"]["price"])
 
@@ -150,19 +150,19 @@ def _paid_endpoint(config: Config, resolved: Resolved) -> str | None:
     return None
 
 
-def _held_steps(run: Run) -> int:
+def _held_steps(run: RlRun) -> int:
     steps: int = run.config()["env"]["total_steps"]
     return last_step(run) if run.status().state.ended else steps
 
 
-def _held_hours(run: Run) -> float:
+def _held_hours(run: RlRun) -> float:
     status = run.status()
     if status.ended_at_ms is not None:
         return (status.ended_at_ms - status.started_at_ms) / 3.6e6
     return float(run.config()["run"]["max_hours"] or 0.0)
 
 
-def _held_usd(run: Run) -> float:
+def _held_usd(run: RlRun) -> float:
     held = run.config()["run"].get("max_usd") or 0.0
     return spent_usd(run) if run.status().state.ended else max(float(held), spent_usd(run))
 

@@ -14,7 +14,7 @@ from typing import Any
 from hermes.core import JSONObject
 from hermes.core.files import read_text
 from hermes.rl.config.fields import WANDB_PROJECT
-from hermes.rl.run import PARTS, Run, RunState, Status, now_ms, read_metrics
+from hermes.rl.run import PARTS, RlRun, RunState, RunStatus, now_ms, read_metrics
 from hermes.training.monitor.sinks import read_wandb
 
 _HISTORY_ROWS = 10
@@ -32,7 +32,7 @@ _SHOWN = (
 )
 
 
-def describe(run: Run, status: Status) -> JSONObject:
+def describe(run: RlRun, status: RunStatus) -> JSONObject:
     """Status, processes as they are at this moment, newest figures, and the reason where it failed."""
     config = run.config()
     about: JSONObject = {
@@ -56,7 +56,7 @@ def describe(run: Run, status: Status) -> JSONObject:
     return about
 
 
-def _telling(status: Status, has_steps: bool) -> str | None:
+def _telling(status: RunStatus, has_steps: bool) -> str | None:
     """The part whose log says why the run failed, or what a run without a step waits for."""
     if status.state is RunState.FAILED:
         culprit = (status.reason or "").partition(" ")[0]
@@ -66,7 +66,7 @@ def _telling(status: Status, has_steps: bool) -> str | None:
     return next((name for name, part in status.parts.items() if not part.ready), "trainer")
 
 
-def healthy(run: Run, status: Status) -> bool:
+def healthy(run: RlRun, status: RunStatus) -> bool:
     """Whether every part is alive or has done its work, and steps come about as fast as they did."""
     lives = [part.process is not None and part.process.alive() for part in status.parts.values()]
     done = [part.exit_code == 0 for part in status.parts.values()]
@@ -78,7 +78,7 @@ def healthy(run: Run, status: Status) -> bool:
     return quiet_s < max(_QUIET_S, _SLOWER * longest_s)
 
 
-def wandb(run: Run, config: JSONObject) -> JSONObject:
+def wandb(run: RlRun, config: JSONObject) -> JSONObject:
     """What the run is called at W&B; its address there, and why W&B failed, where that is so."""
     told = read_wandb(run.folder)
     said = {f"wandb_{name}": told[name] for name in ("url", "error") if told.get(name)}
@@ -86,11 +86,11 @@ def wandb(run: Run, config: JSONObject) -> JSONObject:
     return {"wandb_project": project, "wandb_run_name": config["env"]["wandb_name"], **said}
 
 
-def logs(run: Run, status: Status) -> JSONObject:
+def logs(run: RlRun, status: RunStatus) -> JSONObject:
     return {part: str(run.log_path(part)) for part in status.parts or PARTS}
 
 
-def newest(run: Run) -> JSONObject | None:
+def newest(run: RlRun) -> JSONObject | None:
     """The last step's figures under the tools' own names; None before the first step."""
     rows = steps(run)
     if not rows:
@@ -105,7 +105,7 @@ def newest(run: Run) -> JSONObject | None:
     return found
 
 
-def results(run: Run, status: Status) -> JSONObject:
+def results(run: RlRun, status: RunStatus) -> JSONObject:
     """The end of a run: final figures, how it got there, and its weights."""
     rows = steps(run)
     config = run.config()
@@ -130,7 +130,7 @@ def results(run: Run, status: Status) -> JSONObject:
     return found
 
 
-def steps(run: Run) -> list[dict[str, Any]]:
+def steps(run: RlRun) -> list[dict[str, Any]]:
     """One row a step, in order; where a step was written twice, the later row counts."""
     by_step = {int(row["step"]): row for row in read_metrics(run.metrics_path) if "step" in row}
     return [by_step[step] for step in sorted(by_step)]
@@ -143,7 +143,7 @@ def spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     return [rows[round(index * (len(rows) - 1) / (count - 1))] for index in range(count)]
 
 
-def kept(run: Run) -> list[dict[str, Any]]:
+def kept(run: RlRun) -> list[dict[str, Any]]:
     """The run's checkpoints, oldest first: step, paths to train on from and to sample, and the folder."""
     text = read_text(run.folder / "training.json")
     state = json.loads(text) if text else {}
@@ -162,12 +162,12 @@ def kept(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def checkpoint_folder(run: Run, tinker_path: str) -> Path:
+def checkpoint_folder(run: RlRun, tinker_path: str) -> Path:
     """Where the run's own engine keeps a checkpoint."""
     return run.folder / "engine" / tinker_path.removeprefix("tinker://")
 
 
-def _running_ms(status: Status) -> int:
+def _running_ms(status: RunStatus) -> int:
     return (status.ended_at_ms or now_ms()) - status.started_at_ms
 
 
@@ -175,7 +175,7 @@ def _brief(row: dict[str, Any]) -> JSONObject:
     return {"step": row["step"], **{name: row[name] for name in _SHOWN if name in row}}
 
 
-def _eval_success(run: Run) -> float | None:
+def _eval_success(run: RlRun) -> float | None:
     """Of the newest evaluation on held-out tasks."""
     text = read_text(run.folder / "evals" / "metrics.json")
     if text is None:

@@ -84,7 +84,7 @@ class PartStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class RunStatus:
     state: RunState = RunState.PENDING
     reason: str | None = None
     """Why the run ended, where it did not simply complete."""
@@ -97,7 +97,7 @@ class Status:
     events: tuple[JSONObject, ...] = ()
     """What happened, oldest first: {at_ms, text}."""
 
-    def noted(self, text: str) -> Status:
+    def noted(self, text: str) -> RunStatus:
         event: JSONObject = {"at_ms": now_ms(), "text": text}
         return replace(self, events=(*self.events, event)[-_EVENTS_KEPT:])
 
@@ -114,7 +114,7 @@ class Status:
         }
 
     @classmethod
-    def from_json(cls, data: JSONObject) -> Status:
+    def from_json(cls, data: JSONObject) -> RunStatus:
         return cls(
             RunState(data["state"]),
             data["reason"],
@@ -128,7 +128,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RlRun:
     """Where a run's things are. Nothing here is read until it is asked for."""
 
     home: Path
@@ -177,18 +177,18 @@ class Run:
         toolsets: list[str] | None = self.config()["run"].get("toolsets")
         return toolsets
 
-    def status(self) -> Status:
+    def status(self) -> RunStatus:
         text = read_text(self.status_path)
         if text is None:
-            return Status()
+            return RunStatus()
         try:
-            return Status.from_json(json.loads(text))
+            return RunStatus.from_json(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
             raise HermesError(
                 f"{self.status_path} is damaged: {error}", "move the run's folder aside"
             ) from error
 
-    def write_status(self, status: Status) -> None:
+    def write_status(self, status: RunStatus) -> None:
         atomic_write(self.status_path, json.dumps(status.to_json(), indent=1))
 
     def last_lines(self, part: str, count: int = 12) -> list[str]:
@@ -199,7 +199,7 @@ class Run:
         return [printable(line) for line in lines if line.strip()][-count:]
 
 
-def find_run(home: Path, run_id: str) -> Run:
+def find_run(home: Path, run_id: str) -> RlRun:
     """The run of that id, or of the only id that begins so."""
     matches = [run for run in all_runs(home) if run_id and run.run_id.startswith(run_id)]
     if len(matches) == 1:
@@ -215,16 +215,16 @@ def find_run(home: Path, run_id: str) -> Run:
     raise UsageError(f"there is no run '{run_id}'", "'hermes rl runs' lists them")
 
 
-def named_run(home: Path, model: str | None) -> Run | None:
+def named_run(home: Path, model: str | None) -> RlRun | None:
     """The run that the model's name `run:ID` means; None where it is another name."""
     return find_run(home, model.removeprefix(_RUN)) if model and model.startswith(_RUN) else None
 
 
-def all_runs(home: Path) -> list[Run]:
+def all_runs(home: Path) -> list[RlRun]:
     """Newest first."""
     folder = home / "runs"
     found = [path for path in folder.iterdir() if (path / "status.json").exists()] if folder.exists() else []
-    runs = [Run(home, path.name) for path in found]
+    runs = [RlRun(home, path.name) for path in found]
     return sorted(runs, key=lambda run: run.status().started_at_ms, reverse=True)
 
 
@@ -247,7 +247,7 @@ def _rows(text: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def last_step(run: Run) -> int:
+def last_step(run: RlRun) -> int:
     """The newest step that the metrics tell of; 0 before the first. They are in order: the end will do."""
     rows = list(_rows(_tail(run.metrics_path, _TAIL_BYTES))) or list(read_metrics(run.metrics_path))
     return max((int(row.get("step", 0)) for row in rows), default=0)

@@ -12,7 +12,7 @@ from hermes.safety.access import leads_to_loopback
 if TYPE_CHECKING:
     from hermes.config.settings import RlSettings
     from hermes.core import JSONObject
-    from hermes.training.service.client import Connection
+    from hermes.training.service.client import ServiceConnection
 
 KEY_VARIABLES = ("TINKER_API_KEY", "HERMES_ENGINE_TOKEN")
 LOCAL_KEY = "tml-local"
@@ -38,7 +38,7 @@ def policy_url(run: JSONObject) -> str:
     return f"http://127.0.0.1:{run['ports']['trainer' if run['service'] else 'engine']}"
 
 
-def connect(home: Path, service: str) -> Connection:
+def connect(home: Path, service: str) -> ServiceConnection:
     """With the key of the home's own configuration."""
     import os
 

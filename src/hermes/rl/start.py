@@ -22,7 +22,7 @@ from hermes.core.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
 from hermes.rl.budget import facts_for, grant
 from hermes.rl.config.resolve import Resolved, check_together
-from hermes.rl.run import Run, Status, all_runs, now_ms
+from hermes.rl.run import RlRun, RunStatus, all_runs, now_ms
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.plan import with_ports, write_config
@@ -37,7 +37,7 @@ _LEAST_FREE_BYTES = 200 << 20
 _POLL_S = 0.05
 
 
-def start(config: Config, resolved: Resolved, *, task: str | None = None) -> Run:
+def start(config: Config, resolved: Resolved, *, task: str | None = None) -> RlRun:
     """Makes the record, leaves it to a detached supervisor, and waits until that has taken it.
 
     `task`: of the agent that starts it, whose budget it then has; None: a person does.
@@ -46,7 +46,7 @@ def start(config: Config, resolved: Resolved, *, task: str | None = None) -> Run
     _check_machine(config, resolved)
     with _one_at_a_time(config.home):
         granted = None if task is None else grant(config, resolved, task)
-        run = Run(config.home, os.urandom(4).hex())
+        run = RlRun(config.home, os.urandom(4).hex())
         ensure_dir(run.folder)
         about = {
             **_about(config, resolved, run),
@@ -59,12 +59,12 @@ def start(config: Config, resolved: Resolved, *, task: str | None = None) -> Run
         )
         data["tinker"] |= _first_weights(config.home, data)
         write_config(run, data)
-        run.write_status(Status(started_at_ms=now_ms()))
+        run.write_status(RunStatus(started_at_ms=now_ms()))
     spawn_supervisor(run)
     return run
 
 
-def stop(run: Run, *, now: bool = False, patience_s: float = 120.0) -> Status:
+def stop(run: RlRun, *, now: bool = False, patience_s: float = 120.0) -> RunStatus:
     """Asks for the end, and waits a while for it; a run that has ended is left as it is.
 
     The trainer finishes its step and saves, which may take longer than the waiting: the run is stopping then.
@@ -80,7 +80,7 @@ def stop(run: Run, *, now: bool = False, patience_s: float = 120.0) -> Status:
     return status
 
 
-def look(run: Run) -> Status:
+def look(run: RlRun) -> RunStatus:
     """The status; a run that lost its supervisor gets a new one first."""
     status = run.status()
     if status.state.ended or _has_supervisor(run, status):
@@ -89,7 +89,7 @@ def look(run: Run) -> Status:
     return run.status()
 
 
-def spawn_supervisor(run: Run) -> None:
+def spawn_supervisor(run: RlRun) -> None:
     log_path = ensure_dir(run.log_path("supervisor").parent) / run.log_path("supervisor").name
     before = run.status().supervisor
     with log_path.open("ab") as log:
@@ -111,13 +111,13 @@ def spawn_supervisor(run: Run) -> None:
         time.sleep(_POLL_S)
 
 
-def _has_supervisor(run: Run, status: Status) -> bool:
+def _has_supervisor(run: RlRun, status: RunStatus) -> bool:
     if status.supervisor is None:
         return now_ms() - status.started_at_ms < _TAKEOVER_S * 1000
     return status.supervisor.alive()
 
 
-def _about(config: Config, resolved: Resolved, run: Run) -> JSONObject:
+def _about(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
     """The supervisor's part of the configuration."""
     service = service_of(config.settings.rl, config.environ)
     taken = _promised(config.home)

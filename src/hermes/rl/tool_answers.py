@@ -9,7 +9,7 @@ from hermes.errors import UsageError
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
-    from hermes.rl.run import Run
+    from hermes.rl.run import RlRun
 
 CHECK_EVERY_S = 1800.0
 """How often the agent may ask after a healthy run."""
@@ -124,7 +124,7 @@ def check_status(config: Config, arguments: JSONObject, task: str) -> JSONObject
     return describe(run, status)
 
 
-def _last_check_ms(run: Run) -> int:
+def _last_check_ms(run: RlRun) -> int:
     try:
         return int((run.folder / "checked").read_text())
     except (FileNotFoundError, ValueError):

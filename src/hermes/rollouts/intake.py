@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from hermes.core.json import JSONObject
 from hermes.rollouts.core import events
 from hermes.rollouts.core.metrics import Metrics
-from hermes.rollouts.core.queue import Group
+from hermes.rollouts.core.queue import QueuedGroup
 from hermes.rollouts.core.state import Accepted
-from hermes.rollouts.journal.journal import Journal
-from hermes.rollouts.parsing.recognise import Incoming
+from hermes.rollouts.journal.journal import GroupJournal
+from hermes.rollouts.parsing.recognise import IncomingGroup
 
 _RETRY_AFTER_S = 5
 _MANY = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class IntakeLimits:
     """What the server bears before it refuses."""
 
     max_groups: int = 20_000
@@ -42,7 +42,7 @@ class Limits:
     """Take groups with an environment id that was never given out, as the original server does."""
 
 
-class Refused(Exception):
+class RejectedPostError(Exception):
     """A request that is understood and not carried out."""
 
     def __init__(self, status: int, detail: object, retry_after_s: int | None = None) -> None:
@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 class Intake:
-    def __init__(self, journal: Journal, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, journal: GroupJournal, limits: IntakeLimits, metrics: Metrics) -> None:
         self.latest: bytes | None = None
         """The bytes of the group that joined the queue last."""
         self._journal = journal
@@ -66,7 +66,7 @@ class Intake:
         self._posts: dict[str, asyncio.Future[list[Accepted]]] = {}
         """Posts with an idempotency key that are not answered yet."""
 
-    async def post(self, incoming: Sequence[Incoming], *, many: bool, key: str | None) -> JSONObject:
+    async def post(self, incoming: Sequence[IncomingGroup], *, many: bool, key: str | None) -> JSONObject:
         """Takes all groups or none. With a key seen before nothing is taken: the post had been received."""
         if len(incoming) > _MANY:
             await asyncio.sleep(0)  # parsing took its time: let others have their turn
@@ -91,7 +91,7 @@ class Intake:
         return _answer(accepted, many)
 
     async def _safe(
-        self, future: asyncio.Future[list[Accepted]], groups: list[Group], key: str | None
+        self, future: asyncio.Future[list[Accepted]], groups: list[QueuedGroup], key: str | None
     ) -> list[Accepted]:
         """Waits for the journal, while the groups count as room taken and the key as under way."""
         size_bytes = sum(group.bytes for group in groups)
@@ -107,11 +107,13 @@ class Intake:
             if key is not None:
                 del self._posts[key]
 
-    def _acceptance(self, incoming: Sequence[Incoming], key: str | None) -> Callable[[Group], Accepted]:
+    def _acceptance(
+        self, incoming: Sequence[IncomingGroup], key: str | None
+    ) -> Callable[[QueuedGroup], Accepted]:
         """What is done about each group, in order, once it is safe; after the last, the key is remembered."""
         waiting = deque(incoming)
 
-        def accept(group: Group) -> Accepted:
+        def accept(group: QueuedGroup) -> Accepted:
             new = waiting.popleft()
             accepted = self._state.accept(group)
             if group.id in self._state.queue:
@@ -122,23 +124,23 @@ class Intake:
 
         return accept
 
-    def _named(self, new: Incoming, now_s: float) -> Group:
-        return Group(next(self._group_ids), new.env_id, new.size, len(new.payload), now_s)
+    def _named(self, new: IncomingGroup, now_s: float) -> QueuedGroup:
+        return QueuedGroup(next(self._group_ids), new.env_id, new.size, len(new.payload), now_s)
 
-    def _check(self, incoming: Sequence[Incoming]) -> None:
+    def _check(self, incoming: Sequence[IncomingGroup]) -> None:
         state, limits = self._state, self._limits
         for env_id in {new.env_id for new in incoming} - {None}:
             assert env_id is not None
             if env_id in state.envs:
                 state.hear(env_id, time.time())
             elif not limits.accept_unknown_envs:
-                raise Refused(404, f"environment {env_id} is not registered")
+                raise RejectedPostError(404, f"environment {env_id} is not registered")
         groups = state.kept_groups + self._under_way_groups + len(incoming)
         size_bytes = state.kept_bytes + self._under_way_bytes + sum(len(new.payload) for new in incoming)
         if groups > limits.max_groups or size_bytes > limits.max_bytes:
             self._metrics.count("posts_refused_total", reason="full")
             detail = f"the queue is full: {state.kept_groups} groups, {state.kept_bytes >> 20} MB"
-            raise Refused(503, detail, _RETRY_AFTER_S)
+            raise RejectedPostError(503, detail, _RETRY_AFTER_S)
         kinds = {(new.env_id, new.size) for new in incoming}
         unfit = {kind for kind in kinds if state.would_be_held(*kind)}
         held: dict[int | None, int] = {}
@@ -150,7 +152,9 @@ class Intake:
                 self._metrics.count("posts_refused_total", reason="held")
                 why = state.misfit(new.size) or "its parts do not make up whole groups"
                 message = f"{count - 1} groups of this environment already cannot be served ({why})"
-                raise Refused(422, [{"type": "misfit", "loc": ["body"], "msg": message, "input": new.size}])
+                raise RejectedPostError(
+                    422, [{"type": "misfit", "loc": ["body"], "msg": message, "input": new.size}]
+                )
 
 
 def _answer(accepted: list[Accepted], many: bool) -> JSONObject:

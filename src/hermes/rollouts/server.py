@@ -14,29 +14,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.errors import MissingDependencyError
-from hermes.rollouts.intake import Limits
+from hermes.rollouts.intake import IntakeLimits
 from hermes.rollouts.security import DOOR
 from hermes.safety.access import bound, policy_for
 
 if TYPE_CHECKING:
-    from hermes.rollouts.service import Service
+    from hermes.rollouts.service import TrajectoryService
 
 _TICK_S = 1.0
 _BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TrajectoryServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     """0: any free one."""
     state_dir: Path | None = None
     """Where everything is kept; None: in memory, gone with the process."""
     token: str | None = field(default=None, repr=False)
-    limits: Limits = field(default_factory=Limits)
+    limits: IntakeLimits = field(default_factory=IntakeLimits)
 
 
-def serve(options: Options, announce: Callable[[str], None]) -> None:
+def serve(options: TrajectoryServerOptions, announce: Callable[[str], None]) -> None:
     """Serves until a signal ends it. `announce` is told the address once clients can connect.
 
     UsageError: an address that others can reach, without a token. StoreError: the state directory cannot be
@@ -78,26 +78,30 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 64 << 20)
 
 
-async def _run(options: Options, listener: socket.socket, announce: Callable[[str], None]) -> None:
+async def _run(
+    options: TrajectoryServerOptions, listener: socket.socket, announce: Callable[[str], None]
+) -> None:
     import uvicorn
 
     from hermes.rollouts.http.app import App
-    from hermes.rollouts.http.protocol import Connection
-    from hermes.rollouts.journal.journal import FileJournal, Journal, MemoryJournal
+    from hermes.rollouts.http.protocol import HttpConnection
+    from hermes.rollouts.journal.journal import FileJournal, GroupJournal, MemoryJournal
     from hermes.rollouts.parsing.worker import Parser
-    from hermes.rollouts.service import Service
+    from hermes.rollouts.service import TrajectoryService
 
-    class Server(uvicorn.Server):
+    class TrajectoryServer(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield  # ours below: uvicorn's would end the process before the journal is closed
 
-    journal: Journal = FileJournal(options.state_dir, time.time()) if options.state_dir else MemoryJournal()
-    service = Service(journal, options.limits)
+    journal: GroupJournal = (
+        FileJournal(options.state_dir, time.time()) if options.state_dir else MemoryJournal()
+    )
+    service = TrajectoryService(journal, options.limits)
     parser = Parser()
     config = uvicorn.Config(
         App(service, policy_for(DOOR, options.host, options.token), parser),
-        http=Connection,
+        http=HttpConnection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -107,7 +111,7 @@ async def _run(options: Options, listener: socket.socket, announce: Callable[[st
         timeout_keep_alive=30,
         timeout_graceful_shutdown=10,
     )
-    server = Server(config)
+    server = TrajectoryServer(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
     clock = asyncio.create_task(_keep_time(service))
@@ -121,7 +125,7 @@ async def _run(options: Options, listener: socket.socket, announce: Callable[[st
         await journal.close()
 
 
-async def _keep_time(service: Service) -> None:
+async def _keep_time(service: TrajectoryService) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
         service.notice_time()

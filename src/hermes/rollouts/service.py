@@ -19,8 +19,8 @@ from hermes.rollouts.core import events
 from hermes.rollouts.core.metrics import Metrics
 from hermes.rollouts.core.shares import Shares
 from hermes.rollouts.core.state import Lease
-from hermes.rollouts.intake import Intake, Limits, Refused
-from hermes.rollouts.journal.journal import Journal
+from hermes.rollouts.intake import Intake, IntakeLimits, RejectedPostError
+from hermes.rollouts.journal.journal import GroupJournal
 from hermes.rollouts.schema import EnvRegistration, Registration
 
 _EXAMPLE_KEYS = (
@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchDelivery:
     """A batch to be sent."""
 
     lease: Lease
@@ -75,8 +75,8 @@ class TrainerWait:
         return now_s - self._since_s
 
 
-class Service:
-    def __init__(self, journal: Journal, limits: Limits) -> None:
+class TrajectoryService:
+    def __init__(self, journal: GroupJournal, limits: IntakeLimits) -> None:
         self.state = journal.state
         self.journal = journal
         self.limits = limits
@@ -120,7 +120,7 @@ class Service:
 
     def env_status(self, env_id: int) -> JSONObject:
         if env_id not in self.state.envs:
-            raise Refused(404, f"environment {env_id} is not registered")
+            raise RejectedPostError(404, f"environment {env_id} is not registered")
         self.state.hear(env_id, time.time())
         return self._shares.figures(env_id)
 
@@ -130,7 +130,7 @@ class Service:
         self.state.expire(now_s)
         self.state.notice_silence(now_s - self.limits.env_timeout_s)
 
-    async def next_batch(self, lease_s: float | None) -> Batch | JSONObject:
+    async def next_batch(self, lease_s: float | None) -> BatchDelivery | JSONObject:
         """The next batch, or the answer that there is none. Without a time, its lease is the connection's."""
         if self.state.registration is None:
             message = "Trainer not registered. Call /register first."
@@ -146,10 +146,10 @@ class Service:
         self.trainer_wait.served()
         return await self._serve(lease)
 
-    async def replay(self, lease_id: int, lease_s: float | None) -> Batch:
+    async def replay(self, lease_id: int, lease_s: float | None) -> BatchDelivery:
         """A batch that is out, once more."""
         if lease_id not in self.state.leases:
-            raise Refused(404, f"lease {lease_id} is not outstanding")
+            raise RejectedPostError(404, f"lease {lease_id} is not outstanding")
         return await self._serve(self.state.lease_again(lease_id, _expiry(lease_s)))
 
     async def acknowledge(self, lease_id: int) -> JSONObject:
@@ -157,7 +157,7 @@ class Service:
         if lease_id in self.state.leases:
             await self._finish(lease_id)
         elif not 0 < lease_id < self.state.next_lease_id:
-            raise Refused(404, f"there is no lease {lease_id}")
+            raise RejectedPostError(404, f"there is no lease {lease_id}")
         return {"status": "success"}
 
     async def renew(self, lease_ids: Sequence[int], lease_s: float) -> JSONObject:
@@ -199,7 +199,7 @@ class Service:
             self.intake.latest = await asyncio.to_thread(reader)
         return self.intake.latest or b"{%s}" % b",".join(b'"%s":[]' % key.encode() for key in _EXAMPLE_KEYS)
 
-    async def _serve(self, lease: Lease) -> Batch:
+    async def _serve(self, lease: Lease) -> BatchDelivery:
         readers = self.journal.reader(group.id for group in lease.groups)
         try:
             await self.journal.append(lambda: None, events.served(lease))
@@ -210,7 +210,7 @@ class Service:
         self.metrics.count("batches_served_total")
         if lease.redelivered:
             self.metrics.count("batches_redelivered_total")
-        return Batch(lease, readers)
+        return BatchDelivery(lease, readers)
 
     def _finish(self, lease_id: int) -> asyncio.Future[None]:
         def apply() -> None:

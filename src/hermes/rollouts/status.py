@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hermes.core.json import JSONObject
-from hermes.rollouts.service import Service
+from hermes.rollouts.service import TrajectoryService
 
 
-def status(service: Service, now_s: float) -> JSONObject:
+def status(service: TrajectoryService, now_s: float) -> JSONObject:
     """The two keys that clients read, and what a person wants to know."""
     state, metrics = service.state, service.metrics
     oldest = state.queue.oldest()
@@ -44,7 +44,7 @@ def status(service: Service, now_s: float) -> JSONObject:
     }
 
 
-def gauges(service: Service, now_s: float) -> dict[str, float]:
+def gauges(service: TrajectoryService, now_s: float) -> dict[str, float]:
     state = service.state
     queue = status(service, now_s)["queue"]
     return {

@@ -44,7 +44,7 @@ class Door:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class HttpAccessPolicy:
     door: Door
     token: str | None = field(default=None, repr=False)
     """Required of every request; None: only loopback names are answered to."""
@@ -67,7 +67,7 @@ class Policy:
         return None
 
 
-def policy_for(door: Door, host: str, token: str | None) -> Policy:
+def policy_for(door: Door, host: str, token: str | None) -> HttpAccessPolicy:
     """The policy of a server bound to `host`. UsageError: an address others can reach, and no token."""
     if token is None and not is_loopback(host):
         raise UsageError(
@@ -79,7 +79,7 @@ def policy_for(door: Door, host: str, token: str | None) -> Policy:
             f"{door.variable} must be at least 16 printable ASCII characters",
             "openssl rand -hex 24 makes one",
         )
-    return Policy(door, token)
+    return HttpAccessPolicy(door, token)
 
 
 @functools.lru_cache(maxsize=64)

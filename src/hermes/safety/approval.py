@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 from hermes.errors import ConfigError, ToolError
 from hermes.safety.harmless import is_harmless, is_inside
-from hermes.safety.shell import Names, Simple, split
+from hermes.safety.shell import GlobWord, Simple, split
 from hermes.safety.text import clip
 
 Answer = Literal["once", "always", "no"]
@@ -51,7 +51,7 @@ class Approver(Protocol):
 
 
 @dataclass(frozen=True)
-class Policy:
+class ApprovalPolicy:
     allow: tuple[str, ...]
     """Patterns of commands that need no question, word by word: 'pytest *', 'npm run build'. Each word is a
     glob; a last word '*' stands for any further arguments, none included."""
@@ -101,7 +101,7 @@ class Policy:
 class PolicyApprover:
     """Applies a policy to commands; everything else is asked about, or refused when nobody is there."""
 
-    policy: Policy
+    policy: ApprovalPolicy
     ask: Ask | None = None
     approved: set[tuple[str, str]] = field(default_factory=set)
     """Actions, by kind and exact text, that need no further question; 'always' adds to them."""
@@ -162,7 +162,7 @@ def _allows(words: Sequence[str], argv: Sequence[str | None]) -> bool:
 
 def _is_word(argument: str | None) -> bool:
     """True if the argument is known before it runs."""
-    return argument is not None and not isinstance(argument, Names)
+    return argument is not None and not isinstance(argument, GlobWord)
 
 
 def _denies(words: Sequence[str], command: str, parts: Sequence[Simple]) -> bool:

@@ -34,7 +34,7 @@ _HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedPage:
     url: str
     """Where the body came from, after redirects."""
     status: int
@@ -52,7 +52,7 @@ async def fetch(
     max_redirects: int = MAX_REDIRECTS,
     resolve: Resolve | None = None,
     headers: Mapping[str, str] | None = None,
-) -> Fetched:
+) -> FetchedPage:
     """GET the URL; any status is a result. ToolError if it is refused, too slow, too large or broken.
 
     `headers` may hold a credential: they are sent to the URL's own scheme, host and port, and not to another
@@ -66,7 +66,7 @@ async def fetch(
                 addresses = await asyncio.to_thread(check_url, here, allowed, resolve)
                 own = headers if headers and parse_url(here) == parse_url(url) else {}
                 fetched = await _get(here, addresses, max_bytes, own)
-                if isinstance(fetched, Fetched):
+                if isinstance(fetched, FetchedPage):
                     return fetched
                 here = fetched
     except TimeoutError as error:
@@ -76,7 +76,7 @@ async def fetch(
 
 async def _get(
     url: str, addresses: list[Address], max_bytes: int, headers: Mapping[str, str]
-) -> Fetched | str:
+) -> FetchedPage | str:
     """What the first address that accepts a connection answers, or the URL it redirects to."""
     import httpx2
 
@@ -123,7 +123,7 @@ def _host_header(target: Target) -> str:
     return host if target.port == default else f"{host}:{target.port}"
 
 
-async def _read(response: httpx2.Response, url: str, max_bytes: int) -> Fetched | str:
+async def _read(response: httpx2.Response, url: str, max_bytes: int) -> FetchedPage | str:
     location = response.headers.get("location")
     if response.status_code in _REDIRECTS and location:
         return urldefrag(urljoin(url, location)).url
@@ -139,4 +139,4 @@ async def _read(response: httpx2.Response, url: str, max_bytes: int) -> Fetched 
             raise ToolError(f"{url} says it is gzip, and is not: {error}.") from error
         if len(body) > max_bytes:
             raise ToolError(f"{url} is larger than {max_bytes} bytes.")
-    return Fetched(url, response.status_code, response.headers.get("content-type", ""), bytes(body))
+    return FetchedPage(url, response.status_code, response.headers.get("content-type", ""), bytes(body))

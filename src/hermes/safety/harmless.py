@@ -16,7 +16,7 @@ import posixpath
 import re
 from collections.abc import Callable, Sequence
 
-from hermes.safety.shell import Names
+from hermes.safety.shell import GlobWord
 
 Rule = Callable[[Sequence[str]], bool]
 
@@ -78,7 +78,7 @@ def is_harmless(argv: Sequence[str | None], workspace: str | None = None) -> boo
         return name in _SHOW_VERSION
     if name in _FREE_TEXT:
         return _FREE_TEXT[name](known)
-    if name not in _READERS and any(isinstance(argument, Names) for argument in known):
+    if name not in _READERS and any(isinstance(argument, GlobWord) for argument in known):
         return False
     files = known if name not in _SEARCHERS else _without_pattern(known)
     inside = all(is_inside(file, workspace) for file in files)

@@ -50,7 +50,7 @@ def open_inside(root: Path, path: str, flags: int, mode: int = 0o600, *, alias: 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResolvedPath:
     """Where a path leads: a name, not a link when it was looked at, in an open directory."""
 
     directory: int
@@ -67,7 +67,7 @@ def locate_inside(
     alias: str | None = None,
     make_parents: bool = False,
     owner: tuple[int, int] | None = None,
-) -> Iterator[Place]:
+) -> Iterator[ResolvedPath]:
     """Walks to the last component. With `make_parents`, missing directories are created on the way.
 
     `owner` is the user and group to give them to (default: whoever we are).
@@ -94,7 +94,7 @@ class _Walk:
     def close(self) -> None:
         self._pop_to(0)
 
-    def to(self, path: str) -> Place:
+    def to(self, path: str) -> ResolvedPath:
         pending = self._parts(path, path)
         while pending:
             name = pending.pop()
@@ -112,8 +112,8 @@ class _Walk:
             elif pending:
                 self._enter(name)
             else:
-                return Place(self._stack[-1], name)
-        return Place(self._stack[-1], ".")
+                return ResolvedPath(self._stack[-1], name)
+        return ResolvedPath(self._stack[-1], ".")
 
     def _parts(self, path: str, asked: str) -> list[str]:
         """The components still to walk, last first. An absolute path starts again at the root."""

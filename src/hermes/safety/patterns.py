@@ -18,13 +18,13 @@ from functools import cache
 from typing import Any
 
 
-class Layer(StrEnum):
+class RedactionLayer(StrEnum):
     NAMES = "names"
     SHAPES = "shapes"
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class PatternHit:
     rule: str
     start: int
     """In bytes of the UTF-8 text."""
@@ -84,15 +84,15 @@ _ORDINARY = re.compile(
 )
 
 
-def find(text: str, layer: Layer) -> Iterator[Hit]:
+def find(text: str, layer: RedactionLayer) -> Iterator[PatternHit]:
     """Every secret-looking value of this layer, left to right."""
     data = text.encode("utf-8", "surrogatepass")
     rules, pattern = _compiled(layer)
     for match in pattern.finditer(data):
         index = next(i for i, group in enumerate(match.groups()) if group is not None)
         value = match.group(index + 1).decode("utf-8", "replace")
-        if layer is Layer.SHAPES or _is_secret(rules[index], value):
-            yield Hit(rules[index], match.start(index + 1), match.end(index + 1))
+        if layer is RedactionLayer.SHAPES or _is_secret(rules[index], value):
+            yield PatternHit(rules[index], match.start(index + 1), match.end(index + 1))
 
 
 def _is_secret(rule: str, value: str) -> bool:
@@ -110,11 +110,13 @@ def _is_secret(rule: str, value: str) -> bool:
 
 
 @cache
-def _compiled(layer: Layer) -> tuple[list[str], Any]:
+def _compiled(layer: RedactionLayer) -> tuple[list[str], Any]:
     """The rules' names, and one expression with one group a rule around what is to go."""
     import re2  # type: ignore[import-untyped]
 
-    table = _NAMES if layer is Layer.NAMES else {name: f"({shape})" for name, shape in _SHAPES.items()}
+    table = (
+        _NAMES if layer is RedactionLayer.NAMES else {name: f"({shape})" for name, shape in _SHAPES.items()}
+    )
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1  # bytes, so that lone surrogates do no harm
     options.log_errors = False

@@ -24,7 +24,7 @@ _GLOBS = "*?["
 _SPECIAL = " \t\n;&|()<>"
 
 
-class Names(str):
+class GlobWord(str):
     """A word that becomes the names in a directory that fit it; one of them may look like an option."""
 
 
@@ -68,7 +68,7 @@ class _Word:
     def value(self) -> str | None:
         if self.dynamic:
             return None
-        return Names(self.text) if self.globbed else self.text
+        return GlobWord(self.text) if self.globbed else self.text
 
 
 @dataclass

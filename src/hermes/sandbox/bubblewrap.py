@@ -36,14 +36,14 @@ from hermes.sandbox.base import BackgroundProcess, CommandResult
 from hermes.sandbox.bwrap_args import (
     WORKSPACE,
     Bwrap,
-    Layout,
+    MountLayout,
     command_argv,
     host_layout,
     room_argv,
 )
 from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
-from hermes.sandbox.supervisor import Finished, Launch, LazySupervisor, Rlimit, Supervisor
+from hermes.sandbox.supervisor import Launch, LazySupervisor, ProcessResult, Rlimit, SandboxSupervisor
 from hermes.sandbox.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class BubblewrapSandbox:
         settings: SandboxSettings,
         workspace: Workspace,
         bwrap: Bwrap,
-        layout: Layout,
+        layout: MountLayout,
     ) -> None:
         self._settings = settings
         self._workspace = workspace
@@ -81,14 +81,14 @@ class BubblewrapSandbox:
         workspace.give_up_root()
         return cls(settings, workspace, bwrap, layout)
 
-    async def _enter_room(self) -> Supervisor:
+    async def _enter_room(self) -> SandboxSupervisor:
         with _opened(self._layout.files) as files:
             network, tmp_bytes = self._settings.network, self._settings.memory_mb * _MEGABYTE
             prefix = _room(
                 self._bwrap, self._layout, self._workspace, files, network=network, tmp_bytes=tmp_bytes
             )
             try:
-                return await Supervisor.open(prefix, tuple(files.values()))
+                return await SandboxSupervisor.open(prefix, tuple(files.values()))
             except SandboxError as error:
                 raise SandboxError(error.message, FIX) from error
 
@@ -139,7 +139,9 @@ class BubblewrapSandbox:
         await self._supervisor.close()
         await asyncio.to_thread(self._workspace.remove)
 
-    async def _run_argv(self, argv: Sequence[str], stdin: bytes | None, max_output_bytes: int) -> Finished:
+    async def _run_argv(
+        self, argv: Sequence[str], stdin: bytes | None, max_output_bytes: int
+    ) -> ProcessResult:
         launch = self._launch(argv, argv[0], None, None, max_output_bytes)
         return await self._supervisor.run(launch, timeout_s=self._settings.command_timeout_s, stdin=stdin)
 
@@ -165,7 +167,7 @@ class BubblewrapSandbox:
         return Launch(wrapped, command, "/", {}, self._rlimits, max_output_bytes)
 
 
-def environment(layout: Layout) -> dict[str, str]:
+def environment(layout: MountLayout) -> dict[str, str]:
     return {
         "PATH": layout.path,
         "HOME": WORKSPACE,
@@ -235,7 +237,7 @@ def why_unusable() -> str | None:
 
 def _room(
     bwrap: Bwrap,
-    layout: Layout,
+    layout: MountLayout,
     workspace: Workspace,
     files: Mapping[str, int],
     *,

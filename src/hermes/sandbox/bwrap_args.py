@@ -38,7 +38,7 @@ _MADE_UP = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MountLayout:
     """What commands can see of the host, besides the workspace."""
 
     binds: tuple[str, ...]
@@ -63,7 +63,7 @@ class Bwrap:
         return option if option[0] in self.features else ()
 
 
-def host_layout(network: bool) -> Layout:
+def host_layout(network: bool) -> MountLayout:
     """The system's programs and libraries, the Python that runs Hermes, and the harmless part of /etc."""
     found = [Path(path) for path in _SYSTEM]
     links = [(str(path), str(path.readlink())) for path in found if path.is_symlink()]
@@ -79,7 +79,7 @@ def host_layout(network: bool) -> Layout:
     for name in (*_ETC_FILES, *(_ETC_NETWORK_FILES if network else ())):
         if Path(name).is_file():
             files[name] = Path(name).read_bytes()
-    return Layout(tuple(binds), tuple(links), files, path)
+    return MountLayout(tuple(binds), tuple(links), files, path)
 
 
 def _python_prefixes(home: Path) -> list[str]:
@@ -90,7 +90,7 @@ def _python_prefixes(home: Path) -> list[str]:
 
 def room_argv(
     bwrap: Bwrap,
-    layout: Layout,
+    layout: MountLayout,
     workspace: Path,
     *,
     network: bool,
@@ -115,7 +115,7 @@ def room_argv(
 
 
 def _furniture(
-    bwrap: Bwrap, layout: Layout, workspace: Path, tmp_bytes: int, files: Mapping[str, int]
+    bwrap: Bwrap, layout: MountLayout, workspace: Path, tmp_bytes: int, files: Mapping[str, int]
 ) -> list[str]:
     # First, since this Python may itself live somewhere under /tmp and must show through.
     argv = ["--perms", "1777", *bwrap.if_known("--size", str(tmp_bytes)), "--tmpfs", "/tmp"]
@@ -139,7 +139,13 @@ def _parents(paths: Sequence[str]) -> list[str]:
 
 
 def command_argv(
-    bwrap: Bwrap, layout: Layout, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], shm_bytes: int
+    bwrap: Bwrap,
+    layout: MountLayout,
+    argv: Sequence[str],
+    *,
+    cwd: str,
+    env: Mapping[str, str],
+    shm_bytes: int,
 ) -> list[str]:
     """Runs a program in a namespace of its own inside the room; to be started with an empty environment.
 

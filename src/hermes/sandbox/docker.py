@@ -28,7 +28,7 @@ from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.docker_args import READY, WORKSPACE, exec_argv, kill_argv, run_argv, shell_argv
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
 from hermes.sandbox.process import Process
-from hermes.sandbox.supervisor import Finished, Launch, Supervisor
+from hermes.sandbox.supervisor import Launch, ProcessResult, SandboxSupervisor
 from hermes.sandbox.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -45,7 +45,12 @@ _KILL_TIMEOUT_S = 10.0
 
 class DockerSandbox:
     def __init__(
-        self, settings: SandboxSettings, workspace: Workspace, engine: str, name: str, supervisor: Supervisor
+        self,
+        settings: SandboxSettings,
+        workspace: Workspace,
+        engine: str,
+        name: str,
+        supervisor: SandboxSupervisor,
     ) -> None:
         self._settings = settings
         self._workspace = workspace
@@ -59,7 +64,7 @@ class DockerSandbox:
     async def open(cls, settings: SandboxSettings, workspace: Workspace) -> DockerSandbox:
         engine = await asyncio.to_thread(find_engine)
         workspace.give_up_root()
-        supervisor = await Supervisor.open()
+        supervisor = await SandboxSupervisor.open()
         sandbox = cls(settings, workspace, engine, f"hermes-{new_id().lower()}", supervisor)
         try:
             await sandbox._start_container()
@@ -145,7 +150,7 @@ class DockerSandbox:
         env: Mapping[str, str] | None,
         stdin: bytes | None,
         max_output_bytes: int = DEFAULT_BYTES,
-    ) -> Finished:
+    ) -> ProcessResult:
         mark = new_id()
         wrapped = self._exec(argv, mark, cwd, env or {}, stdin=stdin is not None)
         launch = _launch(wrapped, argv[-1], max_output_bytes)
@@ -159,7 +164,9 @@ class DockerSandbox:
         self._check_alive()
         return finished
 
-    async def _run_argv(self, argv: Sequence[str], stdin: bytes | None, max_output_bytes: int) -> Finished:
+    async def _run_argv(
+        self, argv: Sequence[str], stdin: bytes | None, max_output_bytes: int
+    ) -> ProcessResult:
         return await self._run(argv, self._settings.command_timeout_s, None, None, stdin, max_output_bytes)
 
     def _exec(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hermes.errors import SandboxError
 from hermes.safety.paths import locate_inside, open_inside
-from hermes.sandbox.supervisor import Finished
+from hermes.sandbox.supervisor import ProcessResult
 
 MAX_READ_BYTES = 1 << 30
 """What a read without a limit comes to."""
@@ -37,7 +37,7 @@ rm -f "$temporary" 2> /dev/null
 exit {_DENIED}
 """
 
-RunArgv = Callable[[Sequence[str], bytes | None, int], Awaitable[Finished]]
+RunArgv = Callable[[Sequence[str], bytes | None, int], Awaitable[ProcessResult]]
 """Runs a program inside the sandbox: its arguments, its input, the bytes of output to keep."""
 
 
@@ -98,7 +98,7 @@ async def write_with(run: RunArgv, path: str, data: bytes) -> None:
     _check(await run(["/bin/sh", "-c", _WRITE, "sh", path], data, 1000), path)
 
 
-def _check(finished: Finished, path: str) -> None:
+def _check(finished: ProcessResult, path: str) -> None:
     if finished.exit_code in _ERRORS:
         number = _ERRORS[finished.exit_code]
         raise OSError(number, os.strerror(number), path)

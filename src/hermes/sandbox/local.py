@@ -20,7 +20,7 @@ from hermes.config.secrets import looks_secret, url_password
 from hermes.safety.paths import resolve_inside
 from hermes.sandbox.base import BackgroundProcess, CommandResult
 from hermes.sandbox.files import read_inside, write_inside
-from hermes.sandbox.supervisor import Launch, LazySupervisor, Supervisor
+from hermes.sandbox.supervisor import Launch, LazySupervisor, SandboxSupervisor
 from hermes.sandbox.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.bareRepository", "GIT
 class LocalSandbox:
     def __init__(self, workspace: Workspace, command_timeout_s: float) -> None:
         self._workspace = workspace
-        self._supervisor = LazySupervisor(Supervisor.open)
+        self._supervisor = LazySupervisor(SandboxSupervisor.open)
         self._command_timeout_s = command_timeout_s
         self._env = {**_DEFAULTS, **without_secrets(without_stored(os.environ))}
         if "GIT_CONFIG_COUNT" not in self._env:

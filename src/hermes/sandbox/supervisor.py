@@ -50,7 +50,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ProcessResult:
     exit_code: int
     """128 + signal for a killed process; 124 for a time-out."""
     capture: Capture
@@ -63,7 +63,7 @@ class Finished:
         )
 
 
-class Supervisor:
+class SandboxSupervisor:
     """Runs programs until it is closed; then, or when this process ends in whatever way, all of them end."""
 
     def __init__(self, keeper: subprocess.Popen[bytes], channel: socket.socket) -> None:
@@ -73,7 +73,7 @@ class Supervisor:
         self._started = 0
 
     @classmethod
-    async def open(cls, prefix: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> Supervisor:
+    async def open(cls, prefix: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> SandboxSupervisor:
         """Starts the keeper, where `prefix`, a command line that runs its last arguments, puts it."""
         ours, theirs = socket.socketpair()
         try:
@@ -154,7 +154,9 @@ class Supervisor:
         except OSError as error:
             raise SandboxError("the sandbox has ended; no more commands can run in it.") from error
 
-    async def run(self, launch: Launch, *, timeout_s: float | None, stdin: bytes | None = None) -> Finished:
+    async def run(
+        self, launch: Launch, *, timeout_s: float | None, stdin: bytes | None = None
+    ) -> ProcessResult:
         """To its end or to the time-out. Cancelled, it leaves nothing running."""
         begin = time.perf_counter()
         process = await self.start(launch, stdin=stdin is not None)
@@ -169,7 +171,7 @@ class Supervisor:
                 feeding.cancel()
         timed_out = code is None
         duration_ms = (time.perf_counter() - begin) * 1000
-        return Finished(TIMED_OUT if code is None else code, process.capture, duration_ms, timed_out)
+        return ProcessResult(TIMED_OUT if code is None else code, process.capture, duration_ms, timed_out)
 
     async def close(self) -> None:
         """Ends everything and waits until it has ended."""
@@ -193,15 +195,17 @@ class LazySupervisor:
     What opening it raises, the first command raises.
     """
 
-    def __init__(self, open_it: Callable[[], Awaitable[Supervisor]]) -> None:
+    def __init__(self, open_it: Callable[[], Awaitable[SandboxSupervisor]]) -> None:
         self._open_it = open_it
         self._opening = asyncio.Lock()
-        self._supervisor: Supervisor | None = None
+        self._supervisor: SandboxSupervisor | None = None
 
     async def start(self, launch: Launch, *, stdin: bool) -> Process:
         return await (await self._get()).start(launch, stdin=stdin)
 
-    async def run(self, launch: Launch, *, timeout_s: float | None, stdin: bytes | None = None) -> Finished:
+    async def run(
+        self, launch: Launch, *, timeout_s: float | None, stdin: bytes | None = None
+    ) -> ProcessResult:
         return await (await self._get()).run(launch, timeout_s=timeout_s, stdin=stdin)
 
     async def close(self) -> None:
@@ -209,7 +213,7 @@ class LazySupervisor:
             if self._supervisor is not None:
                 await self._supervisor.close()
 
-    async def _get(self) -> Supervisor:
+    async def _get(self) -> SandboxSupervisor:
         async with self._opening:
             if self._supervisor is None:
                 self._supervisor = await self._open_it()

@@ -1,6 +1,6 @@
 """Skills: written instructions for kinds of work, bundled or the user's own."""
 
 from hermes.skills.catalogue import Catalogue, list_skills, read_skill_file, skill_files
-from hermes.skills.skill import Origin, Skill, SkillError
+from hermes.skills.skill import Skill, SkillError, SkillOrigin
 
-__all__ = ["Catalogue", "Origin", "Skill", "SkillError", "list_skills", "read_skill_file", "skill_files"]
+__all__ = ["Catalogue", "Skill", "SkillError", "SkillOrigin", "list_skills", "read_skill_file", "skill_files"]

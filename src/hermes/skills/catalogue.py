@@ -18,7 +18,7 @@ from pathlib import Path
 from hermes.config.paths import skills_dir
 from hermes.errors import ConfigError, UsageError
 from hermes.safety.paths import open_inside
-from hermes.skills.skill import SKILL_FILE, Origin, Skill, SkillError, read_skill
+from hermes.skills.skill import SKILL_FILE, Skill, SkillError, SkillOrigin, read_skill
 
 LIBRARY = Path(__file__).parent / "library"
 UNSORTED = "user"
@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 1_000_000
 @dataclass(frozen=True, slots=True)
 class BrokenSkill:
     name: str
-    origin: Origin
+    origin: SkillOrigin
     error: SkillError
 
 
@@ -69,7 +69,7 @@ class Catalogue:
 def list_skills(home: Path) -> Catalogue:
     good: dict[str, Skill] = {}
     broken: dict[str, BrokenSkill] = {}
-    for root, origin in ((LIBRARY, Origin.BUNDLED), (skills_dir(home), Origin.USER)):
+    for root, origin in ((LIBRARY, SkillOrigin.BUNDLED), (skills_dir(home), SkillOrigin.USER)):
         with file_errors(root):
             found = list(skill_directories(root))
         for directory, category in found:

@@ -22,9 +22,9 @@ from hermes.skills.lock import changes, hash_files, read_lock, write_lock
 from hermes.skills.skill import (
     MAX_SKILL_BYTES,
     SKILL_FILE,
-    Origin,
     Skill,
     SkillError,
+    SkillOrigin,
     parse_skill,
     read_skill,
 )
@@ -34,7 +34,7 @@ QUARANTINE = ".quarantine"
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SkillCandidate:
     """A skill that was read and validated, but not installed."""
 
     skill: Skill
@@ -46,11 +46,11 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SkillFinding:
     """What `check` says of one skill."""
 
     name: str
-    origin: Origin
+    origin: SkillOrigin
     problems: tuple[str, ...]
     """Malformed, or changed since it was installed."""
     missing: tuple[str, ...]
@@ -72,7 +72,7 @@ class Finding:
         }
 
 
-def prepare(source: str) -> Candidate:
+def prepare(source: str) -> SkillCandidate:
     """Reads and validates `source`: the name of a bundled skill, else a directory or an archive."""
     path = Path(source).expanduser()
     category: str | None = None
@@ -92,12 +92,12 @@ def prepare(source: str) -> Candidate:
     except UnicodeDecodeError as error:
         raise SkillError(f"{source}: {SKILL_FILE}", "", "is not UTF-8 text") from error
     skill = parse_skill(
-        text, file=f"{source}: {SKILL_FILE}", directory=path, category=category or "", origin=Origin.USER
+        text, file=f"{source}: {SKILL_FILE}", directory=path, category=category or "", origin=SkillOrigin.USER
     )
-    return Candidate(skill, files, origin, category)
+    return SkillCandidate(skill, files, origin, category)
 
 
-def install(home: Path, candidate: Candidate, *, replace: bool = False) -> Skill:
+def install(home: Path, candidate: SkillCandidate, *, replace: bool = False) -> Skill:
     """Puts the candidate in place and locks it; an existing skill is kept unless `replace`."""
     name = candidate.skill.name
     existing = user_directory(home, name)
@@ -110,7 +110,7 @@ def install(home: Path, candidate: Candidate, *, replace: bool = False) -> Skill
         staged = quarantine / name
         for relative, data in candidate.files.items():
             _write(staged / relative, data)
-        read_skill(staged, category="", origin=Origin.USER)
+        read_skill(staged, category="", origin=SkillOrigin.USER)
         if existing:
             existing.rename(quarantine / "replaced")
         staged.rename(parent / name)
@@ -127,7 +127,7 @@ def check_content(name: str, content: str) -> None:
     """Raises `SkillError` if `content` cannot be the SKILL.md of a skill called `name`."""
     if len(content.encode("utf-8", "replace")) > MAX_SKILL_BYTES:
         raise SkillError(SKILL_FILE, "", f"is larger than {MAX_SKILL_BYTES} bytes")
-    skill = parse_skill(content, file=SKILL_FILE, directory=Path(name), category="", origin=Origin.USER)
+    skill = parse_skill(content, file=SKILL_FILE, directory=Path(name), category="", origin=SkillOrigin.USER)
     if skill.name != name:
         raise SkillError(SKILL_FILE, "name", f"is '{skill.name}', but the skill is to be called '{name}'")
 
@@ -155,19 +155,24 @@ def user_directory(home: Path, name: str) -> Path | None:
     return next((path for path, _ in skill_directories(skills_dir(home)) if path.name == name), None)
 
 
-def check(home: Path, environ: Mapping[str, str]) -> list[Finding]:
+def check(home: Path, environ: Mapping[str, str]) -> list[SkillFinding]:
     """Every skill: its form, its hashes against the lock file, its prerequisites against this machine."""
     catalogue = list_skills(home)
     lock = read_lock(home)
-    findings = [Finding(entry.name, entry.origin, (entry.error.message,), ()) for entry in catalogue.broken]
+    findings = [
+        SkillFinding(entry.name, entry.origin, (entry.error.message,), ()) for entry in catalogue.broken
+    ]
     for skill in catalogue.skills:
-        locked = lock.get(skill.name) if skill.origin is Origin.USER else None
+        locked = lock.get(skill.name) if skill.origin is SkillOrigin.USER else None
         with file_errors(skill.directory):
             problems = changes(skill.directory, locked["files"]) if locked else ()
-        findings.append(Finding(skill.name, skill.origin, problems, missing_prerequisites(skill, environ)))
+        findings.append(
+            SkillFinding(skill.name, skill.origin, problems, missing_prerequisites(skill, environ))
+        )
     gone = [name for name in lock if user_directory(home, name) is None]
     findings += [
-        Finding(name, Origin.USER, ("was installed, but its directory is gone",), ()) for name in gone
+        SkillFinding(name, SkillOrigin.USER, ("was installed, but its directory is gone",), ())
+        for name in gone
     ]
     return sorted(findings, key=lambda finding: finding.name)
 

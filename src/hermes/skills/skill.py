@@ -26,7 +26,7 @@ _HINT = "A well-formed one to compare with: hermes skills view arxiv --file SKIL
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
 
 
-class Origin(StrEnum):
+class SkillOrigin(StrEnum):
     BUNDLED = "bundled"
     """Comes with Hermes; read-only."""
     USER = "user"
@@ -52,7 +52,7 @@ class Skill:
     description: str
     """When to use it, in a sentence or two: all that is shown before the skill is opened."""
     category: str
-    origin: Origin
+    origin: SkillOrigin
     directory: Path
     body: str
     """The Markdown after the front matter."""
@@ -83,7 +83,7 @@ class Skill:
         }
 
 
-def parse_skill(text: str, *, file: str, directory: Path, category: str, origin: Origin) -> Skill:
+def parse_skill(text: str, *, file: str, directory: Path, category: str, origin: SkillOrigin) -> Skill:
     """Raises `SkillError` naming the file, the field and the reason."""
     front, body = _split(text, file)
     fields = _Fields(_load_yaml(front, file), file)
@@ -124,7 +124,7 @@ def check_name(name: str, file: str) -> None:
         )
 
 
-def read_skill(directory: Path, *, category: str, origin: Origin) -> Skill:
+def read_skill(directory: Path, *, category: str, origin: SkillOrigin) -> Skill:
     """Loads `directory`/SKILL.md; its `name` must be the directory's name."""
     path = directory / SKILL_FILE
     try:

@@ -26,7 +26,7 @@ _FORMAT = 1
 _LISTS = ("taken", "settled", "published", "probe")
 
 
-class Kept(NamedTuple):
+class CheckpointRecord(NamedTuple):
     """One checkpoint."""
 
     step: int
@@ -41,16 +41,16 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RunState:
+class TrainingState:
     """What `training.json` says."""
 
     kind: str
     """sft or rl."""
     settings: JSONObject
     """What the run was started with; another run may not go on from here."""
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[CheckpointRecord, ...] = ()
     """Checkpoints, oldest first; the last is where to go on."""
-    best: Kept | None = None
+    best: CheckpointRecord | None = None
     taken: tuple[int, ...] = ()
     """Leases of the steps after the last checkpoint, in order."""
     settled: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class RetentionPolicy:
     """Which checkpoints stay."""
 
     every: int = 25
@@ -93,12 +93,12 @@ class StateFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
 
-    def read(self, kind: str, settings: Mapping[str, object]) -> RunState:
+    def read(self, kind: str, settings: Mapping[str, object]) -> TrainingState:
         """The run as it stands; a new one if there is none. UsageError if another run lives here."""
         text = read_text(self.path)
         wanted = json.loads(json.dumps(dict(settings)))
         if text is None:
-            return RunState(kind, wanted)
+            return TrainingState(kind, wanted)
         state = _decode(text, self.path)
         changed = [name for name in wanted if state.settings.get(name) != wanted[name]]
         if state.kind != kind:
@@ -110,12 +110,12 @@ class StateFile:
             )
         return replace(state, settings=wanted)
 
-    def state(self) -> RunState | None:
+    def state(self) -> TrainingState | None:
         """As it stands, whichever run it is; None: the run never got anywhere."""
         text = read_text(self.path)
         return None if text is None else _decode(text, self.path)
 
-    def write(self, state: RunState) -> None:
+    def write(self, state: TrainingState) -> None:
         atomic_write(self.path, json.dumps({"format": _FORMAT, **asdict(state)}, indent=1) + "\n")
 
 
@@ -138,8 +138,13 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def added(
-    state: RunState, new: Kept, keep: Keep, *, higher_is_better: bool, owed: Sequence[int] = ()
-) -> tuple[RunState, list[Kept]]:
+    state: TrainingState,
+    new: CheckpointRecord,
+    keep: RetentionPolicy,
+    *,
+    higher_is_better: bool,
+    owed: Sequence[int] = (),
+) -> tuple[TrainingState, list[CheckpointRecord]]:
     """The state with one more checkpoint, and the checkpoints that nobody needs any more.
 
     `owed`: leases of later steps, taken by a former life of the run, that this checkpoint does not hold.
@@ -154,8 +159,8 @@ def added(
 
 
 def revalued(
-    state: RunState, step: int, value: float, *, higher_is_better: bool
-) -> tuple[RunState, list[Kept]]:
+    state: TrainingState, step: int, value: float, *, higher_is_better: bool
+) -> tuple[TrainingState, list[CheckpointRecord]]:
     """The state once the newest checkpoint up to that step was evaluated, and what nobody needs any more."""
     found = [one for one in state.kept if one.step <= step][-1:]
     if not found or found[0].evaluated:
@@ -169,7 +174,7 @@ def revalued(
     return replace(state, best=new), [rival] if rival and rival.step not in stays else []
 
 
-def _better(new: Kept, best: Kept | None, higher: bool) -> bool:
+def _better(new: CheckpointRecord, best: CheckpointRecord | None, higher: bool) -> bool:
     if new.value is None or not math.isfinite(new.value):
         return False
     if best is None or best.value is None:
@@ -179,14 +184,14 @@ def _better(new: Kept, best: Kept | None, higher: bool) -> bool:
     return new.value > best.value if higher else new.value < best.value
 
 
-def _decode(text: str, path: Path) -> RunState:
+def _decode(text: str, path: Path) -> TrainingState:
     try:
         data = json.loads(text)
         if data.pop("format") != _FORMAT:
             raise HermesError(f"{path} was written by another version of Hermes", "use another run name")
-        data["kept"] = tuple(Kept(*one) for one in data["kept"])
-        data["best"] = Kept(*data["best"]) if data["best"] else None
+        data["kept"] = tuple(CheckpointRecord(*one) for one in data["kept"])
+        data["best"] = CheckpointRecord(*data["best"]) if data["best"] else None
         data |= {name: tuple(data[name]) for name in _LISTS if name in data}
-        return RunState(**data)
+        return TrainingState(**data)
     except (ValueError, KeyError, TypeError) as error:
         raise HermesError(f"{path} is damaged: {error}", "move it aside; the run then starts anew") from error

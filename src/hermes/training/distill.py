@@ -18,7 +18,7 @@ from hermes.core.json import JSONObject
 from hermes.errors import ProviderError
 from hermes.models.remote.failures import retry_after_s
 from hermes.models.remote.retry import RetryPolicy, with_retries
-from hermes.training.service.client import Connection
+from hermes.training.service.client import ServiceConnection
 
 if TYPE_CHECKING:
     import httpx2
@@ -42,7 +42,7 @@ class Teacher(Protocol):
 class TinkerTeacher:
     """A base model or checkpoint behind the Tinker API."""
 
-    def __init__(self, connection: Connection, model: str) -> None:
+    def __init__(self, connection: ServiceConnection, model: str) -> None:
         import tinker
 
         self._url = connection.url

@@ -20,18 +20,25 @@ from dataclasses import dataclass, field, replace
 
 from hermes.core.json import JSONObject
 from hermes.training.checkpoints import StateFile, alone
-from hermes.training.data.api import DEFAULT_URL, LEASE_S, Batch, NoBatch, TrainerApi
-from hermes.training.data.batch import Prepared, Rules, prepare, with_penalty
+from hermes.training.data.api import DEFAULT_URL, LEASE_S, LeasedBatch, NoBatch, TrainerApi
+from hermes.training.data.batch import BatchConfig, TrainBatch, prepare, with_penalty
 from hermes.training.data.correction import IMPORTANCE_SAMPLING
 from hermes.training.data.waiting import ENV_PATIENCE_S, BatchWait, NoEnvironmentError
 from hermes.training.distill import Teacher, ask
-from hermes.training.monitor.eval_watcher import HeldOut
+from hermes.training.monitor.eval_watcher import EvalWatcher
 from hermes.training.monitor.sinks import Sinks
-from hermes.training.monitor.stall_guard import Fruitless
+from hermes.training.monitor.stall_guard import StallGuard
 from hermes.training.schedule import Schedule
-from hermes.training.service.client import Trainee
-from hermes.training.service.token_meter import Meter
-from hermes.training.session import Finished, Run, Session, Tell, carry_on, outcome
+from hermes.training.service.client import AdapterClient
+from hermes.training.service.token_meter import TokenMeter
+from hermes.training.session import (
+    ProgressCallback,
+    TrainingRunSpec,
+    TrainingSession,
+    TrainResult,
+    carry_on,
+    outcome,
+)
 from hermes.training.update import Update
 
 KIND = "rl"
@@ -42,7 +49,7 @@ Evaluate = Callable[[int, str], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class RlSettings:
+class RlTrainerConfig:
     schedule: Schedule
     num_steps: int
     batch_size: int = 128
@@ -56,7 +63,7 @@ class RlSettings:
     """Updates from one batch."""
     kl: float = 0.0
     """Weight of the penalty for leaving the base model; 0: there is none."""
-    rules: Rules = field(default_factory=Rules)
+    rules: BatchConfig = field(default_factory=BatchConfig)
     beta1: float = 0.9
     beta2: float = 0.95
     clip_norm: float = 1.0
@@ -73,7 +80,7 @@ class RlSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OpenAIProxyConfig:
     """An OpenAI face to be offered by the trainer."""
 
     port: int
@@ -82,50 +89,52 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class RunServices:
     """What a loop talks to besides engine and API."""
 
     sinks: Sinks
-    tell: Tell
+    tell: ProgressCallback
     stop: threading.Event = field(default_factory=threading.Event)
     """Set: finish the step, save, and end."""
     evaluate: Evaluate | None = None
-    held_out: HeldOut = field(default_factory=lambda: HeldOut(None))
+    held_out: EvalWatcher = field(default_factory=lambda: EvalWatcher(None))
     """Evaluations that the environment makes by itself."""
     teacher: Teacher | None = None
-    face: Offer | None = None
+    face: OpenAIProxyConfig | None = None
     """Where environments can sample the newest weights, if the engine or service has no such face itself."""
 
 
-def train(run: Run, settings: RlSettings, around: Around) -> Finished:
+def train(run: TrainingRunSpec, settings: RlTrainerConfig, around: RunServices) -> TrainResult:
     """Trains to the end, from wherever the run stands."""
     with alone(run.folder):
         return carry_on(run, lambda: _attempt(run, settings, around), around.tell)
 
 
-def _attempt(run: Run, settings: RlSettings, around: Around) -> Finished:
+def _attempt(run: TrainingRunSpec, settings: RlTrainerConfig, around: RunServices) -> TrainResult:
     file = StateFile(run.folder)
     state = file.read(KIND, _identity(run, settings))
     if state.finished and state.step >= settings.num_steps:
         return outcome(state, {})
     with (
         TrainerApi(settings.api_url, settings.api_patience_s, settings.lease_s) as api,
-        closing(Meter(run.folder)) as meter,
-        Trainee(run.connection, run.wish, meter, state.weights) as trainee,
+        closing(TokenMeter(run.folder)) as meter,
+        AdapterClient(run.connection, run.wish, meter, state.weights) as trainee,
         _shown(run, around.face, meter) as show,
     ):
-        session = Session(run, state, trainee, around.sinks, higher=True, show=show)
+        session = TrainingSession(run, state, trainee, around.sinks, higher=True, show=show)
         session.write(finished=None)
         session.publish(state.step)
         for lease_id in state.settled:
             api.acknowledge(lease_id)
         api.register(_registration(run, settings, state.step))
         api.keep_leases(state.taken)
-        return _Loop(session, api, settings, around).run()
+        return _RlLoop(session, api, settings, around).run()
 
 
 @contextmanager
-def _shown(run: Run, offer: Offer | None, meter: Meter) -> Iterator[Callable[[str], None]]:
+def _shown(
+    run: TrainingRunSpec, offer: OpenAIProxyConfig | None, meter: TokenMeter
+) -> Iterator[Callable[[str], None]]:
     """Whom to tell what was published."""
     if offer is None:
         yield lambda path: None
@@ -136,8 +145,10 @@ def _shown(run: Run, offer: Offer | None, meter: Meter) -> Iterator[Callable[[st
         yield face.show
 
 
-class _Loop:
-    def __init__(self, session: Session, api: TrainerApi, settings: RlSettings, around: Around) -> None:
+class _RlLoop:
+    def __init__(
+        self, session: TrainingSession, api: TrainerApi, settings: RlTrainerConfig, around: RunServices
+    ) -> None:
         self._session = session
         self._api = api
         self._settings = settings
@@ -145,14 +156,14 @@ class _Loop:
         self._owed = list(session.state.taken)
         """Leases of steps that a former life of this run made after its last checkpoint."""
         self._update = Update(session.trainee, settings)
-        self._held: list[Batch] = []
+        self._held: list[LeasedBatch] = []
         """Leased to us, and not yet noted."""
-        self._fruitless = Fruitless(learned=session.state.step > 0)
+        self._fruitless = StallGuard(learned=session.state.step > 0)
         self._rewards: list[float] = []
         """Of the steps since the last checkpoint."""
         around.held_out.published(session.state.step)
 
-    def run(self) -> Finished:
+    def run(self) -> TrainResult:
         session, last = self._session, self._settings.num_steps
         step = session.state.step
         while step < last:
@@ -176,20 +187,20 @@ class _Loop:
             self._fruitless.conclude()
         return session.finished("all steps made" if step >= last else "stopped")
 
-    def _next(self, step: int) -> Batch | None:
+    def _next(self, step: int) -> LeasedBatch | None:
         """The batch after this many steps, noted on disk; None when the run is to stop."""
         stop = self._around.stop
         wait = BatchWait(self._settings.env_patience_s)
         while not stop.is_set():
             batch = self._take()
-            if isinstance(batch, Batch):
+            if isinstance(batch, LeasedBatch):
                 return batch
             if (line := wait.line_if_due(batch)) is not None:
                 self._around.tell(f"step {step}: {line}")
             stop.wait(_POLL_S)
         return None
 
-    def _take(self) -> Batch | NoBatch:
+    def _take(self) -> LeasedBatch | NoBatch:
         while self._owed:
             lease_id = self._owed.pop(0)
             redelivered = self._api.again(lease_id)
@@ -211,17 +222,17 @@ class _Loop:
         self._session.write(taken=(*state.taken, batch.lease_id), last_lease=batch.lease_id)
         return batch
 
-    def _fresh(self, last_lease: int) -> Batch | NoBatch:
+    def _fresh(self, last_lease: int) -> LeasedBatch | NoBatch:
         """The batch after `last_lease`, also one that was served before and got lost on the way."""
         lost = self._api.again(last_lease + 1) if last_lease else None
         batch = lost or self._api.next_batch()
-        if isinstance(batch, Batch) and last_lease and batch.lease_id > last_lease + 1:
+        if isinstance(batch, LeasedBatch) and last_lease and batch.lease_id > last_lease + 1:
             missed = [self._api.again(lease_id) for lease_id in range(last_lease + 1, batch.lease_id)]
             first, *self._held = [*(skipped for skipped in missed if skipped is not None), batch]
             return first
         return batch
 
-    def _step(self, step: int, batch: Batch) -> dict[str, float]:
+    def _step(self, step: int, batch: LeasedBatch) -> dict[str, float]:
         began_s = time.monotonic()
         session, settings = self._session, self._settings
         prepared = self._prepare(batch, step - 1)
@@ -244,7 +255,7 @@ class _Loop:
         self._rewards += [values["reward/mean"]] if "reward/mean" in values else []
         return values
 
-    def _prepare(self, batch: Batch, step: int) -> Prepared:
+    def _prepare(self, batch: LeasedBatch, step: int) -> TrainBatch:
         settings, groups = self._settings, batch.groups
         if self._around.teacher is not None:
             groups = ask(self._around.teacher, groups)
@@ -273,7 +284,7 @@ class _Loop:
             self._api.acknowledge(lease_id)
 
 
-def _identity(run: Run, settings: RlSettings) -> JSONObject:
+def _identity(run: TrainingRunSpec, settings: RlTrainerConfig) -> JSONObject:
     wish = run.wish
     return {
         "base_model": wish.base_model,
@@ -285,7 +296,7 @@ def _identity(run: Run, settings: RlSettings) -> JSONObject:
     }
 
 
-def _registration(run: Run, settings: RlSettings, step: int) -> JSONObject:
+def _registration(run: TrainingRunSpec, settings: RlTrainerConfig, step: int) -> JSONObject:
     return {
         "wandb_group": settings.wandb_group or run.id,
         "wandb_project": settings.project,

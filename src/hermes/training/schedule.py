@@ -18,7 +18,7 @@ _EIGHT_BILLION = 8e9
 _BUNDLED = ("hermes/smollm2", 135e6)
 
 
-class Shape(StrEnum):
+class ScheduleShape(StrEnum):
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
@@ -28,7 +28,7 @@ class Shape(StrEnum):
 class Schedule:
     rate: float
     """The highest."""
-    shape: Shape = Shape.CONSTANT
+    shape: ScheduleShape = ScheduleShape.CONSTANT
     warmup_steps: int = 0
     total_steps: int = 0
     """Where a falling shape reaches 0."""
@@ -37,11 +37,13 @@ class Schedule:
         """For the update that makes step `step`, counted from 1; never 0 before the end."""
         if step <= self.warmup_steps:
             return self.rate * step / self.warmup_steps
-        if self.shape is Shape.CONSTANT or self.total_steps <= self.warmup_steps:
+        if self.shape is ScheduleShape.CONSTANT or self.total_steps <= self.warmup_steps:
             return self.rate
         done = (step - 1 - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         left = max(0.0, 1.0 - done)
-        return self.rate * (left if self.shape is Shape.LINEAR else 0.5 * (1 - math.cos(math.pi * left)))
+        return self.rate * (
+            left if self.shape is ScheduleShape.LINEAR else 0.5 * (1 - math.cos(math.pi * left))
+        )
 
 
 def default_rl_rate(parameters: float | None) -> float:

@@ -15,12 +15,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hermes.errors import HermesError
-from hermes.training.checkpoints import Keep, Kept, RunState, StateFile, added, revalued
+from hermes.training.checkpoints import (
+    CheckpointRecord,
+    RetentionPolicy,
+    StateFile,
+    TrainingState,
+    added,
+    revalued,
+)
 from hermes.training.monitor import proof as probe
 from hermes.training.monitor.sinks import Sinks
-from hermes.training.service.client import Connection, EngineError, Trainee, Wish, answers
+from hermes.training.service.client import AdapterClient, EngineError, LoraSpec, ServiceConnection, answers
 
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 T = TypeVar("T")
 
 _LIVE_SAMPLERS = 8
@@ -32,18 +39,18 @@ _PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRunSpec:
     """One training run, whatever its loop."""
 
     id: str
     folder: Path
-    connection: Connection
-    wish: Wish
-    keep: Keep = field(default_factory=Keep)
+    connection: ServiceConnection
+    wish: LoraSpec
+    keep: RetentionPolicy = field(default_factory=RetentionPolicy)
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class TrainResult:
     """What a run leaves."""
 
     step: int
@@ -52,19 +59,19 @@ class Finished:
     """To train on from: tinker://…/weights/…"""
     sampler: str
     """To sample: tinker://…/sampler_weights/…"""
-    best: Kept | None
+    best: CheckpointRecord | None
     metrics: dict[str, float]
     """Of the last step made now; empty if the run had ended before."""
 
 
-class Session:
+class TrainingSession:
     """A run while it is under way."""
 
     def __init__(
         self,
-        run: Run,
-        state: RunState,
-        trainee: Trainee,
+        run: TrainingRunSpec,
+        state: TrainingState,
+        trainee: AdapterClient,
         sinks: Sinks,
         *,
         higher: bool,
@@ -93,7 +100,7 @@ class Session:
         self.note(**changes)
         self._save(self.state)
 
-    def _save(self, state: RunState) -> None:
+    def _save(self, state: TrainingState) -> None:
         self._file.write(state)
         self._saved = state
 
@@ -152,7 +159,7 @@ class Session:
         self, step: int, value: float | None, owed: Sequence[int] = (), *, evaluated: bool = False
     ) -> None:
         """Safe with the engine first, then in the state; then what it replaces goes. `owed`: see `added`."""
-        kept = Kept(step, self.trainee.save(f"step-{step}"), self.sampler, value, evaluated)
+        kept = CheckpointRecord(step, self.trainee.save(f"step-{step}"), self.sampler, value, evaluated)
         state, gone = added(self.state, kept, self.run.keep, higher_is_better=self._higher, owed=owed)
         self._replace(state, gone)
 
@@ -161,26 +168,26 @@ class Session:
         state, gone = revalued(self.state, step, value, higher_is_better=self._higher)
         self._replace(state, gone)
 
-    def _replace(self, state: RunState, gone: Sequence[Kept]) -> None:
+    def _replace(self, state: TrainingState, gone: Sequence[CheckpointRecord]) -> None:
         self._save(state)
         self.state = state
         for one in gone:
             self.trainee.delete(one.weights)
             self.trainee.delete(one.sampler)
 
-    def finished(self, reason: str) -> Finished:
+    def finished(self, reason: str) -> TrainResult:
         """Marks the run as ended; of what was published, only checkpoints stay."""
         self._forget(self.state.published)
         self.write(finished=reason, published=())
         return outcome(self.state, self.metrics)
 
 
-def outcome(state: RunState, metrics: dict[str, float]) -> Finished:
+def outcome(state: TrainingState, metrics: dict[str, float]) -> TrainResult:
     last = state.kept[-1]
-    return Finished(last.step, state.finished or "", last.weights, last.sampler, state.best, metrics)
+    return TrainResult(last.step, state.finished or "", last.weights, last.sampler, state.best, metrics)
 
 
-def carry_on(run: Run, attempt: Callable[[], T], tell: Tell) -> T:
+def carry_on(run: TrainingRunSpec, attempt: Callable[[], T], tell: ProgressCallback) -> T:
     """Runs the attempt; begins again from the last checkpoint when the engine was lost, a few times."""
     file = StateFile(run.folder)
     lost, before = 0, _reached(file)
@@ -203,7 +210,7 @@ def _reached(file: StateFile) -> int | None:
     return None if state is None else state.step
 
 
-def _await_engine(connection: Connection) -> None:
+def _await_engine(connection: ServiceConnection) -> None:
     """One that is coming up listens before it has loaded its model, so it is asked rather than knocked at."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while connection.local and time.monotonic() < deadline_s and not answers(connection.url):

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 from hermes.core.json import JSONObject
 from hermes.training.checkpoints import StateFile, alone
-from hermes.training.data.correction import Loss
+from hermes.training.data.correction import LossSpec
 from hermes.training.data.datums import weighted
-from hermes.training.data.sft_examples import Lesson, Lessons
+from hermes.training.data.sft_examples import SftExample, SftExamples
 from hermes.training.schedule import Schedule
-from hermes.training.service.client import Trainee
-from hermes.training.service.token_meter import Meter
+from hermes.training.service.client import AdapterClient
+from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import (
-    Finished,
-    Run,
-    Session,
-    Tell,
+    ProgressCallback,
+    TrainingRunSpec,
+    TrainingSession,
+    TrainResult,
     carry_on,
     check_finite,
     check_gradient,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hermes.training.monitor.sinks import Sinks
 
 KIND = "sft"
-_LOSS = Loss("cross_entropy", {})
+_LOSS = LossSpec("cross_entropy", {})
 _PROVED_STEPS = 3
 """The first ones; later the proof comes with each checkpoint."""
 
@@ -70,13 +70,13 @@ def steps_of(lessons: int, settings: SftSettings) -> int:
 
 
 def train(
-    run: Run,
-    lessons: Lessons,
+    run: TrainingRunSpec,
+    lessons: SftExamples,
     settings: SftSettings,
     sinks: Sinks,
-    tell: Tell,
+    tell: ProgressCallback,
     stop: threading.Event | None = None,
-) -> Finished:
+) -> TrainResult:
     """Trains to the end, from wherever the run stands. `stop`, once set: finish the step, save, and end."""
     ending = stop or threading.Event()
     with alone(run.folder):
@@ -84,31 +84,36 @@ def train(
 
 
 def _attempt(
-    run: Run, lessons: Lessons, settings: SftSettings, sinks: Sinks, tell: Tell, stop: threading.Event
-) -> Finished:
+    run: TrainingRunSpec,
+    lessons: SftExamples,
+    settings: SftSettings,
+    sinks: Sinks,
+    tell: ProgressCallback,
+    stop: threading.Event,
+) -> TrainResult:
     state = StateFile(run.folder).read(KIND, _identity(run, lessons.train, settings))
     last = steps_of(len(lessons.train), settings)
     if state.finished and state.step >= last:
         return outcome(state, {})
     with (
-        closing(Meter(run.folder)) as meter,
-        Trainee(run.connection, run.wish, meter, state.weights) as trainee,
+        closing(TokenMeter(run.folder)) as meter,
+        AdapterClient(run.connection, run.wish, meter, state.weights) as trainee,
     ):
-        session = Session(run, state, trainee, sinks, higher=False)
+        session = TrainingSession(run, state, trainee, sinks, higher=False)
         session.write(finished=None)
         session.publish(state.step)
         session.begin_proof(lessons.train[0].tokens)
-        return _Loop(session, lessons, settings, last, tell, stop).run()
+        return _SftLoop(session, lessons, settings, last, tell, stop).run()
 
 
-class _Loop:
+class _SftLoop:
     def __init__(
         self,
-        session: Session,
-        lessons: Lessons,
+        session: TrainingSession,
+        lessons: SftExamples,
         settings: SftSettings,
         last: int,
-        tell: Tell,
+        tell: ProgressCallback,
         stop: threading.Event,
     ) -> None:
         self._session = session
@@ -118,7 +123,7 @@ class _Loop:
         self._tell = tell
         self._stop = stop
 
-    def run(self) -> Finished:
+    def run(self) -> TrainResult:
         session = self._session
         for step in range(session.state.step + 1, self._last + 1):
             due = session.due(step, self._last)
@@ -175,7 +180,7 @@ class _Loop:
         return "stopped" if self._stop.is_set() and step < self._last else None
 
 
-def chosen(lessons: Sequence[Lesson], step: int, batch_size: int, seed: int) -> list[Lesson]:
+def chosen(lessons: Sequence[SftExample], step: int, batch_size: int, seed: int) -> list[SftExample]:
     """The lessons of a step, counted from 1: every epoch has each once, in an order of its own."""
     per_epoch = -(-len(lessons) // batch_size)
     epoch, position = divmod(step - 1, per_epoch)
@@ -184,7 +189,7 @@ def chosen(lessons: Sequence[Lesson], step: int, batch_size: int, seed: int) -> 
     return [lessons[index] for index in order[position * batch_size : (position + 1) * batch_size]]
 
 
-def datums(lessons: Sequence[Lesson]) -> list[tinker.Datum]:
+def datums(lessons: Sequence[SftExample]) -> list[tinker.Datum]:
     """Weighted so that the sum of the losses is the mean over the learned tokens of all."""
     each = 1.0 / max(1, sum(lesson.learned_tokens for lesson in lessons))
     return [
@@ -193,7 +198,7 @@ def datums(lessons: Sequence[Lesson]) -> list[tinker.Datum]:
     ]
 
 
-def _identity(run: Run, lessons: Sequence[Lesson], settings: SftSettings) -> JSONObject:
+def _identity(run: TrainingRunSpec, lessons: Sequence[SftExample], settings: SftSettings) -> JSONObject:
     digest = hashlib.blake2b(digest_size=8)
     for lesson in lessons:
         digest.update(repr((lesson.tokens, lesson.learned)).encode())

@@ -12,8 +12,8 @@ from pathlib import Path
 from hermes.config.settings import MANAGED
 from hermes.core import new_id
 from hermes.errors import HermesError, UsageError
-from hermes.training.checkpoints import NAME, Kept, RunState, StateFile
-from hermes.training.service.client import Connection
+from hermes.training.checkpoints import NAME, CheckpointRecord, StateFile, TrainingState
+from hermes.training.service.client import ServiceConnection
 
 _SCHEME = "tinker://"
 _ADAPTER = "adapter_config.json"
@@ -61,7 +61,7 @@ def rank_of(folder: Path) -> int:
         raise HermesError(f"{path} cannot be read: {error}", "is it a LoRA adapter?") from error
 
 
-def as_path(connection: Connection, weights: str) -> str:
+def as_path(connection: ServiceConnection, weights: str) -> str:
     """What the engine calls these weights, once it has them."""
     if weights.startswith(_SCHEME):
         return weights
@@ -82,6 +82,6 @@ def _of_run(folder: Path) -> str:
     return str(own) if (own / _ADAPTER).is_file() else chosen.weights
 
 
-def start_checkpoint(state: RunState) -> Kept:
+def start_checkpoint(state: TrainingState) -> CheckpointRecord:
     """Of SFT the best checkpoint by held-out loss, where there is one; of everything else the newest."""
     return state.best if state.kind == "sft" and state.best else state.kept[-1]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from hermes.training.data.batch import Item
+from hermes.training.data.batch import ScoredSequence
 from hermes.training.data.correction import (
     IMPORTANCE_SAMPLING,
     PPO,
@@ -16,16 +16,16 @@ from hermes.training.data.correction import (
     weights,
 )
 from hermes.training.data.datums import rewarded
-from hermes.training.data.metrics import Tokens, clip_fraction, token_metrics
+from hermes.training.data.metrics import TokenStats, clip_fraction, token_metrics
 from hermes.training.monitor.proof import Proof
-from hermes.training.service.client import Passed, Trainee
+from hermes.training.service.client import AdapterClient, ForwardOutput
 from hermes.training.session import check_finite
 
 if TYPE_CHECKING:
     import tinker
 
 
-class Settings(Protocol):
+class UpdateConfig(Protocol):
     @property
     def loss(self) -> str: ...
     @property
@@ -43,12 +43,14 @@ class Settings(Protocol):
 
 
 class Update:
-    def __init__(self, trainee: Trainee, settings: Settings) -> None:
+    def __init__(self, trainee: AdapterClient, settings: UpdateConfig) -> None:
         self._trainee = trainee
         self._settings = settings
         self._loss = engine_loss(settings.loss, settings.cap, settings.clip)
 
-    def make(self, items: Sequence[Item], step: int, rate: float, proof: Proof | None) -> dict[str, float]:
+    def make(
+        self, items: Sequence[ScoredSequence], step: int, rate: float, proof: Proof | None
+    ) -> dict[str, float]:
         """`step`: the one that this update makes. The sum of the losses is the mean over trained tokens."""
         settings = self._settings
         each = 1.0 / sum(item.rollout.trained_tokens for item in items)
@@ -72,7 +74,7 @@ class Update:
         return values | ({"health/clip_fraction": statistics.fmean(clipped)} if clipped else {})
 
     def _data(
-        self, items: Sequence[Item], step: int, each: float
+        self, items: Sequence[ScoredSequence], step: int, each: float
     ) -> tuple[list[tinker.Datum], list[list[float]], list[list[float]]]:
         """Datums, the logprobs that ratios are taken to, and the advantages as sent."""
         behaviour = [list(item.rollout.logprobs) for item in items]
@@ -93,13 +95,13 @@ class Update:
         ]
         return data, masked, scaled
 
-    def _replaced(self, item: Item, step: int) -> bool:
+    def _replaced(self, item: ScoredSequence, step: int) -> bool:
         """Whether the trainer's own logprobs take the place of the sampler's."""
         if item.rollout.temperature != 1.0:
             return True
         return self._settings.loss == PPO and self._settings.cap is not None and item.stale_by(step) != 0
 
-    def _weighed(self, item: Item, advantages: list[float], present: list[float]) -> list[float]:
+    def _weighed(self, item: ScoredSequence, advantages: list[float], present: list[float]) -> list[float]:
         cap = self._settings.cap
         if item.rollout.temperature != 1.0 or cap is None:
             return advantages
@@ -107,7 +109,11 @@ class Update:
         return [value * ratio for value, ratio in zip(advantages, ratios, strict=True)]
 
     def _numbers(
-        self, items: Sequence[Item], passed: Passed, behaviour: list[list[float]], scaled: list[list[float]]
+        self,
+        items: Sequence[ScoredSequence],
+        passed: ForwardOutput,
+        behaviour: list[list[float]],
+        scaled: list[list[float]],
     ) -> dict[str, float]:
         settings = self._settings
         stated = [item.rollout.logprobs for item in items]
@@ -115,7 +121,7 @@ class Update:
             item.rollout.logprobs if item.rollout.temperature == 1.0 else old
             for item, old in zip(items, behaviour, strict=True)
         ]
-        tokens = Tokens(
+        tokens = TokenStats(
             _of_trained(items, stated),
             _of_trained(items, comparable),
             _of_trained(items, passed.logprobs),
@@ -128,7 +134,7 @@ class Update:
         return {"train/loss": loss, **token_metrics(tokens)}
 
 
-def _of_trained(items: Sequence[Item], values: Sequence[Sequence[float]]) -> list[float]:
+def _of_trained(items: Sequence[ScoredSequence], values: Sequence[Sequence[float]]) -> list[float]:
     """What is known by sequence and token, of the trained tokens."""
     return [
         value
@@ -138,7 +144,9 @@ def _of_trained(items: Sequence[Item], values: Sequence[Sequence[float]]) -> lis
     ]
 
 
-def _judge(proof: Proof, items: Sequence[Item], trainer: Sequence[Sequence[float]], step: int) -> None:
+def _judge(
+    proof: Proof, items: Sequence[ScoredSequence], trainer: Sequence[Sequence[float]], step: int
+) -> None:
     """Stated against present logprobs: of what these weights sampled, else of what nobody dates."""
     for age in (0, None):
         fresh = [

@@ -14,17 +14,17 @@ from hermes.data.compress.counting.tokens import Counter
 from hermes.data.compress.folding.fold import fold
 from hermes.data.compress.folding.plan import FoldSettings
 from hermes.data.compress.folding.result import Folded
-from hermes.data.compress.folding.state import Level, fold_exchanges, fold_output, is_state
+from hermes.data.compress.folding.state import FoldLevel, fold_exchanges, fold_output, is_state
 from hermes.data.compress.forms.conversation import RowError
 from hermes.data.compress.forms.messages import read_messages, read_record
 from hermes.data.compress.forms.sharegpt import read_sharegpt
-from hermes.data.compress.run.job import Done, Item, Kind, compress
+from hermes.data.compress.run.job import CompressItem, CompressResult, InputKind, compress
 from tests import records
 from tests.data.compress import made
 
 
-def run(row: JSONObject, counter: Counter, target: int, **changes: Any) -> Done:
-    return compress(Item("rows.jsonl:1", json.dumps(row)), FoldSettings(target, **changes), counter)
+def run(row: JSONObject, counter: Counter, target: int, **changes: Any) -> CompressResult:
+    return compress(CompressItem("rows.jsonl:1", json.dumps(row)), FoldSettings(target, **changes), counter)
 
 
 def folded(messages: list[Message], counter: Counter, target: int) -> Folded:
@@ -56,7 +56,7 @@ def test_thinking_goes_only_after_every_output_and_exchanges_only_after_thinking
     kinds = []
     for target in (6000, 3500, 3000, 2500, 2000, 1500, 1300, 1100):
         done = run(row, counter, target)
-        if done.kind is Kind.ROW:
+        if done.kind is InputKind.ROW:
             folds = done.metrics["folds"]
             kinds.append((folds["tool_output"], folds["reasoning"], folds["exchange"]))
             merged = folds["exchange"] // 2
@@ -74,7 +74,7 @@ def test_outputs_of_protected_turns_are_folded_before_a_row_is_given_up(counter:
         tail_tokens = sum(counter.texts([turn["value"] for turn in row["conversations"][-4:]]))
         assert tail_tokens > 4000
         done = run(row, counter, 4000)
-        assert done.kind is Kind.ROW, done.reason
+        assert done.kind is InputKind.ROW, done.reason
         result = json.loads(done.line)
         assert done.metrics["compressed_tokens"] <= 4000
         assert decisions(result) == decisions(row) and done.metrics["decisions_kept"] == 1.0
@@ -88,7 +88,7 @@ def test_outputs_of_protected_turns_are_folded_before_a_row_is_given_up(counter:
 def test_strict_protection_keeps_such_a_row_aside_as_it_was(counter: Counter) -> None:
     row = made.session_row(exchanges=14, lines=170)
     done = run(row, counter, 4000, strict_protect=True)
-    assert done.kind is Kind.ASIDE and done.metrics["protected_outputs_folded"] == 0
+    assert done.kind is InputKind.ASIDE and done.metrics["protected_outputs_folded"] == 0
     assert "the last 4 stay as they are" in done.reason
     assert json.loads(done.line)["conversations"] == row["conversations"]
 
@@ -109,7 +109,8 @@ def test_what_the_assistant_and_the_user_say_in_protected_turns_is_never_folded(
     ]
     done = run(row, counter, 1500)
     assert (
-        done.kind is Kind.ASIDE and "of the first turns and the last 4 only tool outputs fold" in done.reason
+        done.kind is InputKind.ASIDE
+        and "of the first turns and the last 4 only tool outputs fold" in done.reason
     )
 
 
@@ -140,7 +141,7 @@ def test_a_state_is_a_valid_result_of_the_same_call(counter: Counter) -> None:
 def test_merged_exchanges_leave_their_calls_and_facts_in_the_first_result(counter: Counter) -> None:
     row = made.session_row(exchanges=30)
     done = run(row, counter, 3400)
-    assert done.kind is Kind.ROW and 0.5 < done.metrics["decisions_kept"] < 1
+    assert done.kind is InputKind.ROW and 0.5 < done.metrics["decisions_kept"] < 1
     turns = json.loads(done.line)["conversations"]
     state = next(turn["value"] for turn in turns if '"exchanges"' in turn["value"])
     body = json.loads(state.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>"))["content"]
@@ -168,7 +169,7 @@ def test_thinking_that_the_template_hides_is_left_alone(tmp_path: Path) -> None:
         {"role": "user", "content": "x"},
     ]
     done = run({"messages": messages}, counter, 20, protect_last_turns=0)
-    assert done.kind is Kind.ASIDE
+    assert done.kind is InputKind.ASIDE
     assert json.loads(done.line)["messages"] == messages
 
 
@@ -226,12 +227,12 @@ def test_a_row_that_fits_stays_as_it_is_under_its_own_id(counter: Counter) -> No
 )
 def test_a_row_that_cannot_be_read_says_where_and_why(counter: Counter, row: JSONObject, reason: str) -> None:
     done = run(row, counter, 100)
-    assert (done.kind, done.reason) == (Kind.BAD, f"rows.jsonl:1: {reason}")
+    assert (done.kind, done.reason) == (InputKind.BAD, f"rows.jsonl:1: {reason}")
 
 
 def test_a_target_under_the_system_prompt_is_said_to_be_that(counter: Counter) -> None:
     done = run(made.session_row(), counter, 10)
-    assert done.kind is Kind.ASIDE
+    assert done.kind is InputKind.ASIDE
     assert "the system prompt alone has" in done.reason
 
 
@@ -295,7 +296,7 @@ def test_states_shrink_from_level_to_level_and_say_what_they_were() -> None:
         {"exit_code": 2, "output": "\n".join(f"row {n} of /data/file_{n}.csv" for n in range(300))}
     )
     facts = ["data/file_7.csv", "data/file_200.csv"]
-    texts = [fold_output(output, facts, level, 600) for level in Level]
+    texts = [fold_output(output, facts, level, 600) for level in FoldLevel]
     assert [len(text) for text in texts] == sorted((len(text) for text in texts), reverse=True)
     state, bare = json.loads(texts[0]), json.loads(texts[2])
     assert state["values"] == {"exit_code": 2}
@@ -303,7 +304,7 @@ def test_states_shrink_from_level_to_level_and_say_what_they_were() -> None:
     assert json.loads(texts[1])["facts"] == ["/data/file_7.csv", "/data/file_200.csv"]
     assert bare == {"folded": {"chars": len(output), "lines": 1}}
     assert all(is_state(text) for text in texts)
-    assert fold_output(texts[0], facts, Level.STATE, 600) == texts[0]
+    assert fold_output(texts[0], facts, FoldLevel.STATE, 600) == texts[0]
 
 
 def test_merging_merged_exchanges_counts_all_of_them() -> None:

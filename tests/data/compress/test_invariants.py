@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hermes.core import JSONObject, Message
 from hermes.data.compress.counting.tokens import Counter
 from hermes.data.compress.folding.plan import FoldSettings
-from hermes.data.compress.run.job import Done, Item, Kind, compress
+from hermes.data.compress.run.job import CompressItem, CompressResult, InputKind, compress
 from hermes.data.formats.sharegpt import conversations
 from tests import records
 from tests.data.compress import made
@@ -38,9 +38,9 @@ class Case:
     record: JSONObject | None = None
     """The same conversation as the store has it."""
 
-    def run(self) -> Done:
+    def run(self) -> CompressResult:
         row = self.row if self.record is None else {**self.row, "conversations": []}
-        return compress(Item("row 0", json.dumps(row), self.record), self.settings, self.counter)
+        return compress(CompressItem("row 0", json.dumps(row), self.record), self.settings, self.counter)
 
 
 def chat(turns: list[JSONObject]) -> list[JSONObject]:
@@ -51,11 +51,11 @@ def chat(turns: list[JSONObject]) -> list[JSONObject]:
 def check_row(case: Case) -> None:
     done = case.run()
     assert done == case.run(), "the same row gives the same result"
-    if done.kind is Kind.BAD:
+    if done.kind is InputKind.BAD:
         raise AssertionError(done.reason)
     result = json.loads(done.line)
     before, after = case.row["conversations"], result["conversations"]
-    if done.kind is Kind.ASIDE:
+    if done.kind is InputKind.ASIDE:
         assert result.pop("kept_aside")
         result.pop("compression_metrics")
         assert result == loadable(case.row)
@@ -69,8 +69,8 @@ def check_row(case: Case) -> None:
     check_decisions(before, after, done.metrics)
     check_pairs(before, after)
     check_map(result, before, done)
-    again = compress(Item("row 0", done.line), case.settings, case.counter)
-    assert (again.kind, again.line) == (Kind.ROW, done.line), "compressing again changes nothing"
+    again = compress(CompressItem("row 0", done.line), case.settings, case.counter)
+    assert (again.kind, again.line) == (InputKind.ROW, done.line), "compressing again changes nothing"
 
 
 def loadable(value: JSONObject | list[JSONObject]) -> JSONObject:
@@ -95,7 +95,9 @@ def results_in(turn: JSONObject) -> list[str]:
     return re.findall(r'<tool_response>\n\{"tool_call_id": "(.*?)"', turn["value"])
 
 
-def check_protected(result: JSONObject, before: list[JSONObject], done: Done, settings: FoldSettings) -> None:
+def check_protected(
+    result: JSONObject, before: list[JSONObject], done: CompressResult, settings: FoldSettings
+) -> None:
     """The map marks what was folded in protected turns: only outputs, and only if nothing else was enough."""
     entries = result.get("metadata", {}).get("compression", {}).get("map", [])
     marked = [entry for entry in entries if entry["protected"]]
@@ -150,7 +152,7 @@ def roles(turns: list[JSONObject]) -> set[tuple[str, str]]:
     return {(a["from"], b["from"]) for a, b in itertools.pairwise(turns)}
 
 
-def check_map(result: JSONObject, before: list[JSONObject], done: Done) -> None:
+def check_map(result: JSONObject, before: list[JSONObject], done: CompressResult) -> None:
     if not done.metrics["was_compressed"]:
         assert result["conversations"] == before and "parent_id" not in result
         return
@@ -175,9 +177,9 @@ def check_messages(counter: Counter, messages: list[Message], target: int, tail:
     """OpenAI messages: results stay with their calls by id, and only outputs and thinking ever change."""
     before = loadable([made.openai_message(message) for message in messages])
     text = json.dumps({"messages": before})
-    done = compress(Item("row 0", text), FoldSettings(target, tail), counter)
+    done = compress(CompressItem("row 0", text), FoldSettings(target, tail), counter)
     after = json.loads(done.line)["messages"]
-    if done.kind is Kind.ASIDE:
+    if done.kind is InputKind.ASIDE:
         assert after == before
         return
     plain = [{**message, "content": message["content"] or ""} for message in after]

@@ -97,7 +97,7 @@ def test_a_summary_that_fails_is_replaced_by_folding_and_said_so(
     assert done.returncode == 1
     assert json.loads(done.stdout)["summarization"]["rows_folded_instead"] == 3
     for row, line in zip(written(rows), rows.read_text().splitlines(), strict=True):
-        expected = json.loads(job.compress(job.Item("", line), FoldSettings(3000), counter).line)
+        expected = json.loads(job.compress(job.CompressItem("", line), FoldSettings(3000), counter).line)
         assert reason in row["compression_metrics"]["summary_fallback"]
         assert row["compression_metrics"]["summarization_errors"] >= 1
         assert row["conversations"] == expected["conversations"], "exactly what folding gives, no trace of it"

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hermes.core import Message
 from hermes.data.example import Example
 from hermes.data.formats import atif
-from hermes.data.formats.base import BadRowError, Calls
+from hermes.data.formats.base import BadRowError, ToolCallStyle
 from tests import records
 from tests.data import made
 
@@ -19,13 +19,13 @@ from tests.data import made
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_document_is_valid_atif(example: Example) -> None:
     nat = pytest.importorskip("nat.atif", reason="pip install nvidia-nat-atif")
-    (row,) = atif.write(example, Calls.STRUCTURED)
+    (row,) = atif.write(example, ToolCallStyle.STRUCTURED)
     parsed = nat.Trajectory.model_validate_json(json.dumps(row))
     assert len(parsed.steps) == row["final_metrics"]["total_steps"]
 
 
 def test_a_turn_is_one_step_with_its_calls_and_their_results() -> None:
-    (row,) = atif.write(made.example(records.conversation()), Calls.STRUCTURED)
+    (row,) = atif.write(made.example(records.conversation()), ToolCallStyle.STRUCTURED)
     assert [step["source"] for step in row["steps"]] == ["system", "user", "agent", "agent"]
     assert row["steps"][2]["observation"] == {"results": [{"content": "4", "source_call_id": "call_1"}]}
     assert row["steps"][2]["metrics"]["prompt_tokens"] == 115

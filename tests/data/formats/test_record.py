@@ -25,20 +25,22 @@ from hermes.core import (
     StopReason,
     TokenTrace,
 )
-from hermes.data.export.run import Plan, Report, export
-from hermes.data.export.select import Selection
+from hermes.data.export.run import ExportPlan, ExportReport, export
+from hermes.data.export.select import TrajectorySelection
 from hermes.data.formats.record import FORMAT, to_row
 from hermes.data.importing import Imported, import_files
-from hermes.data.redaction.redact import Level
+from hermes.data.redaction.redact import RedactionLevel
 from hermes.store import Reader, Record, RefusedError, Writer
 from tests import records
 from tests.cli.process import hermes
 from tests.data.formats.made_records import whole_records
 
 
-def copy_out(db: Path, output: Path, level: Level = Level.NONE) -> Report:
+def copy_out(db: Path, output: Path, level: RedactionLevel = RedactionLevel.NONE) -> ExportReport:
     with Reader(db) as reader:
-        return export(reader, Plan(FORMAT, output, Selection(only_completed=False), level=level))
+        return export(
+            reader, ExportPlan(FORMAT, output, TrajectorySelection(only_completed=False), level=level)
+        )
 
 
 def bring(db: Path, *paths: Path, **known: Any) -> Imported:
@@ -292,7 +294,7 @@ def test_secrets_are_taken_out_of_raw_replies_and_settings_too(tmp_path: Path) -
     call = records.model_call(raw={"echo": secret}, tokens=trace)
     with Writer(tmp_path / "hermes.db") as writer:
         records.record(writer, records.conversation(), call=call, config={"env": f"TOKEN={secret}"})
-    report = copy_out(tmp_path / "hermes.db", tmp_path / "all.jsonl", Level.SHAPES)
+    report = copy_out(tmp_path / "hermes.db", tmp_path / "all.jsonl", RedactionLevel.SHAPES)
     text = (tmp_path / "all.jsonl").read_text()
     assert secret not in text
     assert report.facts["redaction"]["trajectories"] == 1

@@ -17,7 +17,7 @@ from hermes.core import JSONObject, Message, RatingKind, Role, StepKind, ToolCal
 from hermes.data.example import Example, UnfitError
 from hermes.data.export.table import KINDS, TableWriter, unshaped
 from hermes.data.formats import sts
-from hermes.data.formats.base import Calls, Format, Unit
+from hermes.data.formats.base import Format, ToolCallStyle, Unit
 from hermes.data.formats.registry import FORMATS
 from hermes.data.lines import encoded
 from tests.data import made
@@ -34,7 +34,7 @@ TAGS = (
 FACTS = ("id", "source", "model", "created_at_ms", "run_id", "task_id", "parent_id", "relation", "metadata")
 
 
-def rows(form: Format, example: Example, calls: Calls = Calls.STRUCTURED) -> list[JSONObject]:
+def rows(form: Format, example: Example, calls: ToolCallStyle = ToolCallStyle.STRUCTURED) -> list[JSONObject]:
     """What a file of this format would hold, read back from its lines."""
     return [json.loads(encoded(row)[1]) for row in form.write(example, calls)]
 
@@ -111,7 +111,7 @@ def check_template_formats(example: Example) -> None:
         (row,) = rows(form, plain)
         assert list(map(_by_value, back(form, row).messages)) == list(map(_by_value, plain.messages))
         assert back(form, row).tools == plain.tools
-        (text,) = rows(form, plain, Calls.TEXT)
+        (text,) = rows(form, plain, ToolCallStyle.TEXT)
         (dialect,) = rows(FORMATS["sharegpt"], plain)
         assert [m["content"] for m in text["messages"]] == [t["value"] for t in dialect["conversations"]]
         assert all(set(m) <= {"role", "content", "tool_call_id", "name", "train"} for m in text["messages"])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from hermes.data.formats.base import Calls
+from hermes.data.formats.base import ToolCallStyle
 from hermes.data.formats.registry import FORMATS
 from hermes.data.recipes import base, trl
 from hermes.data.recipes.base import Ask
@@ -145,7 +145,7 @@ def test_axolotl_itself_learns_what_the_assistant_said(form: str, bundled_home: 
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_folder(bundled_home))
-    (row,) = FORMATS[form].write(made.example(records.conversation()), Calls.TEXT)
+    (row,) = FORMATS[form].write(made.example(records.conversation()), ToolCallStyle.TEXT)
     entry = configuration("axolotl", Ask("data.jsonl", None, form))["datasets"][0]
     settings = {"chat_template": "tokenizer_default", "sequence_len": 8192, "datasets": [entry]}
     loaded = strategy.load(tokenizer, DictDefault(settings), ds_cfg=DictDefault(entry))

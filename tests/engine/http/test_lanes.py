@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.engine.server.responses import Refused
-from hermes.engine.server.tinker.futures import Calls, Failed, Payload
-from hermes.engine.server.tinker.ordering import Lane
+from hermes.engine.server.responses import RequestError
+from hermes.engine.server.tinker.futures import Failed, FutureStore, Payload
+from hermes.engine.server.tinker.ordering import CallSequencer
 from hermes.engine.types import EngineCapacityError, EngineUserError
 
 
@@ -45,8 +45,8 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def lane_of(calls: Calls, work: Work) -> Lane:
-    lane = Lane(calls, "m")
+def lane_of(calls: FutureStore, work: Work) -> CallSequencer:
+    lane = CallSequencer(calls, "m")
     lane.submit(0, "create", b"", work.piece(0), alone=True)
     return lane
 
@@ -56,7 +56,7 @@ def test_any_arrival_order_with_repeats_runs_each_call_once_in_its_place(
     order: list[int], repeats: list[int], alone: set[int]
 ) -> None:
     async def play() -> None:
-        calls, work = Calls(), Work()
+        calls, work = FutureStore(), Work()
         lane = lane_of(calls, work)
         for position, number in enumerate(order):
             first = lane.submit(number, "fb", b"%d" % number, work.piece(number), alone=number in alone)
@@ -74,7 +74,7 @@ def test_any_arrival_order_with_repeats_runs_each_call_once_in_its_place(
 
 
 async def test_the_next_call_begins_while_this_one_runs() -> None:
-    calls, work = Calls(), Work()
+    calls, work = FutureStore(), Work()
     lane = lane_of(calls, work)
     lane.submit(1, "fb", b"", work.piece(1, gated=True))
     lane.submit(2, "fb", b"", work.piece(2))
@@ -83,7 +83,7 @@ async def test_the_next_call_begins_while_this_one_runs() -> None:
 
 
 async def test_one_that_must_be_alone_waits_for_those_before_and_holds_those_after() -> None:
-    calls, work = Calls(), Work()
+    calls, work = FutureStore(), Work()
     lane = lane_of(calls, work)
     lane.submit(1, "fb", b"", work.piece(1, gated=True))
     lane.submit(2, "save", b"", work.piece(2, gated=True), alone=True)
@@ -99,19 +99,19 @@ async def test_one_that_must_be_alone_waits_for_those_before_and_holds_those_aft
 
 
 async def test_other_content_under_a_used_number_is_refused_and_changes_nothing() -> None:
-    calls, work = Calls(), Work()
+    calls, work = FutureStore(), Work()
     lane = lane_of(calls, work)
     lane.submit(1, "fb", b"mine", work.piece(1))
     await turn()
     for kind, digest in (("fb", b"theirs"), ("optim", b"mine")):
-        with pytest.raises(Refused, match="two clients") as refused:
+        with pytest.raises(RequestError, match="two clients") as refused:
             lane.submit(1, kind, digest, work.piece(1))
         assert refused.value.status == 422
     assert work.begun == [0, 1]
 
 
 async def test_a_call_that_waits_for_a_missing_one_says_so() -> None:
-    calls, work = Calls(), Work()
+    calls, work = FutureStore(), Work()
     lane = lane_of(calls, work)
     await turn()
     waiting = lane.submit(2, "fb", b"", work.piece(2))
@@ -123,7 +123,7 @@ async def test_a_call_that_waits_for_a_missing_one_says_so() -> None:
 
 
 async def test_a_failure_is_its_calls_result_and_the_next_call_still_runs() -> None:
-    calls, work = Calls(), Work()
+    calls, work = FutureStore(), Work()
     lane = lane_of(calls, work)
 
     def refuse() -> Awaitable[Payload]:
@@ -151,11 +151,11 @@ async def test_a_failure_is_its_calls_result_and_the_next_call_still_runs() -> N
 
 
 async def test_a_closed_lane_fails_what_waits_and_refuses_what_comes() -> None:
-    calls, work = Calls(), Work()
+    calls, work = FutureStore(), Work()
     lane = lane_of(calls, work)
     await turn()
     waiting = lane.submit(5, "fb", b"", work.piece(5))
     lane.close("the session is over")
     assert waiting.outcome == Failed("the session is over", "user")
-    with pytest.raises(Refused, match="the session is over"):
+    with pytest.raises(RequestError, match="the session is over"):
         lane.submit(1, "fb", b"", work.piece(1))

@@ -18,7 +18,7 @@ from hermes.core import Message, Sampling
 from hermes.models.base import ChatRequest
 from hermes.models.local.bundled import model_folder
 from hermes.models.local.chat import LocalChat
-from hermes.models.tokens.chat import Speech, TokenChat
+from hermes.models.tokens.chat import ChatRenderer, TokenChat
 from hermes.models.tokens.completions import CompletionModel
 from hermes.models.tokens.generate import GenerateModel
 from tests.cli.process import hermes
@@ -92,7 +92,7 @@ async def test_a_rollout_in_tokens_grows_by_appending_and_is_found_in_the_cache(
     bundled: Server, tokenizer: Any, kind: type[CompletionModel] | type[GenerateModel]
 ) -> None:
     source = kind(target(bundled))
-    chat = TokenChat(source, Speech.of(tokenizer, "hermes", 1024))
+    chat = TokenChat(source, ChatRenderer.of(tokenizer, "hermes", 1024))
     sampling = Sampling(temperature=0.0, max_tokens=24)
     messages: tuple[Message, ...] = (Message.user("What is the capital of France?"),)
     try:

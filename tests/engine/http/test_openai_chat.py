@@ -15,7 +15,7 @@ from tinker import types as tt
 from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
 from hermes.core import Message, Sampling
-from hermes.models.base import ChatRequest, Delta
+from hermes.models.base import ChatRequest, StreamDelta
 from hermes.models.remote.openai_chat import OpenAIChat
 from tests.engine.http.engine_process import EOS, TOKEN, Server, launch
 from tests.engine.http.openai_parts import (
@@ -220,7 +220,7 @@ async def test_our_own_chat_client_gets_the_call_the_thinking_and_the_exact_toke
     extra = {"logprobs": True, "return_token_ids": True}
     sampling = Sampling(temperature=0.0, max_tokens=120, extra_body=extra)
     request = ChatRequest((Message.user("What is 2+3?"),), (TOOL,), sampling)
-    heard: list[Delta] = []
+    heard: list[StreamDelta] = []
     try:
         reply = await model.complete(request, heard.append if streamed else None)
     finally:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.engine.server.openai.output_parser import Said, Splitter, Teller
-from hermes.engine.server.openai.text import Ending, held_back
+from hermes.engine.server.openai.output_parser import DeltaStreamer, OutputParser, ParsedOutput
+from hermes.engine.server.openai.text import StopCondition, held_back
 from hermes.models.parsers import get_parser
 from tests.engine.http.openai_parts import TOOL
 
@@ -17,16 +17,18 @@ PIECES = st.sampled_from(
 )
 
 
-def splitter(*, tools: bool = True, thinking: bool = False, parser: str = "hermes") -> Splitter:
-    return Splitter(get_parser(parser), (TOOL,) if tools else (), thinking)
+def splitter(*, tools: bool = True, thinking: bool = False, parser: str = "hermes") -> OutputParser:
+    return OutputParser(get_parser(parser), (TOOL,) if tools else (), thinking)
 
 
-def told(split: Splitter, text: str, size: int = 1) -> Said:
+def told(split: OutputParser, text: str, size: int = 1) -> ParsedOutput:
     """The pieces put together, as a client does."""
-    teller = Teller(split)
+    teller = DeltaStreamer(split)
     news = [teller.so_far(text[:end]) for end in range(size, len(text) + 1, size)]
     news.append(teller.end(text))
-    return Said("".join(one.content for one in news), "".join(one.reasoning for one in news), news[-1].calls)
+    return ParsedOutput(
+        "".join(one.content for one in news), "".join(one.reasoning for one in news), news[-1].calls
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -66,15 +68,15 @@ def test_whatever_is_said_no_word_is_lost_in_the_pieces(text: str, tools: bool, 
 
 
 def test_without_tools_a_call_is_only_text() -> None:
-    assert splitter(tools=False).whole(f"Write {CALL}") == Said(f"Write {CALL}", "")
+    assert splitter(tools=False).whole(f"Write {CALL}") == ParsedOutput(f"Write {CALL}", "")
 
 
 def test_thinking_that_the_prompt_opened_is_thinking_from_the_first_word() -> None:
     split = splitter(thinking=True)
-    teller = Teller(split)
-    assert teller.so_far("Hm, I") == Said("", "Hm, I")
-    assert teller.end("Hm, I see.</think>\nYes.") == Said("Yes.", " see.")
-    assert split.whole("Hm") == Said("", "Hm")
+    teller = DeltaStreamer(split)
+    assert teller.so_far("Hm, I") == ParsedOutput("", "Hm, I")
+    assert teller.end("Hm, I see.</think>\nYes.") == ParsedOutput("Yes.", " see.")
+    assert split.whole("Hm") == ParsedOutput("", "Hm")
 
 
 def test_a_malformed_call_keeps_its_words() -> None:
@@ -83,19 +85,21 @@ def test_a_malformed_call_keeps_its_words() -> None:
     assert (call.name, named.content) == ("add", "")
     assert '{"a": }' in call.arguments
     nameless = splitter().whole("Well: <tool_call>nonsense</tool_call>")
-    assert nameless == Said("Well:\n<tool_call>nonsense</tool_call>", "")
+    assert nameless == ParsedOutput("Well:\n<tool_call>nonsense</tool_call>", "")
 
 
 def test_in_another_dialect_with_tools_everything_comes_at_the_end() -> None:
     text = '[TOOL_CALLS][{"name": "add", "arguments": {"a": 2}}]'
-    teller = Teller(splitter(parser="mistral"))
-    assert teller.so_far(text[:20]) == Said("", "")
+    teller = DeltaStreamer(splitter(parser="mistral"))
+    assert teller.so_far(text[:20]) == ParsedOutput("", "")
     assert [call.name for call in teller.end(text).calls] == ["add"]
-    assert Teller(splitter(parser="mistral", tools=False)).so_far("Hi there") == Said("Hi there", "")
+    assert DeltaStreamer(splitter(parser="mistral", tools=False)).so_far("Hi there") == ParsedOutput(
+        "Hi there", ""
+    )
 
 
 def test_what_may_become_a_mark_is_held_back() -> None:
     assert held_back("say STO", ["STOP", "OK"]) == "say "
     assert held_back("say O", ["STOP", "OK"]) == "say "
     assert held_back("say", ["STOP"]) == "say"
-    assert Ending(("b", "ab"), frozenset()).cut("xaby") == "x"
+    assert StopCondition(("b", "ab"), frozenset()).cut("xaby") == "x"

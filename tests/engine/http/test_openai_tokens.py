@@ -14,7 +14,7 @@ from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
 from hermes.core import Sampling
 from hermes.engine.server.openai.sampling import ending_of, params_of
-from hermes.engine.server.openai.schema import Sampling as Asked
+from hermes.engine.server.openai.schema import SamplingFields as Asked
 from hermes.models.tokens.completions import CompletionModel
 from hermes.models.tokens.generate import GenerateModel
 from tests.engine.http.engine_process import EOS, TOKEN, VOCAB, Server, prompt, tokens

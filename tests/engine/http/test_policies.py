@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from hermes.engine.checkpoints.store import CheckpointPath, CheckpointStore, Run
+from hermes.engine.checkpoints.store import CheckpointPath, CheckpointStore, TrainingRun
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.server.policies import LIVE, Policies, PolicyNames
@@ -24,7 +24,7 @@ from hermes.engine.types import (
 )
 from tests.engine.http.engine_process import tokens
 
-RUN = Run("s:train:0", "s", "tiny", LoraConfig(rank=2), 1.0)
+RUN = TrainingRun("s:train:0", "s", "tiny", LoraConfig(rank=2), 1.0)
 PATH = CheckpointPath(RUN.id, "sampler_weights", "one")
 IDS = np.array(tokens(8))
 

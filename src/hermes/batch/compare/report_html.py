@@ -12,7 +12,7 @@ from importlib import resources
 from itertools import groupby
 
 from hermes.batch.compare.attempts import Divergence
-from hermes.batch.compare.scores import Comparison, Interval, Pair, TaskLine
+from hermes.batch.compare.scores import Comparison, ConfidenceInterval, ModelPair, TaskLine
 from hermes.core import JSONObject, Message
 from hermes.safety.text import clip, printable
 
@@ -92,7 +92,7 @@ def _axis(comparison: Comparison) -> JSONObject | None:
     def place(value: float) -> float:
         return round(100 * (value - low) / width, 2)
 
-    def mark(score: float | None, interval: Interval | None) -> JSONObject | None:
+    def mark(score: float | None, interval: ConfidenceInterval | None) -> JSONObject | None:
         if score is None or interval is None:
             return None
         left = place(interval.low)
@@ -105,7 +105,7 @@ def _axis(comparison: Comparison) -> JSONObject | None:
     }
 
 
-def _bar(pair: Pair) -> JSONObject:
+def _bar(pair: ModelPair) -> JSONObject:
     total = pair.wins + pair.losses + pair.ties or 1
     return {
         "pair": pair,

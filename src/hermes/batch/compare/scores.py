@@ -63,7 +63,7 @@ class Attempt:
         )
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     """95 % confidence."""
 
     low: float
@@ -93,7 +93,7 @@ class Score:
     """Finished, but the grader gave no reward."""
     score: float | None
     """Mean over tasks; None without a grader."""
-    interval: Interval | None
+    interval: ConfidenceInterval | None
     outcomes: dict[str, int]
     mean_turns: float | None
     mean_tokens: float | None
@@ -108,7 +108,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ModelPair:
     """Two models on the tasks that both have a score for."""
 
     left: str
@@ -119,7 +119,7 @@ class Pair:
     ties: int
     difference: float | None
     """Mean of left − right; None without a common task."""
-    interval: Interval | None
+    interval: ConfidenceInterval | None
     p_value: float
     """Two-sided sign test on wins and losses."""
 
@@ -137,7 +137,7 @@ class Comparison:
     binary: bool
     """Every reward is 0 or 1, so that a score is a pass rate."""
     scores: tuple[Score, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[ModelPair, ...]
     tasks: tuple[TaskLine, ...]
 
     def to_json(self) -> JSONObject:
@@ -203,13 +203,13 @@ def task_means(attempts: Sequence[Attempt]) -> dict[str, float]:
     return {key: fmean(values) for key, values in rewards.items()}
 
 
-def pair_up(left: str, right: str, means: Mapping[str, Mapping[str, float]]) -> Pair:
+def pair_up(left: str, right: str, means: Mapping[str, Mapping[str, float]]) -> ModelPair:
     """`means`: model → task → mean reward."""
     common = [key for key in means[left] if key in means[right]]
     differences = [means[left][key] - means[right][key] for key in common]
     wins = sum(difference > _SAME for difference in differences)
     losses = sum(difference < -_SAME for difference in differences)
-    return Pair(
+    return ModelPair(
         left=left,
         right=right,
         wins=wins,
@@ -235,7 +235,7 @@ def disagreements(left: Sequence[Attempt], right: Sequence[Attempt], *, graded: 
     return list(found.values())
 
 
-def interval_of(values: Sequence[float], *, wilson: bool) -> Interval | None:
+def interval_of(values: Sequence[float], *, wilson: bool) -> ConfidenceInterval | None:
     """Of the values' mean; None of nothing."""
     if not values:
         return None
@@ -244,21 +244,23 @@ def interval_of(values: Sequence[float], *, wilson: bool) -> Interval | None:
     return bootstrap_interval(values)
 
 
-def wilson_interval(successes: int, trials: int) -> Interval:
+def wilson_interval(successes: int, trials: int) -> ConfidenceInterval:
     share = successes / trials
     scale = 1 + Z_95**2 / trials
     centre = (share + Z_95**2 / (2 * trials)) / scale
     half = Z_95 * math.sqrt(share * (1 - share) / trials + Z_95**2 / (4 * trials**2)) / scale
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == trials else centre + half
-    return Interval(low, high, "wilson")
+    return ConfidenceInterval(low, high, "wilson")
 
 
-def bootstrap_interval(values: Sequence[float], *, rounds: int = BOOTSTRAP_ROUNDS, seed: int = 0) -> Interval:
+def bootstrap_interval(
+    values: Sequence[float], *, rounds: int = BOOTSTRAP_ROUNDS, seed: int = 0
+) -> ConfidenceInterval:
     """Percentiles of the mean over resamples; the same values always give the same interval."""
     rng = random.Random(seed)
     means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(rounds))
-    return Interval(quantile(means, 0.025), quantile(means, 0.975), "bootstrap")
+    return ConfidenceInterval(quantile(means, 0.025), quantile(means, 0.975), "bootstrap")
 
 
 def sign_test(wins: int, losses: int) -> float:
@@ -285,7 +287,7 @@ def _answer(conversations: Sequence[JSONObject]) -> str:
     return ""
 
 
-def _as_json(item: Score | Pair) -> JSONObject:
+def _as_json(item: Score | ModelPair) -> JSONObject:
     data: JSONObject = {each.name: getattr(item, each.name) for each in fields(item)}
-    interval: Interval | None = item.interval
+    interval: ConfidenceInterval | None = item.interval
     return data | {"interval": None if interval is None else interval._asdict()}

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TextIO
 
 from hermes.batch.index import JournalIndex
-from hermes.batch.journal import State
+from hermes.batch.journal import SampleState
 from hermes.batch.output import card, parquet
 from hermes.batch.output.rows import content_digest, shaped
-from hermes.batch.output.statistics import DUPLICATE, Tally
+from hermes.batch.output.statistics import DUPLICATE, StatisticsTally
 from hermes.batch.plan import SampleKey
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import RunSpec
@@ -47,7 +47,7 @@ _OUTPUTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class DatasetSummary:
     rows: int
     """In the dataset."""
     filtered: int
@@ -61,10 +61,10 @@ class Summary:
     """What the user should know: one line each."""
 
 
-def finalise(folder: Path, spec: RunSpec, dataset: Dataset) -> Summary:
+def finalise(folder: Path, spec: RunSpec, dataset: Dataset) -> DatasetSummary:
     """Writes all files of the run in `folder`, from its journal."""
     _sweep(folder)
-    tally = Tally(spec, len(dataset.rows), len(dataset.bad))
+    tally = StatisticsTally(spec, len(dataset.rows), len(dataset.bad))
     with_parquet = is_available()
     with JournalIndex(folder / "journal", dataset.rows, spec.samples_per_prompt) as index:
         tally.failed_tries = index.failed_tries
@@ -93,7 +93,13 @@ class _RowWriter:
     """Sends each finished sample to the files it belongs in."""
 
     def __init__(
-        self, tally: Tally, kept: TextIO, aside: TextIO, shards: parquet.Shards | None, *, dedupe: bool
+        self,
+        tally: StatisticsTally,
+        kept: TextIO,
+        aside: TextIO,
+        shards: parquet.Shards | None,
+        *,
+        dedupe: bool,
     ) -> None:
         self._tally = tally
         self._kept = kept
@@ -128,13 +134,13 @@ def _write_rows(index: JournalIndex, writer: _RowWriter) -> list[SampleKey]:
         if entry is None:
             owed.append(key)
         else:
-            writer.add(key, entry.row, entry.reason if entry.state is State.FILTERED else None)
+            writer.add(key, entry.row, entry.reason if entry.state is SampleState.FILTERED else None)
     for key, entry in index.strays():
-        writer.add(key, entry.row, entry.reason if entry.state is State.FILTERED else _UNPLANNED)
+        writer.add(key, entry.row, entry.reason if entry.state is SampleState.FILTERED else _UNPLANNED)
     return owed
 
 
-def _failure(key: SampleKey, index: JournalIndex, tally: Tally) -> JSONObject:
+def _failure(key: SampleKey, index: JournalIndex, tally: StatisticsTally) -> JSONObject:
     failed = index.failures.get(key)
     if failed is None:
         tally.not_run += 1
@@ -164,9 +170,9 @@ def _sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _summary(tally: Tally, statistics: JSONObject, with_parquet: bool) -> Summary:
+def _summary(tally: StatisticsTally, statistics: JSONObject, with_parquet: bool) -> DatasetSummary:
     missing = "no Parquet: it needs pyarrow (pip install 'hermes-research[export]')"
-    return Summary(
+    return DatasetSummary(
         rows=tally.done,
         filtered=tally.filtered.total(),
         failed=tally.failed.total(),

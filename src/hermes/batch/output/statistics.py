@@ -23,7 +23,7 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 @dataclass
-class Tally:
+class StatisticsTally:
     """Fed with every sample of a plan, in plan order; `result` is the content of statistics.json."""
 
     spec: RunSpec

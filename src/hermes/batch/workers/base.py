@@ -16,7 +16,7 @@ from hermes.core import JSONObject
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkerJob:
     """What a worker is started with."""
 
     name: str
@@ -50,7 +50,7 @@ class WorkerHandle(Protocol):
         ...
 
 
-class Workers(Protocol):
+class WorkerSource(Protocol):
     """Where workers come from."""
 
-    async def start(self, job: Job) -> WorkerHandle: ...
+    async def start(self, job: WorkerJob) -> WorkerHandle: ...

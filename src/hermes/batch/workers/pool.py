@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from hermes.batch.journal import Entry, Segment, State, cut_torn_tails, read_states
+from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_torn_tails, read_states
 from hermes.batch.plan import SampleKey, owed, read_progress
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import Dataset
-from hermes.batch.workers.base import Job, WorkerHandle, Workers
+from hermes.batch.workers.base import WorkerHandle, WorkerJob, WorkerSource
 from hermes.batch.workers.process import ProcessWorkers
 from hermes.core import JSONObject, new_id
 from hermes.errors import HermesError
@@ -33,7 +33,12 @@ class Watcher(Protocol):
     def started(self, n_total: int, n_finished_before: int) -> None: ...
     def dispatched(self) -> None: ...
     def finished(
-        self, state: State, reason: str | None, usage: JSONObject | None, cost_usd: float | None, turns: int
+        self,
+        state: SampleState,
+        reason: str | None,
+        usage: JSONObject | None,
+        cost_usd: float | None,
+        turns: int,
     ) -> None: ...
     def retried(self, reason: str | None) -> None: ...
     def gauges(self, worker: str, in_flight: int, limit: int, waiting: int) -> None: ...
@@ -91,7 +96,7 @@ class Pool:
         dataset: Dataset,
         options: RunOptions,
         watcher: Watcher,
-        workers: Workers | None = None,
+        workers: WorkerSource | None = None,
     ) -> None:
         """Without `workers`, processes on this machine."""
         self._folder = folder
@@ -111,7 +116,7 @@ class Pool:
         self._tries: Counter[SampleKey] = Counter()
         self._crashes: Counter[SampleKey] = Counter()
         self._workers: dict[str, _Worker] = {}
-        self._own_segment: Segment | None = None
+        self._own_segment: JournalSegment | None = None
         self._changed = asyncio.Event()
         self._fatal: HermesError | None = None
         self._draining = False
@@ -170,7 +175,9 @@ class Pool:
         self._started_workers += 1
         name = f"{new_id()}-{self._started_workers}"
         money = self._allot_money()
-        handle = await self._workers_from.start(Job(name, self._spec, self._share(), money, self._rewards))
+        handle = await self._workers_from.start(
+            WorkerJob(name, self._spec, self._share(), money, self._rewards)
+        )
         worker = _Worker(name, handle, alone=alone, money_usd=money)
         worker.listener = asyncio.create_task(self._listen(worker))
         self._workers[name] = worker
@@ -224,8 +231,8 @@ class Pool:
         worker.outstanding.pop(key, None)
         if worker.money_usd is not None:
             worker.money_usd -= report["cost_usd"] or 0.0
-        state = State(report["state"])
-        if state is State.FAILED:
+        state = SampleState(report["state"])
+        if state is SampleState.FAILED:
             self._tries[key] += 1
             if self._tries[key] < self._options.max_tries:
                 self._queue.append(key)
@@ -258,10 +265,10 @@ class Pool:
         reason = f"WorkerDied: {self._crashes[key]} times while running it ({ending})"
         if self._own_segment is None:
             # It holds keys and causes of our own making: nothing to redact.
-            self._own_segment = Segment(self._folder / "journal" / f"{new_id()}-parent.jsonl", str)
-        self._own_segment.append(Entry(key.key, key.sample, State.FAILED, {}, reason)).result()
+            self._own_segment = JournalSegment(self._folder / "journal" / f"{new_id()}-parent.jsonl", str)
+        self._own_segment.append(SampleEntry(key.key, key.sample, SampleState.FAILED, {}, reason)).result()
         self.result.failed[cause_of(reason)] += 1
-        self._watcher.finished(State.FAILED, reason, None, None, 0)
+        self._watcher.finished(SampleState.FAILED, reason, None, None, 0)
 
     async def _close(self) -> None:
         """Idle workers are told to leave; busy ones, left after a stop or a fatal error, are killed."""
@@ -282,7 +289,7 @@ async def run_batch(
     dataset: Dataset,
     options: RunOptions,
     watcher: Watcher,
-    workers: Workers | None = None,
+    workers: WorkerSource | None = None,
 ) -> RunResult:
     """Runs what the journal says is owed, to the end."""
     return await Pool(folder, spec, dataset, options, watcher, workers).run()

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from subprocess import Popen
 
-from hermes.batch.workers.base import Job, WorkerHandle
+from hermes.batch.workers.base import WorkerHandle, WorkerJob
 from hermes.batch.workers.launch import launch
 from hermes.core import JSONObject
 
@@ -27,7 +27,7 @@ class ProcessWorkers:
         self._folder = folder
         self._early = early
 
-    async def start(self, job: Job) -> WorkerHandle:
+    async def start(self, job: WorkerJob) -> WorkerHandle:
         process, self._early = self._early or launch(), None
         worker = await _ProcessWorker.connect(process)
         worker.send(

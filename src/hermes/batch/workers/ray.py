@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hermes import __version__
-from hermes.batch.journal import Entry, Segment
-from hermes.batch.workers.base import Job, WorkerHandle
+from hermes.batch.journal import JournalSegment, SampleEntry
+from hermes.batch.workers.base import WorkerHandle, WorkerJob
 from hermes.batch.workers.ray_actor import RayActor
 from hermes.batch.workers.ray_cluster import open_cluster
 from hermes.config.load import load
@@ -43,9 +43,9 @@ class RayWorkers:
         self._actor_class = ray.remote(num_cpus=0, memory=1)(RayActor)
         self._placed: Counter[str] = Counter()
 
-    async def start(self, job: Job) -> WorkerHandle:
+    async def start(self, job: WorkerJob) -> WorkerHandle:
         redact = Redactor(load(job.spec.settings).secrets).text
-        segment = Segment(self._folder / "journal" / f"{job.name}.jsonl", redact)
+        segment = JournalSegment(self._folder / "journal" / f"{job.name}.jsonl", redact)
         actor = self._actor_class.options(scheduling_strategy=self._place()).remote(job, __version__)
         actor.serve.remote()
         return _RayWorker(self._ray, actor, segment)
@@ -64,7 +64,7 @@ class RayWorkers:
 
 
 class _RayWorker:
-    def __init__(self, ray: Any, actor: Any, segment: Segment) -> None:
+    def __init__(self, ray: Any, actor: Any, segment: JournalSegment) -> None:
         self._ray = ray
         self._actor = actor
         self._segment = segment
@@ -103,7 +103,7 @@ class _RayWorker:
         self._ray.kill(self._actor)
 
     async def _write(self, entries: list[JSONObject]) -> None:
-        written = [self._segment.append(Entry.from_json(entry)) for entry in entries]
+        written = [self._segment.append(SampleEntry.from_json(entry)) for entry in entries]
         for each in written:
             await asyncio.wrap_future(each)
 

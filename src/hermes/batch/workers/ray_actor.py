@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 
 from hermes import __version__
-from hermes.batch.journal import Entry
-from hermes.batch.workers.base import Job
+from hermes.batch.journal import SampleEntry
+from hermes.batch.workers.base import WorkerJob
 from hermes.batch.workers.worker import Say, work
 from hermes.config.environment import export_stored
 from hermes.core import JSONObject
@@ -24,7 +24,7 @@ from hermes.errors import HermesError
 class RayActor:
     """Made into an actor by `batch.ray_workers`. All methods run on the actor's one event loop."""
 
-    def __init__(self, job: Job, version: str) -> None:
+    def __init__(self, job: WorkerJob, version: str) -> None:
         if version != __version__:
             raise HermesError(f"this node has hermes-research {__version__}, the driver {version}")
         export_stored()
@@ -70,7 +70,7 @@ class _EntriesToDriver:
         self._say = say
         self._redact = redact
 
-    def append(self, entry: Entry) -> Future[None]:
+    def append(self, entry: SampleEntry) -> Future[None]:
         """Resolved at once: the report that follows is held back by the driver until the entry is on disk."""
         text = self._redact(json.dumps(entry.to_json(), ensure_ascii=False))
         self._say({"say": "entry", "entry": json.loads(text)})

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Protocol
 
 from hermes.agent.build import open_writer
-from hermes.batch.journal import Entry, Segment, State
+from hermes.batch.journal import JournalSegment, SampleEntry, SampleState
 from hermes.batch.reward import RewardFunction, load_reward
-from hermes.batch.rollout import Workshop, run_sample
+from hermes.batch.rollout import WorkerContext, run_sample
 from hermes.batch.spec import RunSpec, load_spec
-from hermes.batch.tasks import Row
-from hermes.batch.workers.base import Job
+from hermes.batch.tasks import TaskRow
+from hermes.batch.workers.base import WorkerJob
 from hermes.batch.workers.budget_wait import PatientChat
 from hermes.config.environment import export_stored
 from hermes.config.load import Config, load
@@ -44,20 +44,20 @@ _GAUGE_INTERVAL_S = 1.0
 _LINE_BYTES = 1 << 28
 
 
-class Journal(Protocol):
+class SampleJournal(Protocol):
     """Where finished samples go; see batch.journal.Segment."""
 
-    def append(self, entry: Entry) -> Future[None]: ...
+    def append(self, entry: SampleEntry) -> Future[None]: ...
     def close(self) -> None: ...
 
 
 Say = Callable[[JSONObject], None]
-OpenJournal = Callable[[Callable[[str], str]], Journal]
+OpenJournal = Callable[[Callable[[str], str]], SampleJournal]
 """Given what redacts an entry's JSON text before it leaves the worker."""
 
 
 class Worker:
-    def __init__(self, shop: Workshop, journal: Journal, say: Say) -> None:
+    def __init__(self, shop: WorkerContext, journal: SampleJournal, say: Say) -> None:
         self._shop = shop
         self._journal = journal
         self._say = say
@@ -71,7 +71,7 @@ class Worker:
                 if order["do"] == "drain":
                     await asyncio.gather(*self._running)
                     return
-                task = asyncio.create_task(self._run(Row.from_json(order["row"]), order["sample"]))
+                task = asyncio.create_task(self._run(TaskRow.from_json(order["row"]), order["sample"]))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
         finally:
@@ -79,7 +79,7 @@ class Worker:
                 task.cancel()
             await asyncio.gather(gauges, *self._running, return_exceptions=True)
 
-    async def _run(self, row: Row, sample: int) -> None:
+    async def _run(self, row: TaskRow, sample: int) -> None:
         try:
             entry = await run_sample(self._shop, row, sample)
         except HostError as error:
@@ -88,7 +88,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001  a bug, or no sandbox: this sample's failure, with its trace
             detail = error.message if isinstance(error, HermesError) else traceback.format_exc()
             reason = f"{type(error).__name__}: {error}"
-            entry = Entry(row.key, sample, State.FAILED, {"error": detail}, reason)
+            entry = SampleEntry(row.key, sample, SampleState.FAILED, {"error": detail}, reason)
         if stop := self._reason_to_stop(entry):
             self._say(stop)
             return
@@ -99,7 +99,7 @@ class Worker:
             return
         self._say(_finished(entry))
 
-    def _reason_to_stop(self, entry: Entry) -> JSONObject | None:
+    def _reason_to_stop(self, entry: SampleEntry) -> JSONObject | None:
         """A refused key or a spent budget is no sample's failure: nothing is marked, the run stops."""
         outcome = entry.row.get("outcome") or {}
         if outcome.get("error_type") == AuthError.__name__:
@@ -117,7 +117,7 @@ class Worker:
             }
         return None
 
-    def _spent_its_own(self, entry: Entry) -> bool:
+    def _spent_its_own(self, entry: SampleEntry) -> bool:
         """The limit of a single trajectory ended it, not the run's."""
         own_usd = self._shop.config.settings.limits.max_cost_usd
         return own_usd is not None and (entry.row["cost_usd"] is None or entry.row["cost_usd"] >= own_usd)
@@ -137,7 +137,7 @@ class Worker:
                 )
 
 
-def _finished(entry: Entry) -> JSONObject:
+def _finished(entry: SampleEntry) -> JSONObject:
     return {
         "say": "finished",
         "key": entry.key,
@@ -155,7 +155,9 @@ def _rewards(spec: RunSpec, extra: tuple[str, ...]) -> dict[str, RewardFunction]
     return {reference: load_reward(reference) for reference in wanted}
 
 
-async def work(job: Job, open_journal: OpenJournal, say: Say, orders: AsyncIterator[JSONObject]) -> None:
+async def work(
+    job: WorkerJob, open_journal: OpenJournal, say: Say, orders: AsyncIterator[JSONObject]
+) -> None:
     """Follows the orders until they say drain, or end."""
     config = _config(job.spec, job.concurrency)
     budget = Budget(max_cost_usd=job.max_cost_usd)
@@ -163,7 +165,7 @@ async def work(job: Job, open_journal: OpenJournal, say: Say, orders: AsyncItera
     journal = open_journal(Redactor(config.secrets).text)
     try:
         with open_writer(config) as writer:
-            shop = Workshop(job.spec, config, model, writer, _rewards(job.spec, job.rewards))
+            shop = WorkerContext(job.spec, config, model, writer, _rewards(job.spec, job.rewards))
             say({"say": "ready"})
             await Worker(shop, journal, say).serve(orders)
     finally:
@@ -205,14 +207,14 @@ async def _follow(say: Say) -> None:
     orders = _standard_input()
     async for start in orders:
         folder = Path(start["folder"])
-        job = Job(
+        job = WorkerJob(
             name=start["name"],
             spec=load_spec(folder),
             concurrency=start["concurrency"],
             max_cost_usd=start["max_cost_usd"],
             rewards=tuple(start["rewards"]),
         )
-        await work(job, partial(Segment, folder / "journal" / f"{job.name}.jsonl"), say, orders)
+        await work(job, partial(JournalSegment, folder / "journal" / f"{job.name}.jsonl"), say, orders)
         return
 
 

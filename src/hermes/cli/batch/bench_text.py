@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hermes.batch.compare.attempts import Divergence
 from hermes.batch.compare.report_html import score_text
-from hermes.batch.compare.scores import Attempt, Comparison, Pair, Score
+from hermes.batch.compare.scores import Attempt, Comparison, ModelPair, Score
 from hermes.cli.render import columns, money, one_line, render_message
 from hermes.core import Message
 from hermes.safety.text import printable
@@ -49,7 +49,7 @@ def _line(score: Score, comparison: Comparison) -> Sequence[str]:
     )
 
 
-def _pair(pair: Pair, binary: bool) -> str:
+def _pair(pair: ModelPair, binary: bool) -> str:
     between = f"{printable(pair.left)} against {printable(pair.right)}"
     if pair.difference is None or pair.interval is None:
         return f"{between}: no task that both were scored on"

@@ -13,12 +13,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from hermes.batch.output.finalise import Summary, finalise
+from hermes.batch.output.finalise import DatasetSummary, finalise
 from hermes.batch.progress import open_view
 from hermes.batch.reward import load_reward
 from hermes.batch.spec import Filters, RunSpec, open_run
 from hermes.batch.tasks import Dataset, read_dataset
-from hermes.batch.workers.base import Workers
+from hermes.batch.workers.base import WorkerSource
 from hermes.batch.workers.pool import Pool, RunOptions, RunResult, Watcher
 from hermes.batch.workers.process import ProcessWorkers
 from hermes.cli.batch.command import refuse_key, settings_of
@@ -74,7 +74,7 @@ def run_folder(output_dir: Path, run_name: str) -> Path:
 
 def open_workers(
     flags: dict[str, Any], folder: Path, early: Popen[bytes] | None = None
-) -> AbstractContextManager[Workers]:
+) -> AbstractContextManager[WorkerSource]:
     """As --executor and its companions say; called before anything of the user's is loaded."""
     if flags["executor"] == "ray":
         from hermes.batch.workers.ray import open_ray_workers
@@ -183,7 +183,7 @@ def merge_config_file(ctx: click.Context, flags: dict[str, Any]) -> dict[str, An
 
 
 async def _with_signals(
-    folder: Path, spec: RunSpec, dataset: Dataset, options: RunOptions, view: Watcher, workers: Workers
+    folder: Path, spec: RunSpec, dataset: Dataset, options: RunOptions, view: Watcher, workers: WorkerSource
 ) -> RunResult:
     """Ctrl-C once drains, twice stops; SIGTERM stops."""
     pool = Pool(folder, spec, dataset, options, view, workers)
@@ -242,7 +242,7 @@ def _report_bad_rows(dataset: Dataset) -> None:
         )
 
 
-def _report(folder: Path, result: RunResult, summary: Summary, *, as_json: bool) -> None:
+def _report(folder: Path, result: RunResult, summary: DatasetSummary, *, as_json: bool) -> None:
     if as_json:
         facts = {
             "folder": str(folder),

@@ -11,14 +11,14 @@ import click
 from hermes.agent.build import open_writer
 from hermes.agent.chat import Conversation
 from hermes.agent.loop import AgentLoop
-from hermes.cli.chat.start import Options, load_config, make_plan, open_chat_model
+from hermes.cli.chat.start import ChatOptions, load_config, make_plan, open_chat_model
 from hermes.cli.render import call_text, money
 from hermes.core import Source, Step, StopReason
-from hermes.models.base import Delta
+from hermes.models.base import StreamDelta
 from hermes.safety.text import printable
 
 
-async def run_query(question: str, options: Options) -> int:
+async def run_query(question: str, options: ChatOptions) -> int:
     """Exit code 0 if the model answered, 1 if it was stopped or failed; either way it is recorded."""
     config = load_config(options)
     model = open_chat_model(config, options)
@@ -56,7 +56,7 @@ def _report(loop: AgentLoop) -> dict[str, object]:
     }
 
 
-def _print_delta(delta: Delta) -> None:
+def _print_delta(delta: StreamDelta) -> None:
     if delta.text:
         sys.stdout.write(printable(delta.text))
         sys.stdout.flush()

@@ -20,12 +20,12 @@ import click
 from hermes.agent.build import Person, open_writer
 from hermes.agent.chat import Conversation
 from hermes.cli.chat.slash import COMMANDS, Leave, run_command
-from hermes.cli.chat.start import Options, load_config, make_plan, open_chat_model
+from hermes.cli.chat.start import ChatOptions, load_config, make_plan, open_chat_model
 from hermes.cli.render import call_text, money, one_line
 from hermes.config.load import Config
 from hermes.core import Step, StepKind, StopReason
 from hermes.errors import HermesError
-from hermes.models.base import Delta
+from hermes.models.base import StreamDelta
 from hermes.safety.approval import Answer
 from hermes.safety.text import printable
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PROMPT = "> "
 
 
-async def run_repl(options: Options) -> None:
+async def run_repl(options: ChatOptions) -> None:
     config = load_config(options)
     model = open_chat_model(config, options)
     screen = Screen(config)
@@ -116,7 +116,7 @@ class Screen:
         text: str = await self._session.prompt_async(prompt)
         return text
 
-    def delta(self, delta: Delta) -> None:
+    def delta(self, delta: StreamDelta) -> None:
         if delta.reasoning:
             sys.stdout.write(click.style(printable(delta.reasoning), dim=True))
         if delta.text:

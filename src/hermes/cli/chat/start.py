@@ -13,13 +13,13 @@ import click
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
-    from hermes.agent.build import Plan
+    from hermes.agent.build import RolloutPlan
     from hermes.config.load import Config
     from hermes.models.base import ChatModel
 
 
 @dataclass(frozen=True)
-class Options:
+class ChatOptions:
     """The flags of `hermes` itself."""
 
     query: str | None
@@ -37,7 +37,7 @@ def start(**flags: Any) -> None:
     from hermes.config.environment import export_stored
 
     export_stored()
-    options = Options(**flags)
+    options = ChatOptions(**flags)
     query = options.query
     if query is None and not sys.stdin.isatty():
         query = sys.stdin.read()
@@ -55,7 +55,7 @@ def start(**flags: Any) -> None:
     sys.exit(asyncio.run(run_query(query, options)))
 
 
-def load_config(options: Options) -> Config:
+def load_config(options: ChatOptions) -> Config:
     """The configuration with this command's flags on top."""
     from hermes.config.load import load
 
@@ -63,8 +63,8 @@ def load_config(options: Options) -> Config:
     return load({key: value for key, value in flags.items() if value is not None})
 
 
-def make_plan(config: Config, model: str, options: Options) -> Plan:
-    from hermes.agent.build import Plan
+def make_plan(config: Config, model: str, options: ChatOptions) -> RolloutPlan:
+    from hermes.agent.build import RolloutPlan
     from hermes.agent.examples import examples_for
     from hermes.agent.toolset_choice import choose_toolsets
     from hermes.rl.run import named_run
@@ -74,7 +74,7 @@ def make_plan(config: Config, model: str, options: Options) -> Plan:
         raise UsageError(f"--workspace {workspace} is not a directory", "create it first")
     run = named_run(config.home, options.model)
     toolsets = choose_toolsets(config, model, options.toolsets, run.toolsets() if run else None)
-    return Plan(
+    return RolloutPlan(
         toolsets=toolsets,
         require_tools=options.toolsets is not None,
         examples=examples_for(model, toolsets),
@@ -83,7 +83,7 @@ def make_plan(config: Config, model: str, options: Options) -> Plan:
     )
 
 
-def open_chat_model(config: Config, options: Options) -> ChatModel:
+def open_chat_model(config: Config, options: ChatOptions) -> ChatModel:
     from hermes.models.open import open_model
     from hermes.rl.run import named_run
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from hermes.cli.compress.text import Progress, analysis_text, report_text
+from hermes.cli.compress.text import CompressProgress, analysis_text, report_text
 from hermes.config.load import Config, load
 from hermes.config.paths import db_path
 from hermes.core import JSONObject
@@ -25,13 +25,13 @@ from hermes.data.compress.folding.plan import FoldSettings, Strategy
 from hermes.data.compress.run.analysis import Analysis
 from hermes.data.compress.run.derive import record_derived
 from hermes.data.compress.run.inputs import Query, file_items, find_files, store_items
-from hermes.data.compress.run.job import Done, Item
-from hermes.data.compress.run.journal import Journal
+from hermes.data.compress.run.job import CompressItem, CompressResult
+from hermes.data.compress.run.journal import CompressJournal
 from hermes.data.compress.run.metrics import Totals
-from hermes.data.compress.run.pipeline import Engine, Outputs, finish, in_order
+from hermes.data.compress.run.pipeline import CompressorParts, Outputs, finish, in_order
 from hermes.data.compress.run.pipeline import run as run_rows
 from hermes.data.compress.run.summarise import Summariser, SummaryCache
-from hermes.data.compress.run.workers import Workers, open_workers, processes_for
+from hermes.data.compress.run.workers import CompressWorkers, open_workers, processes_for
 from hermes.errors import UsageError
 from hermes.models.budget import Budget
 from hermes.models.open import open_model
@@ -48,10 +48,10 @@ def run(flags: dict[str, Any]) -> int:
         raise UsageError("--input is missing", "see 'hermes compress --help'")
     config = load()
     with ExitStack() as stack:
-        return _Run(flags, config, stack).carry_out()
+        return _CompressCommand(flags, config, stack).carry_out()
 
 
-class _Run:
+class _CompressCommand:
     """One call of the command."""
 
     def __init__(self, flags: dict[str, Any], config: Config, stack: ExitStack) -> None:
@@ -79,10 +79,10 @@ class _Run:
         )
         workers = self._stack.enter_context(open_workers(spec, processes_for(self._size_bytes())))
         if self._flags["dry_run"]:
-            return self._analyse(Engine(self._settings, workers))
+            return self._analyse(CompressorParts(self._settings, workers))
         outputs = Outputs(self._output())
         started = time.time()
-        with Journal(outputs.rows, self._identity(spec), resume=self._flags["resume"]) as journal:
+        with CompressJournal(outputs.rows, self._identity(spec), resume=self._flags["resume"]) as journal:
             try:
                 asyncio.run(self._compress(workers, spec, journal))
             except KeyboardInterrupt:
@@ -93,10 +93,12 @@ class _Run:
         self._report(outputs, totals)
         return 1 if totals.bad_rows or totals.over_limit or totals.fallbacks else 0
 
-    async def _compress(self, workers: Workers, spec: TokenizerSpec, journal: Journal) -> None:
-        progress = Progress(journal.finished, self._flags["as_json"])
+    async def _compress(
+        self, workers: CompressWorkers, spec: TokenizerSpec, journal: CompressJournal
+    ) -> None:
+        progress = CompressProgress(journal.finished, self._flags["as_json"])
         summariser = self._summariser(spec)
-        engine = Engine(self._settings, workers, summariser, self._flags["concurrency"])
+        engine = CompressorParts(self._settings, workers, summariser, self._flags["concurrency"])
         try:
             await run_rows(engine, self._items(), journal, progress.row, self._keeper())
         finally:
@@ -112,20 +114,20 @@ class _Run:
         redact = Redactor(self._config.secrets).text
         return Summariser(model, cache, spec, redact, self._flags["concurrency"])
 
-    def _keeper(self) -> Callable[[Done], None]:
+    def _keeper(self) -> Callable[[CompressResult], None]:
         """Writes compressed trajectories of the store into it, too."""
         if self._files and not self._files.run:
             return lambda done: None
         redact = Redactor(self._config.secrets).text
         writer = self._stack.enter_context(Writer(db_path(self._config.home), redact))
 
-        def keep(done: Done) -> None:
+        def keep(done: CompressResult) -> None:
             if done.messages is not None:
                 record_derived(self._reader, writer, done)
 
         return keep
 
-    def _items(self) -> Iterator[Item]:
+    def _items(self) -> Iterator[CompressItem]:
         sample = (self._flags["sample_percent"], self._flags["seed"])
         if self._files:
             return file_items(self._files, self._reader if self._files.run else None, *sample)
@@ -149,7 +151,7 @@ class _Run:
             raise UsageError(f"{output} is the input", "originals are never changed: choose another --output")
         return output
 
-    def _analyse(self, engine: Engine) -> int:
+    def _analyse(self, engine: CompressorParts) -> int:
         analysis = Analysis(self._settings.target_max_tokens)
 
         async def look() -> None:

@@ -15,14 +15,14 @@ from hermes.core import JSONObject
 from hermes.safety.text import printable
 
 if TYPE_CHECKING:
-    from hermes.data.compress.run.job import Done
+    from hermes.data.compress.run.job import CompressResult
 
 _INTERVAL_S = 10.0
 _LIVE_INTERVAL_S = 0.2
 _BAR_CHARS = 40
 
 
-class Progress:
+class CompressProgress:
     """Rows, rate, tokens and the time left: on one line of a terminal, else a JSON line every ten seconds."""
 
     def __init__(self, before: int, as_json: bool) -> None:
@@ -31,7 +31,7 @@ class Progress:
         self._start_s = self._shown_s = time.monotonic()
         self._rows = self._tokens = self._problems = 0
 
-    def row(self, done: Done, share: float) -> None:
+    def row(self, done: CompressResult, share: float) -> None:
         self._rows += 1
         self._tokens += done.metrics.get("original_tokens", 0)
         self._problems += bool(done.reason)

@@ -13,8 +13,8 @@ from hermes.cli.options import json_option, stored_variables
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
-    from hermes.data.export.run import Plan, Report
-    from hermes.data.recipes.base import Recipe
+    from hermes.data.export.run import ExportPlan, ExportReport
+    from hermes.data.recipes.base import TrainerRecipe
 
 
 @click.command()
@@ -64,7 +64,7 @@ def export(listing: bool, as_json: bool, **given: Any) -> None:
         click.echo(f"pushed to {url}")
 
 
-def _export(config: Config, plan: Plan) -> Report:
+def _export(config: Config, plan: ExportPlan) -> ExportReport:
     from hermes.config.paths import db_path
     from hermes.data.export.run import export as run
     from hermes.safety.redact import Redactor
@@ -74,7 +74,9 @@ def _export(config: Config, plan: Plan) -> Report:
         return run(reader, plan, Redactor(config.secrets))
 
 
-def _write_recipe(recipe: Recipe, plan: Plan, report: Report, given: dict[str, Any]) -> list[Path]:
+def _write_recipe(
+    recipe: TrainerRecipe, plan: ExportPlan, report: ExportReport, given: dict[str, Any]
+) -> list[Path]:
     from hermes.data.recipes.base import BASE_MODEL, Ask
     from hermes.data.recipes.registry import write_recipe
 
@@ -89,7 +91,9 @@ def _write_recipe(recipe: Recipe, plan: Plan, report: Report, given: dict[str, A
     return write_recipe(recipe, ask, plan.output)
 
 
-def _push(config: Config, plan: Plan, report: Report, configs: list[Path], given: dict[str, Any]) -> str:
+def _push(
+    config: Config, plan: ExportPlan, report: ExportReport, configs: list[Path], given: dict[str, Any]
+) -> str:
     from hermes.data.export.manifest import removed_path_for
     from hermes.data.export.push import push
     from hermes.safety.redact import Redactor

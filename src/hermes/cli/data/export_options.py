@@ -13,10 +13,10 @@ from hermes.errors import UsageError
 
 if TYPE_CHECKING:
     from hermes.data.curate.base import Rule
-    from hermes.data.export.run import Plan
-    from hermes.data.export.select import Selection
+    from hermes.data.export.run import ExportPlan
+    from hermes.data.export.select import TrajectorySelection
     from hermes.data.formats.base import Format
-    from hermes.data.recipes.base import Recipe
+    from hermes.data.recipes.base import TrainerRecipe
 
 FILTER_NAMES = (
     *("model", "tool", "stop_reason", "source", "run_id", "session_id", "since", "until", "text"),
@@ -90,7 +90,7 @@ def export_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def choose_format(form: str | None, roles: str, recipe: Recipe | None) -> Format:
+def choose_format(form: str | None, roles: str, recipe: TrainerRecipe | None) -> Format:
     """The format asked for; else the recipe's own; else ShareGPT."""
     from hermes.data.formats.registry import get_format
     from hermes.data.recipes.base import check_format
@@ -104,33 +104,33 @@ def choose_format(form: str | None, roles: str, recipe: Recipe | None) -> Format
     return chosen
 
 
-def build_plan(form: Format, given: dict[str, Any]) -> Plan:
+def build_plan(form: Format, given: dict[str, Any]) -> ExportPlan:
     """`given`: the command's options by name."""
-    from hermes.data.export.run import Plan
-    from hermes.data.formats.base import Calls
-    from hermes.data.preference.pairs import Origin
-    from hermes.data.redaction.redact import Level
+    from hermes.data.export.run import ExportPlan
+    from hermes.data.formats.base import ToolCallStyle
+    from hermes.data.preference.pairs import PreferenceSource
+    from hermes.data.redaction.redact import RedactionLevel
 
     output = given["output"] or (Path("preview.jsonl") if given["preview"] else None)
     if output is None:
         raise UsageError("where to?", "--output data.jsonl, or --preview to look first")
-    return Plan(
+    return ExportPlan(
         form,
         output,
         _selection(given),
-        Calls(given["calls"]),
-        Level(given["redact"]),
+        ToolCallStyle(given["calls"]),
+        RedactionLevel(given["redact"]),
         given["split"],
-        tuple(Origin(name) for name in given["pairs_from"]) or tuple(Origin),
+        tuple(PreferenceSource(name) for name in given["pairs_from"]) or tuple(PreferenceSource),
         given["min_margin"],
     )
 
 
-def _selection(given: dict[str, Any]) -> Selection:
-    from hermes.data.export.select import Selection
+def _selection(given: dict[str, Any]) -> TrajectorySelection:
+    from hermes.data.export.select import TrajectorySelection
     from hermes.data.where import parse
 
-    return Selection(
+    return TrajectorySelection(
         build_filter(**given["filters"]),
         tuple(parse(text) for text in given["where"]),
         tuple(_rules(given)),

@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
-    from hermes.data.export.run import Plan, Report
+    from hermes.data.export.run import ExportPlan, ExportReport
 
 _PREVIEW_ROWS = 3
 _SHOWN_CHARS = 4_000
@@ -30,7 +30,7 @@ def list_formats(as_json: bool) -> None:
     click.echo(columns([("format", "import", "rows"), *rows]))
 
 
-def show_preview(config: Config, plan: Plan, as_json: bool) -> None:
+def show_preview(config: Config, plan: ExportPlan, as_json: bool) -> None:
     from hermes.config.paths import db_path
     from hermes.data.export.run import preview
     from hermes.safety.redact import Redactor
@@ -49,7 +49,7 @@ def show_preview(config: Config, plan: Plan, as_json: bool) -> None:
         click.echo(f"  left out so far: {count} ({printable(reason)})")
 
 
-def tell(plan: Plan, report: Report) -> None:
+def tell(plan: ExportPlan, report: ExportReport) -> None:
     from hermes.safety.text import printable
 
     for file in report.facts["files"]:

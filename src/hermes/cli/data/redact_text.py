@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from hermes.data.redaction.scan import Finding
+    from hermes.data.redaction.scan import RedactionFinding
 
 
-def report_findings(findings: list[Finding], *, check: bool, as_json: bool) -> None:
+def report_findings(findings: list[RedactionFinding], *, check: bool, as_json: bool) -> None:
     """Prints the findings; a check that found something ends the program with 1."""
     from hermes.data.redaction.scan import totals
 
@@ -27,7 +27,7 @@ def report_findings(findings: list[Finding], *, check: bool, as_json: bool) -> N
         sys.exit(1)
 
 
-def _print(findings: list[Finding], counted: dict[str, int], check: bool) -> None:
+def _print(findings: list[RedactionFinding], counted: dict[str, int], check: bool) -> None:
     from hermes.cli.render import one_line
 
     if not check:

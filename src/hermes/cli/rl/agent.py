@@ -42,7 +42,7 @@ def agent(
 ) -> None:
     """Give the agent a task such as "Train SmolLM2 on calculator with LoRA rank 32"."""
     from hermes.cli.batch.command import refuse_key
-    from hermes.cli.chat.start import Options
+    from hermes.cli.chat.start import ChatOptions
     from hermes.config.load import load
     from hermes.config.providers import BUNDLED_PROVIDER
     from hermes.errors import HermesError, UsageError
@@ -71,7 +71,7 @@ def agent(
         click.echo("warning: the bundled model is too small to drive a training; --model names one", err=True)
     register_tools()
     offered = ",".join((TOOLSET, *([toolsets] if toolsets else [])))
-    options = Options(task, model, base_url, offered, None, None, max_iterations, False, as_json)
+    options = ChatOptions(task, model, base_url, offered, None, None, max_iterations, False, as_json)
     if interactive:
         from hermes.cli.chat.repl import run_repl
 

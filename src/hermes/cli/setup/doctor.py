@@ -14,12 +14,12 @@ def doctor(as_json: bool) -> None:
 
     Exits with 1 only if something is missing that Hermes cannot work without.
     """
-    from hermes.config.doctor.check import Status
+    from hermes.config.doctor.check import CheckStatus
     from hermes.config.doctor.report import examine
     from hermes.safety.text import printable
 
     checks = examine()
-    failed = any(check.status is Status.FAIL for check in checks)
+    failed = any(check.status is CheckStatus.FAIL for check in checks)
     if as_json:
         import json
 
@@ -28,13 +28,13 @@ def doctor(as_json: bool) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
         click.echo(f"{check.status:<7}  {check.name:<{width}}  {printable(check.what)}")
-        if check.status is Status.OK:
+        if check.status is CheckStatus.OK:
             continue
         indent = " " * (7 + 2 + width + 2)
         if check.gives:
             click.echo(f"{indent}gives: {check.gives}")
         if check.fix:
             click.echo(f"{indent}fix:   {check.fix}")
-    counts = [f"{sum(check.status is status for check in checks)} {status}" for status in Status]
+    counts = [f"{sum(check.status is status for check in checks)} {status}" for status in CheckStatus]
     click.echo(", ".join(counts))
     sys.exit(1 if failed else 0)

@@ -18,13 +18,13 @@ import click
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
-    from hermes.models.tokens.chat import Speech
-    from hermes.training.data.sft_examples import Lessons
+    from hermes.models.tokens.chat import ChatRenderer
+    from hermes.training.data.sft_examples import SftExamples
     from hermes.training.distill import Teacher
     from hermes.training.monitor.sinks import Sinks
-    from hermes.training.rl import Evaluate, Offer
+    from hermes.training.rl import Evaluate, OpenAIProxyConfig
     from hermes.training.schedule import Schedule
-    from hermes.training.session import Finished, Run
+    from hermes.training.session import TrainingRunSpec, TrainResult
 
 
 def run_sft(given: dict[str, Any]) -> None:
@@ -63,14 +63,14 @@ def run_rl(given: dict[str, Any]) -> None:
     from hermes.config.providers import trajectory_api_url
     from hermes.training.data.advantages import Baseline
     from hermes.training.data.api import DEFAULT_URL
-    from hermes.training.data.batch import Rules
-    from hermes.training.monitor.eval_watcher import HeldOut
-    from hermes.training.rl import Around, RlSettings, train
+    from hermes.training.data.batch import BatchConfig
+    from hermes.training.monitor.eval_watcher import EvalWatcher
+    from hermes.training.rl import RlTrainerConfig, RunServices, train
     from hermes.training.schedule import default_rl_rate
 
     config = load()
     run = _run(config, given, "rl")
-    settings = RlSettings(
+    settings = RlTrainerConfig(
         schedule=_schedule(given, default_rl_rate, given["num_steps"]),
         num_steps=given["num_steps"],
         batch_size=given["batch_size"],
@@ -79,7 +79,7 @@ def run_rl(given: dict[str, Any]) -> None:
         clip=given["clip"],
         epochs=given["epochs"],
         kl=given["kl"],
-        rules=Rules(
+        rules=BatchConfig(
             Baseline(given["advantage"]),
             given["max_staleness"],
             given["max_tokens"],
@@ -100,23 +100,23 @@ def run_rl(given: dict[str, Any]) -> None:
         f"run {run.id}: {settings.num_steps} steps of {settings.batch_size} sequences from {settings.api_url}"
     )
     with _engine(config, run, given, tell), _sinks(config, run, given, settings) as sinks:
-        around = Around(
+        around = RunServices(
             sinks,
             tell,
             _stop_on_signals(),
             _evaluate(given, run, tell),
-            HeldOut(given["eval_folder"]),
+            EvalWatcher(given["eval_folder"]),
             teacher,
             _face(config, given),
         )
         _report(run, train(run, settings, around), given)
 
 
-def _run(config: Config, given: dict[str, Any], kind: str) -> Run:
+def _run(config: Config, given: dict[str, Any], kind: str) -> TrainingRunSpec:
     from hermes.core import new_id
-    from hermes.training.checkpoints import Keep
-    from hermes.training.service.client import Wish, connection
-    from hermes.training.session import Run
+    from hermes.training.checkpoints import RetentionPolicy
+    from hermes.training.service.client import LoraSpec, connection
+    from hermes.training.session import TrainingRunSpec
     from hermes.training.start import find_weights
 
     model = given["base_model"]
@@ -124,21 +124,21 @@ def _run(config: Config, given: dict[str, Any], kind: str) -> Run:
         model = str(Path(model).absolute())
     start = find_weights(given["start"], config.home) if given["start"] else None
     run_id = given["name"] or f"{kind}-{new_id().lower()}"
-    return Run(
+    return TrainingRunSpec(
         run_id,
         (given["run_dir"] or config.home / "runs" / run_id).absolute(),
         connection(given["base_url"], config.environ),
-        Wish(model, given["rank"], given["seed"], given["policy_name"], start),
-        Keep(given["checkpoint_every"], given["keep"]),
+        LoraSpec(model, given["rank"], given["seed"], given["policy_name"], start),
+        RetentionPolicy(given["checkpoint_every"], given["keep"]),
     )
 
 
-def _lessons(config: Config, given: dict[str, Any]) -> Lessons:
+def _lessons(config: Config, given: dict[str, Any]) -> SftExamples:
     from hermes.cli.options import build_filter
     from hermes.config.paths import db_path
-    from hermes.data.export.select import Selection
+    from hermes.data.export.select import TrajectorySelection
     from hermes.envs.tokenise import load_tokenizer
-    from hermes.models.tokens.chat import Speech
+    from hermes.models.tokens.chat import ChatRenderer
     from hermes.store import Reader
     from hermes.training.data import sft_examples
 
@@ -146,24 +146,24 @@ def _lessons(config: Config, given: dict[str, Any]) -> Lessons:
     longest = given["max_tokens"]
 
     @functools.cache
-    def speech() -> Speech:
-        return Speech.of(load_tokenizer(given["base_model"]), given["parser"], longest)
+    def speech() -> ChatRenderer:
+        return ChatRenderer.of(load_tokenizer(given["base_model"]), given["parser"], longest)
 
     if given["files"]:
         found = sft_examples.from_files(given["files"], speech, left_out)
         return sft_examples.gather(found, left_out, longest=longest, eval_share=given["eval_share"])
     which = build_filter(**given["filters"])
     with Reader(db_path(config.home)) as reader:
-        selection = Selection(which, only_completed=not given["everything"])
+        selection = TrajectorySelection(which, only_completed=not given["everything"])
         found = sft_examples.from_store(reader, selection, speech(), left_out)
         return sft_examples.gather(found, left_out, longest=longest, eval_share=given["eval_share"])
 
 
 def _schedule(given: dict[str, Any], default: Callable[[float | None], float], total: int) -> Schedule:
-    from hermes.training.schedule import Schedule, Shape, parameters_of
+    from hermes.training.schedule import Schedule, ScheduleShape, parameters_of
 
     rate = given["learning_rate"] or default(parameters_of(given["base_model"]))
-    return Schedule(rate, Shape(given["schedule"]), given["warmup_steps"], total)
+    return Schedule(rate, ScheduleShape(given["schedule"]), given["warmup_steps"], total)
 
 
 def _with_total(settings: Any, total: int) -> Any:
@@ -173,7 +173,7 @@ def _with_total(settings: Any, total: int) -> Any:
 
 
 @contextmanager
-def _sinks(config: Config, run: Run, given: dict[str, Any], settings: Any) -> Iterator[Sinks]:
+def _sinks(config: Config, run: TrainingRunSpec, given: dict[str, Any], settings: Any) -> Iterator[Sinks]:
     from hermes.agent.build import open_writer
     from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, configured
 
@@ -195,10 +195,10 @@ def _sinks(config: Config, run: Run, given: dict[str, Any], settings: Any) -> It
             sinks.close()
 
 
-def _teacher(config: Config, given: dict[str, Any], run: Run) -> Teacher | None:
+def _teacher(config: Config, given: dict[str, Any], run: TrainingRunSpec) -> Teacher | None:
     from hermes.errors import UsageError
     from hermes.training.distill import GENERATE, KEY_VARIABLE, GenerateTeacher, TinkerTeacher
-    from hermes.training.service.client import TOKEN_VARIABLE, Connection, connection
+    from hermes.training.service.client import TOKEN_VARIABLE, ServiceConnection, connection
 
     url, model = given["teacher_url"], given["teacher_model"]
     if given["distill"] and not url:
@@ -213,21 +213,23 @@ def _teacher(config: Config, given: dict[str, Any], run: Run) -> Teacher | None:
         raise UsageError(
             "the teacher would be the policy itself: it is what this engine serves", "add --teacher-model"
         )
-    token = config.environ.get(TOKEN_VARIABLE) if Connection(url, "").local else None
+    token = config.environ.get(TOKEN_VARIABLE) if ServiceConnection(url, "").local else None
     return GenerateTeacher(url, config.environ.get(KEY_VARIABLE) or token, model)
 
 
-def _face(config: Config, given: dict[str, Any]) -> Offer | None:
-    from hermes.training.rl import Offer
+def _face(config: Config, given: dict[str, Any]) -> OpenAIProxyConfig | None:
+    from hermes.training.rl import OpenAIProxyConfig
     from hermes.training.service.openai_proxy import tokenizer_of
 
     if given["face_port"] is None:
         return None
-    return Offer(given["face_port"], tokenizer_of(given["base_model"], config.home))
+    return OpenAIProxyConfig(given["face_port"], tokenizer_of(given["base_model"], config.home))
 
 
 @contextmanager
-def _engine(config: Config, run: Run, given: dict[str, Any], tell: Callable[[str], None]) -> Iterator[None]:
+def _engine(
+    config: Config, run: TrainingRunSpec, given: dict[str, Any], tell: Callable[[str], None]
+) -> Iterator[None]:
     """With --with-engine: an engine at the run's address, unless one answers there or a service trains."""
     from hermes.config.paths import logs_dir
     from hermes.rl.supervise.engine_process import engine_process
@@ -244,7 +246,7 @@ def _engine(config: Config, run: Run, given: dict[str, Any], tell: Callable[[str
         yield
 
 
-def _evaluate(given: dict[str, Any], run: Run, tell: Callable[[str], None]) -> Evaluate | None:
+def _evaluate(given: dict[str, Any], run: TrainingRunSpec, tell: Callable[[str], None]) -> Evaluate | None:
     from hermes.training.monitor.eval_command import command_evaluation
 
     command = given["eval_command"]
@@ -269,7 +271,7 @@ def _teller(given: dict[str, Any]) -> Callable[[str], None]:
     return lambda line: click.echo(line, err=given["as_json"])
 
 
-def _report(run: Run, done: Finished, given: dict[str, Any]) -> None:
+def _report(run: TrainingRunSpec, done: TrainResult, given: dict[str, Any]) -> None:
     facts = {"run_id": run.id, "run_dir": str(run.folder), **asdict(done)}
     facts["best"] = done.best._asdict() if done.best else None
     if given["as_json"]:

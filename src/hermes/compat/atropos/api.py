@@ -7,7 +7,7 @@ from typing import Any
 
 from hermes.rollouts.core.buffer import Buffer
 from hermes.rollouts.core.packing import Demand, choose
-from hermes.rollouts.core.queue import Group, Queue
+from hermes.rollouts.core.queue import Queue, QueuedGroup
 
 Found = tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]
 """The batch, or None, and the queue without it."""
@@ -16,7 +16,7 @@ Found = tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]
 def find_groups_summing_to_target(buffer: Sequence[Mapping[str, Any]], target_size: int) -> list[int]:
     """The places of groups that have exactly so many sequences together; none if there are no such groups."""
     parts = Buffer(target_size)
-    leaving: list[Group] = []
+    leaving: list[QueuedGroup] = []
     for place, item in enumerate(buffer):
         leaving = parts.add(_group(place, item, None))
         if leaving:
@@ -52,8 +52,8 @@ def _grab(queue: Sequence[dict[str, Any]], batch_size: int, minimums: Mapping[in
     ]
 
 
-def _group(place: int, item: Mapping[str, Any], env_id: int | None) -> Group:
-    return Group(place, env_id, len(item["tokens"]), 0, 0.0)
+def _group(place: int, item: Mapping[str, Any], env_id: int | None) -> QueuedGroup:
+    return QueuedGroup(place, env_id, len(item["tokens"]), 0, 0.0)
 
 
 def __getattr__(name: str) -> Any:
@@ -61,12 +61,14 @@ def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(name)
     from hermes.rollouts.http.app import App
-    from hermes.rollouts.intake import Limits
+    from hermes.rollouts.intake import IntakeLimits
     from hermes.rollouts.journal.journal import MemoryJournal
     from hermes.rollouts.parsing.worker import Parser
     from hermes.rollouts.security import DOOR
-    from hermes.rollouts.service import Service
+    from hermes.rollouts.service import TrajectoryService
     from hermes.safety.access import policy_for
 
-    globals()["app"] = App(Service(MemoryJournal(), Limits()), policy_for(DOOR, "127.0.0.1", None), Parser())
+    globals()["app"] = App(
+        TrajectoryService(MemoryJournal(), IntakeLimits()), policy_for(DOOR, "127.0.0.1", None), Parser()
+    )
     return globals()["app"]

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from hermes.config.load import Config, Origin
+from hermes.config.load import Config, SettingOrigin
 from hermes.config.settings import Settings
 from hermes.core import JSONObject
 from hermes.errors import HermesError
 
 
-class Status(StrEnum):
+class CheckStatus(StrEnum):
     OK = "ok"
     WARN = "warn"
     """Works, but not as it should."""
@@ -28,7 +28,7 @@ class Check:
     """One finding."""
 
     name: str
-    status: Status
+    status: CheckStatus
     what: str
     """What was found."""
     gives: str = ""
@@ -55,8 +55,8 @@ class Subject:
         """As configured; the defaults if the configuration is broken."""
         return self.config.settings if self.config else Settings()
 
-    def origin(self, variable: str) -> Origin | None:
+    def origin(self, variable: str) -> SettingOrigin | None:
         """Where a variable comes from; None if it is unset or empty."""
         if self.config:
             return self.config.variable_origin(variable)
-        return Origin.ENVIRONMENT if self.environ.get(variable) else None
+        return SettingOrigin.ENVIRONMENT if self.environ.get(variable) else None

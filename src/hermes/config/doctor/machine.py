@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from hermes.config.doctor.check import Check, Status, Subject
+from hermes.config.doctor.check import Check, CheckStatus, Subject
 from hermes.config.providers import profiles
 from hermes.config.secrets import hide
 from hermes.config.settings import LOCAL, ProviderSettings
@@ -50,23 +50,25 @@ def bubblewrap(subject: Subject) -> list[Check]:
     ran = _run(subject, "bwrap", *isolate.split(), "true")
     if ran.path is None:
         what = "bwrap is not installed"
-        return [Check("bubblewrap", Status.MISSING, what, gives, "apt install bubblewrap")]
+        return [Check("bubblewrap", CheckStatus.MISSING, what, gives, "apt install bubblewrap")]
     if not ran.ok:
         what = f"{ran.path} cannot make a sandbox: {ran.output}"
         fix = "sysctl -w kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0"
-        return [Check("bubblewrap", Status.MISSING, what, gives, fix)]
-    return [Check("bubblewrap", Status.OK, f"{ran.path} runs commands in a sandbox")]
+        return [Check("bubblewrap", CheckStatus.MISSING, what, gives, fix)]
+    return [Check("bubblewrap", CheckStatus.OK, f"{ran.path} runs commands in a sandbox")]
 
 
 def docker(subject: Subject) -> list[Check]:
     gives = "isolated commands in a container image of your choice"
     ran = _run(subject, "docker", "version", "--format", "{{.Server.Version}}")
     if ran.path is None:
-        return [Check("docker", Status.MISSING, "docker is not installed", gives, "apt install docker.io")]
+        return [
+            Check("docker", CheckStatus.MISSING, "docker is not installed", gives, "apt install docker.io")
+        ]
     if not ran.ok:
         what = f"{ran.path} reaches no engine: {ran.output}"
-        return [Check("docker", Status.MISSING, what, gives, "systemctl start docker")]
-    return [Check("docker", Status.OK, f"engine {ran.output}")]
+        return [Check("docker", CheckStatus.MISSING, what, gives, "systemctl start docker")]
+    return [Check("docker", CheckStatus.OK, f"engine {ran.output}")]
 
 
 def gpu(subject: Subject) -> list[Check]:
@@ -74,17 +76,19 @@ def gpu(subject: Subject) -> list[Check]:
     ran = _run(subject, "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     if ran.path is None or not ran.ok:
         what = "no nvidia-smi" if ran.path is None else f"{ran.path} failed: {ran.output}"
-        return [Check("gpu", Status.MISSING, what, gives, "install the NVIDIA driver, if there is a GPU")]
+        return [
+            Check("gpu", CheckStatus.MISSING, what, gives, "install the NVIDIA driver, if there is a GPU")
+        ]
     found = "; ".join(line.strip() for line in ran.output.splitlines() if line.strip())
     try:
         torch = version("torch")
     except PackageNotFoundError:
         fix = "pip install 'hermes-research[train]'"
-        return [Check("gpu", Status.WARN, f"{found}; no torch", gives, fix)]
+        return [Check("gpu", CheckStatus.WARN, f"{found}; no torch", gives, fix)]
     if torch.endswith("+cpu"):
         what = f"{found}; torch {torch} cannot use it"
-        return [Check("gpu", Status.WARN, what, gives, "pip install torch")]
-    return [Check("gpu", Status.OK, f"{found}; torch {torch}")]
+        return [Check("gpu", CheckStatus.WARN, what, gives, "pip install torch")]
+    return [Check("gpu", CheckStatus.OK, f"{found}; torch {torch}")]
 
 
 def optional_packages(subject: Subject) -> list[Check]:
@@ -101,17 +105,17 @@ def optional_packages(subject: Subject) -> list[Check]:
 def _package(name: str, extra: str, gives: str) -> Check:
     if find_spec(name) is None:
         fix = f"pip install 'hermes-research[{extra}]'"
-        return Check(name, Status.MISSING, "not installed", gives, fix)
+        return Check(name, CheckStatus.MISSING, "not installed", gives, fix)
     try:
-        return Check(name, Status.OK, version(name))
+        return Check(name, CheckStatus.OK, version(name))
     except PackageNotFoundError:
-        return Check(name, Status.OK, "installed, version unknown")
+        return Check(name, CheckStatus.OK, "installed, version unknown")
 
 
 def _browser(subject: Subject) -> Check:
     gives = "the browser tools"
     package = _package("playwright", "browser", gives)
-    if package.status is not Status.OK:
+    if package.status is not CheckStatus.OK:
         return Check("browser", package.status, "playwright is not installed", gives, package.fix)
     names = ("chromium", "chromium-browser", "google-chrome")
     program = next((path for name in names if (path := _program(subject, name))), None)
@@ -119,8 +123,8 @@ def _browser(subject: Subject) -> Check:
     program = program or next((str(path) for path in sorted(downloads.glob("chromium*"))), None)
     if program is None:
         what = f"playwright {package.what}, but no chromium"
-        return Check("browser", Status.MISSING, what, gives, "playwright install chromium")
-    return Check("browser", Status.OK, f"playwright {package.what}, {program}")
+        return Check("browser", CheckStatus.MISSING, what, gives, "playwright install chromium")
+    return Check("browser", CheckStatus.OK, f"playwright {package.what}, {program}")
 
 
 def endpoints(subject: Subject) -> list[Check]:
@@ -143,13 +147,13 @@ def _endpoint(subject: Subject, name: str, profile: ProviderSettings) -> Check:
     label, gives = f"endpoint {name}", f"models named {name}/NAME"
     url = str(hide("base_url", profile.base_url, ()))
     try:
-        return Check(label, Status.OK, f"{url}, {_list_models(profile.base_url, key)}")
+        return Check(label, CheckStatus.OK, f"{url}, {_list_models(profile.base_url, key)}")
     except urllib.error.HTTPError as error:
         variable = profile.key_env or f"providers.{name}.key_env VARIABLE"
         fix = f"hermes config set {variable}" if error.code in (401, 403) else ""
-        return Check(label, Status.WARN, f"{url} answers HTTP {error.code}", gives, fix)
+        return Check(label, CheckStatus.WARN, f"{url} answers HTTP {error.code}", gives, fix)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        status = Status.WARN if name in subject.settings.providers else Status.MISSING
+        status = CheckStatus.WARN if name in subject.settings.providers else CheckStatus.MISSING
         fix = _START_COMMANDS.get(name, f"hermes config set providers.{name}.base_url URL")
         return Check(label, status, f"{url}: {_reason(error)}", gives, fix)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hermes.config import load, paths
 from hermes.config.doctor import machine, setup
-from hermes.config.doctor.check import Check, Status, Subject
+from hermes.config.doctor.check import Check, CheckStatus, Subject
 from hermes.config.environment import without_stored
 from hermes.errors import HermesError
 
@@ -59,4 +59,4 @@ def _look(probe: Probe, subject: Subject) -> list[Check]:
         return probe(subject)
     except (OSError, HermesError) as error:  # a path that may not be looked at, a broken setting
         name = probe.__name__.replace("_", " ")
-        return [Check(name, Status.WARN, f"could not be checked: {error}")]
+        return [Check(name, CheckStatus.WARN, f"could not be checked: {error}")]

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hermes.config import load, paths
-from hermes.config.doctor.check import Check, Status, Subject
+from hermes.config.doctor.check import Check, CheckStatus, Subject
 from hermes.config.providers import BUNDLED_MODELS, BUNDLED_PROVIDER, profiles, resolve_model
 from hermes.config.settings import LOCAL
 from hermes.errors import HermesError
@@ -27,7 +27,7 @@ _BUNDLED_FIX = "pip install 'hermes-research[train]' && pip install --no-deps ll
 
 def python_version(subject: Subject) -> list[Check]:
     """Only for the record: an interpreter that is too old does not get this far."""
-    return [Check("python", Status.OK, f"{platform.python_version()} ({sys.executable})")]
+    return [Check("python", CheckStatus.OK, f"{platform.python_version()} ({sys.executable})")]
 
 
 def sqlite_version(subject: Subject) -> list[Check]:
@@ -42,11 +42,11 @@ def sqlite_version(subject: Subject) -> list[Check]:
         best = max(best, bundled.sqlite_version_info)
         what += f", pysqlite3's {bundled.sqlite_version}"
     if best >= SAFE_SQLITE:
-        return [Check("sqlite", Status.OK, f"{what}; a lock file keeps writers one at a time")]
+        return [Check("sqlite", CheckStatus.OK, f"{what}; a lock file keeps writers one at a time")]
     return [
         Check(
             "sqlite",
-            Status.WARN,
+            CheckStatus.WARN,
             f"{what}; a lock file keeps writers one at a time, which versions before 3.51.3 rely on",
             "a database that two writers at once cannot corrupt",
             "pip install pysqlite3",
@@ -58,8 +58,8 @@ def disk_space(subject: Subject) -> list[Check]:
     free = shutil.disk_usage(_nearest(subject.home)).free
     what = f"{free / (1 << 30):.1f} GiB free at {subject.home}"
     if free >= _LOW_DISK_BYTES:
-        return [Check("disk", Status.OK, what)]
-    status = Status.FAIL if free < _NO_DISK_BYTES else Status.WARN
+        return [Check("disk", CheckStatus.OK, what)]
+    status = CheckStatus.FAIL if free < _NO_DISK_BYTES else CheckStatus.WARN
     gives = "room for trajectories and the converted bundled model"
     return [Check("disk", status, what, gives, "free some space or move HERMES_HOME")]
 
@@ -74,12 +74,14 @@ def home_directory(subject: Subject) -> list[Check]:
     except OSError as error:
         return [_unusable_home(f"{home} cannot be written: {error.strerror or error}")]
     if not home.exists():
-        return [Check("home", Status.OK, f"{home} (made when first needed)")]
-    return list(_open_to_others(home)) or [Check("home", Status.OK, str(home))]
+        return [Check("home", CheckStatus.OK, f"{home} (made when first needed)")]
+    return list(_open_to_others(home)) or [Check("home", CheckStatus.OK, str(home))]
 
 
 def _unusable_home(what: str) -> Check:
-    return Check("home", Status.FAIL, what, "somewhere to keep everything", "export HERMES_HOME=DIRECTORY")
+    return Check(
+        "home", CheckStatus.FAIL, what, "somewhere to keep everything", "export HERMES_HOME=DIRECTORY"
+    )
 
 
 def _open_to_others(home: Path) -> Iterator[Check]:
@@ -87,7 +89,7 @@ def _open_to_others(home: Path) -> Iterator[Check]:
         if path.exists() and path.stat().st_mode & 0o077:
             yield Check(
                 "home",
-                Status.WARN,
+                CheckStatus.WARN,
                 f"other users of this machine can read {path}",
                 "keys and conversations that stay private",
                 f"chmod {mode:o} {path}",
@@ -101,11 +103,13 @@ def _nearest(path: Path) -> Path:
 
 def configuration(subject: Subject) -> list[Check]:
     if subject.error is not None:
-        return [Check("config", Status.FAIL, subject.error.message, "settings", subject.error.hint)]
+        return [Check("config", CheckStatus.FAIL, subject.error.message, "settings", subject.error.hint)]
     path = paths.config_path(subject.home)
-    checks = [Check("config", Status.OK, str(path) if path.exists() else f"defaults ({path} does not exist)")]
+    checks = [
+        Check("config", CheckStatus.OK, str(path) if path.exists() else f"defaults ({path} does not exist)")
+    ]
     for name in load.stray_variables(subject.environ):
-        checks.append(Check("config", Status.WARN, f"{name} sets no known setting", "", f"unset {name}"))
+        checks.append(Check("config", CheckStatus.WARN, f"{name} sets no known setting", "", f"unset {name}"))
     return checks
 
 
@@ -117,21 +121,21 @@ def default_model(subject: Subject) -> list[Check]:
     try:
         target = resolve_model(subject.config.settings, subject.environ, name)
     except HermesError as error:
-        return [Check("model", Status.FAIL, error.message, gives, error.hint)]
+        return [Check("model", CheckStatus.FAIL, error.message, gives, error.hint)]
     if target.is_local and (absent := _absent()):
         fix = f"{_BUNDLED_FIX}, or: hermes config set model PROVIDER/NAME"
-        return [Check("model", Status.FAIL, f"{name} needs {absent}", gives, fix)]
-    return [Check("model", Status.OK, name)]
+        return [Check("model", CheckStatus.FAIL, f"{name} needs {absent}", gives, fix)]
+    return [Check("model", CheckStatus.OK, name)]
 
 
 def bundled_model(subject: Subject) -> list[Check]:
     name = f"{BUNDLED_PROVIDER}/{BUNDLED_MODELS[0]}"
     if absent := _absent():
         gives = "a model on this machine's CPU, with no key and no download"
-        return [Check("bundled model", Status.MISSING, f"no {absent}", gives, _BUNDLED_FIX)]
+        return [Check("bundled model", CheckStatus.MISSING, f"no {absent}", gives, _BUNDLED_FIX)]
     converted = any(paths.models_dir(subject.home).glob("*/*.safetensors"))
     state = "converted" if converted else "converted at first use"
-    return [Check("bundled model", Status.OK, f"{name}, {state}")]
+    return [Check("bundled model", CheckStatus.OK, f"{name}, {state}")]
 
 
 def _absent() -> str:
@@ -145,9 +149,9 @@ def keys(subject: Subject) -> list[Check]:
         if profile.base_url == LOCAL or profile.key_env is None:
             continue
         if source := subject.origin(profile.key_env):
-            checks.append(Check(f"key {name}", Status.OK, f"{profile.key_env} is set (from {source})"))
+            checks.append(Check(f"key {name}", CheckStatus.OK, f"{profile.key_env} is set (from {source})"))
         else:
             what = f"{profile.key_env} is not set"
             fix = f"hermes config set {profile.key_env}"
-            checks.append(Check(f"key {name}", Status.MISSING, what, f"models named {name}/NAME", fix))
+            checks.append(Check(f"key {name}", CheckStatus.MISSING, what, f"models named {name}/NAME", fix))
     return checks

@@ -17,7 +17,7 @@ from hermes.core import JSON, JSONObject
 from hermes.data.export import card
 from hermes.data.export.sink import TABLES
 from hermes.data.formats.base import Format
-from hermes.data.redaction.redact import Level, Scrubber
+from hermes.data.redaction.redact import RedactionLevel, Scrubber
 from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.safety.redact import Redactor
 
@@ -64,7 +64,7 @@ def find_leaks(contents: Iterable[Content], known: Redactor) -> Iterator[Leak]:
     """Everything in the files that the strictest redaction would take away."""
     for name, content in contents:
         for number, value in enumerate(_values(name, content), 1):
-            scrubber = Scrubber(known, Level.SHAPES)
+            scrubber = Scrubber(known, RedactionLevel.SHAPES)
             scrubber.json(value)
             if scrubber.report.hits:
                 yield Leak(f"{name} row {number}", tuple(sorted(scrubber.report.hits)))

@@ -22,14 +22,14 @@ from hermes.core.drafts import sweep
 from hermes.core.files import replacing
 from hermes.data.example import UnfitError, load
 from hermes.data.export import manifest
-from hermes.data.export.select import EVERYTHING, LeftOut, Selection, select
-from hermes.data.export.sink import Sink, Written, check_target, open_sink
+from hermes.data.export.select import EVERYTHING, LeftOut, TrajectorySelection, select
+from hermes.data.export.sink import RowSink, WrittenFile, check_target, open_sink
 from hermes.data.export.split import Side, side_of
 from hermes.data.formats import sharegpt
-from hermes.data.formats.base import Calls, Format, Unit
+from hermes.data.formats.base import Format, ToolCallStyle, Unit
 from hermes.data.lines import encoded
-from hermes.data.preference.pairs import Candidate, Origin, candidate, find_claims, make_pair
-from hermes.data.redaction.redact import Level, Scrubber
+from hermes.data.preference.pairs import PairCandidate, PreferenceSource, candidate, find_claims, make_pair
+from hermes.data.redaction.redact import RedactionLevel, Scrubber
 from hermes.safety.redact import Redactor
 from hermes.store import Filter, Reader
 
@@ -38,23 +38,23 @@ _KEPT_IN_MEMORY = 64
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """One export."""
 
     form: Format
     output: Path
-    selection: Selection = EVERYTHING
-    calls: Calls = Calls.STRUCTURED
-    level: Level = Level.SHAPES
+    selection: TrajectorySelection = EVERYTHING
+    calls: ToolCallStyle = ToolCallStyle.STRUCTURED
+    level: RedactionLevel = RedactionLevel.SHAPES
     eval_share: float | None = None
     """None: one file. Else two, with .train and .eval before the ending."""
-    origins: Sequence[Origin] = tuple(Origin)
+    origins: Sequence[PreferenceSource] = tuple(PreferenceSource)
     """For formats of pairs: whose word counts, first one first."""
     min_margin: float = 0.0
 
 
 @dataclass(frozen=True)
-class Report:
+class ExportReport:
     rows: int
     left_out: Counter[str] = field(default_factory=Counter)
     """Reason → number of trajectories (or pairs) that matched the filter but were not written."""
@@ -69,7 +69,7 @@ class _Row(NamedTuple):
     side: Side
 
 
-def export(reader: Reader, plan: Plan, known: Redactor = _NO_SECRETS) -> Report:
+def export(reader: Reader, plan: ExportPlan, known: Redactor = _NO_SECRETS) -> ExportReport:
     """Writes the files of the plan and their manifest. `known`: the secrets to look for."""
     check_target(plan.output, plan.form)
     left_out = LeftOut()
@@ -82,11 +82,11 @@ def export(reader: Reader, plan: Plan, known: Redactor = _NO_SECRETS) -> Report:
     facts = _facts(reader, plan, written, left_out, scrubber)
     paths = [file.path for _, file in written]
     paths += _write_beside(plan.output, facts, left_out)
-    return Report(sum(file.rows for _, file in written), left_out.reasons, tuple(paths), facts)
+    return ExportReport(sum(file.rows for _, file in written), left_out.reasons, tuple(paths), facts)
 
 
 def preview(
-    reader: Reader, plan: Plan, limit: int, known: Redactor = _NO_SECRETS
+    reader: Reader, plan: ExportPlan, limit: int, known: Redactor = _NO_SECRETS
 ) -> tuple[list[JSONObject], Counter[str]]:
     """The first rows of an export, and what was left out on the way to them; nothing is written."""
     left_out = LeftOut()
@@ -96,25 +96,25 @@ def preview(
 
 def export_sharegpt(
     reader: Reader, which: Filter, output: Path, *, roles: sharegpt.Roles, only_completed: bool
-) -> Report:
+) -> ExportReport:
     """Every matching trajectory as one ShareGPT row, oldest first."""
     form = sharegpt.FORMAT if roles is sharegpt.Roles.HUMAN_GPT else sharegpt.USER_ASSISTANT
-    return export(reader, Plan(form, output, Selection(which, only_completed=only_completed)))
+    return export(reader, ExportPlan(form, output, TrajectorySelection(which, only_completed=only_completed)))
 
 
 def export_conversation(reader: Reader, trajectory_id: str, output: Path) -> None:
     """One trajectory as one row, finished or not: somebody asked for exactly this one."""
-    (row,) = sharegpt.FORMAT.write(load(reader, reader.get(trajectory_id)), Calls.STRUCTURED)
+    (row,) = sharegpt.FORMAT.write(load(reader, reader.get(trajectory_id)), ToolCallStyle.STRUCTURED)
     with replacing(output) as file:
         file.write(encoded(row)[1] + "\n")
 
 
-def _rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
+def _rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
     make = _pair_rows if plan.form.unit is Unit.PAIR else _example_rows
     return make(reader, plan, left_out, scrubber)
 
 
-def _example_rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
+def _example_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
     whole = plan.form.whole
     for example in select(reader, plan.selection, left_out, whole=whole):
         try:
@@ -127,9 +127,9 @@ def _example_rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrub
         yield from (_Row(scrubber.record(row) if whole else row, side) for row in rows)
 
 
-def _pair_rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
+def _pair_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
     """First what is said about each trajectory, then two at a time the trajectories that make pairs."""
-    candidates: list[Candidate] = [candidate(each) for each in select(reader, plan.selection, left_out)]
+    candidates: list[PairCandidate] = [candidate(each) for each in select(reader, plan.selection, left_out)]
     claims, undecided = find_claims(candidates, plan.origins, plan.min_margin)
     left_out.reasons.update(undecided)
     fetch = lru_cache(_KEPT_IN_MEMORY)(lambda trajectory_id: load(reader, reader.get(trajectory_id)))
@@ -145,22 +145,22 @@ def _pair_rows(reader: Reader, plan: Plan, left_out: LeftOut, scrubber: Scrubber
         yield from (_Row(row, side) for row in rows)
 
 
-def _targets(plan: Plan) -> list[tuple[Side, Path]]:
+def _targets(plan: ExportPlan) -> list[tuple[Side, Path]]:
     if plan.eval_share is None:
         return [(Side.TRAIN, plan.output)]
     name = manifest.stem(plan.output)
     return [(side, plan.output.with_name(f"{name}.{side.value}{plan.output.suffix}")) for side in Side]
 
 
-def _done(sink: Sink) -> Written:
+def _done(sink: RowSink) -> WrittenFile:
     assert sink.written is not None
     return sink.written
 
 
 def _facts(
     reader: Reader,
-    plan: Plan,
-    written: Sequence[tuple[Side, Written]],
+    plan: ExportPlan,
+    written: Sequence[tuple[Side, WrittenFile]],
     left_out: LeftOut,
     scrubber: Scrubber,
 ) -> JSONObject:
@@ -192,7 +192,7 @@ def _facts(
     return facts
 
 
-def _file_facts(plan: Plan, side: Side, file: Written) -> JSONObject:
+def _file_facts(plan: ExportPlan, side: Side, file: WrittenFile) -> JSONObject:
     split = {} if plan.eval_share is None else {"split": side.value}
     return {"name": file.path.name, "rows": file.rows, "bytes": file.bytes, "sha256": file.sha256, **split}
 

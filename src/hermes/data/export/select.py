@@ -17,7 +17,7 @@ _PAGE = 500
 
 
 @dataclass(frozen=True)
-class Selection:
+class TrajectorySelection:
     """What a person asked for; all of it must hold."""
 
     which: Filter = ALL
@@ -28,7 +28,7 @@ class Selection:
     """Take a trajectory's newest compressed version where it has one."""
 
 
-EVERYTHING = Selection()
+EVERYTHING = TrajectorySelection()
 
 
 @dataclass
@@ -44,7 +44,7 @@ class LeftOut:
 
 
 def select(
-    reader: Reader, selection: Selection, left_out: LeftOut, *, whole: bool = False
+    reader: Reader, selection: TrajectorySelection, left_out: LeftOut, *, whole: bool = False
 ) -> Iterator[Example]:
     """Oldest first, one in memory at a time. `whole`: records as they are, compressed ones beside their
     originals, and also those in which the model never answered."""

@@ -30,7 +30,7 @@ LINES = (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFile:
     """A file that is in its place."""
 
     path: Path
@@ -40,10 +40,10 @@ class Written:
     """Of a folder: over its files' names and hashes, in order of name."""
 
 
-class Sink(Protocol):
+class RowSink(Protocol):
     """Takes rows; `written` is set once the target is in its place."""
 
-    written: Written | None
+    written: WrittenFile | None
 
     def add(self, row: JSONObject) -> None: ...
 
@@ -62,7 +62,7 @@ def check_target(path: Path, form: Format) -> None:
 
 
 @contextmanager
-def open_sink(path: Path, form: Format) -> Iterator[Sink]:
+def open_sink(path: Path, form: Format) -> Iterator[RowSink]:
     """The sink for this target; the target changes only if the block ends well."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def open_sink(path: Path, form: Format) -> Iterator[Sink]:
 
 
 @contextmanager
-def _file_sink(path: Path, form: Format) -> Iterator[Sink]:
+def _file_sink(path: Path, form: Format) -> Iterator[RowSink]:
     target = Path(os.path.realpath(path))
     with draft_file(target) as draft:
         with os.fdopen(draft.handle, "wb", closefd=False) as file:
@@ -95,7 +95,7 @@ def _file_sink(path: Path, form: Format) -> Iterator[Sink]:
                 raise
             file.flush()
             os.fsync(draft.handle)
-        written = Written(path, sink.rows, draft.path.stat().st_size, file_digest(draft.path))
+        written = WrittenFile(path, sink.rows, draft.path.stat().st_size, file_digest(draft.path))
         draft.path.replace(target)
     sync_directory(target.parent)
     sink.written = written
@@ -106,7 +106,7 @@ class _LineSink:
         self._file = file
         self._exact = form.whole
         self.rows = 0
-        self.written: Written | None = None
+        self.written: WrittenFile | None = None
 
     def add(self, row: JSONObject) -> None:
         line = exact(row) if self._exact else encoded(row)[1]
@@ -125,7 +125,7 @@ class _TableSink:
         self._table = TableWriter(file, form.columns, arrow=arrow)
         self._exact = form.whole
         self.rows = 0
-        self.written: Written | None = None
+        self.written: WrittenFile | None = None
 
     def add(self, row: JSONObject) -> None:
         clean, text = (row, exact(row)) if self._exact else encoded(row)
@@ -140,7 +140,7 @@ class _TableSink:
 
 
 @contextmanager
-def _folder_sink(path: Path, form: Format) -> Iterator[Sink]:
+def _folder_sink(path: Path, form: Format) -> Iterator[RowSink]:
     assert form.lines is not None
     target = Path(os.path.realpath(path))
     with draft_folder(target) as draft:
@@ -150,7 +150,7 @@ def _folder_sink(path: Path, form: Format) -> Iterator[Sink]:
         digest, size = _folder_digest(draft.path)
         _take_place(draft.path, target)
     sync_directory(target.parent)
-    sink.written = Written(path, sink.rows, size, digest)
+    sink.written = WrittenFile(path, sink.rows, size, digest)
 
 
 def _take_place(folder: Path, target: Path) -> None:
@@ -171,7 +171,7 @@ class _FolderSink:
         self._folder = folder
         self._form = form
         self.rows = 0
-        self.written: Written | None = None
+        self.written: WrittenFile | None = None
 
     def add(self, row: JSONObject) -> None:
         assert self._form.lines is not None

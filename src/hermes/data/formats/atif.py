@@ -26,7 +26,7 @@ from hermes.core import (
     Usage,
 )
 from hermes.data.example import IMPORTED, Example, build
-from hermes.data.formats.base import BadRowError, Calls, Column, Format, field
+from hermes.data.formats.base import BadRowError, Column, Format, ToolCallStyle, field
 from hermes.data.formats.facts import KEPT, facts, header_from, number_from, outcome_from
 from hermes.data.formats.turns import from_tools, to_tools
 
@@ -35,7 +35,7 @@ _SOURCES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "agent"}
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "agent": Role.ASSISTANT}
 
 
-def write(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     header, usage = example.trajectory.header, example.trajectory.usage
     steps = _steps(example)
     agent: JSONObject = {"name": "hermes", "version": __version__, "model_name": header.model}

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 
 from hermes.core import JSONObject, Message, Role, StepKind
 from hermes.data.example import Example, UnfitError
-from hermes.data.formats.base import Calls, Column, Format
+from hermes.data.formats.base import Column, Format, ToolCallStyle
 from hermes.data.formats.messages import TOOLS, read
 from hermes.data.formats.turns import as_text, template_messages, to_tools
 
 
-def write(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     steps = [step for step in example.trajectory.steps if not step.ephemeral]
     learned = [step.kind is StepKind.MODEL for step in steps]
     if not any(learned):
         raise UnfitError("the model never answered")
     messages, flags, tools = list(example.messages), learned, to_tools(example.tools) or None
-    if calls is Calls.TEXT:
+    if calls is ToolCallStyle.TEXT:
         both = zip(steps, learned, strict=True)
         said_by_model = iter([flag for step, flag in both if _spoken(step.message)])
         messages, tools = list(as_text(example.messages, example.tools)), None

@@ -32,7 +32,7 @@ class Unit(StrEnum):
     PAIR = "pair"
 
 
-class Calls(StrEnum):
+class ToolCallStyle(StrEnum):
     """How tool calls, results and thinking are written where the format leaves it open."""
 
     STRUCTURED = "structured"
@@ -48,7 +48,7 @@ class Format:
     """Raised when a row of the same name would no longer be read the same way."""
     summary: str
     columns: tuple[Column, ...]
-    write: Callable[[Any, Calls], Iterable[JSONObject]]
+    write: Callable[[Any, ToolCallStyle], Iterable[JSONObject]]
     """Rows of one unit; `UnfitError` if it has no place in this format."""
     keeps: tuple[str, ...]
     """What a row keeps exactly; all of it survives writing and reading."""

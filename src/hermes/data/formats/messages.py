@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from hermes.core import JSONObject, Message, Role, StepKind, ToolCall
 from hermes.data.example import Example, UnfitError, build
-from hermes.data.formats.base import Calls, Column, Format
+from hermes.data.formats.base import Column, Format, ToolCallStyle
 from hermes.data.formats.facts import FACTS, KEPT, facts, header_from, number_from, outcome_from
 from hermes.data.formats.turns import arguments_object, from_messages, from_tools, to_message, to_tools
 
@@ -30,7 +30,7 @@ _KEEPS = (
 _CALL_DETAIL = "sampling, usage, token ids, logprobs, timing, raw replies"
 
 
-def write(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     yield {
         **facts(example),
         "messages": [to_message(message) for message in example.messages],
@@ -51,7 +51,7 @@ def read(row: JSONObject) -> Example:
     )
 
 
-def write_finetune(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def write_finetune(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     messages = example.messages
     if not messages or messages[-1].role is not Role.ASSISTANT or messages[-1].tool_calls:
         raise UnfitError("it does not end with an answer")

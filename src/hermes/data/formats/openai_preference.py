@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from hermes.core import JSONObject, Message
 from hermes.data.example import UnfitError
-from hermes.data.formats.base import Calls, Column, Format, Unit
+from hermes.data.formats.base import Column, Format, ToolCallStyle, Unit
 from hermes.data.formats.messages import strict_message
 from hermes.data.formats.turns import to_tools
-from hermes.data.preference.pairs import Pair
+from hermes.data.preference.pairs import PreferencePair
 
 
-def write(pair: Pair, calls: Calls) -> Iterator[JSONObject]:
+def write(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
     given: JSONObject = {"messages": [strict_message(message) for message in pair.prompt]}
     if pair.tools:
         given |= {"tools": to_tools(pair.tools), "parallel_tool_calls": True}

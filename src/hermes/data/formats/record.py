@@ -14,14 +14,14 @@ from dataclasses import asdict
 
 from hermes.core import JSON, JSONObject, ModelCall, Step, StepKind, TokenTrace, canonical_json
 from hermes.data.example import Example
-from hermes.data.formats.base import BadRowError, Calls, Column, Format
+from hermes.data.formats.base import BadRowError, Column, Format, ToolCallStyle
 from hermes.data.formats.record_read import from_row
 from hermes.store import Record, Seen
 
 VERSION = 1
 
 
-def write(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     yield to_row(example.record or Record(example.trajectory, ratings=example.ratings))
 
 

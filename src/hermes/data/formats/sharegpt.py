@@ -18,7 +18,7 @@ from itertools import groupby
 
 from hermes.core import JSONObject, Message, Role, StepKind, StopReason, Trajectory
 from hermes.data.example import Example
-from hermes.data.formats.base import Calls, Column, Format
+from hermes.data.formats.base import Column, Format, ToolCallStyle
 from hermes.data.formats.sharegpt_read import read
 from hermes.models.parsers import get_parser
 from hermes.models.render.prompting import tool_response_text, tool_system_text
@@ -125,8 +125,8 @@ def _tool_value(message: Message) -> str:
     return tool_response_text(message.tool_call_id or "", message.name or "", message.content)
 
 
-def _writer(roles: Roles) -> Callable[[Example, Calls], Iterator[JSONObject]]:
-    def write(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def _writer(roles: Roles) -> Callable[[Example, ToolCallStyle], Iterator[JSONObject]]:
+    def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
         trajectory = example.trajectory
         yield to_row(trajectory, example.tools, roles=roles, reward=example.reward, rating=example.rating)
 

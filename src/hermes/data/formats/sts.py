@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from hermes.core import JSON, JSONObject, Message, Role, ToolCall
 from hermes.data.example import Example, UnfitError, build
-from hermes.data.formats.base import BadRowError, Calls, Column, Format, field
+from hermes.data.formats.base import BadRowError, Column, Format, ToolCallStyle, field
 from hermes.data.formats.facts import header_from
 from hermes.data.formats.turns import from_tools, to_tools
 
@@ -20,7 +20,7 @@ HARNESS = "hermes"
 _TITLE_CHARS = 80
 
 
-def write(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     header = example.trajectory.header
     if not example.messages:
         raise UnfitError("it has no messages")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hermes.core import JSONObject, Step, StepKind, TokenTrace
 from hermes.data.example import Example, UnfitError
-from hermes.data.formats.base import Calls, Column, Format
+from hermes.data.formats.base import Column, Format, ToolCallStyle
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _Sequence:
         )
 
 
-def write(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     sequences: list[_Sequence] = []
     for step in example.trajectory.steps:
         if step.kind is not StepKind.MODEL or step.call is None:

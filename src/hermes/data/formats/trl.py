@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from hermes.core import JSONObject, Message, Rating, RatingKind, Role, StepKind
 from hermes.data.example import Example, UnfitError
-from hermes.data.formats.base import Calls, Column, Format, Unit
+from hermes.data.formats.base import Column, Format, ToolCallStyle, Unit
 from hermes.data.formats.messages import TOOLS, read
 from hermes.data.formats.turns import as_text, for_template, template_messages, to_tools
-from hermes.data.preference.pairs import Pair, rest_of_turn
+from hermes.data.preference.pairs import PreferencePair, rest_of_turn
 from hermes.data.preference.verdicts import rated_turn
 from hermes.models.parsers import get_parser
 from hermes.models.render.prompting import assistant_text, tool_response_text
@@ -25,14 +25,14 @@ _PROMPT = Column("prompt", "template_messages", "the conversation up to where th
 _LOSES = ("spacing and order of argument text", "sampling, usage, token ids, timing, raw replies, outcome")
 
 
-def write_sft(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def write_sft(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     if not any(message.role is Role.ASSISTANT for message in example.messages):
         raise UnfitError("the model never answered")
     messages, tools = for_template(example, calls)
     yield {"id": example.id, "messages": messages, "tools": tools}
 
 
-def write_preference(pair: Pair, calls: Calls) -> Iterator[JSONObject]:
+def write_preference(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
     prompt, (chosen, rejected), tools = _sides(pair.prompt, (pair.chosen, pair.rejected), pair.tools, calls)
     yield {
         "prompt": prompt,
@@ -47,7 +47,7 @@ def write_preference(pair: Pair, calls: Calls) -> Iterator[JSONObject]:
     }
 
 
-def write_unpaired(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def write_unpaired(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     """A thumb on one answer labels that answer; a verdict on the whole labels its last turn."""
     labels: dict[int, bool] = {}
     for rating in example.ratings:  # oldest first: a newer verdict on the same answer takes its place
@@ -60,7 +60,7 @@ def write_unpaired(example: Example, calls: Calls) -> Iterator[JSONObject]:
         yield _unpaired(example, start, label, calls)
 
 
-def write_stepwise(example: Example, calls: Calls) -> Iterator[JSONObject]:
+def write_stepwise(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     """Up to the first step that nobody judged: later ones are unknown, not bad."""
     verdicts = {
         rating.step_index: rating.value > 0
@@ -86,7 +86,7 @@ def write_stepwise(example: Example, calls: Calls) -> Iterator[JSONObject]:
     yield {"id": example.id, "prompt": prompt, "completions": completions, "labels": labels}
 
 
-def _unpaired(example: Example, start: int, label: bool, calls: Calls) -> JSONObject:
+def _unpaired(example: Example, start: int, label: bool, calls: ToolCallStyle) -> JSONObject:
     completion = rest_of_turn(example.messages[start:])
     prompt, (shaped,), tools = _sides(example.messages[:start], (completion,), example.tools, calls)
     return {"id": example.id, "prompt": prompt, "completion": shaped, "label": label, "tools": tools}
@@ -96,10 +96,10 @@ def _sides(
     prompt: Sequence[Message],
     completions: Sequence[Sequence[Message]],
     tools: Sequence[JSONObject],
-    calls: Calls,
+    calls: ToolCallStyle,
 ) -> tuple[list[JSONObject], list[list[JSONObject]], list[JSONObject] | None]:
     """The prompt once and each completion after it, in the wanted form."""
-    if calls is Calls.STRUCTURED:
+    if calls is ToolCallStyle.STRUCTURED:
         shaped = [template_messages(completion) for completion in completions]
         return template_messages(prompt), shaped, to_tools(tools) or None
     start = as_text(prompt, tools)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from hermes.core import JSON, JSONObject, Message, Role, ToolCall
 from hermes.data.example import Example, UnfitError
-from hermes.data.formats.base import BadRowError, Calls, field
+from hermes.data.formats.base import BadRowError, ToolCallStyle, field
 from hermes.models.parsers import get_parser
 from hermes.models.render.prompting import with_tools
 
@@ -58,9 +58,9 @@ def from_messages(value: JSON) -> tuple[Message, ...]:
     return tuple(_message(item, index) for index, item in enumerate(value))
 
 
-def for_template(example: Example, calls: Calls) -> tuple[list[JSONObject], list[JSONObject] | None]:
+def for_template(example: Example, calls: ToolCallStyle) -> tuple[list[JSONObject], list[JSONObject] | None]:
     """Messages and tools as chat templates take them: arguments are objects, or everything is text."""
-    if calls is Calls.TEXT:
+    if calls is ToolCallStyle.TEXT:
         return template_messages(as_text(example.messages, example.tools)), None
     return template_messages(example.messages), to_tools(example.tools) or None
 

@@ -33,7 +33,7 @@ from hermes.data.example import Example, UnfitError
 from hermes.data.preference.verdicts import RatedAnswer, context_of, last_turn, rated_answers
 
 
-class Origin(StrEnum):
+class PreferenceSource(StrEnum):
     """What says that one is better."""
 
     CHOICE = "choice"
@@ -43,7 +43,7 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PreferencePair:
     prompt: tuple[Message, ...]
     """As the chosen side has it; the other side's differs in the random ids of calls at most."""
     chosen: tuple[Message, ...]
@@ -53,7 +53,7 @@ class Pair:
     rejected_id: str
     divergence_step: int
     """Index of the first message that differs."""
-    origin: Origin
+    origin: PreferenceSource
     margin: float
     """Difference of ratings or rewards, strength of a choice; 1 for a retry."""
     task: str
@@ -62,7 +62,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PairCandidate:
     """What is said about a trajectory, without the trajectory: many fit in memory."""
 
     id: str
@@ -88,15 +88,15 @@ class Claim:
 
     better: str
     worse: str
-    origin: Origin
+    origin: PreferenceSource
     margin: float
     start: int | None = None
     """Index of the first message of the turn it is about, in both; None: wherever the two part ways."""
 
 
-def candidate(example: Example) -> Candidate:
+def candidate(example: Example) -> PairCandidate:
     header, start = example.trajectory.header, last_turn(example)
-    return Candidate(
+    return PairCandidate(
         example.id,
         content_hash(canonical_json(example.task)),
         rated_answers(example),
@@ -109,7 +109,7 @@ def candidate(example: Example) -> Candidate:
 
 
 def find_claims(
-    candidates: Sequence[Candidate], origins: Sequence[Origin], min_margin: float = 0.0
+    candidates: Sequence[PairCandidate], origins: Sequence[PreferenceSource], min_margin: float = 0.0
 ) -> tuple[list[Claim], Counter[str]]:
     """What the evidence of these kinds supports, each two answers at most once; and what it does not.
 
@@ -118,7 +118,7 @@ def find_claims(
     known = {each.id: each for each in candidates}
     claims: list[Claim] = []
     left_out: Counter[str] = Counter()
-    decided: dict[frozenset[str], tuple[Origin, set[int | None]]] = {}
+    decided: dict[frozenset[str], tuple[PreferenceSource, set[int | None]]] = {}
     for origin in origins:
         for claim in _EVIDENCE[origin](known):
             both = frozenset((claim.better, claim.worse))
@@ -135,7 +135,7 @@ def find_claims(
     return claims, left_out
 
 
-def make_pair(better: Example, worse: Example, claim: Claim) -> Pair:
+def make_pair(better: Example, worse: Example, claim: Claim) -> PreferencePair:
     """The pair that a claim gives; `UnfitError` says why it gives none."""
     if better.tools != worse.tools:
         raise UnfitError("the two had different tools")
@@ -153,7 +153,7 @@ def make_pair(better: Example, worse: Example, claim: Claim) -> Pair:
     chosen, rejected = rest_of_turn(left[start:]), rest_of_turn(right[start:])
     if [said(message) for message in chosen] == [said(message) for message in rejected]:
         raise UnfitError("the two differ only in what the user said later")
-    return Pair(
+    return PreferencePair(
         left[:start],
         chosen,
         rejected,
@@ -198,7 +198,7 @@ def _decision_point(left: Sequence[Message], right: Sequence[Message], shared: i
     return None
 
 
-def _choices(known: Mapping[str, Candidate]) -> Iterator[Claim]:
+def _choices(known: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     """The newest choice between two counts, whichever of them it is stored under."""
     latest: dict[frozenset[str], Rating] = {}
     for each in known.values():
@@ -211,32 +211,34 @@ def _choices(known: Mapping[str, Candidate]) -> Iterator[Claim]:
     for rating in latest.values():
         other = rating.other_id or ""
         if rating.value >= 0:
-            yield Claim(rating.trajectory_id, other, Origin.CHOICE, rating.value)
+            yield Claim(rating.trajectory_id, other, PreferenceSource.CHOICE, rating.value)
         else:
-            yield Claim(other, rating.trajectory_id, Origin.CHOICE, -rating.value)
+            yield Claim(other, rating.trajectory_id, PreferenceSource.CHOICE, -rating.value)
 
 
-def _ratings(known: Mapping[str, Candidate]) -> Iterator[Claim]:
+def _ratings(known: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     """Between answers to one context."""
     contexts: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
     for trajectory in known.values():
         for answer in trajectory.answers:
             contexts[answer.context, answer.start].append((answer.score, trajectory.id))
     for (_, start), scores in contexts.items():
-        yield from _ranked(scores, Origin.RATING, start)
+        yield from _ranked(scores, PreferenceSource.RATING, start)
 
 
-def _rewards(known: Mapping[str, Candidate]) -> Iterator[Claim]:
+def _rewards(known: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     """Between tries at one task."""
     tasks: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for trajectory in known.values():
         if trajectory.reward is not None:
             tasks[trajectory.task].append((trajectory.reward, trajectory.id))
     for scores in tasks.values():
-        yield from _ranked(scores, Origin.REWARD)
+        yield from _ranked(scores, PreferenceSource.REWARD)
 
 
-def _ranked(scores: Sequence[tuple[float, str]], origin: Origin, start: int | None = None) -> Iterator[Claim]:
+def _ranked(
+    scores: Sequence[tuple[float, str]], origin: PreferenceSource, start: int | None = None
+) -> Iterator[Claim]:
     """The best against every other, and every other against the worst."""
     ranked = sorted(scores, key=lambda item: (-item[0], item[1]))
     (best, best_id), (worst, worst_id) = ranked[0], ranked[-1]
@@ -246,19 +248,19 @@ def _ranked(scores: Sequence[tuple[float, str]], origin: Origin, start: int | No
         yield Claim(trajectory_id, worst_id, origin, value - worst, start)
 
 
-def _retries(known: Mapping[str, Candidate]) -> Iterator[Claim]:
+def _retries(known: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     """A second try is better than the first, unless somebody's verdict on both says otherwise."""
     for each in known.values():
         if each.retry_of is None:
             continue
         first = known.get(each.retry_of)
         if first is None:
-            yield Claim(each.id, each.retry_of, Origin.RETRY, 1.0)
+            yield Claim(each.id, each.retry_of, PreferenceSource.RETRY, 1.0)
         elif _improved(first, each):
-            yield Claim(each.id, each.retry_of, Origin.RETRY, 1.0, first.last_start)
+            yield Claim(each.id, each.retry_of, PreferenceSource.RETRY, 1.0, first.last_start)
 
 
-def _improved(first: Candidate, second: Candidate) -> bool:
+def _improved(first: PairCandidate, second: PairCandidate) -> bool:
     """By the verdicts on the answer that was tried again; later turns of the second try do not count."""
     before, after = first.score(first.last_context), second.score(first.last_context)
     for old, new in ((before, after), (first.reward, second.reward)):
@@ -269,9 +271,9 @@ def _improved(first: Candidate, second: Candidate) -> bool:
     return not bad_again and not liked_first
 
 
-_EVIDENCE: dict[Origin, Callable[[Mapping[str, Candidate]], Iterator[Claim]]] = {
-    Origin.CHOICE: _choices,
-    Origin.RATING: _ratings,
-    Origin.REWARD: _rewards,
-    Origin.RETRY: _retries,
+_EVIDENCE: dict[PreferenceSource, Callable[[Mapping[str, PairCandidate]], Iterator[Claim]]] = {
+    PreferenceSource.CHOICE: _choices,
+    PreferenceSource.RATING: _ratings,
+    PreferenceSource.REWARD: _rewards,
+    PreferenceSource.RETRY: _retries,
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hermes.core import JSONObject
 from hermes.data.recipes import base
-from hermes.data.recipes.base import Ask, Recipe
+from hermes.data.recipes.base import Ask, TrainerRecipe
 
 _ROLES = {
     "system": ["system"],
@@ -68,7 +68,7 @@ def _dataset(ask: Ask, path: str) -> JSONObject:
     }
 
 
-RECIPE = Recipe(
+RECIPE = TrainerRecipe(
     name="axolotl",
     package="axolotl",
     checked_with="0.19.0",

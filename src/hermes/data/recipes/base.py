@@ -50,7 +50,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainerRecipe:
     name: str
     package: str
     checked_with: str
@@ -63,7 +63,7 @@ class Recipe:
     """The command that trains, given the configuration's path."""
 
 
-def check_format(recipe: Recipe, form: str) -> None:
+def check_format(recipe: TrainerRecipe, form: str) -> None:
     if form not in recipe.formats:
         raise UsageError(
             f"the {recipe.name} recipe cannot train on '{form}'", f"--format {' or '.join(recipe.formats)}"

@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from hermes.core import JSONObject
 from hermes.data.recipes import base
-from hermes.data.recipes.base import Ask, Recipe
+from hermes.data.recipes.base import Ask, TrainerRecipe
 
 _TAGS = {
     "sharegpt": {"user_tag": "human", "assistant_tag": "gpt"},
@@ -74,7 +74,7 @@ def _entry(ask: Ask, path: str) -> JSONObject:
     }
 
 
-RECIPE = Recipe(
+RECIPE = TrainerRecipe(
     name="llama-factory",
     package="llamafactory",
     checked_with="0.9.5",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hermes.core import JSONObject
 from hermes.data.recipes import base
-from hermes.data.recipes.base import Ask, Recipe
+from hermes.data.recipes.base import Ask, TrainerRecipe
 
 STAGES = {"trl-sft": "sft", "trl-preference": "dpo", "trl-unpaired": "kto"}
 
@@ -45,7 +45,7 @@ def render(ask: Ask) -> dict[str, str]:
     return {f".trl-{stage}.yml": base.yaml_text(title, fields)}
 
 
-RECIPE = Recipe(
+RECIPE = TrainerRecipe(
     name="trl",
     package="trl",
     checked_with="1.16.0",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hermes.core import JSONObject
 from hermes.data.recipes import base
-from hermes.data.recipes.base import Ask, Recipe
+from hermes.data.recipes.base import Ask, TrainerRecipe
 
 
 def render(ask: Ask) -> dict[str, str]:
@@ -33,7 +33,7 @@ def render(ask: Ask) -> dict[str, str]:
     return {".unsloth.yml": base.yaml_text(title, fields)}
 
 
-RECIPE = Recipe(
+RECIPE = TrainerRecipe(
     name="unsloth",
     package="unsloth",
     checked_with="2026.10.9",

@@ -16,11 +16,11 @@ from enum import StrEnum
 from hermes.core import JSON, JSONObject, Message, Step, ToolCall
 from hermes.data.example import Example
 from hermes.data.formats import record
-from hermes.safety.patterns import Hit, Layer, find
+from hermes.safety.patterns import PatternHit, RedactionLayer, find
 from hermes.safety.redact import Redactor
 
 
-class Level(StrEnum):
+class RedactionLevel(StrEnum):
     """Each includes those before it."""
 
     NONE = "none"
@@ -29,11 +29,14 @@ class Level(StrEnum):
     SHAPES = "shapes"
 
 
-_LAYERS = {Level.NAMES: (Layer.NAMES,), Level.SHAPES: (Layer.NAMES, Layer.SHAPES)}
+_LAYERS = {
+    RedactionLevel.NAMES: (RedactionLayer.NAMES,),
+    RedactionLevel.SHAPES: (RedactionLayer.NAMES, RedactionLayer.SHAPES),
+}
 
 
 @dataclass
-class Report:
+class RedactionReport:
     """What was redacted, by layer and rule; never the values."""
 
     examples: int = 0
@@ -45,15 +48,15 @@ class Report:
 class Scrubber:
     """Redacts at one level. Applying it again changes nothing more."""
 
-    def __init__(self, known: Redactor, level: Level) -> None:
+    def __init__(self, known: Redactor, level: RedactionLevel) -> None:
         self._known = known
         self._level = level
-        self.report = Report()
+        self.report = RedactionReport()
         self._counted: set[str] = set()
 
     def example(self, example: Example) -> Example:
         """The example without secrets, counted in `report`."""
-        if self._level is Level.NONE:
+        if self._level is RedactionLevel.NONE:
             return example
         before = self.report.hits.copy()
         trajectory = example.trajectory
@@ -90,7 +93,7 @@ class Scrubber:
 
     def text(self, text: str) -> str:
         """The text without secrets, counted in `report`."""
-        if self._level is Level.NONE or not text:
+        if self._level is RedactionLevel.NONE or not text:
             return text
         for name, count in self._known.counts(text).items():
             self.report.hits[f"known:{name}"] += count
@@ -141,7 +144,7 @@ class Scrubber:
         return replace(call, arguments=self.text(call.arguments), error=error)
 
 
-def _replace(text: str, hits: Sequence[Hit]) -> str:
+def _replace(text: str, hits: Sequence[PatternHit]) -> str:
     if not hits:
         return text
     data = text.encode("utf-8", "surrogatepass")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hermes.core import Message
-from hermes.data.redaction.redact import Level, Scrubber
+from hermes.data.redaction.redact import RedactionLevel, Scrubber
 from hermes.safety.redact import Redactor
 from hermes.store import Filter, Reader
 
@@ -16,7 +16,7 @@ _MARKER = "[REDACTED:"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RedactionFinding:
     trajectory_id: str
     step_index: int
     role: str
@@ -26,19 +26,21 @@ class Finding:
     """The surroundings of each hit, with the secret's mark in its place."""
 
 
-def scan(reader: Reader, which: Filter, known: Redactor) -> Iterator[Finding]:
+def scan(reader: Reader, which: Filter, known: Redactor) -> Iterator[RedactionFinding]:
     """Every step with a hit, oldest trajectory first."""
     for trajectory in reader.each(which):
         for step in trajectory.steps:
-            scrubber = Scrubber(known, Level.SHAPES)
+            scrubber = Scrubber(known, RedactionLevel.SHAPES)
             redacted = [(text, scrubber.text(text)) for text in _texts(step.message)]
             if scrubber.report.hits:
                 excerpts = tuple(piece for before, after in redacted for piece in _excerpts(before, after))
                 rules = dict(sorted(scrubber.report.hits.items()))
-                yield Finding(trajectory.header.id, step.index, step.message.role.value, rules, excerpts)
+                yield RedactionFinding(
+                    trajectory.header.id, step.index, step.message.role.value, rules, excerpts
+                )
 
 
-def totals(findings: list[Finding]) -> dict[str, int]:
+def totals(findings: list[RedactionFinding]) -> dict[str, int]:
     counted: Counter[str] = Counter()
     for finding in findings:
         counted.update(finding.rules)

@@ -24,7 +24,7 @@ _ALIGNED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class KvSlot:
     start: int
     """Its first cell."""
     size: int
@@ -40,7 +40,7 @@ def slot_size(tokens: int) -> int:
     return size
 
 
-class Cells:
+class SlotAllocator:
     """Which cells are free. First fit from the lowest; neighbours that are free become one."""
 
     def __init__(self, count: int) -> None:
@@ -49,7 +49,7 @@ class Cells:
         self._starts = [0] if count else []
         self._sizes = {0: count} if count else {}
 
-    def take(self, size: int) -> Slot | None:
+    def take(self, size: int) -> KvSlot | None:
         """A slot of `size` cells, or None while there is no room for it."""
         for index, start in enumerate(self._starts):
             free = self._sizes[start]
@@ -60,10 +60,10 @@ class Cells:
                 self._starts.insert(index, start + size)
                 self._sizes[start + size] = free - size
             self.used += size
-            return Slot(start, size)
+            return KvSlot(start, size)
         return None
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: KvSlot) -> None:
         start, size = slot.start, slot.size
         self.used -= size
         index = bisect_left(self._starts, start)
@@ -94,7 +94,7 @@ class KvPool:
             for target in targets:
                 pool[:, target : target + tokens].copy_(have)
 
-    def wipe(self, slot: Slot) -> None:
+    def wipe(self, slot: KvSlot) -> None:
         for pool in (self.keys, self.values):
             pool[:, slot.start : slot.start + slot.size].zero_()
 

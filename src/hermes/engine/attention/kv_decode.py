@@ -30,7 +30,7 @@ STEM_ROWS, STEM_TOKENS = 4, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Stem:
+class SharedPrefix:
     """Rows of the batch whose sequences begin with the same tokens, under the same weights; with 0 tokens:
     rows that have nothing in common."""
 
@@ -43,12 +43,12 @@ class Stem:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class SlotRun:
     """Rows of the batch, of one stem, whose slots lie side by side."""
 
     first: int
     last: int
-    stem: Stem
+    stem: SharedPrefix
     """Whose tokens are not read here."""
     keys: Tensor
     """[layers, rows, kv_heads, slot, head_dim], a view of the pool."""
@@ -57,11 +57,11 @@ class Run:
 
 def stems_of(
     spec: ModelSpec, policies: Sequence[int], cells: Ints, prompts: Sequence[Ints]
-) -> tuple[Stem, ...]:
+) -> tuple[SharedPrefix, ...]:
     """The batch's rows by how they begin, in their order; `policies`: how many rows each has, in order."""
     plain = all(window is None for window in spec.windows)
     ends = np.cumsum(policies).tolist()
-    stems: list[Stem] = []
+    stems: list[SharedPrefix] = []
     for first, last in zip([0, *ends], ends, strict=False):
         while first < last:
             count, common = _alike(prompts[first:last])
@@ -69,7 +69,7 @@ def stems_of(
             if not tokens and stems and not stems[-1].tokens:  # neighbours with nothing in common go together
                 stems[-1] = replace(stems[-1], last=first + count)
             else:
-                stems.append(Stem(first, first + count, int(cells[first]), tokens))
+                stems.append(SharedPrefix(first, first + count, int(cells[first]), tokens))
             first += count
     return tuple(stems)
 
@@ -87,7 +87,7 @@ def _alike(prompts: Sequence[Ints]) -> tuple[int, int]:
     return len(prompts), tokens if tokens >= STEM_TOKENS else 0
 
 
-def runs_of(cells: Ints, sizes: Ints, stems: Sequence[Stem], pool: KvPool) -> tuple[Run, ...]:
+def runs_of(cells: Ints, sizes: Ints, stems: Sequence[SharedPrefix], pool: KvPool) -> tuple[SlotRun, ...]:
     """The batch's rows as few runs, in their order."""
     breaks = np.flatnonzero((np.diff(cells) != sizes[:-1]) | (np.diff(sizes) != 0)) + 1
     runs = []
@@ -96,7 +96,7 @@ def runs_of(cells: Ints, sizes: Ints, stems: Sequence[Stem], pool: KvPool) -> tu
         for first, last in itertools.pairwise([stem.first, *inside, stem.last]):
             start, size = int(cells[first]), int(sizes[first])
             keys, values = (_slots(part, start, last - first, size) for part in (pool.keys, pool.values))
-            runs.append(Run(first, last, stem, keys, values))
+            runs.append(SlotRun(first, last, stem, keys, values))
     return tuple(runs)
 
 
@@ -105,7 +105,9 @@ def _slots(part: Tensor, start: int, count: int, size: int) -> Tensor:
     return part[:, start : start + count * size].view(layers, count, size, heads, dim).transpose(2, 3)
 
 
-def rows_attend(spec: ModelSpec, pool: KvPool, cells: Tensor, runs: Sequence[Run], lengths: Ints) -> Attend:
+def rows_attend(
+    spec: ModelSpec, pool: KvPool, cells: Tensor, runs: Sequence[SlotRun], lengths: Ints
+) -> Attend:
     """One token a row: row r's keys and values go to cells[r], and it attends to lengths[r] + 1 tokens."""
     own = [lengths[run.first : run.last] - run.stem.tokens for run in runs]
     masks = {window: [_row_mask(one, window, pool) for one in own] for window in set(spec.windows)}
@@ -143,7 +145,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def _stem_attend(
-    pool: KvPool, layer: int, stem: Stem, q: Tensor, grouped: tuple[int, int, int, int]
+    pool: KvPool, layer: int, stem: SharedPrefix, q: Tensor, grouped: tuple[int, int, int, int]
 ) -> tuple[Tensor, Tensor]:
     """What the rows' queries see in their common beginning, and its log-sum-exp."""
     there = slice(stem.cell, stem.cell + stem.tokens)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hermes.engine.attention.base import Attend
 from hermes.engine.attention.blocks import piece_backward, piece_forward
-from hermes.engine.attention.packed_varlen import Copies, VarlenAttention, varlen_attend
+from hermes.engine.attention.packed_varlen import SharedKeyCopies, VarlenAttention, varlen_attend
 from hermes.engine.attention.packing import Node, Pack
 from hermes.engine.spec import ModelSpec
 
@@ -62,7 +62,7 @@ class _Plan:
 class PackedAttention(Protocol):
     """Attention of one pack with its backward pass written out, beside any graph."""
 
-    copies: Copies | None
+    copies: SharedKeyCopies | None
     """How keys and values must be repeated before they are given; None: not at all."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -84,7 +84,7 @@ class PackedAttention(Protocol):
 class DenseAttention:
     """`PackedAttention` by dense products."""
 
-    copies: Copies | None = None
+    copies: SharedKeyCopies | None = None
 
     def __init__(self, pack: Pack, windows: Sequence[int | None], device: torch.device) -> None:
         self._windows = windows

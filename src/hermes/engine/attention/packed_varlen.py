@@ -24,7 +24,7 @@ from hermes.engine.types import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Copies:
+class SharedKeyCopies:
     """How the keys of shared nodes are repeated: each node has, in a run, those it sees."""
 
     source: Tensor
@@ -100,7 +100,7 @@ class VarlenAttention:
             tree.last.astype(np.int32),
         )
         source, self._queries, self._keys, node, position, last = ship((tree.source, *small), device)
-        self.copies = Copies(source, node, position, last, self._keys) if tree.shares else None
+        self.copies = SharedKeyCopies(source, node, position, last, self._keys) if tree.shares else None
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         ends = self._queries, self._keys

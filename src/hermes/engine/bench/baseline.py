@@ -32,12 +32,12 @@ def baseline_figures(
 ) -> list[Figure]:
     from transformers import AutoModelForCausalLM
 
-    from hermes.engine.bench.run import GRPO_STEP, Meter
+    from hermes.engine.bench.run import GRPO_STEP, BenchMeter
 
     gc.collect()
     loaded: Any = AutoModelForCausalLM.from_pretrained(model_name, dtype=dtype)
     model = loaded.to(device).eval()
-    measure = Meter(device, load.repeat).measure
+    measure = BenchMeter(device, load.repeat).measure
     figures = []
     for what, batch in (("generate", load.batch), ("generate at batch 1", 1)):
         prompts = torch.randint(3, model.config.vocab_size, (batch, load.prompt), device=device)

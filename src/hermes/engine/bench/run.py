@@ -78,7 +78,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class BenchMeter:
     device: torch.device
     repeat: int
 
@@ -103,7 +103,7 @@ def run(engine: Engine, load: Workload) -> list[Figure]:
     plain, shared = training_data(engine, load, shared=False), training_data(engine, load, shared=True)
     adapter = engine.create_adapter(LoraConfig(rank=32, seed=0)).result()
     one = Workload(batch=1, prompt=load.prompt, new=load.new)
-    measure = Meter(engine.device, load.repeat).measure
+    measure = BenchMeter(engine.device, load.repeat).measure
     return [
         measure("generate", load.batch * load.new, lambda: generate(engine, rng, load)),
         measure("generate at batch 1", one.new, lambda: generate(engine, rng, one)),

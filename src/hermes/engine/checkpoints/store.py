@@ -58,7 +58,7 @@ class CheckpointPath(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """One adapter that was or is being trained."""
 
     id: str
@@ -87,7 +87,7 @@ class CheckpointStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._lock = threading.RLock()
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, TrainingRun] = {}
         self._checkpoints: dict[CheckpointPath, Checkpoint] = {}
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -107,16 +107,16 @@ class CheckpointStore:
     def close(self) -> None:
         self._owned.close()
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[TrainingRun]:
         """Newest first."""
         with self._lock:
             return sorted(self._runs.values(), key=lambda run: run.created_s, reverse=True)
 
-    def run(self, run_id: str) -> Run | None:
+    def run(self, run_id: str) -> TrainingRun | None:
         with self._lock:
             return self._runs.get(run_id)
 
-    def add_run(self, run: Run) -> None:
+    def add_run(self, run: TrainingRun) -> None:
         with self._lock:
             folder = self.root / run.id
             folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ class CheckpointStore:
     def discard(self, draft: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
-    def copy(self, source: CheckpointPath, run: Run, ttl_s: int | None) -> Checkpoint:
+    def copy(self, source: CheckpointPath, run: TrainingRun, ttl_s: int | None) -> Checkpoint:
         """The same files under a new run, without taking up their room again where the disk allows it."""
         checkpoint = self.find(source)
         target = source._replace(run_id=run.id)
@@ -242,7 +242,7 @@ class CheckpointStore:
 
     def _read_run(self, folder: Path) -> None:
         record = json.loads((folder / _RUN).read_text(encoding="utf-8"))
-        run = Run(**{**record, "lora": LoraConfig(**record["lora"])})
+        run = TrainingRun(**{**record, "lora": LoraConfig(**record["lora"])})
         self._runs[run.id] = run
         for kind in KINDS:
             place = folder / kind

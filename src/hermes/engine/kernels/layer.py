@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hermes.engine.attention.packed_varlen import Copies
+from hermes.engine.attention.packed_varlen import SharedKeyCopies
 from hermes.engine.kernels.decode import gate
 
 __all__ = ["add_norm", "gate", "gate_backward", "norm_backward", "turn", "turn_backward"]
@@ -233,7 +233,7 @@ def turn_backward(
     shape: tuple[int, int, int],
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
-    copies: Copies | None,
+    copies: SharedKeyCopies | None,
 ) -> Tensor:
     heads, kv, dim = shape
     out, pulls = torch.empty_like(raw), [one.contiguous() for one in grads]

@@ -22,7 +22,7 @@ MAX_RANK = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ParameterSlice:
     """One matrix in the flat buffer."""
 
     site: Site
@@ -135,14 +135,14 @@ def check_config(spec: ModelSpec, config: LoraConfig) -> None:
         raise EngineUserError(f"The LoRA alpha must be a positive number, not {config.alpha}.")
 
 
-def plan_slots(spec: ModelSpec, config: LoraConfig) -> tuple[Slot, ...]:
+def plan_slots(spec: ModelSpec, config: LoraConfig) -> tuple[ParameterSlice, ...]:
     """Per group: the A matrices of its members one after the other, then their B matrices."""
     wanted: dict[Part, bool] = {
         "attn": config.train_attn,
         "mlp": config.train_mlp,
         "unembed": config.train_unembed,
     }
-    slots: list[Slot] = []
+    slots: list[ParameterSlice] = []
     start = 0
     for members in spec.groups.values():
         trained = [site for site in members if wanted[spec.linears[site].part]]
@@ -150,12 +150,12 @@ def plan_slots(spec: ModelSpec, config: LoraConfig) -> tuple[Slot, ...]:
             for site in trained:
                 linear = spec.linears[site]
                 shape = (config.rank, linear.inputs) if which == "a" else (linear.outputs, config.rank)
-                slots.append(Slot(site, which, shape, start))
+                slots.append(ParameterSlice(site, which, shape, start))
                 start += slots[-1].size
     return tuple(slots)
 
 
-def draw(slots: Sequence[Slot], seed: int) -> Tensor:
+def draw(slots: Sequence[ParameterSlice], seed: int) -> Tensor:
     """First parameters: A uniform within 1 / sqrt(in), as PEFT draws it; B zero. Drawn on the CPU, so that a
     seed means the same weights on every device."""
     generator = torch.Generator().manual_seed(seed)
@@ -167,7 +167,9 @@ def draw(slots: Sequence[Slot], seed: int) -> Tensor:
     return flat
 
 
-def _assemble(spec: ModelSpec, config: LoraConfig, slots: Sequence[Slot], flat: Tensor) -> LoraWeights:
+def _assemble(
+    spec: ModelSpec, config: LoraConfig, slots: Sequence[ParameterSlice], flat: Tensor
+) -> LoraWeights:
     # One split for all matrices: its backward pass is one concatenation, not one addition a matrix.
     pieces = iter(torch.split(flat, _runs(slots)))
     scale = config.alpha / config.rank
@@ -182,7 +184,7 @@ def _assemble(spec: ModelSpec, config: LoraConfig, slots: Sequence[Slot], flat: 
     return LoraWeights(groups)
 
 
-def _runs(slots: Sequence[Slot]) -> list[int]:
+def _runs(slots: Sequence[ParameterSlice]) -> list[int]:
     """Sizes of what is applied as one: a group's A matrices together, each B by itself."""
     sizes: list[int] = []
     before = "b"
@@ -195,7 +197,9 @@ def _runs(slots: Sequence[Slot]) -> list[int]:
     return sizes
 
 
-def _flatten(spec: ModelSpec, config: LoraConfig, slots: Sequence[Slot], weights: LoraWeights) -> Tensor:
+def _flatten(
+    spec: ModelSpec, config: LoraConfig, slots: Sequence[ParameterSlice], weights: LoraWeights
+) -> Tensor:
     given: dict[tuple[Site, str], Tensor] = {}
     for group, loaded in weights.groups.items():
         for site, (rows, part) in zip(spec.groups[group], loaded.spans(), strict=True):

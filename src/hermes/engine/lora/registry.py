@@ -16,7 +16,7 @@ from hermes.engine.types import EngineCapacityError, EngineUserError, LoraConfig
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class AdapterHandle:
     """An adapter from the moment it is asked for."""
 
     id: str
@@ -45,28 +45,28 @@ class HeldPolicy:
         return PolicyInfo(self.policy.id or "", self.adapter_id, self.config)
 
 
-class Book:
+class AdapterRegistry:
     def __init__(self, device: torch.device, dtype: torch.dtype, max_adapters: int) -> None:
         self._device, self._dtype = device, dtype
         self._max_adapters = max_adapters
-        self._adapters: dict[str, Held] = {}
+        self._adapters: dict[str, AdapterHandle] = {}
         self._policies: dict[str, HeldPolicy] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._base = Policy(None, None, None)
 
-    def new_adapter(self, config: LoraConfig) -> Held:
+    def new_adapter(self, config: LoraConfig) -> AdapterHandle:
         with self._lock:
             if len(self._adapters) >= self._max_adapters:
                 raise EngineCapacityError(
                     f"The engine holds {self._max_adapters} adapters already, which is its limit.",
                     "Let go of one, or start it with more --max-adapters.",
                 )
-            held = Held(f"adapter-{next(self._numbers)}", config)
+            held = AdapterHandle(f"adapter-{next(self._numbers)}", config)
             self._adapters[held.id] = held
             return held
 
-    def adapter(self, adapter_id: str) -> Held:
+    def adapter(self, adapter_id: str) -> AdapterHandle:
         held = self._adapters.get(adapter_id)
         if held is None:
             raise EngineUserError(f"There is no adapter '{adapter_id}'.")
@@ -102,7 +102,7 @@ class Book:
             return held.policy if held else None
 
     @property
-    def adapters(self) -> tuple[Held, ...]:
+    def adapters(self) -> tuple[AdapterHandle, ...]:
         with self._lock:
             return tuple(self._adapters.values())
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from hermes.engine.spec import Site
 
 
-class Delta(Protocol):
+class LoraDelta(Protocol):
     """What is added at one group of linears."""
 
     def add(self, x: Tensor, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -27,7 +27,7 @@ class Delta(Protocol):
 
 
 class LoraView(Protocol):
-    def at(self, group: Site) -> Delta | None:
+    def at(self, group: Site) -> LoraDelta | None:
         """None where nothing is added."""
         ...
 

@@ -21,7 +21,7 @@ from hermes.engine.attention.base import Attend
 from hermes.engine.lora.weights import LoraView, LoraWeights
 from hermes.engine.memory import free_bytes
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.model.llama import CompactBackbone, Layer, merge_head, merge_layer
+from hermes.engine.model.llama import LlamaBackbone, LlamaLayer, merge_head, merge_layer
 from hermes.engine.spec import Site
 
 _ROWS = 16
@@ -39,7 +39,7 @@ class PackedLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PackedBackbone(CompactBackbone):
+class PackedBackbone(LlamaBackbone):
     """Computes with the packed matrices; the plain ones are those of the model without any adapter."""
 
     packed: tuple[PackedLayer, ...]
@@ -56,7 +56,7 @@ class PackedBackbone(CompactBackbone):
         head = _pack(merge_head(self, weights))
         return replace(self, packed=packed, packed_head=head, one_row_is_plain=False)
 
-    def matrices(self, index: int, rows: int) -> PackedLayer | Layer:
+    def matrices(self, index: int, rows: int) -> PackedLayer | LlamaLayer:
         return self.layers[index] if self.one_row_is_plain and rows == 1 else self.packed[index]
 
     def head_matrix(self, rows: int) -> Tensor:
@@ -64,7 +64,7 @@ class PackedBackbone(CompactBackbone):
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, 1, head_dim], as `_turned` wants them."""
-        cos, sin = CompactBackbone.rotary(self, positions)
+        cos, sin = LlamaBackbone.rotary(self, positions)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     def layer(
@@ -110,14 +110,14 @@ class PackedBackbone(CompactBackbone):
 def pack(backbone: Backbone) -> Backbone:
     """The packed form where there is one, it pays and its second copy fits; else the backbone as it is."""
     if not (
-        isinstance(backbone, CompactBackbone)
+        isinstance(backbone, LlamaBackbone)
         and not isinstance(backbone, PackedBackbone)
         and backbone.device.type == "cpu"
         and has_layout(backbone.dtype)
         and 2 * _size_bytes(backbone) < free_bytes(backbone.device)
     ):
         return backbone
-    same = {field.name: getattr(backbone, field.name) for field in fields(CompactBackbone)}
+    same = {field.name: getattr(backbone, field.name) for field in fields(LlamaBackbone)}
     return PackedBackbone(
         **same,
         packed=tuple(_pack_layer(layer) for layer in backbone.layers),
@@ -184,10 +184,10 @@ def _pack(weight: Tensor) -> Tensor:
     return packed
 
 
-def _pack_layer(layer: Layer) -> PackedLayer:
+def _pack_layer(layer: LlamaLayer) -> PackedLayer:
     return PackedLayer(*(_pack(one) for one in (layer.qkv, layer.o, layer.gate_up, layer.down)))
 
 
-def _size_bytes(backbone: CompactBackbone) -> int:
+def _size_bytes(backbone: LlamaBackbone) -> int:
     linears = sum(one.inputs * one.outputs for one in backbone.spec.linears.values())
     return linears * backbone.dtype.itemsize

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recompute
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.lora.weights import Delta, LoraView, LoraWeights, with_delta
+from hermes.engine.lora.weights import LoraDelta, LoraView, LoraWeights, with_delta
 from hermes.engine.spec import HEAD, Linear, ModelSpec, Site, read_spec
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def why_not_compact(config: PretrainedConfig) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layer:
+class LlamaLayer:
     """One layer's weights, the products that share an input fused."""
 
     input_norm: Tensor
@@ -60,10 +60,10 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CompactBackbone:
+class LlamaBackbone:
     spec: ModelSpec
     embed: Tensor
-    layers: tuple[Layer, ...]
+    layers: tuple[LlamaLayer, ...]
     norm: Tensor
     head_weight: Tensor
     inv_freq: Tensor
@@ -79,7 +79,7 @@ class CompactBackbone:
         return self.embed.dtype
 
     @classmethod
-    def from_model(cls, model: Any, name: str, device: torch.device) -> CompactBackbone:
+    def from_model(cls, model: Any, name: str, device: torch.device) -> LlamaBackbone:
         """Takes the weights out of `model`, layer by layer, so that both never lie in memory whole."""
         inner: Any = model.model
         config: Any = model.config
@@ -133,16 +133,16 @@ class CompactBackbone:
         seen = attend(index, q, k, v).reshape(x.shape[0], -1)
         return after_attention(x, seen, weights, deltas[1:], spec.eps)
 
-    def merged(self, weights: LoraWeights) -> CompactBackbone:
+    def merged(self, weights: LoraWeights) -> LlamaBackbone:
         layers = tuple(merge_layer(self, index, weights) for index in range(len(self.layers)))
         return replace(self, layers=layers, head_weight=merge_head(self, weights))
 
 
 def before_attention(
     x: Tensor,
-    weights: Layer,
+    weights: LlamaLayer,
     turn: tuple[Tensor, Tensor],
-    delta: Delta | None,
+    delta: LoraDelta | None,
     shape: tuple[int, int, int],
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,7 +158,7 @@ def before_attention(
 
 
 def after_attention(
-    x: Tensor, seen: Tensor, weights: Layer, deltas: Sequence[Delta | None], eps: float
+    x: Tensor, seen: Tensor, weights: LlamaLayer, deltas: Sequence[LoraDelta | None], eps: float
 ) -> Tensor:
     """The layer's output, from its input and what attention gathered [T, heads * D]."""
     to_o, to_gate_up, to_down = deltas
@@ -185,19 +185,19 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _project(
-    x: Tensor, weight: Tensor, bias: Tensor | None, delta: Delta | None, widths: list[int]
+    x: Tensor, weight: Tensor, bias: Tensor | None, delta: LoraDelta | None, widths: list[int]
 ) -> tuple[Tensor, ...]:
     """The outputs of linears that read the same input, the adapter's part added."""
     outs = torch.split(functional.linear(x, weight, bias), widths, dim=-1)
     return outs if delta is None else delta.add(x, outs)
 
 
-def _fuse(layer: Any, device: torch.device) -> Layer:
+def _fuse(layer: Any, device: torch.device) -> LlamaLayer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     biased = projections[0].bias is not None
-    return Layer(
+    return LlamaLayer(
         input_norm=layer.input_layernorm.weight.data.to(device),
         qkv=torch.cat([one.weight.data for one in projections]).to(device),
         qkv_bias=torch.cat([one.bias.data for one in projections]).to(device) if biased else None,
@@ -235,7 +235,7 @@ def _linears(config: Any) -> tuple[dict[Site, Linear], dict[Site, tuple[Site, ..
     return linears, groups
 
 
-def merge_layer(backbone: CompactBackbone, index: int, weights: LoraWeights) -> Layer:
+def merge_layer(backbone: LlamaBackbone, index: int, weights: LoraWeights) -> LlamaLayer:
     """A layer's weights with the adapter's part added."""
     layer = backbone.layers[index]
     return replace(
@@ -247,12 +247,12 @@ def merge_layer(backbone: CompactBackbone, index: int, weights: LoraWeights) -> 
     )
 
 
-def merge_head(backbone: CompactBackbone, weights: LoraWeights) -> Tensor:
+def merge_head(backbone: LlamaBackbone, weights: LoraWeights) -> Tensor:
     """[vocab, hidden] with the adapter's part added; the backbone's own where it has none."""
     return _add(backbone, backbone.head_weight, HEAD, weights)
 
 
-def _add(backbone: CompactBackbone, base: Tensor, site: Site, weights: LoraWeights) -> Tensor:
+def _add(backbone: LlamaBackbone, base: Tensor, site: Site, weights: LoraWeights) -> Tensor:
     group = weights.groups.get(site)
     if group is None:
         return base

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.model.llama import CompactBackbone, why_not_compact
-from hermes.engine.model.transformers import GenericBackbone
+from hermes.engine.model.llama import LlamaBackbone, why_not_compact
+from hermes.engine.model.transformers import TransformersBackbone
 from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
@@ -41,5 +41,5 @@ def wrap_model(
     if kind == "compact" and reason:
         raise EngineUserError(f"'{name}' has no compact form: {reason}.", "Load it with kind='transformers'.")
     if kind == "transformers" or reason:
-        return GenericBackbone(model, name, torch.device(device))
-    return CompactBackbone.from_model(model, name, torch.device(device))
+        return TransformersBackbone(model, name, torch.device(device))
+    return LlamaBackbone.from_model(model, name, torch.device(device))

@@ -38,7 +38,7 @@ _TOLERANCE = 0.05
 """Of the largest logit: rounding in bf16 passes, a head that scales or caps its logits does not."""
 
 
-class GenericBackbone:
+class TransformersBackbone:
     """One at a time: `hidden` remembers its attention until the backward pass of what it returned is done."""
 
     def __init__(self, model: Any, name: str, device: torch.device, *, trusted: bool = False) -> None:
@@ -99,7 +99,7 @@ class GenericBackbone:
         final: Tensor = out.last_hidden_state
         return final[0]
 
-    def merged(self, weights: LoraWeights) -> GenericBackbone:
+    def merged(self, weights: LoraWeights) -> TransformersBackbone:
         changed = {self.spec.linears[site].path for site in weights.groups if site in self.spec.linears}
         shared = {
             id(one): one
@@ -114,7 +114,7 @@ class GenericBackbone:
             module: Any = twin.get_submodule(linear.path)
             merged = with_delta(module.weight.detach(), group, (linear.outputs,))
             module.weight = nn.Parameter(merged, requires_grad=False)
-        return GenericBackbone(twin, self.spec.name, self.device, trusted=True)
+        return TransformersBackbone(twin, self.spec.name, self.device, trusted=True)
 
     def attention(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
@@ -175,7 +175,7 @@ class GenericBackbone:
             raise _unsupported(self.spec.name, "it changes logits after the output projection")
 
 
-def _register(backbone: GenericBackbone) -> str:
+def _register(backbone: TransformersBackbone) -> str:
     """A name of this backbone's own in transformers' registries; the backbone is not kept alive by it."""
     from transformers import AttentionInterface, AttentionMaskInterface
 

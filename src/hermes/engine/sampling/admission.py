@@ -11,21 +11,21 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hermes.engine.attention.kv_cache import Cells, Slot
-from hermes.engine.sampling.prefix_cache import Entry, Match, PrefixIndex
+from hermes.engine.attention.kv_cache import KvSlot, SlotAllocator
+from hermes.engine.sampling.prefix_cache import CachedSlot, Match, PrefixIndex
 from hermes.engine.sampling.request import SampleJob
-from hermes.engine.sampling.runner import Piece, Runner
+from hermes.engine.sampling.runner import ModelRunner, PrefillChunk
 from hermes.engine.types import Ints
 
 
 @dataclass(slots=True, eq=False)
-class Prompt:
+class PrefillPrompt:
     """A prompt on its way into the cache, for the samples that start with it."""
 
     job: SampleJob
     samples: list[int]
-    slots: list[Slot]
-    entry: Entry
+    slots: list[KvSlot]
+    entry: CachedSlot
     first: int
     """Hidden states are wanted from this position on."""
 
@@ -33,31 +33,31 @@ class Prompt:
     def done(self) -> int:
         return self.entry.ready
 
-    def piece(self, size: int) -> Piece:
+    def piece(self, size: int) -> PrefillChunk:
         """The next `size` tokens to compute."""
         job, start = self.job, self.done
         end = start + size
         wanted = max(0, end - max(start, self.first))
         if end == len(job.prompt):
             wanted = max(wanted, 1)
-        return Piece(job.policy, self.slots[0].start, start, job.prompt[start:end], wanted)
+        return PrefillChunk(job.policy, self.slots[0].start, start, job.prompt[start:end], wanted)
 
 
 class Admission:
     """Owns the slots, and knows what lies in them."""
 
-    def __init__(self, runner: Runner, cells: int) -> None:
+    def __init__(self, runner: ModelRunner, cells: int) -> None:
         self.jobs: deque[SampleJob] = deque()
         """Those with samples that have not started, first come first."""
         self._runner = runner
-        self._cells = Cells(cells)
+        self._cells = SlotAllocator(cells)
         self._index = PrefixIndex()
 
     @property
     def cells_used(self) -> int:
         return self._cells.used
 
-    def admit(self, room: int) -> Iterator[Prompt]:
+    def admit(self, room: int) -> Iterator[PrefillPrompt]:
         """The prompts that can start now, for `room` samples at most."""
         held: list[SampleJob] = []
         while self.jobs and room:
@@ -77,11 +77,11 @@ class Admission:
             yield prompt
         self.jobs.extendleft(reversed(held))
 
-    def keep(self, entry: Entry, tokens: Ints) -> None:
+    def keep(self, entry: CachedSlot, tokens: Ints) -> None:
         """A slot's sequence is finished and holds `tokens`; it may be of use until its memory is needed."""
         self._index.keep(entry, tokens)
 
-    def give_back(self, slots: Sequence[Slot], entry: Entry | None) -> None:
+    def give_back(self, slots: Sequence[KvSlot], entry: CachedSlot | None) -> None:
         """Slots that hold nothing of use; the entry that was made for the first."""
         if entry is not None:
             self._index.remove(entry)
@@ -92,9 +92,9 @@ class Admission:
         for entry in self._index.of_policy(policy_id):
             self.give_back([entry.slot], entry)
 
-    def _start(self, job: SampleJob, match: Match | None, room: int) -> Prompt | None:
+    def _start(self, job: SampleJob, match: Match | None, room: int) -> PrefillPrompt | None:
         """Slots for as many of the job's samples as there is room for; None if there is none at all."""
-        slots: list[Slot] = []
+        slots: list[KvSlot] = []
         wanted = job.request.num_samples - job.started if job.limit else 1
         while len(slots) < min(wanted, room):
             slot = self._take(job.cells, match)
@@ -103,18 +103,18 @@ class Admission:
             slots.append(slot)
         if not slots:
             return None
-        entry = Entry(job.policy.id, slots[0], job.prompt)
+        entry = CachedSlot(job.policy.id, slots[0], job.prompt)
         if match is not None:
             self._runner.copy(match.entry.slot.start, [slots[0].start], match.tokens)
             self._index.touch(match.entry)
             entry.ready = match.tokens
         self._index.add(entry)
         samples = list(range(job.started, job.started + len(slots)))
-        prompt = Prompt(job, samples, slots, entry, job.first)
+        prompt = PrefillPrompt(job, samples, slots, entry, job.first)
         job.started = job.started + len(slots) if job.limit else job.request.num_samples
         return prompt
 
-    def _take(self, size: int, match: Match | None) -> Slot | None:
+    def _take(self, size: int, match: Match | None) -> KvSlot | None:
         """A slot, at the cost of finished sequences that are only kept in case they are useful again."""
         slot = self._cells.take(size)
         while slot is None:

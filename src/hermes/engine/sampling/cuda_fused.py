@@ -1,6 +1,6 @@
 """The compact backbone in few kernels, over the pool of keys and values: what sampling on a GPU runs.
 
-Computes what `CompactBackbone.hidden` computes with an `Attend` over the pool, without adapters: those are
+Computes what `LlamaBackbone.hidden` computes with an `Attend` over the pool, without adapters: those are
 merged into the weights beforehand. Nothing here waits for the device, so a step can be captured in a graph.
 """
 
@@ -13,7 +13,7 @@ from torch.nn.functional import embedding, linear
 
 from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.kernels import decode
-from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.spec import ModelSpec
 
 Gather = Callable[[int, Tensor], Tensor]
@@ -21,7 +21,7 @@ Gather = Callable[[int, Tensor], Tensor]
 
 
 def fused_hidden(
-    backbone: CompactBackbone, pool: KvPool, tokens: Tensor, cells: Tensor, positions: Tensor, gather: Gather
+    backbone: LlamaBackbone, pool: KvPool, tokens: Tensor, cells: Tensor, positions: Tensor, gather: Gather
 ) -> Tensor:
     """[T, hidden] of `tokens` [T] at `positions` of the slots at `cells`, where their keys and values go."""
     spec = backbone.spec

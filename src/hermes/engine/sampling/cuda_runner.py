@@ -28,11 +28,20 @@ from hermes.engine.kernels.sample import draw_rows
 from hermes.engine.lora.policy import Policy
 from hermes.engine.lora.weights import LoraView
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.sampling.cuda_fused import fused_hidden, gather_rows
-from hermes.engine.sampling.merged_weights import Copies, Copy, State
+from hermes.engine.sampling.merged_weights import Copy, DeviceRows, MergedCopies
 from hermes.engine.sampling.prefill_attention import Prompts
-from hermes.engine.sampling.runner import Batch, Choice, Drawn, DrawnNow, Fetched, Piece, TorchRunner, pick
+from hermes.engine.sampling.runner import (
+    DecodeBatch,
+    PrefillChunk,
+    SampledTokens,
+    SampleFuture,
+    SampleReady,
+    SamplingMetadata,
+    TorchRunner,
+    pick,
+)
 from hermes.engine.spec import ModelSpec
 from hermes.engine.types import EngineUserError
 
@@ -53,9 +62,9 @@ class _DrawnLater:
     logprobs: Tensor
     arrived: torch.cuda.Event
 
-    def fetch(self) -> Fetched:
+    def fetch(self) -> SampledTokens:
         self.arrived.synchronize()
-        return Fetched(self.tokens.numpy().copy(), self.logprobs.numpy().copy(), None, None)
+        return SampledTokens(self.tokens.numpy().copy(), self.logprobs.numpy().copy(), None, None)
 
 
 class CudaRunner(TorchRunner):
@@ -65,7 +74,7 @@ class CudaRunner(TorchRunner):
         super().__init__(backbone, pool)
         _check(backbone.spec)
         self._most = _size(max_batch)
-        self._state = State.empty(self._most, backbone.device)
+        self._state = DeviceRows.empty(self._most, backbone.device)
         """Of batches that are launched without a graph."""
         self._padding_cell = pool.keys.shape[1] - PADDING_CELLS
         self._memory = torch.cuda.graph_pool_handle()
@@ -76,11 +85,11 @@ class CudaRunner(TorchRunner):
         self._host = [_pinned(self._most) for _ in range(self.depth + 2)]
         self._turn = 0
 
-    def _make_copies(self) -> Copies | None:
+    def _make_copies(self) -> MergedCopies | None:
         base = self._base
-        if not isinstance(base, CompactBackbone):
+        if not isinstance(base, LlamaBackbone):
             return None
-        return Copies(base, self._most, lambda: torch.cuda.mem_get_info(base.device)[0])
+        return MergedCopies(base, self._most, lambda: torch.cuda.mem_get_info(base.device)[0])
 
     def merge(self, policy: Policy) -> None:
         self._copy_of(policy)
@@ -102,11 +111,11 @@ class CudaRunner(TorchRunner):
                 return copy.backbone, None
         return super()._weights(policies)
 
-    def _prompts_hidden(self, pieces: Sequence[Piece]) -> Tensor:
+    def _prompts_hidden(self, pieces: Sequence[PrefillChunk]) -> Tensor:
         hidden = [self._prompts_of(policy, list(some)) for policy, some in groupby(pieces, _policy)]
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
 
-    def _prompts_of(self, policy: Policy, pieces: Sequence[Piece]) -> Tensor:
+    def _prompts_of(self, policy: Policy, pieces: Sequence[PrefillChunk]) -> Tensor:
         copy = self._copy_of(policy)
         if copy is None or self._pool.keys.dtype == torch.float32:
             return super()._prompts_hidden(pieces)
@@ -118,7 +127,7 @@ class CudaRunner(TorchRunner):
         return fused_hidden(copy.backbone, self._pool, tokens_t, cells_t, positions_t, prompts.gather)
 
     @torch.inference_mode()
-    def load(self, batch: Batch) -> None:
+    def load(self, batch: DecodeBatch) -> None:
         self._batch = batch
         self._rows = len(batch.cells)
         self._parts = self._graphed(batch.choice)
@@ -131,13 +140,13 @@ class CudaRunner(TorchRunner):
         if not self._parts or not _simple(batch.choice):
             self._choice = self._draws(batch.choice)
 
-    def _graphed(self, choice: Choice) -> tuple[tuple[Copy, int], ...]:
+    def _graphed(self, choice: SamplingMetadata) -> tuple[tuple[Copy, int], ...]:
         """Each policy's copy with its rows; nothing if one has none."""
         found = [(self._copy_of(policy), rows) for policy, rows in choice.policies]
         parts = tuple((copy, rows) for copy, rows in found if copy is not None)
         return parts if len(parts) == len(found) else ()
 
-    def _fill(self, state: State, batch: Batch, rows: slice) -> None:
+    def _fill(self, state: DeviceRows, batch: DecodeBatch, rows: slice) -> None:
         choice, count = batch.choice, rows.stop - rows.start
         size = _size(count)
         ints = np.zeros((6, size), np.int64)
@@ -150,7 +159,7 @@ class CudaRunner(TorchRunner):
         state.temperature[:count].copy_(torch.from_numpy(choice.temperature[rows]))
 
     @torch.inference_mode()
-    def step(self) -> Drawn:
+    def step(self) -> SampleFuture:
         assert self._batch is not None
         choice = self._batch.choice
         if not self._parts:
@@ -199,7 +208,7 @@ class CudaRunner(TorchRunner):
         hidden = fused_hidden(backbone, self._pool, tokens, cells, lengths, gather)
         return linear(hidden, backbone.head_weight)
 
-    def _drawn_outside(self, choice: Choice) -> DrawnNow:
+    def _drawn_outside(self, choice: SamplingMetadata) -> SampleReady:
         logits = []
         for copy, rows in self._parts:
             size = _size(rows)
@@ -218,7 +227,7 @@ class CudaRunner(TorchRunner):
             start += rows
         return drawn
 
-    def _eager_step(self, choice: Choice) -> DrawnNow:
+    def _eager_step(self, choice: SamplingMetadata) -> SampleReady:
         state, rows = self._state, self._rows
         tokens, cells, lengths, _, counts, _ = state.ints[:, :rows]
         backbone, lora = self._weights(choice.policies)
@@ -260,7 +269,7 @@ class CudaRunner(TorchRunner):
         arrived = torch.cuda.current_stream().record_event()
         return _DrawnLater(tokens[: self._rows], logprobs[: self._rows], arrived)
 
-    def _prompts_attend(self, cells: Tensor, pieces: Sequence[Piece]) -> Attend:
+    def _prompts_attend(self, cells: Tensor, pieces: Sequence[PrefillChunk]) -> Attend:
         if self._pool.keys.dtype == torch.float32:  # torch's variable-length kernel takes half precision only
             return super()._prompts_attend(cells, pieces)
         return Prompts(self._base.spec, self._pool, pieces).attend(cells)
@@ -277,12 +286,12 @@ def _check(spec: ModelSpec) -> None:
         )
 
 
-def _simple(choice: Choice) -> bool:
+def _simple(choice: SamplingMetadata) -> bool:
     """Whether the kernel that ends a graph can draw it."""
     return not choice.topk and not choice.filtered
 
 
-def _policy(piece: Piece) -> Policy:
+def _policy(piece: PrefillChunk) -> Policy:
     return piece.policy
 
 

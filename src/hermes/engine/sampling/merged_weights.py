@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hermes.engine.lora.policy import Policy
 from hermes.engine.memory import is_out_of_memory
-from hermes.engine.model.llama import CompactBackbone, merge_head, merge_layer
+from hermes.engine.model.llama import LlamaBackbone, merge_head, merge_layer
 
 MOST_COPIES = 3
 
@@ -25,7 +25,7 @@ _SPARE = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class DeviceRows:
     """Running rows on the device, at addresses that never change; [rows] each."""
 
     ints: Tensor
@@ -36,7 +36,7 @@ class State:
     logprobs: Tensor
 
     @classmethod
-    def empty(cls, rows: int, device: torch.device) -> State:
+    def empty(cls, rows: int, device: torch.device) -> DeviceRows:
         return cls(
             torch.zeros(6, rows, dtype=torch.int64, device=device),
             torch.ones(rows, device=device),
@@ -49,8 +49,8 @@ class State:
 class Copy:
     """The model with one policy's weights, and what decodes on it."""
 
-    backbone: CompactBackbone
-    state: State
+    backbone: LlamaBackbone
+    state: DeviceRows
     policy: Policy | None = None
     """Whose weights are in it now."""
     graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
@@ -59,9 +59,9 @@ class Copy:
     """A decode step up to its logits [rows, vocab], which the graph leaves there."""
 
 
-class Copies:
-    def __init__(self, base: CompactBackbone, rows: int, free_bytes: Callable[[], int]) -> None:
-        self._plain = Copy(base, State.empty(rows, base.device))
+class MergedCopies:
+    def __init__(self, base: LlamaBackbone, rows: int, free_bytes: Callable[[], int]) -> None:
+        self._plain = Copy(base, DeviceRows.empty(rows, base.device))
         self._rows = rows
         self._free_bytes = free_bytes
         """What the device has left."""
@@ -116,7 +116,7 @@ class Copies:
         if self._copies and self._free_bytes() < _SPARE * _bytes(base):
             return None
         try:
-            self._copies.append(Copy(_clone(base), State.empty(self._rows, base.device)))
+            self._copies.append(Copy(_clone(base), DeviceRows.empty(self._rows, base.device)))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -125,7 +125,7 @@ class Copies:
         return self._copies[-1]
 
 
-def _bytes(backbone: CompactBackbone) -> int:
+def _bytes(backbone: LlamaBackbone) -> int:
     """Of what a copy has for itself."""
     layers = sum(
         one.qkv.nbytes + one.o.nbytes + one.gate_up.nbytes + one.down.nbytes for one in backbone.layers
@@ -133,7 +133,7 @@ def _bytes(backbone: CompactBackbone) -> int:
     return layers + backbone.head_weight.nbytes
 
 
-def _clone(base: CompactBackbone) -> CompactBackbone:
+def _clone(base: LlamaBackbone) -> LlamaBackbone:
     """A backbone whose matrices are its own; embedding and norms are shared."""
     layers = tuple(
         replace(
@@ -148,7 +148,7 @@ def _clone(base: CompactBackbone) -> CompactBackbone:
     return replace(base, layers=layers, head_weight=base.head_weight.clone())
 
 
-def _merge_into(buffers: CompactBackbone, base: CompactBackbone, policy: Policy) -> None:
+def _merge_into(buffers: LlamaBackbone, base: LlamaBackbone, policy: Policy) -> None:
     """The policy's weights into buffers that keep their place, layer by layer."""
     assert policy.weights is not None
     for index, into in enumerate(buffers.layers):

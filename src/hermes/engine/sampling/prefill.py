@@ -13,31 +13,31 @@ from torch import Tensor
 
 from hermes.engine.lora.policy import Policy
 from hermes.engine.memory import capacity_error, is_out_of_memory
-from hermes.engine.sampling.admission import Prompt
+from hermes.engine.sampling.admission import PrefillPrompt
 from hermes.engine.sampling.request import SampleJob
-from hermes.engine.sampling.runner import Piece, Runner
+from hermes.engine.sampling.runner import ModelRunner, PrefillChunk
 from hermes.engine.types import NotFiniteError
 
 
 @dataclass(slots=True)
 class Turn:
-    ready: list[tuple[Prompt, Tensor]] = field(default_factory=list)
+    ready: list[tuple[PrefillPrompt, Tensor]] = field(default_factory=list)
     """Complete prompts, with the hidden state [1, hidden] of their last token."""
     spoiled: dict[SampleJob, BaseException] = field(default_factory=dict)
 
 
 class Prefill:
-    def __init__(self, runner: Runner, budget_tokens: int) -> None:
+    def __init__(self, runner: ModelRunner, budget_tokens: int) -> None:
         self._runner = runner
         self._budget_tokens = budget_tokens
-        self.prompts: list[Prompt] = []
+        self.prompts: list[PrefillPrompt] = []
 
     @property
     def samples(self) -> int:
         """How many wait for their prompts."""
         return sum(len(prompt.samples) for prompt in self.prompts)
 
-    def take_out(self, job: SampleJob) -> list[Prompt]:
+    def take_out(self, job: SampleJob) -> list[PrefillPrompt]:
         """The job's prompts, which are no longer under way."""
         mine = [prompt for prompt in self.prompts if prompt.job is job]
         self.prompts = [prompt for prompt in self.prompts if prompt.job is not job]
@@ -45,7 +45,7 @@ class Prefill:
 
     def turn(self, order: Callable[[Policy], int]) -> Turn:
         """The next tokens of the prompts that came first; those of one policy lie together by `order`."""
-        chosen: list[tuple[Prompt, Piece]] = []
+        chosen: list[tuple[PrefillPrompt, PrefillChunk]] = []
         budget = self._budget_tokens
         for prompt in self.prompts:
             if budget <= 0:
@@ -66,7 +66,7 @@ class Prefill:
         self.prompts = [prompt for prompt in self.prompts if prompt not in done]
         return turn
 
-    def _compute(self, chosen: list[tuple[Prompt, Piece]], turn: Turn) -> list[Tensor | None]:
+    def _compute(self, chosen: list[tuple[PrefillPrompt, PrefillChunk]], turn: Turn) -> list[Tensor | None]:
         """Hidden states of each piece. If they do not fit together they go alone; who does not is out."""
         try:
             return list(self._runner.prefill([piece for _, piece in chosen]))
@@ -78,7 +78,7 @@ class Prefill:
                 return [None]
         return [hidden for one in chosen for hidden in self._compute([one], turn)]
 
-    def _score(self, prompt: Prompt, piece: Piece, hidden: Tensor, turn: Turn) -> bool:
+    def _score(self, prompt: PrefillPrompt, piece: PrefillChunk, hidden: Tensor, turn: Turn) -> bool:
         """Gathers what was asked about the prompt itself; False if that spoiled the job."""
         job = prompt.job
         if job in turn.spoiled:

@@ -11,14 +11,14 @@ from torch import Tensor
 from hermes.engine.attention.base import Attend
 from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.attention.varlen import offsets, varlen
-from hermes.engine.sampling.runner import Piece
+from hermes.engine.sampling.runner import PrefillChunk
 from hermes.engine.spec import ModelSpec
 
 
 class Prompts:
     """Pieces of prompts, packed. Each attends, causally, to what its slot holds and to itself."""
 
-    def __init__(self, spec: ModelSpec, pool: KvPool, pieces: Sequence[Piece]) -> None:
+    def __init__(self, spec: ModelSpec, pool: KvPool, pieces: Sequence[PrefillChunk]) -> None:
         self._spec, self._pool = spec, pool
         own = np.array([len(piece.tokens) for piece in pieces])
         seen = own + np.array([piece.offset for piece in pieces])

@@ -15,7 +15,7 @@ from itertools import islice
 
 import numpy as np
 
-from hermes.engine.attention.kv_cache import Slot
+from hermes.engine.attention.kv_cache import KvSlot
 from hermes.engine.types import Ints
 
 BLOCK = 16
@@ -26,11 +26,11 @@ _CANDIDATES = 8
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class CachedSlot:
     """What one slot holds, or will hold."""
 
     policy_id: str | None
-    slot: Slot
+    slot: KvSlot
     tokens: Ints
     ready: int = 0
     """How many of the tokens' keys and values are there."""
@@ -39,28 +39,28 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    entry: Entry
+    entry: CachedSlot
     tokens: int
     """Length of the common beginning; it may be longer than what is ready."""
 
 
 class PrefixIndex:
     def __init__(self) -> None:
-        self._blocks: dict[int, dict[int, Entry]] = {}
-        self._kept: OrderedDict[int, Entry] = OrderedDict()
+        self._blocks: dict[int, dict[int, CachedSlot]] = {}
+        self._kept: OrderedDict[int, CachedSlot] = OrderedDict()
 
     def __len__(self) -> int:
         """How many finished entries are kept."""
         return len(self._kept)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: CachedSlot) -> None:
         """Makes an entry findable, from its first token to its last; what it had before stays as it is."""
         known = entry.hashes
         for key in _hashes(entry.policy_id, entry.tokens, known):
             known.append(key)
             self._blocks.setdefault(key, {})[id(entry)] = entry
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: CachedSlot) -> None:
         self._kept.pop(id(entry), None)
         for key in entry.hashes:
             found = self._blocks.get(key)
@@ -70,7 +70,7 @@ class PrefixIndex:
                     del self._blocks[key]
         entry.hashes.clear()
 
-    def keep(self, entry: Entry, tokens: Ints) -> None:
+    def keep(self, entry: CachedSlot, tokens: Ints) -> None:
         """The entry's sequence is finished and its slot holds `tokens`, which begin with those it had.
 
         It may be evicted from now on.
@@ -81,7 +81,7 @@ class PrefixIndex:
 
     def find(self, policy_id: str | None, prompt: Ints, limit: int) -> Match | None:
         """The entry with the longest beginning in common with prompt[:limit]; of equals, the most ready."""
-        deepest: dict[int, Entry] = {}
+        deepest: dict[int, CachedSlot] = {}
         for key in _hashes(policy_id, prompt[:limit]):
             found = self._blocks.get(key)
             if not found:
@@ -96,12 +96,12 @@ class PrefixIndex:
                 break
         return best if best and best.tokens >= BLOCK else None
 
-    def touch(self, entry: Entry) -> None:
+    def touch(self, entry: CachedSlot) -> None:
         """It was useful just now."""
         if id(entry) in self._kept:
             self._kept.move_to_end(id(entry))
 
-    def evict(self, spare: Entry | None = None) -> Entry | None:
+    def evict(self, spare: CachedSlot | None = None) -> CachedSlot | None:
         """Forgets the longest unused finished entry but `spare`, and returns it."""
         for entry in self._kept.values():
             if entry is not spare:
@@ -109,7 +109,7 @@ class PrefixIndex:
                 return entry
         return None
 
-    def of_policy(self, policy_id: str | None) -> list[Entry]:
+    def of_policy(self, policy_id: str | None) -> list[CachedSlot]:
         """The finished entries of one policy."""
         return [entry for entry in self._kept.values() if entry.policy_id == policy_id]
 

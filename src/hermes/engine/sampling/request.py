@@ -32,7 +32,7 @@ MOST_SCORES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SamplerLimits:
     vocab: int
     max_length: int
     """Longest sequence that can be trained."""
@@ -96,7 +96,7 @@ class SampleJob:
         )
 
 
-def read_request(request: SampleRequest, policy: Policy, limits: Limits, stops: StopBook) -> SampleJob:
+def read_request(request: SampleRequest, policy: Policy, limits: SamplerLimits, stops: StopBook) -> SampleJob:
     """The request as a job, or an error that says what is wrong with it."""
     prompt = _read_prompt(request.prompt, limits)
     _check_params(request.params)
@@ -127,7 +127,7 @@ def read_request(request: SampleRequest, policy: Policy, limits: Limits, stops: 
     )
 
 
-def _read_prompt(prompt: Ints, limits: Limits) -> Ints:
+def _read_prompt(prompt: Ints, limits: SamplerLimits) -> Ints:
     tokens = np.asarray(prompt)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise EngineUserError("The prompt must be a list of token ids.")

@@ -1,8 +1,8 @@
 """The forward passes of sampling: prompts into the cache, and one more token for every running sequence.
 
-`Runner` is all that the scheduler asks of a device. It owns the keys and values and the state of the running
-batch; between two `load`s a decode step needs nothing from the host, and what it drew is fetched by the host
-when it likes, at most `depth` steps later. `TorchRunner` is the one for a CPU: it attends over slots that lie
+`ModelRunner` is all that the scheduler asks of a device. It owns the keys and values and the state of the
+running batch; between two `load`s a decode step needs nothing from the host, and the host may fetch the drawn
+tokens up to `depth` steps later. `TorchRunner` is the one for a CPU: it attends over slots that lie
 side by side in one call, and where a batch has one adapter only it may run on weights with that merged in.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.attention.kv_cache import KvPool, Slot
+from hermes.engine.attention.kv_cache import KvPool, KvSlot
 from hermes.engine.attention.kv_decode import prompts_attend, rows_attend, runs_of, stems_of
 from hermes.engine.lora.policy import Policy
 from hermes.engine.lora.weights import LoraSpans, LoraView
@@ -29,7 +29,7 @@ from hermes.engine.types import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PrefillChunk:
     """Tokens of one prompt to be computed; those before are in the slot already."""
 
     policy: Policy
@@ -53,7 +53,7 @@ def join(policies: Iterable[tuple[Policy, int]]) -> tuple[tuple[Policy, int], ..
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SamplingMetadata:
     """How the rows' next tokens are chosen, on the host."""
 
     policies: tuple[tuple[Policy, int], ...]
@@ -73,7 +73,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class DecodeBatch:
     """The running sequences, in the order of their policies and then of their slots."""
 
     cells: Ints
@@ -86,27 +86,27 @@ class Batch:
     """The last token drawn."""
     prompts: Sequence[Ints]
     """What each one's sequence begins with, as far as it is in the cache."""
-    choice: Choice
+    choice: SamplingMetadata
 
 
-class Fetched(NamedTuple):
+class SampledTokens(NamedTuple):
     tokens: Ints
     logprobs: Floats
     topk_ids: Ints | None
     topk_logprobs: Floats | None
 
 
-class Drawn(Protocol):
-    def fetch(self) -> Fetched:
+class SampleFuture(Protocol):
+    def fetch(self) -> SampledTokens:
         """Waits for the device."""
         ...
 
 
-class Runner(Protocol):
+class ModelRunner(Protocol):
     depth: int
     """How many decode steps may be under way before the first must be fetched."""
 
-    def prefill(self, pieces: Sequence[Piece]) -> list[Tensor]:
+    def prefill(self, pieces: Sequence[PrefillChunk]) -> list[Tensor]:
         """Computes the pieces' tokens into their slots; the wanted hidden states [wanted, hidden] of each."""
         ...
 
@@ -114,7 +114,7 @@ class Runner(Protocol):
         """[rows, vocab] fp32, at temperature 1."""
         ...
 
-    def draw(self, hidden: Tensor, choice: Choice) -> Drawn:
+    def draw(self, hidden: Tensor, choice: SamplingMetadata) -> SampleFuture:
         """The next tokens after hidden states [rows, hidden]."""
         ...
 
@@ -122,15 +122,15 @@ class Runner(Protocol):
         """The first tokens of the slot at cell `source` into other slots."""
         ...
 
-    def wipe(self, slot: Slot) -> None:
+    def wipe(self, slot: KvSlot) -> None:
         """Nothing of what is in the slot is read again, not even to be weighed by 0."""
         ...
 
-    def load(self, batch: Batch) -> None:
+    def load(self, batch: DecodeBatch) -> None:
         """The running batch is this one from now on. No step may be under way."""
         ...
 
-    def step(self) -> Drawn:
+    def step(self) -> SampleFuture:
         """One more token for every row of the running batch."""
         ...
 
@@ -144,14 +144,14 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnNow:
+class SampleReady:
     tokens: Tensor
     logprobs: Tensor
     topk: tuple[Tensor, Tensor] | None
 
-    def fetch(self) -> Fetched:
+    def fetch(self) -> SampledTokens:
         ids, logprobs = self.topk or (None, None)
-        return Fetched(
+        return SampledTokens(
             self.tokens.cpu().numpy(),
             self.logprobs.cpu().numpy(),
             None if ids is None else ids.cpu().numpy(),
@@ -159,13 +159,13 @@ class DrawnNow:
         )
 
 
-def pick(logits: Tensor, choice: Choice, draws: Draws) -> DrawnNow:
+def pick(logits: Tensor, choice: SamplingMetadata, draws: Draws) -> SampleReady:
     """A token for each row of logits, which are overwritten; with the alternatives that were asked for."""
     if not choice.topk:
-        return DrawnNow(*choose(logits, draws), None)
+        return SampleReady(*choose(logits, draws), None)
     scale = torch.where(draws.temperature <= 0, 1.0, draws.temperature)[:, None]
     best = torch.topk(torch.log_softmax(logits / scale, -1), choice.topk, dim=-1)
-    return DrawnNow(*choose(logits, draws), (best.indices, best.values))
+    return SampleReady(*choose(logits, draws), (best.indices, best.values))
 
 
 class TorchRunner:
@@ -175,7 +175,7 @@ class TorchRunner:
         self._base = pack(backbone)
         self._pool = pool
         self._merged: tuple[Policy, Backbone] | None = None
-        self._batch: Batch | None = None
+        self._batch: DecodeBatch | None = None
 
     def merge(self, policy: Policy) -> None:
         if policy.weights is not None and (self._merged is None or self._merged[0] is not policy):
@@ -189,14 +189,14 @@ class TorchRunner:
             self._batch = None
 
     @torch.inference_mode()
-    def prefill(self, pieces: Sequence[Piece]) -> list[Tensor]:
+    def prefill(self, pieces: Sequence[PrefillChunk]) -> list[Tensor]:
         hidden = self._prompts_hidden(pieces)
         ends = np.cumsum([len(piece.tokens) for piece in pieces]).tolist()
         rows = [np.arange(end - piece.wanted, end) for piece, end in zip(pieces, ends, strict=True)]
         wanted = hidden.index_select(0, self._tensor(np.concatenate(rows)))
         return list(torch.split(wanted, [piece.wanted for piece in pieces]))
 
-    def _prompts_hidden(self, pieces: Sequence[Piece]) -> Tensor:
+    def _prompts_hidden(self, pieces: Sequence[PrefillChunk]) -> Tensor:
         """Final hidden states of all the pieces' tokens, whose keys and values are then in their slots."""
         tokens = np.concatenate([piece.tokens for piece in pieces])
         positions = np.concatenate([np.arange(len(p.tokens)) + p.offset for p in pieces])
@@ -205,7 +205,7 @@ class TorchRunner:
         backbone, lora = self._weights(join((p.policy, len(p.tokens)) for p in pieces))
         return backbone.hidden(self._tensor(tokens), self._tensor(positions), attend, lora)
 
-    def _prompts_attend(self, cells: Tensor, pieces: Sequence[Piece]) -> Attend:
+    def _prompts_attend(self, cells: Tensor, pieces: Sequence[PrefillChunk]) -> Attend:
         places = [(piece.cell, piece.offset, len(piece.tokens)) for piece in pieces]
         return prompts_attend(self._base.spec, self._pool, cells, places)
 
@@ -214,7 +214,7 @@ class TorchRunner:
         return self._logits(((policy, len(hidden)),), hidden)
 
     @torch.inference_mode()
-    def draw(self, hidden: Tensor, choice: Choice) -> DrawnNow:
+    def draw(self, hidden: Tensor, choice: SamplingMetadata) -> SampleReady:
         return self._draw(hidden, choice, self._draws(choice))
 
     @torch.inference_mode()
@@ -222,10 +222,10 @@ class TorchRunner:
         self._pool.copy(source, targets, tokens)
 
     @torch.inference_mode()
-    def wipe(self, slot: Slot) -> None:
+    def wipe(self, slot: KvSlot) -> None:
         self._pool.wipe(slot)
 
-    def load(self, batch: Batch) -> None:
+    def load(self, batch: DecodeBatch) -> None:
         self._batch = batch
         policies = [rows for _, rows in batch.choice.policies]
         stems = stems_of(self._base.spec, policies, batch.cells, batch.prompts)
@@ -236,7 +236,7 @@ class TorchRunner:
         self._choice = self._draws(batch.choice)
 
     @torch.inference_mode()
-    def step(self) -> Drawn:
+    def step(self) -> SampleFuture:
         assert self._batch is not None
         choice = self._batch.choice
         positions = self._tensor(self._lengths)
@@ -250,7 +250,7 @@ class TorchRunner:
         self._choice.counts.add_(1)
         return drawn
 
-    def _draw(self, hidden: Tensor, choice: Choice, draws: Draws) -> DrawnNow:
+    def _draw(self, hidden: Tensor, choice: SamplingMetadata, draws: Draws) -> SampleReady:
         return pick(self._logits(choice.policies, hidden), choice, draws)
 
     def _logits(self, policies: Sequence[tuple[Policy, int]], hidden: Tensor) -> Tensor:
@@ -271,7 +271,7 @@ class TorchRunner:
             return self._merged[1], None
         return self._base, policy.applied
 
-    def _draws(self, choice: Choice) -> Draws:
+    def _draws(self, choice: SamplingMetadata) -> Draws:
         return Draws(
             seeds=self._tensor(choice.seeds),
             counts=self._tensor(choice.counts.copy()),

@@ -15,11 +15,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes.engine.attention.kv_cache import Slot
+from hermes.engine.attention.kv_cache import KvSlot
 from hermes.engine.attention.kv_decode import STEM_ROWS, STEM_TOKENS
-from hermes.engine.sampling.prefix_cache import Entry
+from hermes.engine.sampling.prefix_cache import CachedSlot
 from hermes.engine.sampling.request import SampleJob
-from hermes.engine.sampling.runner import Batch, Choice, Fetched, join
+from hermes.engine.sampling.runner import DecodeBatch, SampledTokens, SamplingMetadata, join
 from hermes.engine.sampling.stops import Stops
 from hermes.engine.types import Floats, Ints, SampledSequence, StopReason, TopK
 
@@ -30,26 +30,26 @@ _NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lane:
+class RunningSequence:
     """What a sequence is, apart from how far it has come."""
 
     job: SampleJob
     sample: int
-    slot: Slot
-    entry: Entry | None
+    slot: KvSlot
+    entry: CachedSlot | None
     """Its slot's entry in the index, if its prompt is findable already."""
 
 
-class Tenants(NamedTuple):
+class RowSnapshot(NamedTuple):
     """Lanes at one moment; `ages` tells whether somebody else has moved in since."""
 
     rows: Ints
     ages: Ints
 
 
-class Lanes:
+class RunningBatch:
     def __init__(self, count: int) -> None:
-        self._lanes: list[Lane | None] = [None] * count
+        self._lanes: list[RunningSequence | None] = [None] * count
         self._free = list(range(count - 1, -1, -1))
         ints = {name: np.zeros(count, np.int64) for name in ("cell", "size", "length", "last", "count")}
         self.cell, self.size, self.length, self.last, self.count = ints.values()
@@ -72,12 +72,12 @@ class Lanes:
     def free(self) -> int:
         return len(self._free)
 
-    def __getitem__(self, index: int) -> Lane:
+    def __getitem__(self, index: int) -> RunningSequence:
         lane = self._lanes[index]
         assert lane is not None
         return lane
 
-    def open(self, lane: Lane, policy_order: int) -> int:
+    def open(self, lane: RunningSequence, policy_order: int) -> int:
         """A lane for a sequence whose prompt is in its slot, or all but the last token of it."""
         index, job, params = self._free.pop(), lane.job, lane.job.request.params
         self._lanes[index] = lane
@@ -101,7 +101,7 @@ class Lanes:
         self._set_stop_ids(index, job.stops.ids)
         return index
 
-    def close(self, index: int) -> Lane:
+    def close(self, index: int) -> RunningSequence:
         lane = self[index]
         self._lanes[index] = None
         self._age[index] = 0
@@ -118,16 +118,16 @@ class Lanes:
     def is_open(self, index: int) -> bool:
         return self._lanes[index] is not None
 
-    def tenants(self, rows: Ints) -> Tenants:
-        return Tenants(rows, self._age[rows])
+    def tenants(self, rows: Ints) -> RowSnapshot:
+        return RowSnapshot(rows, self._age[rows])
 
-    def still(self, tenants: Tenants, drawn: Fetched) -> tuple[Ints, Fetched]:
+    def still(self, tenants: RowSnapshot, drawn: SampledTokens) -> tuple[Ints, SampledTokens]:
         """The lanes that are still those they were, and what was drawn for them."""
         same = self._age[tenants.rows] == tenants.ages
         if same.all():
             return tenants.rows, drawn
         ids, logprobs = drawn.topk_ids, drawn.topk_logprobs
-        return tenants.rows[same], Fetched(
+        return tenants.rows[same], SampledTokens(
             drawn.tokens[same],
             drawn.logprobs[same],
             None if ids is None else ids[same],
@@ -145,10 +145,10 @@ class Lanes:
         stem = np.where(alike[which] < STEM_ROWS, -1, self._stem[rows])  # the others lie by their slots alone
         return rows[np.lexsort((self.cell[rows], self.size[rows], stem, self._policy[rows]))]
 
-    def choice(self, rows: Ints) -> Choice:
+    def choice(self, rows: Ints) -> SamplingMetadata:
         """How the next tokens of these lanes are chosen; rows of one policy lie together."""
         starts = [0, *(np.flatnonzero(np.diff(self._policy[rows])) + 1).tolist(), len(rows)]
-        return Choice(
+        return SamplingMetadata(
             policies=join(
                 (self[int(rows[start])].job.policy, end - start) for start, end in itertools.pairwise(starts)
             ),
@@ -160,12 +160,12 @@ class Lanes:
             topk=int(self._topk[rows].max()),
         )
 
-    def batch(self, rows: Ints) -> Batch:
+    def batch(self, rows: Ints) -> DecodeBatch:
         prompts = [self[index].job.prompt[: self.length[index]] for index in rows.tolist()]
         columns = (self.cell[rows], self.size[rows], self.length[rows], self.last[rows])
-        return Batch(*columns, prompts, self.choice(rows))
+        return DecodeBatch(*columns, prompts, self.choice(rows))
 
-    def accept(self, rows: Ints, drawn: Fetched) -> list[tuple[int, StopReason]]:
+    def accept(self, rows: Ints, drawn: SampledTokens) -> list[tuple[int, StopReason]]:
         """Appends one token to each of `rows`; which of them have ended, and why."""
         at = self.count[rows]
         if int(at.max()) >= self._tokens.shape[1]:

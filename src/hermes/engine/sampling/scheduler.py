@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hermes.engine.attention.kv_cache import Slot
+from hermes.engine.attention.kv_cache import KvSlot
 from hermes.engine.lora.policy import Policy
 from hermes.engine.memory import capacity_error, is_out_of_memory
-from hermes.engine.sampling.admission import Admission, Prompt
-from hermes.engine.sampling.ledger import Ledger
+from hermes.engine.sampling.admission import Admission, PrefillPrompt
+from hermes.engine.sampling.policy_load import PolicyLoad
 from hermes.engine.sampling.prefill import Prefill
-from hermes.engine.sampling.prefix_cache import Entry
+from hermes.engine.sampling.prefix_cache import CachedSlot
 from hermes.engine.sampling.request import SampleJob
-from hermes.engine.sampling.runner import Drawn, Fetched, Runner
-from hermes.engine.sampling.running import Lane, Lanes, Tenants
+from hermes.engine.sampling.runner import ModelRunner, SampledTokens, SampleFuture
+from hermes.engine.sampling.running import RowSnapshot, RunningBatch, RunningSequence
 from hermes.engine.types import Ints, NotFiniteError, SampledSequence, SampleResult, StopReason
 
 MERGE_PAYS_TOKENS = 512
@@ -40,18 +40,18 @@ class SamplerCounts:
     sampled_tokens: int = 0
 
 
-class Sampler:
-    def __init__(self, runner: Runner, cells: int, max_batch: int, prefill_tokens: int) -> None:
+class SamplingScheduler:
+    def __init__(self, runner: ModelRunner, cells: int, max_batch: int, prefill_tokens: int) -> None:
         self._runner = runner
         self._admission = Admission(runner, cells)
-        self._lanes = Lanes(max_batch)
+        self._lanes = RunningBatch(max_batch)
         self._prefill = Prefill(runner, prefill_tokens)
-        self._joined: list[Entry] = []
+        self._joined: list[CachedSlot] = []
         """Their prompts' last tokens are computed by the next decode step."""
         self._rows: Ints = np.zeros(0, np.int64)
         self._stale = False
-        self._under_way: deque[tuple[Tenants, Drawn]] = deque()
-        self._ledger = Ledger()
+        self._under_way: deque[tuple[RowSnapshot, SampleFuture]] = deque()
+        self._ledger = PolicyLoad()
         self._merging = True
         self.counts = SamplerCounts()
 
@@ -138,19 +138,19 @@ class Sampler:
             else:
                 self._prefill.prompts.append(prompt)
 
-    def _join(self, prompt: Prompt) -> None:
+    def _join(self, prompt: PrefillPrompt) -> None:
         """All but the last token is in the cache: that one is decoded like any other."""
         self._stale = True
         self._joined.append(prompt.entry)
         self._open(prompt)
 
-    def _open(self, prompt: Prompt) -> list[int]:
+    def _open(self, prompt: PrefillPrompt) -> list[int]:
         """A lane for each of the prompt's samples, whose slots are filled from the first's."""
         job, cells = prompt.job, [slot.start for slot in prompt.slots]
         self._runner.copy(cells[0], cells[1:], prompt.done)
         order = self._ledger.order(job.policy)
         return [
-            self._lanes.open(Lane(job, sample, slot, None if number else prompt.entry), order)
+            self._lanes.open(RunningSequence(job, sample, slot, None if number else prompt.entry), order)
             for number, (sample, slot) in enumerate(zip(prompt.samples, prompt.slots, strict=True))
         ]
 
@@ -162,7 +162,7 @@ class Sampler:
         if turn.ready:
             self._run(turn.ready)
 
-    def _run(self, ready: list[tuple[Prompt, Tensor]]) -> None:
+    def _run(self, ready: list[tuple[PrefillPrompt, Tensor]]) -> None:
         """The prompts are in the cache: their samples draw a first token and join the running batch."""
         rows: list[int] = []
         states: list[Tensor] = []
@@ -188,7 +188,7 @@ class Sampler:
         else:
             self._accept(self._lanes.tenants(lanes), drawn)
 
-    def _finish_without_sampling(self, prompt: Prompt, hidden: Tensor) -> None:
+    def _finish_without_sampling(self, prompt: PrefillPrompt, hidden: Tensor) -> None:
         job = prompt.job
         if not bool(hidden.isfinite().all()):
             self._wipe(prompt.slots, prompt.entry)
@@ -232,7 +232,7 @@ class Sampler:
             entry.ready = len(entry.tokens)
         self._joined.clear()
 
-    def _accept(self, tenants: Tenants, drawn: Drawn) -> None:
+    def _accept(self, tenants: RowSnapshot, drawn: SampleFuture) -> None:
         """Appends what was drawn, but for lanes that have ended since; ends what has ended."""
         fetched = drawn.fetch()
         if not np.isfinite(fetched.logprobs).all():
@@ -248,7 +248,7 @@ class Sampler:
             if self._lanes.is_open(index):
                 self._finish(index, reason)
 
-    def _end_sick(self, tenants: Tenants, drawn: Fetched) -> None:
+    def _end_sick(self, tenants: RowSnapshot, drawn: SampledTokens) -> None:
         """Ends the jobs whose weights gave NaN; the others of the batch go on."""
         rows, drawn = self._lanes.still(tenants, drawn)
         for index in rows[~np.isfinite(drawn.logprobs)].tolist():
@@ -275,7 +275,7 @@ class Sampler:
         if self._ledger.is_dropped(job.policy):
             self._admission.give_back([lane.slot], lane.entry)
         else:
-            self._admission.keep(lane.entry or Entry(job.policy.id, lane.slot, cached), cached)
+            self._admission.keep(lane.entry or CachedSlot(job.policy.id, lane.slot, cached), cached)
         if job.complete:
             self._resolve(job)
 
@@ -283,7 +283,7 @@ class Sampler:
         if self._settle(job) and job.future.set_running_or_notify_cancel():
             job.future.set_result(job.result())
 
-    def _wipe(self, slots: Sequence[Slot], entry: Entry | None) -> None:
+    def _wipe(self, slots: Sequence[KvSlot], entry: CachedSlot | None) -> None:
         """Gives back slots of what was not finished, as if nothing had been in them."""
         self._stale = True
         for slot in slots:

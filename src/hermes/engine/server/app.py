@@ -1,6 +1,6 @@
 """The engine over HTTP: a table of routes, who may ask, and what becomes of an error.
 
-`routes` is the Tinker API; another face of the engine adds its own routes over the same `State`.
+`routes` is the Tinker API; another face of the engine adds its own routes over the same `EngineServerState`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hermes.engine.server.responses import Refused, refusal_of
-from hermes.engine.server.state import State
+from hermes.engine.server.responses import RequestError, refusal_of
+from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker.downloads import Downloads
 from hermes.engine.server.tinker.imports import Imports
 from hermes.engine.server.tinker.rest import Rest
-from hermes.engine.server.tinker.sampling import Sampling
+from hermes.engine.server.tinker.sampling import SamplingRoutes
 from hermes.engine.server.tinker.saving import Saving
-from hermes.engine.server.tinker.service import Service
+from hermes.engine.server.tinker.service import ServiceRoutes
 from hermes.engine.server.tinker.training import Training
 from hermes.errors import HermesError
-from hermes.safety.access import Policy
+from hermes.safety.access import HttpAccessPolicy
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -35,9 +35,9 @@ _FILES = f"{_API}/files/"
 _logger = logging.getLogger(__name__)
 
 
-def routes(state: State) -> list[Route]:
-    service, training, saving = Service(state), Training(state), Saving(state)
-    sampling, rest, downloads = Sampling(state), Rest(state), Downloads(state)
+def routes(state: EngineServerState) -> list[Route]:
+    service, training, saving = ServiceRoutes(state), Training(state), Saving(state)
+    sampling, rest, downloads = SamplingRoutes(state), Rest(state), Downloads(state)
     checkpoint = f"{_API}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}"
     table: list[tuple[str, str, Handler]] = [
         ("POST", f"{_API}/retrieve_future", service.retrieve_future),
@@ -88,11 +88,11 @@ def routes(state: State) -> list[Route]:
     return [Route(path, handler, methods=[method]) for method, path, handler in table]
 
 
-def build_app(table: Iterable[Route], policy: Policy) -> ASGIApp:
+def build_app(table: Iterable[Route], policy: HttpAccessPolicy) -> ASGIApp:
     app = Starlette(
         routes=list(table),
         exception_handlers={
-            Refused: _refused,
+            RequestError: _refused,
             HermesError: _failed,
             OSError: _disk_refused,
             HTTPException: _unrouted,
@@ -105,7 +105,7 @@ def build_app(table: Iterable[Route], policy: Policy) -> ASGIApp:
 class _Guarded:
     """Asks the policy before anything is read."""
 
-    def __init__(self, app: ASGIApp, policy: Policy) -> None:
+    def __init__(self, app: ASGIApp, policy: HttpAccessPolicy) -> None:
         self._app = app
         self._policy = policy
 
@@ -119,7 +119,7 @@ class _Guarded:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, RequestError)
     return error.answer()
 
 

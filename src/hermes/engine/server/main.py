@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hermes.engine.checkpoints.store import CheckpointStore
     from hermes.engine.engine import Engine
     from hermes.engine.info import EngineOptions
-    from hermes.engine.server.state import State
+    from hermes.engine.server.state import EngineServerState
 
 _NEEDED = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "httptools", "tinker")
 _TICK_S = 1.0
@@ -99,7 +99,7 @@ async def _run(
     from hermes.engine.server.openai.routes import openai_routes
     from hermes.engine.server.state import open_state
 
-    class Server(uvicorn.Server):
+    class EngineServer(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield  # ours below: uvicorn's would end the process before the engine is closed
@@ -118,7 +118,7 @@ async def _run(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=10,
     )
-    server = Server(config)
+    server = EngineServer(config)
 
     def stop(number: int) -> None:
         state.calls.close()
@@ -135,7 +135,7 @@ async def _run(
         clock.cancel()
 
 
-async def _keep_time(state: State) -> None:
+async def _keep_time(state: EngineServerState) -> None:
     """What must happen although nobody asks: silence noticed, old results and checkpoints gone, room made."""
     while True:
         await asyncio.sleep(_TICK_S)

@@ -30,7 +30,7 @@ MOVING = "policy"
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _PolicyRef:
     policy_id: str | None
     """None: not in memory."""
     folder: Path | None
@@ -50,24 +50,26 @@ class Policies:
         self._engine = engine
         self._store = store
         self._spill = spill
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _PolicyRef] = {}
         """In the order of their last use."""
         shutil.rmtree(spill, ignore_errors=True)
 
     def adopt(self, key: str, policy_id: str) -> None:
         """Takes over a snapshot that lies in memory only."""
-        self._held[key] = _Held(policy_id, None, named=False)
+        self._held[key] = _PolicyRef(policy_id, None, named=False)
 
     def adopt_named(self, checkpoint: Checkpoint, policy_id: str) -> None:
         """Takes over the snapshot that the checkpoint was written from."""
-        self._held[key_of(checkpoint)] = _Held(policy_id, self._store.folder(checkpoint.path), named=True)
+        self._held[key_of(checkpoint)] = _PolicyRef(
+            policy_id, self._store.folder(checkpoint.path), named=True
+        )
 
     def named(self, path: CheckpointPath) -> str:
         """The key of a checkpoint as it is now. EngineUserError: there is none."""
         checkpoint = self._store.find(path)
         key = key_of(checkpoint)
         if key not in self._held:
-            self._held[key] = _Held(None, self._store.folder(path), named=True)
+            self._held[key] = _PolicyRef(None, self._store.folder(path), named=True)
         return key
 
     def hold(self, key: str) -> None:
@@ -112,7 +114,7 @@ class Policies:
                     await self._move_out(held, held.policy_id)
             self._forget_unused(key)
 
-    async def _move_out(self, held: _Held, policy_id: str) -> None:
+    async def _move_out(self, held: _PolicyRef, policy_id: str) -> None:
         if held.folder is None:
             self._spill.mkdir(parents=True, exist_ok=True)
             folder = self._spill / os.urandom(8).hex()
@@ -121,7 +123,7 @@ class Policies:
         self._engine.drop_policy(policy_id)
         held.policy_id = None
 
-    async def _load(self, held: _Held) -> str:
+    async def _load(self, held: _PolicyRef) -> str:
         policy_id = held.policy_id
         if policy_id is None:
             assert held.folder is not None

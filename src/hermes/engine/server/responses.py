@@ -21,7 +21,7 @@ Shape = TypeVar("Shape", bound=BaseModel)
 MAX_BODY_BYTES = 512 << 20
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """Ends a request with a reason."""
 
     def __init__(self, status: int, detail: str) -> None:
@@ -47,13 +47,13 @@ async def read_body(request: Request) -> bytes:
                 raise _too_large()
             parts.append(part)
     except ClientDisconnect as error:
-        raise Refused(400, "the connection broke") from error
+        raise RequestError(400, "the connection broke") from error
     body = b"".join(parts)
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding == "zstd":
         return _unzstd(body)
     if coding != "identity":
-        raise Refused(415, f"a body encoded as {coding} is not understood: send it plain or as zstd")
+        raise RequestError(415, f"a body encoded as {coding} is not understood: send it plain or as zstd")
     return body
 
 
@@ -66,7 +66,7 @@ def checked_json(body: bytes, shape: type[Shape]) -> Shape:
     try:
         return parse_json(body, shape)
     except EngineUserError as error:
-        raise Refused(422, error.message) from error
+        raise RequestError(422, error.message) from error
 
 
 def parse_json(body: bytes, shape: type[Shape]) -> Shape:
@@ -80,10 +80,10 @@ def parse_json(body: bytes, shape: type[Shape]) -> Shape:
         raise EngineUserError(problems) from error
 
 
-def refusal_of(error: HermesError) -> Refused:
+def refusal_of(error: HermesError) -> RequestError:
     """As an answer to the request that ran into it."""
     status = 400 if isinstance(error, EngineUserError) else 429 if is_capacity(error) else 503
-    return Refused(status, reason(error))
+    return RequestError(status, reason(error))
 
 
 def is_capacity(error: BaseException) -> bool:
@@ -103,8 +103,8 @@ def json_bytes(value: Any) -> bytes:
     return to_json(value, inf_nan_mode="null")
 
 
-def _too_large() -> Refused:
-    return Refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+def _too_large() -> RequestError:
+    return RequestError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
 
 
 def _unzstd(body: bytes) -> bytes:
@@ -114,7 +114,7 @@ def _unzstd(body: bytes) -> bytes:
         with zstandard.ZstdDecompressor().stream_reader(body) as reader:
             plain: bytes = reader.read(MAX_BODY_BYTES + 1)
     except zstandard.ZstdError as error:
-        raise Refused(400, f"the body is not zstd: {error}") from error
+        raise RequestError(400, f"the body is not zstd: {error}") from error
     if len(plain) > MAX_BODY_BYTES:
         raise _too_large()
     return plain

@@ -10,7 +10,7 @@ from hermes.engine.checkpoints.store import CheckpointStore
 from hermes.engine.server.aliases import restore
 from hermes.engine.server.policies import Policies, PolicyNames
 from hermes.engine.server.tinker.external import Signer
-from hermes.engine.server.tinker.futures import Calls
+from hermes.engine.server.tinker.futures import FutureStore
 from hermes.engine.server.tinker.sessions import Sessions
 from hermes.engine.types import EngineUserError
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class EngineServerState:
     engine: Engine
     store: CheckpointStore
-    calls: Calls
+    calls: FutureStore
     policies: Policies
     names: PolicyNames
     sessions: Sessions
@@ -40,12 +40,14 @@ class State:
 
 def open_state(
     engine: Engine, store: CheckpointStore, base_names: tuple[str, ...], client_timeout_s: float
-) -> State:
+) -> EngineServerState:
     """Belongs to the event loop that calls it."""
-    calls = Calls()
+    calls = FutureStore()
     scratch = store.root / ".ephemeral"
     policies = Policies(engine, store, scratch)
     names = PolicyNames(policies, base_names)
     restore(names, store)
     sessions = Sessions(engine, calls, names, client_timeout_s)
-    return State(engine, store, calls, policies, names, sessions, Signer(), scratch, engine.tokenizer_dir)
+    return EngineServerState(
+        engine, store, calls, policies, names, sessions, Signer(), scratch, engine.tokenizer_dir
+    )

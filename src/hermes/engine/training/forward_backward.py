@@ -18,7 +18,7 @@ from hermes.engine.lora.adapter import Adapter, optim_step
 from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.lm_head import Derivative, add_rows, logprobs_backward, token_logprobs
-from hermes.engine.training.loss_inputs import Entries, gather_entries
+from hermes.engine.training.loss_inputs import LossInputs, gather_entries
 from hermes.engine.training.losses import ResolvedLoss, health, losses_and_derivative, resolve
 from hermes.engine.training.passes import run_pass
 from hermes.engine.training.validation import validate
@@ -55,7 +55,7 @@ class _Call:
     budget_tokens: int
     gradient: Tensor | None
     """This call's own sum; None where only logprobs are wanted."""
-    logprobs: list[tuple[Entries, Tensor]] = field(default_factory=list)
+    logprobs: list[tuple[LossInputs, Tensor]] = field(default_factory=list)
     """Of each micro-batch, on the device."""
     losses: list[Tensor] = field(default_factory=list)
     watched: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -88,7 +88,9 @@ class _Call:
         if self.gradient is not None and upstream is not None:
             passed.backward(upstream, self.gradient)
 
-    def _entries(self, states: Tensor, entries: Entries, lora: LoraWeights, upstream: Tensor | None) -> None:
+    def _entries(
+        self, states: Tensor, entries: LossInputs, lora: LoraWeights, upstream: Tensor | None
+    ) -> None:
         """Logprobs and loss of all entries; with `upstream`, the gradients of the trained ones."""
         logprobs = torch.empty(entries.targets.shape, dtype=torch.float32, device=states.device)
         if len(entries.scored):
@@ -105,7 +107,7 @@ class _Call:
                 self.adapter.accumulate_head(self.gradient, result.a, result.b)
         self._note(logprobs, entries)
 
-    def _derivative(self, entries: Entries, logprobs: Tensor) -> Derivative:
+    def _derivative(self, entries: LossInputs, logprobs: Tensor) -> Derivative:
         kind, config = self.loss.kind, self.loss.config
         if kind.by_sequence:
             whole = losses_and_derivative(kind, logprobs, entries.inputs, config)[1][entries.trained]
@@ -118,7 +120,7 @@ class _Call:
 
         return derivative
 
-    def _note(self, logprobs: Tensor, entries: Entries) -> None:
+    def _note(self, logprobs: Tensor, entries: LossInputs) -> None:
         kind, config = self.loss.kind, self.loss.config
         self.losses.append(kind.per_token(logprobs, entries.inputs, config).double().sum())
         for name, values in health(kind, logprobs, entries.inputs, config).items():

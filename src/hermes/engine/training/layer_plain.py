@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hermes.engine.attention.packed_varlen import Copies
+from hermes.engine.attention.packed_varlen import SharedKeyCopies
 from hermes.engine.model.llama import rms_norm, rotate
 
 
@@ -57,7 +57,7 @@ def turn_backward(
     shape: tuple[int, int, int],
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
-    copies: Copies | None,
+    copies: SharedKeyCopies | None,
 ) -> Tensor:
     """The gradient of what `turn` was given, `raw`, from those of queries, keys and values.
 
@@ -76,7 +76,7 @@ def turn_backward(
     return torch.cat((dq, dk, dv), dim=1).view_as(raw)
 
 
-def _summed(grad: Tensor, copies: Copies, rows: int) -> Tensor:
+def _summed(grad: Tensor, copies: SharedKeyCopies, rows: int) -> Tensor:
     total = torch.zeros(rows, *grad.shape[1:], dtype=torch.float32, device=grad.device)
     return total.index_add_(0, copies.source, grad.float()).to(grad.dtype)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.weights import LoraGroup, LoraPart, LoraWeights
-from hermes.engine.model.llama import GROUPS, Layer
+from hermes.engine.model.llama import GROUPS, LlamaLayer
 from hermes.engine.spec import HEAD, ModelSpec
 from hermes.engine.types import Ints
 
@@ -27,7 +27,7 @@ _WIDE = ("qkv", "gate_up", "down")
 _SMALL_BYTES = 1 << 30
 
 
-class Pair(NamedTuple):
+class LoraPair(NamedTuple):
     a: Tensor
     """[sum of ranks, in]"""
     b: Tensor
@@ -50,7 +50,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class LayerLayout:
     layers: int
     flat: int
     """Parameters of a layer in the adapter's buffer."""
@@ -73,7 +73,7 @@ class Layout:
         found = spread.index_select(1, self.cells).float()
         self._layers_of(gradient).add_(self._scaled(found, adapter))
 
-    def pairs(self, spread: Tensor) -> list[dict[str, Pair]]:
+    def pairs(self, spread: Tensor) -> list[dict[str, LoraPair]]:
         """Per layer, each trained group's matrices, as views."""
         shapes = [shape for place in self.places for shape in (place.a, place.b)]
         pieces = torch.split(spread, [rows * columns for rows, columns in shapes], dim=1)
@@ -83,7 +83,7 @@ class Layout:
         ]
         names = [place.name for place in self.places]
         return [
-            {name: Pair(a, b) for name, a, b in zip(names, matrices[::2], matrices[1::2], strict=True)}
+            {name: LoraPair(a, b) for name, a, b in zip(names, matrices[::2], matrices[1::2], strict=True)}
             for matrices in zip(*lines, strict=True)
         ]
 
@@ -95,7 +95,7 @@ class Layout:
         return flat if scale == 1.0 else flat * (1.0 + (scale - 1.0) * self.is_a)
 
 
-def side_by_side(pairs: list[dict[str, Pair]], layers: Sequence[Layer]) -> list[dict[str, Pair]]:
+def side_by_side(pairs: list[dict[str, LoraPair]], layers: Sequence[LlamaLayer]) -> list[dict[str, LoraPair]]:
     """The pairs of a small model with their wide matrices, which are made for all layers at once.
 
     A call for each layer would keep the device waiting. A large model has more to do in a layer than its host
@@ -114,7 +114,7 @@ def side_by_side(pairs: list[dict[str, Pair]], layers: Sequence[Layer]) -> list[
     return made
 
 
-def layout_of(adapter: Adapter) -> Layout | None:
+def layout_of(adapter: Adapter) -> LayerLayout | None:
     """None where the adapter leaves all layers alone."""
     config = adapter.config
     device = adapter.gradient.device
@@ -135,7 +135,7 @@ def head_of(adapter: Adapter, dtype: torch.dtype) -> LoraWeights:
 @lru_cache(maxsize=8)
 def _plan(
     spec: ModelSpec, rank: int, train_attn: bool, train_mlp: bool, device: torch.device
-) -> Layout | None:
+) -> LayerLayout | None:
     wanted = {"attn": train_attn, "mlp": train_mlp}
     places: list[_Place] = []
     cells: list[Ints] = []
@@ -157,7 +157,7 @@ def _plan(
         return None
     where = torch.as_tensor(np.concatenate(cells), device=device)
     is_a = torch.as_tensor(np.concatenate(kinds), device=device).float()
-    return Layout(spec.layers, len(where), start, tuple(places), where, is_a)
+    return LayerLayout(spec.layers, len(where), start, tuple(places), where, is_a)
 
 
 def _diagonal(start: int, outputs: list[int], rank: int) -> Ints:

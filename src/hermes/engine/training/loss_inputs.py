@@ -22,7 +22,7 @@ from hermes.engine.types import Datum, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entries:
+class LossInputs:
     """Those of a micro-batch with the same number of targets a position."""
 
     members: tuple[tuple[int, int], ...]
@@ -44,7 +44,7 @@ class Entries:
 
 def gather_entries(
     data: Sequence[Datum], batch: Pack, loss: ResolvedLoss, device: torch.device, *, score_all: bool
-) -> Iterator[Entries]:
+) -> Iterator[LossInputs]:
     """With `score_all`, the trained entries are scored apart as well."""
     by_width: dict[tuple[int, ...], list[int]] = {}
     for place, member in enumerate(batch.members):
@@ -60,7 +60,7 @@ def _gather(
     loss: ResolvedLoss,
     device: torch.device,
     score_all: bool,
-) -> Entries:
+) -> LossInputs:
     chosen = [data[batch.members[place]] for place in places]
     rows = np.concatenate([batch.rows[place] for place in places])
     targets = _stacked(chosen, "target_tokens", np.int64)
@@ -72,7 +72,7 @@ def _gather(
     rows_t, targets_t, trained, scored, into, as_, *inputs = ship((*indices, *columns.values()), device)
     members = tuple((batch.members[place], len(batch.rows[place])) for place in places)
     named = dict(zip(columns, inputs, strict=True))
-    return Entries(members, rows_t, targets_t, named, trained, scored, into, as_)
+    return LossInputs(members, rows_t, targets_t, named, trained, scored, into, as_)
 
 
 def _distinct(rows: Ints, targets: Ints) -> tuple[Ints, Ints]:

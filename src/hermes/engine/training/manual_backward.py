@@ -3,7 +3,7 @@
 Forwards and backwards are the matrix products and one function for what lies between two of them
 (`layer_plain`, `layer_kernels`), so that a layer costs the host few calls. The frozen weights have no
 gradient; those of the adapter's matrices are written where `layer_weights` takes them from. Equal to
-`CompactBackbone.hidden` under autograd (tests hold both to the naive gradients).
+`LlamaBackbone.hidden` under autograd (tests hold both to the naive gradients).
 
 An adapter's part of a product is in the product: its input has the columns x·Aᵀ behind it, the weight has B.
 """
@@ -19,12 +19,12 @@ from torch.nn.functional import embedding, linear
 
 from hermes.engine.attention.packed import PackedAttention
 from hermes.engine.lora.adapter import Adapter
-from hermes.engine.model.llama import CompactBackbone, Layer
-from hermes.engine.training.layer_weights import Layout, Pair, layout_of, side_by_side
+from hermes.engine.model.llama import LlamaBackbone, LlamaLayer
+from hermes.engine.training.layer_weights import LayerLayout, LoraPair, layout_of, side_by_side
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _Activations:
     """What the backward pass of a layer needs of its forward pass."""
 
     x: Tensor
@@ -51,14 +51,14 @@ class _Kept:
 class Stack:
     """One pass over one pack: `forward`, then at most once `backward`."""
 
-    backbone: CompactBackbone
+    backbone: LlamaBackbone
     adapter: Adapter
     attention: PackedAttention
     points: ModuleType
-    layout: Layout | None = None
-    pairs: list[dict[str, Pair]] = field(default_factory=list)
+    layout: LayerLayout | None = None
+    pairs: list[dict[str, LoraPair]] = field(default_factory=list)
     angles: tuple[Tensor, Tensor] | None = None
-    kept: list[_Kept | Tensor] = field(default_factory=list)
+    kept: list[_Activations | Tensor] = field(default_factory=list)
     """Per layer; its input alone where the layer is computed again."""
     last: Tensor | None = None
     """What the final norm reads."""
@@ -102,7 +102,7 @@ class Stack:
             grad = self._layer_backward(index, kept, grad, into[index])
         layout.take(found, self.adapter, gradient)
 
-    def _layer(self, index: int, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, _Kept]:
+    def _layer(self, index: int, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, _Activations]:
         """What the layer puts out, as a sum of two, for x + delta."""
         points, layer, pairs, eps = self._parts(index)
         x, read = points.add_norm(x, delta, layer.input_norm, eps, _room(pairs.get("qkv")))
@@ -117,10 +117,12 @@ class Stack:
         gate_up = widened(post, layer.gate_up, None, pairs.get("gate_up"))
         act = points.gate(gate_up, _room(pairs.get("down")))
         delta = widened(act, layer.down, None, pairs.get("down"))
-        kept = _Kept(x, read, raw, qkv, kv, seen, weights, low, middle, post, gate_up, act)
+        kept = _Activations(x, read, raw, qkv, kv, seen, weights, low, middle, post, gate_up, act)
         return middle, delta, kept
 
-    def _layer_backward(self, index: int, kept: _Kept, grad: Tensor, into: dict[str, Pair]) -> Tensor:
+    def _layer_backward(
+        self, index: int, kept: _Activations, grad: Tensor, into: dict[str, LoraPair]
+    ) -> Tensor:
         """The gradient of the layer's input from that of its output."""
         points, layer, pairs, eps = self._parts(index)
         act = widened_backward(grad, kept.act, layer.down, pairs.get("down"), into.get("down"))
@@ -138,7 +140,7 @@ class Stack:
         result: Tensor = points.norm_backward(read, kept.x, layer.input_norm, eps, grad)
         return result
 
-    def _parts(self, index: int) -> tuple[ModuleType, Layer, dict[str, Pair], float]:
+    def _parts(self, index: int) -> tuple[ModuleType, LlamaLayer, dict[str, LoraPair], float]:
         return self.points, self.backbone.layers[index], self.pairs[index], self.backbone.spec.eps
 
     @property
@@ -161,7 +163,7 @@ class Stack:
         return qkv[:, : self._queries].view(len(qkv), heads, dim), k, v
 
 
-def widened(x: Tensor, weight: Tensor, bias: Tensor | None, pair: Pair | None) -> Tensor:
+def widened(x: Tensor, weight: Tensor, bias: Tensor | None, pair: LoraPair | None) -> Tensor:
     """x·weightᵀ with the adapter's part. Behind the input, x has columns for x·Aᵀ, which are filled."""
     if pair is None:
         return linear(x, weight, bias)
@@ -170,7 +172,9 @@ def widened(x: Tensor, weight: Tensor, bias: Tensor | None, pair: Pair | None) -
     return linear(x, pair.beside(weight), bias)
 
 
-def widened_backward(grad: Tensor, x: Tensor, weight: Tensor, pair: Pair | None, into: Pair | None) -> Tensor:
+def widened_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, pair: LoraPair | None, into: LoraPair | None
+) -> Tensor:
     """The gradient of the input of `widened`; those of the pair are written into `into`."""
     if pair is None or into is None:
         return grad @ weight
@@ -182,7 +186,9 @@ def widened_backward(grad: Tensor, x: Tensor, weight: Tensor, pair: Pair | None,
     return whole.addmm_(low, pair.a)
 
 
-def added(x: Tensor, weight: Tensor, bias: Tensor | None, pair: Pair | None) -> tuple[Tensor, Tensor | None]:
+def added(
+    x: Tensor, weight: Tensor, bias: Tensor | None, pair: LoraPair | None
+) -> tuple[Tensor, Tensor | None]:
     """The same for an input without such columns, which are returned: the adapter's part is added."""
     out = linear(x, weight, bias)
     if pair is None:
@@ -192,7 +198,7 @@ def added(x: Tensor, weight: Tensor, bias: Tensor | None, pair: Pair | None) -> 
 
 
 def added_backward(
-    grad: Tensor, x: Tensor, low: Tensor | None, weight: Tensor, pair: Pair | None, into: Pair | None
+    grad: Tensor, x: Tensor, low: Tensor | None, weight: Tensor, pair: LoraPair | None, into: LoraPair | None
 ) -> Tensor:
     out = grad @ weight
     if pair is None or into is None or low is None:
@@ -203,5 +209,5 @@ def added_backward(
     return out.addmm_(pull, pair.a)
 
 
-def _room(pair: Pair | None) -> int:
+def _room(pair: LoraPair | None) -> int:
     return 0 if pair is None else pair.a.shape[0]

@@ -18,7 +18,7 @@ from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.model.llama import CompactBackbone
+from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.training import layer_plain
 from hermes.engine.training.layer_weights import head_of
 from hermes.engine.training.manual_backward import Stack
@@ -50,16 +50,16 @@ def run_pass(
     """With `train`, its `backward` may be called, once; with `checkpoint`, layers are then computed again."""
     device = backbone.device
     tokens, positions = ship((batch.tokens, batch.positions), device)
-    if isinstance(backbone, CompactBackbone) and device.type in WRITTEN_OUT:
+    if isinstance(backbone, LlamaBackbone) and device.type in WRITTEN_OUT:
         attention = packed_attention(batch, backbone.spec, device, backbone.dtype)
         stack = Stack(backbone, adapter, attention, _points(device))
         states = stack.forward(tokens, positions, keep=train, checkpoint=checkpoint)
-        return _WrittenOut(stack, states, head_of(adapter, backbone.dtype))
+        return _ManualBackward(stack, states, head_of(adapter, backbone.dtype))
     with torch.set_grad_enabled(train):
         lora = adapter.weights(backbone.dtype)
         attend = packed_attend(batch, backbone.spec, device)
         hidden = backbone.hidden(tokens, positions, attend, lora, checkpoint=checkpoint)
-    return _Recorded(hidden, hidden.detach(), lora, adapter)
+    return _AutogradPass(hidden, hidden.detach(), lora, adapter)
 
 
 def _points(device: torch.device) -> ModuleType:
@@ -71,7 +71,7 @@ def _points(device: torch.device) -> ModuleType:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _WrittenOut:
+class _ManualBackward:
     stack: Stack
     states: Tensor
     lora: LoraWeights
@@ -81,7 +81,7 @@ class _WrittenOut:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Recorded:
+class _AutogradPass:
     hidden: Tensor
     states: Tensor
     lora: LoraWeights

@@ -29,10 +29,10 @@ from hermes.envs.agent import evaluate as agent_eval
 from hermes.envs.agent.config import HermesAgentEnvConfig
 from hermes.envs.agent.grading import Range, uses_results_directly
 from hermes.envs.agent.group import as_group, of_group
-from hermes.envs.agent.pending import HomeServer
-from hermes.envs.agent.policy import Policy, Rollouts, unprobed
+from hermes.envs.agent.pending import LoopBoundServer
+from hermes.envs.agent.policy import PolicyServers, Rollouts, unprobed
 from hermes.envs.agent.result import AgentResult
-from hermes.envs.agent.rollout import Assignment, Scored, Workplace, run_scored
+from hermes.envs.agent.rollout import RolloutContext, RolloutSpec, Scored, run_scored
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.base import BaseEnv
 from hermes.envs.dataset import load_tasks
@@ -70,7 +70,7 @@ class HermesAgentBaseEnv(BaseEnv):
     ) -> None:
         super().__init__(config, unprobed(server_configs), slurm, testing)
         if uses_results_directly(type(self).compute_reward):
-            self.server = cast(ServerManager, HomeServer(self.server))
+            self.server = cast(ServerManager, LoopBoundServer(self.server))
         self.run_id = f"{self.display_name}-{new_id()}"
         self.rewards_for_log: list[float] = []
         self.turns_for_log: list[int] = []
@@ -168,7 +168,7 @@ class HermesAgentBaseEnv(BaseEnv):
     ) -> Scored:
         """One rollout and its reward; raises where there is no reward."""
         chosen = self.toolsets_for(item) if toolsets is None else toolsets
-        if isinstance(self.server, HomeServer):
+        if isinstance(self.server, LoopBoundServer):
             self.server.settle()
         async with self._places:
             return await run_scored(
@@ -242,11 +242,11 @@ class HermesAgentBaseEnv(BaseEnv):
         """From now on rollouts run on a made-up policy and are recorded in another home."""
         self._opened = {"policy": policy, "config": replace(self.hermes_config(), home=home)}
 
-    def _workplace(self) -> Workplace:
+    def _workplace(self) -> RolloutContext:
         policy = self._policy()
         # The trainer refuses sequences that reach its limit.
         longest = self.max_token_len - 1 if self.max_token_len > 0 else None
-        return Workplace(
+        return RolloutContext(
             name=self.display_name,
             run_id=self.run_id,
             settings=self.config,
@@ -258,7 +258,7 @@ class HermesAgentBaseEnv(BaseEnv):
 
     def _policy(self) -> Rollouts:
         if "policy" not in self._opened:
-            self._opened["policy"] = Policy(
+            self._opened["policy"] = PolicyServers(
                 self.hermes_config(),
                 self.server.servers,
                 self.config.tool_call_parser,
@@ -273,8 +273,8 @@ class HermesAgentBaseEnv(BaseEnv):
 
     def _assignment(
         self, item: Item, toolsets: Sequence[str], temperature: float | None, sample_index: int
-    ) -> Assignment:
-        return Assignment(
+    ) -> RolloutSpec:
+        return RolloutSpec(
             item=item,
             prompt=self.format_prompt(item),
             opening=self.opening(item),

@@ -1,9 +1,9 @@
 """Results that are not there yet, for code that awaits and for code that cannot.
 
-`Pending` is what a method hands to code on the event loop: something to await. Used as if it were the result,
-it raises and says what to write, since waiting there would stop every other rollout. `in_own_thread` runs
-code that cannot await; in there, `block_on` waits for work on the event loop and returns what came of it.
-`HomeServer` lets coroutines of another loop use model servers whose connections belong to this one.
+`SyncOrAwaitable` is what a method returns to code on the event loop: something to await. Used as if it were the
+result, it raises and says what to write, since waiting there would stop every other rollout. `in_own_thread`
+runs code that cannot await; in there, `block_on` waits for work on the event loop and returns what came of it.
+`LoopBoundServer` lets coroutines of another loop use model servers whose connections belong to this one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hermes.errors import UsageError
 T = TypeVar("T")
 
 
-class Pending:
+class SyncOrAwaitable:
     """Awaitable once."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -94,7 +94,7 @@ def block_on(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T
     return asyncio.run_coroutine_threadsafe(work, loop).result()
 
 
-class HomeServer:
+class LoopBoundServer:
     """An environment's servers, callable from the loop of a reward function's own thread as well."""
 
     def __init__(self, server: Any) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hermes.config.load import Config
     from hermes.envs.servers.base import APIServer
-    from hermes.models.tokens.chat import Speech, TokenSource
+    from hermes.models.tokens.chat import ChatRenderer, TokenSource
 
 Chat = Callable[[int | None], ChatModel]
 """A model for one rollout, given the trainer's limit on the length of a sequence, in tokens."""
@@ -41,7 +41,7 @@ class Rollouts(Protocol):
     async def close(self) -> None: ...
 
 
-class Policy:
+class PolicyServers:
     """All servers of an environment; connections are shared by all rollouts."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Policy:
         self._config = config
         self._parser = parser
         self._tokenizer = tokenizer
-        self._speech: Speech | None = None
+        self._speech: ChatRenderer | None = None
         self._open: list[TokenSource | ChatModel] = []
         self._chats = [(server, self._chat(server.config)) for server in servers]
 
@@ -104,12 +104,12 @@ class Policy:
         return LocalChat.open(server.model_name.removeprefix("hermes/"), self._config.home)
 
     def _token_chat(self, source: TokenSource, limit_tokens: int | None) -> ChatModel:
-        from hermes.models.tokens.chat import Speech, TokenChat
+        from hermes.models.tokens.chat import ChatRenderer, TokenChat
 
         if self._speech is None:
             tokenizer = self._tokenizer()
             longest = int(min(tokenizer.model_max_length, _LONGEST_TOKENS))
-            self._speech = Speech.of(tokenizer, self._parser, longest)
+            self._speech = ChatRenderer.of(tokenizer, self._parser, longest)
         longest = min(limit_tokens or _LONGEST_TOKENS, self._speech.context_tokens)
         return TokenChat(source, replace(self._speech, context_tokens=longest))
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hermes.agent.build import Plan, new_header, open_agent
+from hermes.agent.build import RolloutPlan, new_header, open_agent
 from hermes.batch.reward import GraderError
 from hermes.core import Boundary, Message, Outcome, Reward, Sampling, Source, Step, StopReason, Trajectory
 from hermes.envs.agent.grading import ComputeReward, Range, grade
@@ -53,7 +53,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class RolloutSpec:
     """What one rollout is about."""
 
     item: Any
@@ -73,7 +73,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Workplace:
+class RolloutContext:
     """What all rollouts of an environment share."""
 
     name: str
@@ -85,7 +85,9 @@ class Workplace:
     reward_range: Range
 
 
-async def run_scored(place: Workplace, assign: Callable[[], Assignment], compute: ComputeReward) -> Scored:
+async def run_scored(
+    place: RolloutContext, assign: Callable[[], RolloutSpec], compute: ComputeReward
+) -> Scored:
     """A rollout with a reward. ProviderError, SandboxError or GraderError if none could be had.
 
     GroupDroppedError if it ran out of time, or the task cannot even be put to the model.
@@ -102,7 +104,7 @@ async def run_scored(place: Workplace, assign: Callable[[], Assignment], compute
     raise failed
 
 
-async def _attempt(place: Workplace, assignment: Assignment, compute: ComputeReward) -> Scored:
+async def _attempt(place: RolloutContext, assignment: RolloutSpec, compute: ComputeReward) -> Scored:
     async with finished_rollout(place, assignment) as (result, bench):
         reward = await grade(compute, assignment.item, result, bench, place.reward_range)
     await _record(place, result.trajectory.header.id, reward)
@@ -111,7 +113,7 @@ async def _attempt(place: Workplace, assignment: Assignment, compute: ComputeRew
 
 @asynccontextmanager
 async def finished_rollout(
-    place: Workplace, assignment: Assignment
+    place: RolloutContext, assignment: RolloutSpec
 ) -> AsyncIterator[tuple[AgentResult, Workbench]]:
     """Runs the agent to its end and keeps its sandbox for the block.
 
@@ -120,7 +122,7 @@ async def finished_rollout(
     """
     model = place.new_model()
     budget = ResultBudget(place.settings)
-    plan = Plan(
+    plan = RolloutPlan(
         toolsets=assignment.toolsets,
         only_tools=assignment.only_tools,
         extra_tools=assignment.extra_tools,
@@ -152,7 +154,7 @@ async def finished_rollout(
         yield result, loop.bench
 
 
-async def _record(place: Workplace, trajectory_id: str, reward: RewardResult) -> None:
+async def _record(place: RolloutContext, trajectory_id: str, reward: RewardResult) -> None:
     detail = {"parts": dict(reward.parts), "detail": reward.detail}
     row = Reward(trajectory_id, reward.value, place.name, detail, time.time_ns() // 1_000_000)
     await asyncio.wrap_future(place.writer.add_reward(row))

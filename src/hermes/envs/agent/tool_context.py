@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hermes.config import paths
 from hermes.core import JSONObject, ToolCall, new_id
-from hermes.envs.agent.pending import Pending, block_on
+from hermes.envs.agent.pending import SyncOrAwaitable, block_on
 from hermes.envs.agent.transfer import receive_dir, send_dir
 from hermes.errors import UsageError
 from hermes.sandbox import open_sandbox as new_sandbox
@@ -44,7 +44,9 @@ Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 class ToolContext:
     """One rollout's sandbox and tools. Whoever opened it calls `cleanup`."""
 
-    def __init__(self, bench: Workbench, *, wait: Wait = Pending, sandbox: Sandbox | None = None) -> None:
+    def __init__(
+        self, bench: Workbench, *, wait: Wait = SyncOrAwaitable, sandbox: Sandbox | None = None
+    ) -> None:
         self.task_id = bench.trajectory_id
         self._bench = bench
         self._wait = wait

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from hermes.batch.reward import RewardFunction, load_reward, score
-from hermes.batch.tasks import Dataset, Row, read_dataset
+from hermes.batch.tasks import Dataset, TaskRow, read_dataset
 from hermes.core import Message
 from hermes.data.export.split import Side, side_of
 from hermes.envs.agent.config import HermesAgentEnvConfig
@@ -79,27 +79,27 @@ class RewardFunctionEnv(HermesAgentBaseEnv):
         self._train, self._held_out = split(check_rows(dataset).rows, self.config.eval_share)
         self._next = 0
 
-    async def get_next_item(self) -> Row:
+    async def get_next_item(self) -> TaskRow:
         """The next task; after the last comes the first."""
         self._next += 1
         return self._train[(self._next - 1) % len(self._train)]
 
-    async def eval_items(self) -> Sequence[Row]:
+    async def eval_items(self) -> Sequence[TaskRow]:
         return self._held_out
 
-    def item_key(self, item: Row) -> str:
+    def item_key(self, item: TaskRow) -> str:
         return item.key
 
-    def format_prompt(self, item: Row) -> str:
+    def format_prompt(self, item: TaskRow) -> str:
         return item.prompts[0]
 
-    def opening(self, item: Row) -> Sequence[Message]:
+    def opening(self, item: TaskRow) -> Sequence[Message]:
         return [*super().opening(item), *item.history]
 
-    def workspace_files(self, item: Row) -> Mapping[str, bytes]:
+    def workspace_files(self, item: TaskRow) -> Mapping[str, bytes]:
         return {path: text.encode("utf-8", "surrogatepass") for path, text in item.files.items()}
 
-    async def compute_reward(self, item: Row, result: AgentResult, ctx: ToolContext) -> float:
+    async def compute_reward(self, item: TaskRow, result: AgentResult, ctx: ToolContext) -> float:
         return await score(self._function, item, result.trajectory, ctx.open_sandbox)
 
 
@@ -118,7 +118,7 @@ def check_rows(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def split(rows: Sequence[Row], eval_share: float) -> tuple[list[Row], list[Row]]:
+def split(rows: Sequence[TaskRow], eval_share: float) -> tuple[list[TaskRow], list[TaskRow]]:
     """(to train on, held out), by each row's key: the same row is always on the same side."""
     if len(rows) < _LEAST_TO_SPLIT:
         return list(rows), []

@@ -19,7 +19,7 @@ from hermes.envs.builtin.generated import ShapedEnvConfig
 from hermes.envs.builtin.solvable import SolvableEnv, asks
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.tasks.job_kinds import make_job
-from hermes.envs.tasks.jobs import Job, grade_job
+from hermes.envs.tasks.jobs import TerminalJob, grade_job
 from hermes.envs.tasks.split import Split, draw
 
 _CHECK_TIMEOUT_S = 20.0
@@ -42,16 +42,16 @@ class TerminalTasksEnv(SolvableEnv):
     config: TerminalTasksConfig
     default_toolsets: ClassVar[Sequence[str]] = ("terminal", "file")
 
-    def generate(self, split: Split) -> Iterator[Job]:
+    def generate(self, split: Split) -> Iterator[TerminalJob]:
         return draw(make_job, split, self.config.seed)
 
-    def format_prompt(self, item: Job) -> str:
+    def format_prompt(self, item: TerminalJob) -> str:
         return item.instruction
 
-    def workspace_files(self, item: Job) -> Mapping[str, bytes]:
+    def workspace_files(self, item: TerminalJob) -> Mapping[str, bytes]:
         return {path: text.encode() for path, text in item.files.items()}
 
-    async def grade(self, item: Job, result: AgentResult, ctx: ToolContext) -> RewardResult:
+    async def grade(self, item: TerminalJob, result: AgentResult, ctx: ToolContext) -> RewardResult:
         graded = await grade_job(item, _Sandboxed(ctx))
         if self.config.reward_mode == "shaped":
             return RewardResult(
@@ -59,10 +59,10 @@ class TerminalTasksEnv(SolvableEnv):
             )
         return graded
 
-    def gold(self, item: Job) -> Sequence[Message]:
+    def gold(self, item: TerminalJob) -> Sequence[Message]:
         return [asks(("terminal", {"command": item.solution})), Message.assistant("Done.")]
 
-    def exploits(self, item: Job) -> Mapping[str, Sequence[Message]]:
+    def exploits(self, item: TerminalJob) -> Mapping[str, Sequence[Message]]:
         def runs(command: str) -> Sequence[Message]:
             return [asks(("terminal", {"command": command})), Message.assistant("Done.")]
 

@@ -25,10 +25,10 @@ from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
 from hermes.envs.builtin.solvable import SolvableEnv, asks
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.tasks.call_credit import Marks, Stretch, advantages, stretches
+from hermes.envs.tasks.call_credit import CallMarks, Stretch, advantages, stretches
 from hermes.envs.tasks.call_grading import grade_calls
 from hermes.envs.tasks.call_mistakes import mistakes
-from hermes.envs.tasks.functions import CATEGORIES, Function, Request, make_request
+from hermes.envs.tasks.functions import CATEGORIES, Function, FunctionRequest, make_request
 from hermes.envs.tasks.split import Split, distinct
 from hermes.models.parsers import get_parser
 from hermes.models.parsers.hermes import TaggedJSONParser
@@ -78,29 +78,29 @@ class ToolCallingEnv(SolvableEnv):
     env_config_cls: ClassVar[Any] = ToolCallingConfig
     config: ToolCallingConfig
 
-    def generate(self, split: Split) -> Iterator[Request]:
+    def generate(self, split: Split) -> Iterator[FunctionRequest]:
         return distinct(
             lambda chance: make_request(chance, split, self.config.categories), split, self.config.seed
         )
 
-    def format_prompt(self, item: Request) -> str:
+    def format_prompt(self, item: FunctionRequest) -> str:
         return item.text
 
-    def extra_tools(self, item: Request) -> Sequence[Tool]:
+    def extra_tools(self, item: FunctionRequest) -> Sequence[Tool]:
         return [_tool(function) for function in item.offered]
 
-    async def grade(self, item: Request, result: AgentResult, ctx: ToolContext) -> RewardResult:
+    async def grade(self, item: FunctionRequest, result: AgentResult, ctx: ToolContext) -> RewardResult:
         schemas = [function.schema for function in item.offered]
         shaped = self.config.reward_mode == "shaped"
         made = tool_calls(result)
         graded = grade_calls(made, item.wanted, schemas, shaped=shaped)
         return replace(graded, detail="; ".join(mistakes(made, item.wanted, schemas)))
 
-    def kind(self, item: Request) -> str:
+    def kind(self, item: FunctionRequest) -> str:
         calls = len(item.wanted)
         return item.category if calls < 2 else f"{item.category}-{calls}"
 
-    def token_advantages(self, item: Request, scored: Sequence[Scored]) -> list[list[float]] | None:
+    def token_advantages(self, item: FunctionRequest, scored: Sequence[Scored]) -> list[list[float]] | None:
         answers = [each.result.sequences for each in scored]
         if self.config.credit == "rollout" or any(len(parts) != 1 for parts in answers):
             return None
@@ -111,24 +111,24 @@ class ToolCallingEnv(SolvableEnv):
             for parts, earned in zip(answers, values, strict=True)
         ]
 
-    def _stretches(self, item: Request, ids: Sequence[int]) -> list[Stretch]:
+    def _stretches(self, item: FunctionRequest, ids: Sequence[int]) -> list[Stretch]:
         parser = cast(TaggedJSONParser, get_parser(self.config.tool_call_parser))
         tokenizer = self.tokenizer
         said = {one: "" if one == tokenizer.eos_token_id else tokenizer.decode([one]) for one in set(ids)}
         return stretches(
             [str(said[one]) for one in ids],
-            Marks(f"<{parser.tag}>", f"</{parser.tag}>"),
+            CallMarks(f"<{parser.tag}>", f"</{parser.tag}>"),
             lambda text: parser.parse(text).tool_calls,
             item.wanted,
             [function.schema for function in item.offered],
         )
 
-    def gold(self, item: Request) -> Sequence[Message]:
+    def gold(self, item: FunctionRequest) -> Sequence[Message]:
         if not item.wanted:
             return [Message.assistant("None of these functions can do that.")]
         return [asks(*((call.name, call.arguments) for call in item.wanted))]
 
-    def exploits(self, item: Request) -> Mapping[str, Sequence[Message]]:
+    def exploits(self, item: FunctionRequest) -> Mapping[str, Sequence[Message]]:
         every = [(function.name, _guesses(function.schema)) for function in item.offered]
         return {
             **super().exploits(item),
@@ -137,7 +137,7 @@ class ToolCallingEnv(SolvableEnv):
             "gold and more": [asks(*((call.name, call.arguments) for call in item.wanted), *every)],
         }
 
-    def tool_result(self, item: Request, call: ToolCall) -> str:
+    def tool_result(self, item: FunctionRequest, call: ToolCall) -> str:
         return _RESULT
 
 

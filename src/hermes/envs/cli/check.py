@@ -35,16 +35,16 @@ ITEMS = 3
 _SAME = 1e-9
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     OK = "ok"
     FAILED = "failed"
     SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     what: str
-    state: State
+    state: CheckState
     detail: str
 
     def to_json(self) -> JSONObject:
@@ -52,23 +52,23 @@ class Finding:
 
 
 @dataclass
-class Report:
-    findings: list[Finding] = field(default_factory=list)
+class CheckReport:
+    findings: list[CheckFinding] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        return all(finding.state is not State.FAILED for finding in self.findings)
+        return all(finding.state is not CheckState.FAILED for finding in self.findings)
 
     def add(self, what: str, good: bool, detail: str) -> None:
-        self.findings.append(Finding(what, State.OK if good else State.FAILED, detail))
+        self.findings.append(CheckFinding(what, CheckState.OK if good else CheckState.FAILED, detail))
 
     def skip(self, what: str, why: str) -> None:
-        self.findings.append(Finding(what, State.SKIPPED, why))
+        self.findings.append(CheckFinding(what, CheckState.SKIPPED, why))
 
 
-def check_class(load: Callable[[], type[BaseEnv]], argv: Sequence[str] = ()) -> Report:
+def check_class(load: Callable[[], type[BaseEnv]], argv: Sequence[str] = ()) -> CheckReport:
     """Checks the environment that `load` imports; `argv` are its settings, as for `process`."""
-    report = Report()
+    report = CheckReport()
     try:
         cls = load()
         report.add("imports", True, cls.__name__)
@@ -80,7 +80,7 @@ def check_class(load: Callable[[], type[BaseEnv]], argv: Sequence[str] = ()) -> 
     return report
 
 
-async def _check(env: BaseEnv, report: Report) -> None:
+async def _check(env: BaseEnv, report: CheckReport) -> None:
     try:
         await env.setup()
         items = [item for _ in range(ITEMS) if (item := await env.get_next_item()) is not None]
@@ -105,7 +105,7 @@ async def _check(env: BaseEnv, report: Report) -> None:
 class _Play:
     """Plays tasks with made-up policies and judges the rewards."""
 
-    def __init__(self, env: HermesAgentBaseEnv, policy: ScriptedPolicy, report: Report) -> None:
+    def __init__(self, env: HermesAgentBaseEnv, policy: ScriptedPolicy, report: CheckReport) -> None:
         self._env = env
         self._policy = policy
         self._report = report

@@ -1,6 +1,6 @@
 """The trajectory API as an environment asks it: one HTTP session, cheap compression, typed failures.
 
-One request is one try. Whether to try again is for the caller to decide, by what `ApiError` says.
+One request is one try. Whether to try again is for the caller to decide, by what `ApiRequestError` says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TIMEOUT_S = 60.0
 _WORTH_COMPRESSING_BYTES = 1024
 
 
-class ApiError(HermesError):
+class ApiRequestError(HermesError):
     """The trajectory API did not do what was asked."""
 
     def __init__(
@@ -85,12 +85,14 @@ class TrajectoryClient:
         try:
             response = await self._open().request(method, self.url + path, content=content, headers=sent)
         except httpx2.InvalidURL as error:
-            raise ApiError(f"'{self.url}' is no URL: {error}.", _HINT, status=400) from error
+            raise ApiRequestError(f"'{self.url}' is no URL: {error}.", _HINT, status=400) from error
         except httpx2.UnsupportedProtocol as error:
-            raise ApiError(f"'{self.url}' is no http URL.", _HINT, status=400) from error
+            raise ApiRequestError(f"'{self.url}' is no http URL.", _HINT, status=400) from error
         except httpx2.HTTPError as error:
             why = str(error) or type(error).__name__
-            raise ApiError(f"no answer from the trajectory API at {self.url}: {why}.", _HINT) from error
+            raise ApiRequestError(
+                f"no answer from the trajectory API at {self.url}: {why}.", _HINT
+            ) from error
         return self._read(path, response)
 
     def _open(self) -> httpx2.AsyncClient:
@@ -104,7 +106,7 @@ class TrajectoryClient:
 
     def _read(self, path: str, response: httpx2.Response) -> dict[str, Any]:
         if response.status_code >= 400:
-            raise ApiError(
+            raise ApiRequestError(
                 f"the trajectory API at {self.url} answered {response.status_code} to {path}: "
                 f"{response.text[:500]}",
                 f"It wants its token: set {TOKEN_VARIABLE}." if response.status_code == 401 else "",
@@ -116,7 +118,7 @@ class TrajectoryClient:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise ApiError(
+            raise ApiRequestError(
                 f"what answers at {self.url}{path} is not a trajectory API.",
                 _HINT,
                 status=response.status_code,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.groups import encode
-from hermes.envs.modes.api_client import ApiError, TrajectoryClient, new_key
+from hermes.envs.modes.api_client import ApiRequestError, TrajectoryClient, new_key
 
 if TYPE_CHECKING:
     from hermes.envs.config import BaseEnvConfig
@@ -29,7 +29,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _SAY_EVERY_S = 30.0
 
 
-class Link:
+class ApiSession:
     """Registers, asks for the status, sends groups."""
 
     def __init__(self, config: BaseEnvConfig, name: str) -> None:
@@ -56,7 +56,7 @@ class Link:
         async with self._registering:
             if forgotten is not None and self.env_id != forgotten:
                 return self.registration
-            patience = _Patience(self.config.trainer_patience_s)
+            patience = _Backoff(self.config.trainer_patience_s)
             while True:
                 answer = await self._insist(lambda: self.client.register_env(self._registration()))
                 if answer.get("status") == "success":
@@ -83,7 +83,7 @@ class Link:
             assert asked is not None, "status is asked for after registering"
             try:
                 return await self._insist(partial(self.client.status_env, asked), final=(404, 500))
-            except ApiError as error:
+            except ApiRequestError as error:
                 if error.status not in (404, 500):
                     raise
                 # The original answers 500 where it means 404.
@@ -126,7 +126,7 @@ class Link:
         if self.env_id is not None and not at_once:
             try:
                 await asyncio.wait_for(self.client.disconnect_env(self.env_id), 5)
-            except (ApiError, TimeoutError) as error:
+            except (ApiRequestError, TimeoutError) as error:
                 logger.info("could not take leave of the trajectory API: %s", error)
         await self.client.close()
 
@@ -137,7 +137,7 @@ class Link:
                 group["env_id"] = asked
             try:
                 answer = await self._insist(lambda: self.client.post_groups(groups, key))
-            except ApiError as error:
+            except ApiRequestError as error:
                 if error.status == 404 and asked is not None:
                     await self.register(forgotten=asked)
                     continue
@@ -163,11 +163,11 @@ class Link:
         """Tries until the API answers, or it has not for as long as the settings allow."""
         met = self._heard_s is not None
         allowed_s = self.config.outage_patience_s if met else self.config.start_patience_s
-        patience = _Patience(allowed_s)
+        patience = _Backoff(allowed_s)
         while True:
             try:
                 answer: dict[str, Any] = await request()
-            except ApiError as error:
+            except ApiRequestError as error:
                 if error.status is not None:
                     self._heard_s = time.monotonic()
                 if not error.passing or error.status in final:
@@ -182,7 +182,7 @@ class Link:
                 return answer
 
 
-class _Patience:
+class _Backoff:
     """Pauses that grow, and an end."""
 
     def __init__(self, allowed_s: float) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hermes.envs.failures import MAX_TRIES, EnvironmentRunError, Failure, classify
+from hermes.envs.failures import MAX_TRIES, EnvironmentRunError, GroupFailure, classify
 from hermes.envs.modes.group_worker import finish, prepare
 from hermes.envs.phase import phase
 from hermes.errors import HermesError
@@ -58,14 +58,14 @@ async def measure(items: Sequence[T], work: Callable[[T], Awaitable[S]], at_once
     """Runs the work on every item, `at_once` at a time. If not one item can be measured, that is an error."""
     slots = asyncio.Semaphore(max(1, at_once))
 
-    async def one(item: T) -> S | Failure:
+    async def one(item: T) -> S | GroupFailure:
         async with slots:
             return await _tried(item, work)
 
     samples: Samples[S] = Samples()
-    last: Failure | None = None
+    last: GroupFailure | None = None
     for result in await asyncio.gather(*(one(item) for item in items)):
-        if isinstance(result, Failure):
+        if isinstance(result, GroupFailure):
             last = result
             samples.dropped[result.reason] += 1
         else:
@@ -75,8 +75,8 @@ async def measure(items: Sequence[T], work: Callable[[T], Awaitable[S]], at_once
     return samples
 
 
-async def _tried(item: Any, work: Callable[[Any], Awaitable[S]]) -> S | Failure:
-    failure: Failure | None = None
+async def _tried(item: Any, work: Callable[[Any], Awaitable[S]]) -> S | GroupFailure:
+    failure: GroupFailure | None = None
     for _ in range(MAX_TRIES):
         try:
             return await work(item)

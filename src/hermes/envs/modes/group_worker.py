@@ -14,7 +14,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hermes.envs.failures import MAX_TRIES, NO_GROUP, TIMED_OUT, EnvironmentRunError, Failure, classify
+from hermes.envs.failures import MAX_TRIES, NO_GROUP, TIMED_OUT, EnvironmentRunError, GroupFailure, classify
 from hermes.envs.groups import refusal
 from hermes.envs.tokenise import IGNORED
 from hermes.envs.types import Item
@@ -82,10 +82,10 @@ async def handle(env: BaseEnv, item_uuid: str) -> Any:
         env.running_items.pop(item_uuid, None)
     duration_s = time.monotonic() - started_s
     env.task_duration.append(duration_s)
-    succeeded = not isinstance(made, Failure)
+    succeeded = not isinstance(made, GroupFailure)
     env.task_successful.append(int(succeeded))
     (env.succeeded_task_duration if succeeded else env.failed_task_duration).append(duration_s)
-    if isinstance(made, Failure):
+    if isinstance(made, GroupFailure):
         after_failure(env, made, item, running.get("tries", 0))
         return None
     if (failure := await hand_over(env, made, item)) is not None:
@@ -95,7 +95,7 @@ async def handle(env: BaseEnv, item_uuid: str) -> Any:
     return made
 
 
-async def hand_over(env: BaseEnv, made: Any, item: Item, **flags: bool) -> Failure | None:
+async def hand_over(env: BaseEnv, made: Any, item: Item, **flags: bool) -> GroupFailure | None:
     """Has the environment keep and send what it made; the Failure if its own code fails at that."""
     try:
         await env.handle_send_to_api(made, item, **flags)
@@ -133,7 +133,7 @@ async def make_group(env: BaseEnv, item: Item) -> Any:
     return group or NO_GROUP
 
 
-def after_failure(env: BaseEnv, failure: Failure, item: Item, tries: int) -> None:
+def after_failure(env: BaseEnv, failure: GroupFailure, item: Item, tries: int) -> None:
     """Puts the item back or gives it up."""
     if failure.infrastructure and tries + 1 < MAX_TRIES:
         env.tally.retry(failure)

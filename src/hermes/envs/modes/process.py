@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hermes.envs.config import fingerprint
-from hermes.envs.failures import MAX_TRIES, EnvironmentRunError, Failure
+from hermes.envs.failures import MAX_TRIES, EnvironmentRunError, GroupFailure
 from hermes.envs.groups import GroupWriter, existing
 from hermes.envs.modes import metrics
 from hermes.envs.modes.group_worker import all_or_error, finish, hand_over, make_group, next_item, prepare
@@ -40,13 +40,13 @@ async def run(env: BaseEnv) -> None:
         raise ConfigError("process has nowhere to write.", "Set --env.data_path_to_save_groups.")
     env.process_mode = True
     env.config.group_size = env.group_size_to_process
-    journal: Journal | None = None
+    journal: ProcessJournal | None = None
     try:
         await prepare(env)
         metrics.start_wandb(env)
         models = [getattr(getattr(server, "config", None), "model_name", "") for server in env.server.servers]
-        journal = Journal.open(env.jsonl_writer, fingerprint(env.config, type(env).__name__, *models))
-        await _Run(env, journal).all()
+        journal = ProcessJournal.open(env.jsonl_writer, fingerprint(env.config, type(env).__name__, *models))
+        await _ProcessRun(env, journal).all()
         journal.finish()
     except BaseException:
         if journal is not None and not journal.done:
@@ -62,10 +62,10 @@ async def run(env: BaseEnv) -> None:
         logger.info("to look at them: %s", generate_html(env.jsonl_writer.path))
 
 
-class _Run:
+class _ProcessRun:
     """Workers that share a counter of items and stop together."""
 
-    def __init__(self, env: BaseEnv, journal: Journal) -> None:
+    def __init__(self, env: BaseEnv, journal: ProcessJournal) -> None:
         self._env = env
         self._journal = journal
         self._taken = 0
@@ -116,7 +116,7 @@ class _Run:
         assert env.jsonl_writer is not None, "checked at the start"
         for tries in range(MAX_TRIES):
             made = await make_group(env, item)
-            if not isinstance(made, Failure):
+            if not isinstance(made, GroupFailure):
                 with env.jsonl_writer.hold() as lines:
                     failure = await hand_over(
                         env, made, item, do_send_to_api=False, abort_on_any_max_length_exceeded=False
@@ -141,7 +141,7 @@ class _Run:
             )
 
 
-class Journal:
+class ProcessJournal:
     """Which items of a run are written."""
 
     def __init__(self, path: Path, writer: GroupWriter, done: set[int], file: TextIO) -> None:
@@ -149,7 +149,7 @@ class Journal:
         self._writer, self._file = writer, file
 
     @classmethod
-    def open(cls, writer: GroupWriter, fingerprint: str) -> Journal:
+    def open(cls, writer: GroupWriter, fingerprint: str) -> ProcessJournal:
         """The journal of an unfinished run of the same settings, or a new one."""
         for output in reversed(existing(writer.path)):
             path = journal_path(output)

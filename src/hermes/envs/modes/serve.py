@@ -17,10 +17,10 @@ from uuid import uuid4
 
 from hermes.envs.failures import EnvironmentRunError, classify
 from hermes.envs.modes import metrics, pacing
-from hermes.envs.modes.api_session import Link
+from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.modes.group_worker import finish, next_item, prepare
 from hermes.envs.modes.shutdown import Stop, listening, wind_down
-from hermes.envs.modes.watchdog import Watch
+from hermes.envs.modes.watchdog import Watchdog
 from hermes.envs.phase import eval_face
 from hermes.errors import ConfigError
 
@@ -62,7 +62,7 @@ async def run(env: BaseEnv) -> None:
 
 async def _serve(env: BaseEnv, stop: Stop) -> None:
     await prepare(env)
-    env.link = Link(env.config, env.config.wandb_name or env.display_name)
+    env.link = ApiSession(env.config, env.config.wandb_name or env.display_name)
     finished = False
     try:
         await stop.unless_asked(_join_run(env))
@@ -80,7 +80,7 @@ async def _join_run(env: BaseEnv) -> None:
 
 
 async def _loop(env: BaseEnv, stop: Stop) -> None:
-    watch = Watch(env)
+    watch = Watchdog(env)
     while not stop.asked.is_set():
         turn_s = time.monotonic()
         await stop.unless_asked(env.get_status())

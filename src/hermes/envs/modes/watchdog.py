@@ -19,7 +19,7 @@ _DRY_S = 10.0
 """How long get_next_item may return None, with nothing in the making, before that counts as the end."""
 
 
-class Watch:
+class Watchdog:
     """Ends a run in which nothing has happened for too long, and says what it waits for."""
 
     def __init__(self, env: BaseEnv) -> None:

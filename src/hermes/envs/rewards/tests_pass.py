@@ -39,7 +39,7 @@ for case in cases["inputs"]:
 """
 
 
-class Runner(Protocol):
+class SandboxRunner(Protocol):
     """The two verbs of a sandbox that a test run needs."""
 
     async def run(
@@ -58,7 +58,7 @@ class Case:
 
 
 async def tests_pass(
-    sandbox: Runner, source: str, function: str, cases: Sequence[Case], *, timeout_s: float = 20.0
+    sandbox: SandboxRunner, source: str, function: str, cases: Sequence[Case], *, timeout_s: float = 20.0
 ) -> RewardResult:
     """1 if every case passes. `sandbox` must be a fresh one: it is the grader's, not the rollout's."""
     if not cases:

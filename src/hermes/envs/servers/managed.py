@@ -97,7 +97,7 @@ class ManagedServer:
     async def completion(self, **kwargs: Any) -> Completion:
         from openai.types.completion import Completion
 
-        prompt = rendering.Prompt(((kwargs.pop("prompt"), False),))
+        prompt = rendering.PromptPieces(((kwargs.pop("prompt"), False),))
         nodes, sampled = await self._sample(prompt, kwargs, told=0)
         choices = [
             {
@@ -116,7 +116,7 @@ class ManagedServer:
         return await self.server.tokens_and_logprobs_completion(**kwargs)
 
     async def _sample(
-        self, prompt: rendering.Prompt, kwargs: dict[str, Any], told: int
+        self, prompt: rendering.PromptPieces, kwargs: dict[str, Any], told: int
     ) -> tuple[list[SequenceNode], list[list[int]]]:
         """The new sequences, and what was sampled for each. `told`: earlier answers in the prompt."""
         text = prompt.text
@@ -165,7 +165,7 @@ class ManagedServer:
             return _masked(node)
         return node
 
-    def _first_ids(self, prompt: rendering.Prompt) -> list[int]:
+    def _first_ids(self, prompt: rendering.PromptPieces) -> list[int]:
         """A begin token comes first if the tokenizer wants one, and not twice if the template wrote it."""
         ids = prompt.encode(self.tokenizer)
         begin = self.tokenizer.bos_token_id
@@ -175,7 +175,9 @@ class ManagedServer:
     def _decoded(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> tuple[rendering.Prompt, int]:
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any
+    ) -> tuple[rendering.PromptPieces, int]:
         """The prompt, and how many earlier answers it repeats."""
         shown, trusted = [], set()
         for place, message in enumerate(messages):
@@ -187,7 +189,7 @@ class ManagedServer:
         prompt = rendering.render(self.tokenizer, shown, tools, frozenset(trusted))
         if self._preserve_think_blocks:
             pieces = ((_replaced(text, _HELD_THINK, _THINK), spelled) for text, spelled in prompt.pieces)
-            prompt = rendering.Prompt(tuple(pieces))
+            prompt = rendering.PromptPieces(tuple(pieces))
         return prompt, len(trusted)
 
     @staticmethod

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptPieces:
     """Text in pieces."""
 
     pieces: tuple[tuple[str, bool], ...]
@@ -29,14 +29,14 @@ class Prompt:
     def text(self) -> str:
         return "".join(text for text, _ in self.pieces)
 
-    def after(self, characters: int) -> Prompt:
+    def after(self, characters: int) -> PromptPieces:
         """Without its first characters."""
         left, kept = characters, []
         for text, spelled in self.pieces:
             if len(text) > left:
                 kept.append((text[left:], spelled))
             left = max(0, left - len(text))
-        return Prompt(tuple(kept))
+        return PromptPieces(tuple(kept))
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         ids: list[int] = []
@@ -51,7 +51,7 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     trusted: frozenset[int] = frozenset(),
-) -> Prompt:
+) -> PromptPieces:
     """By the model's own template, ending where the assistant is to speak.
 
     `trusted` are the places of messages that the model sampled: what they spell is what was sampled.
@@ -75,7 +75,7 @@ def render(
     for index, part in enumerate(re.split(f"{placeholder}(\\d+){placeholder}", text)):
         if part:
             pieces.append((held[int(part)], True) if index % 2 else (part, False))
-    return Prompt(tuple(pieces))
+    return PromptPieces(tuple(pieces))
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Any], tools: Any) -> str:

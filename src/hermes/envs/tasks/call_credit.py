@@ -17,13 +17,13 @@ from itertools import accumulate, pairwise, zip_longest
 
 from hermes.core import JSONObject, ToolCall
 from hermes.envs.tasks.call_grading import take
-from hermes.envs.tasks.functions import Call
+from hermes.envs.tasks.functions import ExpectedCall
 
 Parse = Callable[[str], Sequence[ToolCall]]
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class CallMarks:
     """What begins and what ends a call in a text."""
 
     opener: str
@@ -38,7 +38,11 @@ class Stretch:
 
 
 def stretches(
-    pieces: Sequence[str], marks: Marks, parse: Parse, wanted: Sequence[Call], schemas: Sequence[JSONObject]
+    pieces: Sequence[str],
+    marks: CallMarks,
+    parse: Parse,
+    wanted: Sequence[ExpectedCall],
+    schemas: Sequence[JSONObject],
 ) -> list[Stretch]:
     """`pieces`: the text of each token of the answer."""
     left, made, at = list(wanted), 0, 0

@@ -15,7 +15,7 @@ from itertools import permutations
 from hermes.core import JSON, JSONObject, ToolCall
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.envs.rewards.text import normalised
-from hermes.envs.tasks.functions import Call
+from hermes.envs.tasks.functions import ExpectedCall
 
 _MOST_CALLS = 6
 """Calls beyond these are only counted: a flood is wrong already."""
@@ -38,7 +38,11 @@ _NO_FIT = _Fit(0.0, 0.0)
 
 
 def grade_calls(
-    made: Sequence[ToolCall], wanted: Sequence[Call], schemas: Sequence[JSONObject], *, shaped: bool = False
+    made: Sequence[ToolCall],
+    wanted: Sequence[ExpectedCall],
+    schemas: Sequence[JSONObject],
+    *,
+    shaped: bool = False,
 ) -> RewardResult:
     """1 if the calls made are the calls wanted; with `shaped`, in part for what is right.
 
@@ -60,7 +64,7 @@ def grade_calls(
     return RewardResult((1.0 if success else credit) if shaped else success, parts)
 
 
-def take(made: ToolCall, left: list[Call], schemas: Sequence[JSONObject]) -> bool:
+def take(made: ToolCall, left: list[ExpectedCall], schemas: Sequence[JSONObject]) -> bool:
     """Whether the call is one of those left to be made, which it then no longer is."""
     known = {schema["name"]: schema["parameters"] for schema in schemas}
     for index, wanted in enumerate(left):
@@ -71,7 +75,7 @@ def take(made: ToolCall, left: list[Call], schemas: Sequence[JSONObject]) -> boo
 
 
 def _best_fit(
-    made: Sequence[ToolCall], wanted: Sequence[Call], known: Mapping[str, JSONObject]
+    made: Sequence[ToolCall], wanted: Sequence[ExpectedCall], known: Mapping[str, JSONObject]
 ) -> Sequence[_Fit]:
     table = [[_fit(call, want, known) for call in made] for want in wanted]
     padded = [*range(len(made)), *[None] * len(wanted)]
@@ -82,7 +86,7 @@ def _best_fit(
     return max(assignments, key=lambda fits: sum(fit.credit for fit in fits))
 
 
-def _fit(made: ToolCall, wanted: Call, known: Mapping[str, JSONObject]) -> _Fit:
+def _fit(made: ToolCall, wanted: ExpectedCall, known: Mapping[str, JSONObject]) -> _Fit:
     if made.name != wanted.name:
         return _NO_FIT
     try:

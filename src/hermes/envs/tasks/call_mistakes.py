@@ -11,10 +11,12 @@ from itertools import zip_longest
 
 from hermes.core import JSON, JSONObject, ToolCall
 from hermes.envs.tasks.call_grading import same_value, take
-from hermes.envs.tasks.functions import Call
+from hermes.envs.tasks.functions import ExpectedCall
 
 
-def mistakes(made: Sequence[ToolCall], wanted: Sequence[Call], schemas: Sequence[JSONObject]) -> list[str]:
+def mistakes(
+    made: Sequence[ToolCall], wanted: Sequence[ExpectedCall], schemas: Sequence[JSONObject]
+) -> list[str]:
     """One for each thing that is wrong, in the order of the calls."""
     left = list(wanted)
     wrong = [call for call in made if not take(call, left, schemas)]
@@ -22,7 +24,9 @@ def mistakes(made: Sequence[ToolCall], wanted: Sequence[Call], schemas: Sequence
     return [word for call, want in zip_longest(wrong, left) for word in _of_call(call, want, known)]
 
 
-def _of_call(call: ToolCall | None, want: Call | None, known: Mapping[str, JSONObject]) -> Iterator[str]:
+def _of_call(
+    call: ToolCall | None, want: ExpectedCall | None, known: Mapping[str, JSONObject]
+) -> Iterator[str]:
     if call is None or want is None:
         yield "a call too few" if call is None else "a call too many"
         return
@@ -39,7 +43,7 @@ def _of_call(call: ToolCall | None, want: Call | None, known: Mapping[str, JSONO
 
 
 def _of_argument(
-    name: str, given: Mapping[str, JSON], want: Call, declared: JSONObject | None
+    name: str, given: Mapping[str, JSON], want: ExpectedCall, declared: JSONObject | None
 ) -> Iterator[str]:
     if declared is None:
         yield "unknown argument"

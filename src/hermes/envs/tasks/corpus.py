@@ -29,7 +29,7 @@ class Founder:
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class CorpusFiles:
     name: str
     city: str
     year: int
@@ -59,14 +59,14 @@ class Lookup:
 
 
 @cache
-def workshops() -> tuple[Workshop, ...]:
+def workshops() -> tuple[CorpusFiles, ...]:
     chance = random.Random(_SEED)
     names = chance.sample(
         [f"{a.capitalize()} {b.capitalize()} Works" for a in COLOURS for b in THINGS], _SIZE
     )
     people = chance.sample(PEOPLE, _SIZE)
     return tuple(
-        Workshop(
+        CorpusFiles(
             name,
             chance.choice(CITIES),
             chance.randint(1850, 1990),
@@ -135,7 +135,7 @@ def _index() -> tuple[tuple[frozenset[str], frozenset[str], Page], ...]:
     return tuple((frozenset(words(page.title)), frozenset(words(page.text)), page) for page in pages())
 
 
-_Ask = Callable[[Workshop, Founder, Workshop], tuple[str, str, int]]
+_Ask = Callable[[CorpusFiles, Founder, CorpusFiles], tuple[str, str, int]]
 """Workshop, its founder, the workshop of the founder's teacher → question, answer, pages needed."""
 
 _QUESTIONS: tuple[_Ask, ...] = (

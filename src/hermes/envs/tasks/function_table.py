@@ -17,7 +17,7 @@ Values = Callable[[random.Random], JSON]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ParameterKind:
     """A kind of parameter: how it is declared, how a person says it, which values it takes."""
 
     type: str
@@ -59,9 +59,9 @@ def _several(values: tuple[str, ...] | list[str]) -> Values:
     return lambda chance: chance.sample(values, chance.randint(2, 3))
 
 
-def _options(type_: str, description: str, phrase: str, options: str) -> Kind:
+def _options(type_: str, description: str, phrase: str, options: str) -> ParameterKind:
     allowed = tuple(options.split())
-    return Kind(type_, description, phrase, _of(allowed), allowed)
+    return ParameterKind(type_, description, phrase, _of(allowed), allowed)
 
 
 def _date(chance: random.Random) -> str:
@@ -81,55 +81,61 @@ def _true(chance: random.Random) -> bool:
 
 
 KINDS = {
-    "city": Kind("string", "Name of the city.", "in {}", _of(CITIES)),
-    "origin": Kind("string", "City of departure.", "from {}", _of(CITIES)),
-    "destination": Kind("string", "City of arrival.", "to {}", _of(CITIES)),
-    "date": Kind("string", "Day, as YYYY-MM-DD.", "on {}", _date),
-    "deadline": Kind("string", "Last day, as YYYY-MM-DD.", "due {}", _date),
-    "time": Kind("string", "Time of day, as HH:MM.", "at {}", _time),
-    "person": Kind("string", "Full name of the person.", "for {}", _of(PEOPLE)),
-    "author": Kind("string", "Full name of the author.", "by {}", _of(PEOPLE)),
-    "recipient": Kind("string", "Full name of the recipient.", "to {}", _of(PEOPLE)),
-    "guests": Kind("array", "Full names of the guests.", "with the guests {}", _several(PEOPLE)),
-    "nights": Kind("integer", "Number of nights.", "for {} nights", _whole(2, 21)),
-    "days": Kind("integer", "Number of days.", "for {} days", _whole(2, 30)),
-    "minutes": Kind("integer", "Length in minutes.", "for {} minutes", _whole(5, 180)),
-    "hours": Kind("integer", "Number of hours.", "for {} hours", _whole(2, 48)),
-    "seats": Kind("integer", "Number of seats.", "with {} seats", _whole(2, 12)),
-    "copies": Kind("integer", "Number of copies.", "in {} copies", _whole(2, 90)),
-    "quantity": Kind("integer", "How many.", "with a quantity of {}", _whole(2, 500)),
-    "floor": Kind("integer", "Number of the floor.", "on floor {}", _whole(1, 40)),
-    "year": Kind("integer", "Year.", "of the year {}", _whole(1950, 2026)),
-    "budget": Kind("number", "Budget in euros.", "with a budget of {} euros", _amount(20, 5000)),
-    "amount": Kind("number", "Amount in euros.", "over {} euros", _amount(5, 9000)),
-    "weight_kg": Kind("number", "Weight in kilograms.", "weighing {} kg", _amount(1, 90)),
-    "distance_km": Kind("number", "Distance in kilometres.", "over {} km", _amount(1, 300)),
-    "temperature": Kind("number", "Temperature in degrees Celsius.", "at {} degrees", _amount(5, 40)),
-    "product": Kind("string", "Name of the product.", "of the product {}", _of(THINGS)),
-    "colour": Kind("string", "Colour.", "in {}", _of(COLOURS)),
-    "subject": Kind("string", "What it is about.", "about {}", _of(SUBJECTS)),
-    "tags": Kind("array", "Labels.", "with the tags {}", _several(SUBJECTS)),
-    "order_id": Kind("string", "Number of the order.", "with order number {}", _code("ORD")),
-    "account": Kind("string", "Number of the account.", "on account {}", _code("ACC")),
-    "device": Kind("string", "Name of the device.", "on device {}", _code("DEV")),
-    "vehicle": Kind("string", "Number plate.", "with plate {}", _code("CAR")),
-    "patient": Kind("string", "Number of the patient.", "for patient {}", _code("PAT")),
-    "room": Kind("string", "Number of the room.", "in room {}", _code("RM")),
-    "file_name": Kind("string", "Name of the file.", "named {}", _code("DOC")),
+    "city": ParameterKind("string", "Name of the city.", "in {}", _of(CITIES)),
+    "origin": ParameterKind("string", "City of departure.", "from {}", _of(CITIES)),
+    "destination": ParameterKind("string", "City of arrival.", "to {}", _of(CITIES)),
+    "date": ParameterKind("string", "Day, as YYYY-MM-DD.", "on {}", _date),
+    "deadline": ParameterKind("string", "Last day, as YYYY-MM-DD.", "due {}", _date),
+    "time": ParameterKind("string", "Time of day, as HH:MM.", "at {}", _time),
+    "person": ParameterKind("string", "Full name of the person.", "for {}", _of(PEOPLE)),
+    "author": ParameterKind("string", "Full name of the author.", "by {}", _of(PEOPLE)),
+    "recipient": ParameterKind("string", "Full name of the recipient.", "to {}", _of(PEOPLE)),
+    "guests": ParameterKind("array", "Full names of the guests.", "with the guests {}", _several(PEOPLE)),
+    "nights": ParameterKind("integer", "Number of nights.", "for {} nights", _whole(2, 21)),
+    "days": ParameterKind("integer", "Number of days.", "for {} days", _whole(2, 30)),
+    "minutes": ParameterKind("integer", "Length in minutes.", "for {} minutes", _whole(5, 180)),
+    "hours": ParameterKind("integer", "Number of hours.", "for {} hours", _whole(2, 48)),
+    "seats": ParameterKind("integer", "Number of seats.", "with {} seats", _whole(2, 12)),
+    "copies": ParameterKind("integer", "Number of copies.", "in {} copies", _whole(2, 90)),
+    "quantity": ParameterKind("integer", "How many.", "with a quantity of {}", _whole(2, 500)),
+    "floor": ParameterKind("integer", "Number of the floor.", "on floor {}", _whole(1, 40)),
+    "year": ParameterKind("integer", "Year.", "of the year {}", _whole(1950, 2026)),
+    "budget": ParameterKind("number", "Budget in euros.", "with a budget of {} euros", _amount(20, 5000)),
+    "amount": ParameterKind("number", "Amount in euros.", "over {} euros", _amount(5, 9000)),
+    "weight_kg": ParameterKind("number", "Weight in kilograms.", "weighing {} kg", _amount(1, 90)),
+    "distance_km": ParameterKind("number", "Distance in kilometres.", "over {} km", _amount(1, 300)),
+    "temperature": ParameterKind(
+        "number", "Temperature in degrees Celsius.", "at {} degrees", _amount(5, 40)
+    ),
+    "product": ParameterKind("string", "Name of the product.", "of the product {}", _of(THINGS)),
+    "colour": ParameterKind("string", "Colour.", "in {}", _of(COLOURS)),
+    "subject": ParameterKind("string", "What it is about.", "about {}", _of(SUBJECTS)),
+    "tags": ParameterKind("array", "Labels.", "with the tags {}", _several(SUBJECTS)),
+    "order_id": ParameterKind("string", "Number of the order.", "with order number {}", _code("ORD")),
+    "account": ParameterKind("string", "Number of the account.", "on account {}", _code("ACC")),
+    "device": ParameterKind("string", "Name of the device.", "on device {}", _code("DEV")),
+    "vehicle": ParameterKind("string", "Number plate.", "with plate {}", _code("CAR")),
+    "patient": ParameterKind("string", "Number of the patient.", "for patient {}", _code("PAT")),
+    "room": ParameterKind("string", "Number of the room.", "in room {}", _code("RM")),
+    "file_name": ParameterKind("string", "Name of the file.", "named {}", _code("DOC")),
     "cabin": _options("string", "Class of travel.", "in {} class", "economy business first"),
     "priority": _options("string", "Priority.", "with {} priority", "low medium high"),
     "size": _options("string", "Size.", "in size {}", "small medium large"),
     "language": _options("string", "Language.", "in {}", "English French German Spanish Italian"),
     "level": _options("string", "Level.", "at {} level", "beginner intermediate advanced"),
     "format": _options("string", "File format.", "as {}", "pdf csv html json"),
-    "limit": Kind("integer", "Most results to return.", "showing at most {} results", _whole(2, 9)),
-    "insured": Kind("boolean", "Whether to add insurance.", "with insurance", _true),
-    "notify": Kind("boolean", "Whether to send a message about it.", "and send a message about it", _true),
-    "dry_run": Kind("boolean", "Whether only to try it out.", "as a dry run", _true),
-    "detailed": Kind("boolean", "Whether to include all details.", "with all details", _true),
-    "refund": Kind("boolean", "Whether to pay back.", "with a refund", _true),
-    "repeat": Kind("integer", "How many times in a row.", "repeated {} times", _whole(2, 8)),
-    "reminder_minutes": Kind("integer", "Minutes of warning.", "with {} minutes of warning", _whole(5, 90)),
+    "limit": ParameterKind("integer", "Most results to return.", "showing at most {} results", _whole(2, 9)),
+    "insured": ParameterKind("boolean", "Whether to add insurance.", "with insurance", _true),
+    "notify": ParameterKind(
+        "boolean", "Whether to send a message about it.", "and send a message about it", _true
+    ),
+    "dry_run": ParameterKind("boolean", "Whether only to try it out.", "as a dry run", _true),
+    "detailed": ParameterKind("boolean", "Whether to include all details.", "with all details", _true),
+    "refund": ParameterKind("boolean", "Whether to pay back.", "with a refund", _true),
+    "repeat": ParameterKind("integer", "How many times in a row.", "repeated {} times", _whole(2, 8)),
+    "reminder_minutes": ParameterKind(
+        "integer", "Minutes of warning.", "with {} minutes of warning", _whole(5, 90)
+    ),
 }
 
 VERBS = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from hermes.core import JSONObject
-from hermes.envs.tasks.function_table import DOMAINS, KINDS, VERBS, Kind
+from hermes.envs.tasks.function_table import DOMAINS, KINDS, VERBS, ParameterKind
 from hermes.envs.tasks.split import Split, split_of
 
 CATEGORIES = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevant")
@@ -50,7 +50,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ExpectedCall:
     """A call that is wanted. Optional parameters stand here only where the request names them."""
 
     name: str
@@ -58,11 +58,11 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class FunctionRequest:
     category: str
     text: str
     offered: tuple[Function, ...]
-    wanted: tuple[Call, ...]
+    wanted: tuple[ExpectedCall, ...]
     """Empty where none of the functions fits."""
 
     @property
@@ -81,7 +81,9 @@ def functions_of(split: Split) -> tuple[Function, ...]:
     return tuple(function for function in all_functions() if split_of(function.name) is split)
 
 
-def make_request(chance: random.Random, split: Split, categories: Sequence[str] = CATEGORIES) -> Request:
+def make_request(
+    chance: random.Random, split: Split, categories: Sequence[str] = CATEGORIES
+) -> FunctionRequest:
     pool = functions_of(split)
     category = chance.choice(list(categories))
     asked = [chance.choice(pool)]
@@ -97,7 +99,7 @@ def make_request(chance: random.Random, split: Split, categories: Sequence[str] 
         rest = [function for function in pool if function not in offered]
         offered += chance.sample(rest, chance.randint(1, 3))
     chance.shuffle(offered)
-    return Request(category, _sentence(chance, clauses), tuple(offered), wanted)
+    return FunctionRequest(category, _sentence(chance, clauses), tuple(offered), wanted)
 
 
 def _unfit(
@@ -108,7 +110,7 @@ def _unfit(
     return chance.sample([function for function in pool if function.domain not in taken], count)
 
 
-def _ask(chance: random.Random, function: Function) -> tuple[str, Call]:
+def _ask(chance: random.Random, function: Function) -> tuple[str, ExpectedCall]:
     """A clause that asks for the function, and the call it asks for."""
     arguments = {kind: KINDS[kind].values(chance) for kind in function.kinds}
     optional = VERBS[function.verb].optional
@@ -117,10 +119,12 @@ def _ask(chance: random.Random, function: Function) -> tuple[str, Call]:
         if value != optional.default:
             arguments[optional.kind] = value
     said = " ".join(_phrase(KINDS[kind], value) for kind, value in arguments.items())
-    return f"{VERBS[function.verb].phrase} {_article(function.noun)} {said}", Call(function.name, arguments)
+    return f"{VERBS[function.verb].phrase} {_article(function.noun)} {said}", ExpectedCall(
+        function.name, arguments
+    )
 
 
-def _phrase(kind: Kind, value: object) -> str:
+def _phrase(kind: ParameterKind, value: object) -> str:
     shown = " and ".join(value) if isinstance(value, list) else str(value)
     return kind.phrase.format(shown)
 
@@ -135,7 +139,7 @@ def _article(noun: str) -> str:
     return f"{'an' if plain[0] in 'aeio' else 'a'} {plain}"
 
 
-def _property(kind: Kind) -> JSONObject:
+def _property(kind: ParameterKind) -> JSONObject:
     declared: JSONObject = {"type": kind.type, "description": kind.description}
     if kind.type == "array":
         declared["items"] = {"type": "string"}

@@ -6,18 +6,18 @@ import json
 import random
 from collections.abc import Callable
 
-from hermes.envs.tasks.jobs import Check, FileIs, Job, JsonIs, Missing, Prints
+from hermes.envs.tasks.jobs import Check, FileIs, JsonIs, MissingTool, Prints, TerminalJob
 from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
 
 
-def make_job(chance: random.Random) -> Job:
+def make_job(chance: random.Random) -> TerminalJob:
     return chance.choice(_KINDS)(chance)
 
 
-def _write(chance: random.Random) -> Job:
+def _write(chance: random.Random) -> TerminalJob:
     path = f"{chance.choice(SUBJECTS)}/{chance.choice(THINGS)}.txt"
     text = f"{chance.choice(PEOPLE)} of {chance.choice(CITIES)}"
-    return Job(
+    return TerminalJob(
         "write",
         f"Create the file {path} with exactly this one line: {text}",
         {},
@@ -32,11 +32,11 @@ def _log(chance: random.Random) -> tuple[str, list[str]]:
     return f"{chance.choice(SUBJECTS)}.log", lines
 
 
-def _count(chance: random.Random) -> Job:
+def _count(chance: random.Random) -> TerminalJob:
     path, lines = _log(chance)
     level = chance.choice(("INFO", "WARNING", "ERROR"))
     count = sum(level in line for line in lines)
-    return Job(
+    return TerminalJob(
         "count",
         f"Count the {level} lines of {path} and write only the number to count.txt.",
         {path: "\n".join(lines) + "\n"},
@@ -45,11 +45,11 @@ def _count(chance: random.Random) -> Job:
     )
 
 
-def _extract(chance: random.Random) -> Job:
+def _extract(chance: random.Random) -> TerminalJob:
     path, lines = _log(chance)
     level = chance.choice(("INFO", "WARNING", "ERROR"))
     kept = [line for line in lines if level in line]
-    return Job(
+    return TerminalJob(
         "extract",
         f"Copy every line of {path} that contains {level} to {level.lower()}.txt, in the same order.",
         {path: "\n".join(lines) + "\n"},
@@ -69,9 +69,9 @@ def _csv(rows: list[tuple[str, int]]) -> str:
     return "item,price\n" + "".join(f"{name},{price}\n" for name, price in rows)
 
 
-def _total(chance: random.Random) -> Job:
+def _total(chance: random.Random) -> TerminalJob:
     rows = _table(chance)
-    return Job(
+    return TerminalJob(
         "total",
         "Add up the price column of prices.csv and write only the total to total.txt.",
         {"prices.csv": _csv(rows)},
@@ -80,10 +80,10 @@ def _total(chance: random.Random) -> Job:
     )
 
 
-def _cheapest(chance: random.Random) -> Job:
+def _cheapest(chance: random.Random) -> TerminalJob:
     rows = _table(chance)
     ordered = sorted(rows, key=lambda row: row[1])
-    return Job(
+    return TerminalJob(
         "order",
         "Sort the rows of prices.csv by price, lowest first, into sorted.csv. Keep the header line first.",
         {"prices.csv": _csv(rows)},
@@ -92,11 +92,11 @@ def _cheapest(chance: random.Random) -> Job:
     )
 
 
-def _filter(chance: random.Random) -> Job:
+def _filter(chance: random.Random) -> TerminalJob:
     rows = _table(chance)
     limit = chance.randint(200, 700)
     kept = [row for row in rows if row[1] > limit]
-    return Job(
+    return TerminalJob(
         "filter",
         f"Write the rows of prices.csv with a price above {limit} to dear.csv: header first, same order.",
         {"prices.csv": _csv(rows)},
@@ -105,7 +105,7 @@ def _filter(chance: random.Random) -> Job:
     )
 
 
-def _rename(chance: random.Random) -> Job:
+def _rename(chance: random.Random) -> TerminalJob:
     folder = chance.choice(SUBJECTS)
     names = chance.sample(THINGS, 5)
     texts = {name: f"{chance.choice(COLOURS)} {name}\n" for name in names}
@@ -113,9 +113,9 @@ def _rename(chance: random.Random) -> Job:
         f"{folder}/{name}.{'txt' if index < 3 else 'log'}": texts[name] for index, name in enumerate(names)
     }
     checks: list[Check] = [FileIs(f"{folder}/{name}.md", texts[name]) for name in names[:3]]
-    checks += [Missing(f"{folder}/{name}.txt") for name in names[:3]]
+    checks += [MissingTool(f"{folder}/{name}.txt") for name in names[:3]]
     checks += [FileIs(f"{folder}/{name}.log", texts[name]) for name in names[3:]]
-    return Job(
+    return TerminalJob(
         "rename",
         f"In the folder {folder}, give every file that ends in .txt the ending .md instead. "
         "Leave the other files alone.",
@@ -125,7 +125,7 @@ def _rename(chance: random.Random) -> Job:
     )
 
 
-def _replace(chance: random.Random) -> Job:
+def _replace(chance: random.Random) -> TerminalJob:
     old, new = chance.sample(CITIES, 2)
     folder = chance.choice(SUBJECTS)
     files = {
@@ -133,7 +133,7 @@ def _replace(chance: random.Random) -> Job:
         for thing in chance.sample(THINGS, 4)
     }
     files[f"{folder}/first.txt"] = f"{old} is far, says {chance.choice(PEOPLE)} of {old}.\n"
-    return Job(
+    return TerminalJob(
         "replace",
         f"Replace every {old} by {new} in all files of the folder {folder}.",
         files,
@@ -142,10 +142,10 @@ def _replace(chance: random.Random) -> Job:
     )
 
 
-def _unique(chance: random.Random) -> Job:
+def _unique(chance: random.Random) -> TerminalJob:
     names = [chance.choice(PEOPLE[:40]) for _ in range(chance.randint(15, 40))]
     text = "\n".join(names) + "\n"
-    return Job(
+    return TerminalJob(
         "unique",
         "Write the names in names.txt to unique.txt, each once, in alphabetical order, one to a line.",
         {"names.txt": text},
@@ -154,13 +154,13 @@ def _unique(chance: random.Random) -> Job:
     )
 
 
-def _settings(chance: random.Random) -> Job:
+def _settings(chance: random.Random) -> TerminalJob:
     section, key = chance.choice(SUBJECTS), chance.choice(THINGS)
     value = chance.randint(10, 9999)
     before = {section: {key: value + chance.randint(1, 99), "colour": chance.choice(COLOURS)}, "version": 1}
     after = {**before, section: {**before[section], key: value}}  # type: ignore[dict-item]
     edit = f"import json; d = json.load(open('config.json')); d['{section}']['{key}'] = {value}; "
-    return Job(
+    return TerminalJob(
         "settings",
         f"In config.json set {section}.{key} to {value}. Change nothing else.",
         {"config.json": json.dumps(before, indent=2)},
@@ -169,13 +169,13 @@ def _settings(chance: random.Random) -> Job:
     )
 
 
-def _remove(chance: random.Random) -> Job:
+def _remove(chance: random.Random) -> TerminalJob:
     folder = chance.choice(SUBJECTS)
     names = chance.sample(THINGS, 6)
     texts = {name: "" if index < 3 else f"{chance.choice(CITIES)}\n" for index, name in enumerate(names)}
-    checks: list[Check] = [Missing(f"{folder}/{name}.dat") for name in names[:3]]
+    checks: list[Check] = [MissingTool(f"{folder}/{name}.dat") for name in names[:3]]
     checks += [FileIs(f"{folder}/{name}.dat", texts[name]) for name in names[3:]]
-    return Job(
+    return TerminalJob(
         "remove",
         f"Delete the empty files in the folder {folder}, and only those.",
         {f"{folder}/{name}.dat": text for name, text in texts.items()},
@@ -184,11 +184,11 @@ def _remove(chance: random.Random) -> Job:
     )
 
 
-def _script(chance: random.Random) -> Job:
+def _script(chance: random.Random) -> TerminalJob:
     name, word = chance.choice(THINGS), chance.choice(CITIES)
     hidden = [chance.choice(PEOPLE).split()[0] for _ in range(2)]
     path = f"{name}.sh"
-    return Job(
+    return TerminalJob(
         "script",
         f"Write a shell script {path} that takes one argument and prints 'ARGUMENT lives in {word}', "
         "with the argument in place of ARGUMENT. It is run with: sh " + path + " NAME",
@@ -198,10 +198,10 @@ def _script(chance: random.Random) -> Job:
     )
 
 
-def _merge(chance: random.Random) -> Job:
+def _merge(chance: random.Random) -> TerminalJob:
     count = chance.randint(3, 12)
     texts = [f"{chance.choice(PEOPLE)}: {chance.choice(THINGS)}\n" for _ in range(count)]
-    return Job(
+    return TerminalJob(
         "merge",
         "Join the files part1.txt, part2.txt and so on into whole.txt, in the order of their numbers.",
         {f"part{number}.txt": text for number, text in enumerate(texts, 1)},
@@ -210,7 +210,7 @@ def _merge(chance: random.Random) -> Job:
     )
 
 
-_KINDS: tuple[Callable[[random.Random], Job], ...] = (
+_KINDS: tuple[Callable[[random.Random], TerminalJob], ...] = (
     _write,
     _count,
     _extract,

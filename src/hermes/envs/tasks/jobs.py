@@ -15,7 +15,7 @@ from hermes.core import JSON
 from hermes.envs.rewards.result import GraderError, RewardResult
 
 
-class Place(Protocol):
+class JobWorkspace(Protocol):
     """Where a job was done."""
 
     async def text_of(self, path: str) -> str | None:
@@ -43,7 +43,7 @@ class JsonIs:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingTool:
     path: str
 
 
@@ -53,11 +53,11 @@ class Prints:
     text: str
 
 
-Check = FileIs | JsonIs | Missing | Prints
+Check = FileIs | JsonIs | MissingTool | Prints
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TerminalJob:
     kind: str
     instruction: str
     files: Mapping[str, str]
@@ -70,7 +70,7 @@ class Job:
         object.__setattr__(self, "key", f"{self.kind} {self.instruction} {sorted(self.files.items())}")
 
 
-async def grade_job(job: Job, place: Place) -> RewardResult:
+async def grade_job(job: TerminalJob, place: JobWorkspace) -> RewardResult:
     """1 if every check holds.
 
     `progress` is the share of what had to be done: 0 for doing nothing, and for spoiling what was to stay.
@@ -101,14 +101,14 @@ class _Untouched:
         return None
 
 
-async def _holds(check: Check, place: Place) -> bool:
+async def _holds(check: Check, place: JobWorkspace) -> bool:
     match check:
         case FileIs(path, text):
             found = await place.text_of(path)
             return found is not None and _lines(found) == _lines(text)
         case JsonIs(path, value):
             return bool(_parsed(await place.text_of(path)) == value)
-        case Missing(path):
+        case MissingTool(path):
             return not await place.exists(path)
         case Prints(command, text):
             printed = await place.output_of(command)
@@ -130,7 +130,7 @@ def _describe(check: Check) -> str:
     match check:
         case FileIs(path) | JsonIs(path):
             return f"{path} is not as it should be"
-        case Missing(path):
+        case MissingTool(path):
             return f"{path} is still there"
         case Prints(command):
             return f"'{command}' does not print what it should"

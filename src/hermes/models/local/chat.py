@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from hermes.core import ModelCall
 from hermes.errors import MissingDependencyError, ProviderError, UsageError
-from hermes.models.base import ChatReply, ChatRequest, Delta, OnDelta
+from hermes.models.base import ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.local import bundled
 
 if TYPE_CHECKING:
-    from hermes.models.local.model import Answer, LocalModel
+    from hermes.models.local.model import LocalModel, LocalReply
 
 
 class LocalChat:
@@ -75,7 +75,7 @@ class LocalChat:
 
         def show(text: str) -> None:
             if on_delta and text and not done.is_set():
-                loop.call_soon_threadsafe(on_delta, Delta(text=text))
+                loop.call_soon_threadsafe(on_delta, StreamDelta(text=text))
 
         started_at = time.perf_counter()
         job = loop.run_in_executor(self._worker, self._answer, request, done, show)
@@ -96,7 +96,7 @@ class LocalChat:
         await asyncio.to_thread(self._worker.shutdown)
         self._model = None
 
-    def _answer(self, request: ChatRequest, done: threading.Event, show: Callable[[str], None]) -> Answer:
+    def _answer(self, request: ChatRequest, done: threading.Event, show: Callable[[str], None]) -> LocalReply:
         """In the worker: loads the model if this is the first request, and answers."""
         from hermes.models.local.decode import GenerationCancelledError
         from hermes.models.local.model import load
@@ -117,7 +117,7 @@ class LocalChat:
                 f"{self._name} failed: {error}", "A smaller model or context may fit."
             ) from error
 
-    def _reply(self, request: ChatRequest, answer: Answer, started_at: float) -> ChatReply:
+    def _reply(self, request: ChatRequest, answer: LocalReply, started_at: float) -> ChatReply:
         call = ModelCall(
             model=self._name,
             endpoint="local",

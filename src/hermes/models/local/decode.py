@@ -26,7 +26,7 @@ class GenerationCancelledError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenSampling:
     """How to choose a token."""
 
     temperature: float
@@ -37,7 +37,7 @@ class Choice:
     seed: int = 0
 
 
-class Token(NamedTuple):
+class DecodedToken(NamedTuple):
     id: int
     logprob: float
 
@@ -54,8 +54,8 @@ class Decoder:
         """How much of the last prompt was already in the cache."""
 
     def sample(
-        self, prompt_ids: Sequence[int], choice: Choice, cancelled: Callable[[], bool]
-    ) -> Iterator[Token]:
+        self, prompt_ids: Sequence[int], choice: TokenSampling, cancelled: Callable[[], bool]
+    ) -> Iterator[DecodedToken]:
         """Samples without end; the caller stops when it has enough."""
         import torch
 
@@ -64,7 +64,7 @@ class Decoder:
         logits = self._prefill(tuple(prompt_ids), cancelled)
         while True:
             token = choose(logits, choice, generator)
-            yield Token(token, float(torch.log_softmax(logits, dim=-1)[token]))
+            yield DecodedToken(token, float(torch.log_softmax(logits, dim=-1)[token]))
             if cancelled():
                 raise GenerationCancelledError
             logits = self._forward([token])
@@ -108,7 +108,7 @@ class Decoder:
         return logits
 
 
-def choose(logits: torch.Tensor, choice: Choice, generator: torch.Generator) -> int:
+def choose(logits: torch.Tensor, choice: TokenSampling, generator: torch.Generator) -> int:
     """One token by `choice` from the logits over the vocabulary."""
     import torch
 

@@ -16,7 +16,7 @@ from hermes.core import JSONObject, Message, Role, Sampling, TokenTrace, Usage
 from hermes.errors import ContextOverflowError, ProviderError
 from hermes.models.base import ChatRequest
 from hermes.models.local.bundled import read_manifest
-from hermes.models.local.decode import Choice, Decoder, Token
+from hermes.models.local.decode import DecodedToken, Decoder, TokenSampling
 from hermes.models.local.stream import TextStream
 from hermes.models.local.torch_threads import import_torch
 from hermes.models.parsers import get_parser
@@ -34,7 +34,7 @@ CALL_MARK = "<tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LocalReply:
     """What one request came to."""
 
     message: Message
@@ -55,7 +55,7 @@ class LocalModel:
     decoder: Decoder
     context_tokens: int
     end_ids: frozenset[int]
-    default: Choice
+    default: TokenSampling
     """What the model's generation config asks for."""
     result_role: Role
     """The role in which tool results are told."""
@@ -64,14 +64,14 @@ class LocalModel:
 
     def answer(
         self, request: ChatRequest, cancelled: Callable[[], bool], show: Callable[[str], None]
-    ) -> Answer:
+    ) -> LocalReply:
         """Answers `request`; `show` gets pieces of text to display. Raises GenerationCancelledError."""
         plain = with_tools(request.messages, request.tools, PARSER, self.result_role)
         prompt_ids = encode_chat(self.tokenizer, plain)
         longest = min(request.sampling.max_tokens or DEFAULT_MAX_TOKENS, self._room(prompt_ids))
         choice = self._choice(request.sampling)
         stream = TextStream(self.tokenizer, request.sampling.stop, CALL_MARK)
-        sampled: list[Token] = []
+        sampled: list[DecodedToken] = []
         first_token_at = 0.0
         ended = False
         for token in self.decoder.sample(prompt_ids, choice, cancelled):
@@ -84,7 +84,7 @@ class LocalModel:
                 break
         show(stream.finish())
         parsed = PARSER.parse(stream.text, request.tools)
-        return Answer(
+        return LocalReply(
             message=Message.assistant(
                 parsed.content, reasoning=parsed.reasoning, tool_calls=parsed.tool_calls
             ),
@@ -104,17 +104,17 @@ class LocalModel:
             )
         return limit - used
 
-    def _choice(self, sampling: Sampling) -> Choice:
+    def _choice(self, sampling: Sampling) -> TokenSampling:
         """What the request says; for the rest what the model's own generation config says."""
         own = self.default
-        return Choice(
+        return TokenSampling(
             temperature=own.temperature if sampling.temperature is None else sampling.temperature,
             top_p=own.top_p if sampling.top_p is None else sampling.top_p,
             top_k=own.top_k if sampling.top_k is None else sampling.top_k,
             seed=int.from_bytes(os.urandom(4), "big") if sampling.seed is None else sampling.seed,
         )
 
-    def _trace(self, prompt_ids: Sequence[int], sampled: Sequence[Token]) -> TokenTrace:
+    def _trace(self, prompt_ids: Sequence[int], sampled: Sequence[DecodedToken]) -> TokenTrace:
         return TokenTrace(
             prompt_ids=tuple(prompt_ids),
             sampled_ids=tuple(token.id for token in sampled),
@@ -122,7 +122,7 @@ class LocalModel:
             policy_version=self.policy_version,
         )
 
-    def _usage(self, prompt_ids: Sequence[int], sampled: Sequence[Token]) -> Usage:
+    def _usage(self, prompt_ids: Sequence[int], sampled: Sequence[DecodedToken]) -> Usage:
         reused = self.decoder.reused_tokens
         return Usage(
             input_tokens=len(prompt_ids) - reused, cached_input_tokens=reused, output_tokens=len(sampled)
@@ -168,10 +168,10 @@ def _end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> fr
     return frozenset(index for index in ids if index is not None)
 
 
-def _default_choice(config: GenerationConfig) -> Choice:
+def _default_choice(config: GenerationConfig) -> TokenSampling:
     if not config.do_sample:
-        return Choice(temperature=0.0)
-    return Choice(
+        return TokenSampling(temperature=0.0)
+    return TokenSampling(
         temperature=1.0 if config.temperature is None else config.temperature,
         top_p=1.0 if config.top_p is None else config.top_p,
         top_k=config.top_k or 0,

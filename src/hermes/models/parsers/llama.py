@@ -16,11 +16,11 @@ from hermes.core import JSONObject, ToolCall
 from hermes.models.parsers.base import MalformedCallError, NotACallError, ParsedText, new_call_id
 from hermes.models.parsers.hermes import call_object
 from hermes.models.parsers.json_scan import call_parts, members_at, skip_space
-from hermes.models.parsers.objects import Row, broken_object
+from hermes.models.parsers.objects import CallSequence, broken_object
 from hermes.models.parsers.scan import Grammar, scan
 
 _TAG = r"<\|python_(?:tag|start)\|>"
-_ROW = Row(
+_ROW = CallSequence(
     separator=re.compile(r"[;\n]\s*(?=\{)"),
     after=re.compile(r"\s*+(?![,}\]])"),
     joined=re.compile(r"\s*+(?:[;{]|\Z)"),

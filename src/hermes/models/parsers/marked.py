@@ -23,7 +23,7 @@ from hermes.models.parsers.scan import Grammar, scan
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class FormatMarkers:
     """The special tokens of one format."""
 
     section_begin: str
@@ -58,8 +58,8 @@ def _write_kimi(call: ToolCall, index: int) -> str:
     return f"{call_id}<|tool_call_argument_begin|>{argument_text(call)}"
 
 
-def _deepseek(head: str, tail: str, write: Callable[[ToolCall, int], str], between: str) -> Marks:
-    return Marks(
+def _deepseek(head: str, tail: str, write: Callable[[ToolCall, int], str], between: str) -> FormatMarkers:
+    return FormatMarkers(
         section_begin="<｜tool▁calls▁begin｜>",
         section_end="<｜tool▁calls▁end｜>",
         begin="<｜tool▁call▁begin｜>",
@@ -75,7 +75,7 @@ DEEPSEEK_V3 = _deepseek(
     rf"\s*\w+\s*<｜tool▁sep｜>\s*(?P<name>{NAME})\s*```(?:json)?\s*", r"\s*(?:```)?\s*", _write_v3, "\n"
 )
 DEEPSEEK_V3_1 = _deepseek(rf"\s*(?P<name>{NAME})\s*<｜tool▁sep｜>\s*", r"\s*", _write_v3_1, "")
-KIMI_K2 = Marks(
+KIMI_K2 = FormatMarkers(
     section_begin="<|tool_calls_section_begin|>",
     section_end="<|tool_calls_section_end|>",
     begin="<|tool_call_begin|>",
@@ -92,7 +92,7 @@ KIMI_K2 = Marks(
 @dataclass(frozen=True)
 class MarkedParser:
     name: str
-    marks: Marks
+    marks: FormatMarkers
     repair: bool = False
 
     @cached_property

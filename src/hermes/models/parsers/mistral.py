@@ -20,12 +20,12 @@ from hermes.models.parsers.base import MalformedCallError, ParsedText
 from hermes.models.parsers.hermes import call_object
 from hermes.models.parsers.json_scan import call_parts, decode_object_at, members_at, skip_space
 from hermes.models.parsers.named import NAME, argument_text, checked_name
-from hermes.models.parsers.objects import Row, broken_object
+from hermes.models.parsers.objects import CallSequence, broken_object
 from hermes.models.parsers.scan import Grammar, scan
 
 _MARK = "[TOOL_CALLS]"
 _BEHIND = re.compile(r"\s*+(?:,\s*\{|\]\s*+(?![,}\]])|\Z)")
-_ROW = Row(
+_ROW = CallSequence(
     separator=re.compile(r",\s*(?=\{)"),
     after=_BEHIND,
     joined=_BEHIND,

@@ -12,7 +12,7 @@ from hermes.models.parsers.repair import mend
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CallSequence:
     """How call objects follow one another in a format."""
 
     separator: re.Pattern[str]
@@ -26,7 +26,7 @@ class Row:
 
 
 def broken_object(
-    text: str, at: int, error: MalformedCallError, row: Row, repair: bool
+    text: str, at: int, error: MalformedCallError, row: CallSequence, repair: bool
 ) -> tuple[ToolCall, int]:
     """The malformed call object at `at`, and where it ends."""
     end = _extent(text, at, error, row)
@@ -37,7 +37,7 @@ def broken_object(
     return broken_call(raw, error), end
 
 
-def _extent(text: str, at: int, error: MalformedCallError, row: Row) -> int:
+def _extent(text: str, at: int, error: MalformedCallError, row: CallSequence) -> int:
     if error.ends_at is not None:
         return error.ends_at
     stop = row.stop.search(text, max(at, error.doubtful_from))

@@ -26,7 +26,7 @@ NEVER = "(?!)"
 """The pattern that matches nothing."""
 
 
-class Reader(Protocol):
+class JsonReader(Protocol):
     def __call__(self, text: str, at: int, tools: Sequence[JSONObject]) -> tuple[list[ToolCall], int]:
         """The calls that begin at `at`, just behind the opener, and where they end.
 
@@ -39,7 +39,7 @@ class Reader(Protocol):
 class Grammar:
     opener: str
     """Pattern of what begins a call."""
-    read: Reader
+    read: JsonReader
     closer: str | None = None
     """Pattern of what ends a call; None if the call's own JSON does."""
     framing: str | None = None

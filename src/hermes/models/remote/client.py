@@ -71,7 +71,7 @@ def _http(target: ModelTarget) -> httpx2.AsyncClient:
     import httpx2
     import openai
 
-    from hermes.models.remote.connections import Lines
+    from hermes.models.remote.connections import ConnectionPool
 
     loopback = leads_to_loopback(target.base_url)
     # Plain HTTP to this machine has no certificates, and reading the authorities takes its time.
@@ -85,7 +85,7 @@ def _http(target: ModelTarget) -> httpx2.AsyncClient:
         follow_redirects=False,
         verify=tls,
         trust_env=proxied,
-        transport=None if proxied else Lines(tls),
+        transport=None if proxied else ConnectionPool(tls),
     )
 
 

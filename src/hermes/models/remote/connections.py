@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 import httpx2
 
 
-class Lines(httpx2.AsyncBaseTransport):
+class ConnectionPool(httpx2.AsyncBaseTransport):
     def __init__(self, tls: ssl.SSLContext, idle_s: float = 5.0) -> None:
         """`idle_s` is how long an unused connection is kept open, at least."""
         self._tls = tls
@@ -64,7 +64,9 @@ class Lines(httpx2.AsyncBaseTransport):
 class _Answer(httpx2.AsyncByteStream):
     """A body that gives its line back when it is closed."""
 
-    def __init__(self, body: httpx2.AsyncByteStream, line: httpx2.AsyncHTTPTransport, lines: Lines) -> None:
+    def __init__(
+        self, body: httpx2.AsyncByteStream, line: httpx2.AsyncHTTPTransport, lines: ConnectionPool
+    ) -> None:
         self._body = body
         self._line: httpx2.AsyncHTTPTransport | None = line
         self._lines = lines

@@ -45,7 +45,7 @@ class Endpoint:
                 f"Copy it again: hermes config set {target.key_env} …",
             )
         self.target = target
-        self.place = failures.Place(target.base_url, target.name, target.key_env)
+        self.place = failures.EndpointRef(target.base_url, target.name, target.key_env)
         self._rng = rng or random.Random()
         self._client = Client(target)
 

@@ -47,7 +47,7 @@ _TLS_MISFITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EndpointRef:
     """Which endpoint an error is about, for its message."""
 
     base_url: str
@@ -61,7 +61,7 @@ class Place:
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def from_openai(error: openai.OpenAIError, place: Place) -> ProviderError:
+def from_openai(error: openai.OpenAIError, place: EndpointRef) -> ProviderError:
     """The typed form of an exception of the openai package."""
     import openai
 
@@ -72,7 +72,7 @@ def from_openai(error: openai.OpenAIError, place: Place) -> ProviderError:
     return from_report(error.body if isinstance(error, openai.APIError) else str(error), place)
 
 
-def from_report(error: JSON, place: Place) -> ProviderError:
+def from_report(error: JSON, place: EndpointRef) -> ProviderError:
     """A failure that the server reports inside a success, or in the middle of a stream."""
     body = error if isinstance(error, dict) else {"message": str(error)}
     code = str(body.get("code"))
@@ -80,7 +80,7 @@ def from_report(error: JSON, place: Place) -> ProviderError:
     return from_status(status or (400 if _says(body, _TOO_LONG) else 502), body, {}, place)
 
 
-def from_status(status: int, body: JSON, headers: Mapping[str, str], place: Place) -> ProviderError:
+def from_status(status: int, body: JSON, headers: Mapping[str, str], place: EndpointRef) -> ProviderError:
     """The error for an HTTP status, or for the same status reported inside a body."""
     said = _quote(body)
     what = f"{place.url} answered {status}" + (f": {said}" if said else "")
@@ -113,7 +113,7 @@ def concerns_model(error: ProviderError) -> bool:
     )
 
 
-def garbled(place: Place, body: bytes, content_type: str) -> ProviderError:
+def garbled(place: EndpointRef, body: bytes, content_type: str) -> ProviderError:
     """A success whose body is not what the API promises; a web page means the address is wrong."""
     page = content_type.startswith("text/html")
     shown = body[:80].decode("utf-8", "replace")
@@ -124,7 +124,7 @@ def garbled(place: Place, body: bytes, content_type: str) -> ProviderError:
     )
 
 
-def timed_out(place: Place, timeout_s: float, last: ProviderError | None) -> ProviderError:
+def timed_out(place: EndpointRef, timeout_s: float, last: ProviderError | None) -> ProviderError:
     before = f" (before that: {last.message})" if last else ""
     return ProviderError(
         f"{place.url} gave no answer within {timeout_s:g} s{before}.",
@@ -133,7 +133,7 @@ def timed_out(place: Place, timeout_s: float, last: ProviderError | None) -> Pro
     )
 
 
-def no_turn(place: Place, limit: int) -> ProviderError:
+def no_turn(place: EndpointRef, limit: int) -> ProviderError:
     return ProviderError(
         f"No call to {place.url} could begin in the time given: {limit} others at a time are under way.",
         "Allow more time, or fewer calls at once.",
@@ -141,7 +141,7 @@ def no_turn(place: Place, limit: int) -> ProviderError:
     )
 
 
-def gate_closed(place: Place, seconds: float) -> ProviderError:
+def gate_closed(place: EndpointRef, seconds: float) -> ProviderError:
     return ProviderError(
         f"{place.url} wants no call for another {seconds:.0f} s, more than the time left.",
         "Try again later.",
@@ -166,7 +166,7 @@ def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
         return None
 
 
-def from_network(error: Exception, place: Place) -> ProviderError:
+def from_network(error: Exception, place: EndpointRef) -> ProviderError:
     """No connection, or one that broke."""
     causes = list(_causes(error))
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
@@ -204,7 +204,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _key_hint(place: Place) -> str:
+def _key_hint(place: EndpointRef) -> str:
     if place.key_env is None:
         return "This endpoint wants a key: name the variable that holds it as key_env of the provider."
     return f"Check the key in {place.key_env}, or set another: hermes config set {place.key_env} …"

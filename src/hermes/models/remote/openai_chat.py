@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hermes.core import JSONObject, ModelCall
 from hermes.errors import ProviderError
-from hermes.models.base import ChatModel, ChatReply, ChatRequest, Delta, OnDelta
+from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.budget import Budget, Spent
 from hermes.models.fields import as_object, as_text, finite
 from hermes.models.remote import wire
@@ -87,7 +87,7 @@ class OpenAIChat(RemoteModel, ChatModel):
         whole = await self._endpoint.stream(_PATH, streaming, feed)
         if whole is not None:
             message = as_object(self._endpoint.first_choice(whole).get("message"))
-            on_delta(Delta(as_text(message.get("content"))))
+            on_delta(StreamDelta(as_text(message.get("content"))))
             return whole, None
         merged = merger.result()
         if merged is None:

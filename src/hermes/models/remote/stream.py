@@ -8,7 +8,7 @@ without a finish reason was cut, and `result` says so by returning None.
 from __future__ import annotations
 
 from hermes.core import JSON, JSONObject
-from hermes.models.base import Delta
+from hermes.models.base import StreamDelta
 from hermes.models.fields import as_list, as_object, as_objects, as_text
 from hermes.models.remote.wire import read_content
 
@@ -24,7 +24,7 @@ class StreamMerger:
         self._indexes: list[JSON] = []
         """The index under which each call's pieces arrive."""
 
-    def feed(self, chunk: JSONObject) -> Delta | None:
+    def feed(self, chunk: JSONObject) -> StreamDelta | None:
         """Adds a chunk. Returns what it says for display, or None if it carries no output."""
         for key, value in chunk.items():
             if key != "choices" and value is not None:
@@ -37,7 +37,7 @@ class StreamMerger:
                 self._feed_delta(delta)
         text, inline = read_content(delta.get("content"))
         thinking = as_text(delta.get("reasoning_content")) or as_text(delta.get("reasoning")) or inline or ""
-        return Delta(text, thinking) if text or thinking or delta.get("tool_calls") else None
+        return StreamDelta(text, thinking) if text or thinking or delta.get("tool_calls") else None
 
     def result(self) -> JSONObject | None:
         """The whole response, or None if the stream was cut."""

@@ -52,7 +52,7 @@ class AdaptiveLimit:
             self.limit = max(1, int(self.limit * DECREASE))
 
 
-class Slot:
+class CallPermit:
     """One caller's permission to have a call in flight."""
 
     def __init__(self, throttle: Throttle) -> None:
@@ -92,10 +92,10 @@ class Throttle:
         return max(0.0, self._gate_s - asyncio.get_running_loop().time())
 
     @contextlib.asynccontextmanager
-    async def slot(self) -> AsyncIterator[Slot]:
+    async def slot(self) -> AsyncIterator[CallPermit]:
         await self._enter()
         try:
-            yield Slot(self)
+            yield CallPermit(self)
         finally:
             self._leave()
 

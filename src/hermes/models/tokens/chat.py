@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hermes.core import JSONObject, Message, ModelCall, Role, Sampling
 from hermes.errors import ConfigError, ContextOverflowError, ProviderError
-from hermes.models.base import ChatReply, ChatRequest, Delta, OnDelta
+from hermes.models.base import ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.parsers import get_parser
 from hermes.models.render.prompting import assistant_text, with_tools
 from hermes.models.render.template import Rendered, encode, render, result_role, spelled_out
@@ -55,7 +55,7 @@ class TokenSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Speech:
+class ChatRenderer:
     """How a model is spoken to: the same for all its rollouts, so found out once."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ class Speech:
     """Longest sequence, prompt and answer together."""
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, parser: str, context_tokens: int) -> Speech:
+    def of(cls, tokenizer: PreTrainedTokenizerBase, parser: str, context_tokens: int) -> ChatRenderer:
         """ConfigError if the tokenizer has no chat template, or one that does not fit the parser."""
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -127,7 +127,7 @@ class _Context:
 class TokenChat:
     """A `ChatModel`; see the module."""
 
-    def __init__(self, source: TokenSource, speech: Speech) -> None:
+    def __init__(self, source: TokenSource, speech: ChatRenderer) -> None:
         self._source = source
         self._speech = speech
         self._contexts: dict[tuple[Message, ...], _Context] = {}
@@ -158,7 +158,7 @@ class TokenChat:
             spoken={**prompt.spoken, len(request.messages): text},
         )
         if on_delta:
-            on_delta(Delta(text=message.content, reasoning=message.reasoning or ""))
+            on_delta(StreamDelta(text=message.content, reasoning=message.reasoning or ""))
         call = ModelCall(
             model=self.name,
             endpoint=self._source.base_url,

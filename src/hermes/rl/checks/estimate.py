@@ -35,10 +35,10 @@ def update_seconds(url: str, model: str, resolved: Resolved, groups: Sequence[JS
 
     The second of two equal updates counts: the first one also sets things up.
     """
-    from hermes.training.data.correction import Loss
+    from hermes.training.data.correction import LossSpec
     from hermes.training.data.datums import weighted
-    from hermes.training.service.client import Connection, Trainee, Wish
-    from hermes.training.service.token_meter import Meter
+    from hermes.training.service.client import AdapterClient, LoraSpec, ServiceConnection
+    from hermes.training.service.token_meter import TokenMeter
 
     longest = resolved.values["tinker.max_token_trainer_length"]
     fitting = [group for group in groups if all(len(tokens) <= longest for tokens in group["tokens"])]
@@ -46,15 +46,15 @@ def update_seconds(url: str, model: str, resolved: Resolved, groups: Sequence[JS
         return None
     pairs = zip(fitting[0]["tokens"], fitting[0]["masks"], strict=True)
     data = [weighted(tokens, [float(one != _NOT_SAMPLED) for one in mask]) for tokens, mask in pairs]
-    wish = Wish(model, resolved.values["tinker.lora_rank"])
+    wish = LoraSpec(model, resolved.values["tinker.lora_rank"])
     with (
         TemporaryDirectory() as counted,
-        closing(Meter(Path(counted))) as meter,
-        Trainee(Connection(url, LOCAL_KEY), wish, meter) as trainee,
+        closing(TokenMeter(Path(counted))) as meter,
+        AdapterClient(ServiceConnection(url, LOCAL_KEY), wish, meter) as trainee,
     ):
         for _ in range(2):
             begun_s = time.monotonic()
-            trainee.forward_backward(data, Loss("cross_entropy", {}))
+            trainee.forward_backward(data, LossSpec("cross_entropy", {}))
             trainee.optim_step(1e-6, 0.9, 0.95, 1.0)
             took_s = time.monotonic() - begun_s
     return took_s / len(data)

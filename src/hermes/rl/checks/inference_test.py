@@ -40,7 +40,7 @@ _LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class TestedServer:
     """Where a tested model is, as an environment is told."""
 
     name: str
@@ -110,7 +110,7 @@ def _test_one(
 
 def process(
     resolved: Resolved,
-    server: Server,
+    server: TestedServer,
     overrides: JSONObject,
     output: Path,
     log: Path,
@@ -174,7 +174,7 @@ def priced_name(config: Config, name: str) -> str:
     return name if known else f"openrouter/{name}"
 
 
-def server_for(config: Config, name: str) -> Server:
+def server_for(config: Config, name: str) -> TestedServer:
     """Any model: bundled, a folder, run:ID, provider/name, or a bare OpenRouter name."""
     from hermes.config.providers import resolve_model
     from hermes.rl.run import named_run
@@ -184,14 +184,14 @@ def server_for(config: Config, name: str) -> Server:
 
     if (run := named_run(config.home, name)) is not None:
         if run.status().state.ended:
-            return Server(name, {"base_url": LOCAL, "model_name": str(export_merged(run_source(run)))})
-        return Server(name, {"base_url": endpoint(run), "model_name": POLICY, "server_type": "sglang"})
+            return TestedServer(name, {"base_url": LOCAL, "model_name": str(export_merged(run_source(run)))})
+        return TestedServer(name, {"base_url": endpoint(run), "model_name": POLICY, "server_type": "sglang"})
     if Path(name).is_dir():
-        return Server(name, {"base_url": LOCAL, "model_name": str(Path(name).absolute())})
+        return TestedServer(name, {"base_url": LOCAL, "model_name": str(Path(name).absolute())})
     target = resolve_model(config.settings, config.environ, priced_name(config, name))
     if target.is_local:
-        return Server(name, {"base_url": LOCAL, "model_name": target.model})
-    return Server(
+        return TestedServer(name, {"base_url": LOCAL, "model_name": target.model})
+    return TestedServer(
         name,
         {
             "base_url": target.base_url,

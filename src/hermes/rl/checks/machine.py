@@ -21,29 +21,29 @@ _MOST_ON_CPU = 3e9
 """Parameters above which a run on a CPU would not end in reasonable time."""
 
 
-class Missing(NamedTuple):
+class MissingRequirement(NamedTuple):
     what: str
     fix: str
 
 
-def why_not(config: Config, model: str) -> Missing | None:
+def why_not(config: Config, model: str) -> MissingRequirement | None:
     """None if a run of this model can be started here."""
     settings = config.settings.rl
     return missing_packages(settings, config.environ) or _missing_gpu(settings, config.environ, model)
 
 
-def missing_packages(settings: RlSettings, environ: Mapping[str, str]) -> Missing | None:
+def missing_packages(settings: RlSettings, environ: Mapping[str, str]) -> MissingRequirement | None:
     """Without any model in mind: packages, or the key of a service elsewhere."""
     for package in _NEEDED:
         if find_spec(package) is None:
-            return Missing(
+            return MissingRequirement(
                 f"training needs the package '{package}', which is not installed",
                 "pip install 'hermes-research[train]'",
             )
     service = service_of(settings, environ)
     if service is not None and needs_key(service) and not any(map(environ.get, KEY_VARIABLES)):
         named = "the managed service" if service == MANAGED else f"the service {service}"
-        return Missing(
+        return MissingRequirement(
             f"{named} needs a key, and TINKER_API_KEY is not set",
             "hermes config set TINKER_API_KEY (asks for it)",
         )
@@ -54,17 +54,19 @@ def has_gpu() -> bool:
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
 
 
-def _missing_gpu(settings: RlSettings, environ: Mapping[str, str], model: str) -> Missing | None:
+def _missing_gpu(settings: RlSettings, environ: Mapping[str, str], model: str) -> MissingRequirement | None:
     from hermes.training.schedule import parameters_of
 
     if service_of(settings, environ) is not None or has_gpu():
         return None
     if settings.device == "cuda":
-        return Missing("rl.device is cuda, and this machine has no GPU", "hermes config set rl.device auto")
+        return MissingRequirement(
+            "rl.device is cuda, and this machine has no GPU", "hermes config set rl.device auto"
+        )
     parameters = parameters_of(model)
     if parameters is None or parameters < _MOST_ON_CPU:
         return None
-    return Missing(
+    return MissingRequirement(
         f"{model} has {parameters / 1e9:.3g} billion parameters and needs a GPU; this machine has none",
         "hermes config set rl.model hermes/smollm2, or rl.service to train elsewhere",
     )

@@ -21,7 +21,7 @@ from hermes.config.paths import logs_dir
 from hermes.core.files import ensure_dir
 from hermes.errors import HermesError
 from hermes.rl.checks.estimate import estimate, update_seconds
-from hermes.rl.checks.inference_test import Server, is_local, process, read_groups
+from hermes.rl.checks.inference_test import TestedServer, is_local, process, read_groups
 from hermes.rl.checks.machine import has_gpu
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
@@ -118,7 +118,7 @@ def _last_write_s(path: Path) -> float:
 class _Policy(NamedTuple):
     """The untrained one."""
 
-    server: Server
+    server: TestedServer
     url: str
     own: bool
     """Whether an engine of this machine's has it, like a run's own."""
@@ -133,7 +133,7 @@ def _policy(config: Config, model: str, log: Path) -> Iterator[_Policy]:
             yield policy
         return
     from hermes.training.service.openai_proxy import offered, tokenizer_of
-    from hermes.training.service.token_meter import Meter
+    from hermes.training.service.token_meter import TokenMeter
 
     with (
         TemporaryDirectory() as counted,
@@ -142,7 +142,7 @@ def _policy(config: Config, model: str, log: Path) -> Iterator[_Policy]:
             model,
             tokenizer_of(model, config.home),
             0,
-            Meter(Path(counted)),
+            TokenMeter(Path(counted)),
         ) as face,
     ):
         yield _Policy(_server(face.url, model), face.url, own=False)
@@ -159,8 +159,8 @@ def _engine(config: Config, model: str, log: Path) -> Iterator[_Policy]:
         yield _Policy(_server(url, model), url, own=True)
 
 
-def _server(url: str, model: str) -> Server:
-    return Server(model, {"base_url": f"{url}/v1", "model_name": model, "server_type": "sglang"})
+def _server(url: str, model: str) -> TestedServer:
+    return TestedServer(model, {"base_url": f"{url}/v1", "model_name": model, "server_type": "sglang"})
 
 
 def _downloaded(model: str) -> str:

@@ -44,7 +44,7 @@ _SMALL = 3e9
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class EnvSelection:
     """A chosen environment and what was changed about it."""
 
     environment: str
@@ -57,7 +57,7 @@ class Selection:
 class Resolved:
     """Everything a run needs to know, and how each field may be changed."""
 
-    selection: Selection
+    selection: EnvSelection
     model: str
     fields: dict[str, FieldInfo]
     values: dict[str, JSON]
@@ -102,7 +102,7 @@ def list_environments(config: Config) -> Found:
     return find_environments(environment_folders(config.home, _folders(config)))
 
 
-def select(config: Config, name: str) -> Selection:
+def select(config: Config, name: str) -> EnvSelection:
     """Chooses an environment by name or file, and forgets the edits of the one before."""
     from hermes.envs.cli.discover import environment_folders, locate
 
@@ -110,13 +110,13 @@ def select(config: Config, name: str) -> Selection:
     found = [each for each in list_environments(config).environments if each.path == path]
     shown = found[0].name if found else path.stem
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    chosen = Selection(shown, str(path), {"env.wandb_name": f"{shown}-{stamp}"})
+    chosen = EnvSelection(shown, str(path), {"env.wandb_name": f"{shown}-{stamp}"})
     resolve(config, chosen)
     save(config.home, chosen)
     return chosen
 
 
-def save(home: Path, selection: Selection) -> None:
+def save(home: Path, selection: EnvSelection) -> None:
     data = {
         "environment": selection.environment,
         "file_path": selection.file_path,
@@ -125,14 +125,14 @@ def save(home: Path, selection: Selection) -> None:
     atomic_write(_selection_path(home), json.dumps(data, indent=1))
 
 
-def selected(home: Path) -> Selection:
+def selected(home: Path) -> EnvSelection:
     """What was chosen last; UsageError if nothing was."""
     text = read_text(_selection_path(home))
     if text is None:
         raise UsageError("no environment is selected", "select one first: hermes rl select NAME")
     try:
         data = json.loads(text)
-        return Selection(data["environment"], data["file_path"], data["edits"])
+        return EnvSelection(data["environment"], data["file_path"], data["edits"])
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{_selection_path(home)} is damaged: {error}", "hermes rl select NAME") from error
 
@@ -199,7 +199,7 @@ class LockedFieldError(UsageError):
         self.value = value
 
 
-def resolve(config: Config, selection: Selection) -> Resolved:
+def resolve(config: Config, selection: EnvSelection) -> Resolved:
     """The selection with every value decided. Loads the environment's file."""
     from hermes.envs.config import BaseEnvConfig
 

@@ -15,7 +15,7 @@ from hermes.rl.budget import cost_usd
 from hermes.rl.config.resolve import dump_yaml
 from hermes.rl.config.run_file import TRAIN_OPTIONS
 from hermes.rl.results import kept
-from hermes.rl.run import Run, last_step
+from hermes.rl.run import RlRun, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.part import HERMES, Part, ask
@@ -33,7 +33,7 @@ _STEP_AND_SAVE_S = 900.0
 class RunPlan:
     """Reads the run's configuration, and may move a server to another port."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RlRun) -> None:
         self._run = run
         self._config = run.config()
 
@@ -142,7 +142,7 @@ class RunPlan:
         return url
 
 
-def trainer_arguments(run: Run, config: JSONObject) -> tuple[str, ...]:
+def trainer_arguments(run: RlRun, config: JSONObject) -> tuple[str, ...]:
     """The command line of `hermes train grpo`."""
     env, tinker = config["env"], config["tinker"]
     flags = {
@@ -187,5 +187,5 @@ def with_ports(config: JSONObject) -> JSONObject:
     return config
 
 
-def write_config(run: Run, config: JSONObject) -> None:
+def write_config(run: RlRun, config: JSONObject) -> None:
     atomic_write(run.config_path, dump_yaml(config))

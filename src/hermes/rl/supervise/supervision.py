@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hermes.errors import HermesError
-from hermes.rl.run import PartStatus, Run, RunState, Status, now_ms
+from hermes.rl.run import PartStatus, RlRun, RunState, RunStatus, now_ms
 from hermes.rl.supervise.part import End, Part, judge, launch
 from hermes.rl.supervise.processes import ProcessId, signal_group
 
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Care:
+class _ProcessState:
     """What the supervisor remembers of a part, and may forget when it dies itself."""
 
     child: subprocess.Popen[bytes] | None = None
@@ -46,10 +46,10 @@ class _Care:
     disturbed: bool = False
 
 
-class Supervisor:
+class RunSupervisor:
     def __init__(
         self,
-        run: Run,
+        run: RlRun,
         plan: Callable[[], Sequence[Part]],
         *,
         move: Callable[[str], bool] = lambda part: False,
@@ -67,9 +67,9 @@ class Supervisor:
         self._starving, self._rest_s = starving, rest_s
         self._cwd, self._max_hours, self._over_budget = cwd, max_hours, over_budget
         self._parts = tuple(plan())
-        self._care = {part.name: _Care() for part in self._parts}
+        self._care = {part.name: _ProcessState() for part in self._parts}
         self._status = run.status()
-        self._written: Status | None = None
+        self._written: RunStatus | None = None
         self._last_progress = progress()
         self._asked_to_stop = False
 
@@ -136,7 +136,7 @@ class Supervisor:
         elif not status.ready:
             self._look_whether_ready(part, care)
 
-    def _look_whether_ready(self, part: Part, care: _Care) -> None:
+    def _look_whether_ready(self, part: Part, care: _ProcessState) -> None:
         if part.ready():
             self._set_part(part, ready=True)
             self._note(f"{part.name} is ready")
@@ -215,7 +215,7 @@ class Supervisor:
                 self._end(other)
                 self._again(other)
 
-    def _wake_if_needed(self, part: Part, care: _Care) -> None:
+    def _wake_if_needed(self, part: Part, care: _ProcessState) -> None:
         """A part that ended as if its work were done is needed again if the trainer waits for a batch.
 
         A trainer that computes does not wait, however long its step takes.

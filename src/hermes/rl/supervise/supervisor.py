@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hermes.errors import HermesError
-from hermes.rl.run import Run, RunState, now_ms
+from hermes.rl.run import RlRun, RunState, now_ms
 from hermes.rl.supervise.processes import signal_group
 
 _MOST_DEATHS = 20
@@ -30,10 +30,10 @@ _PAUSE_S = 0.3
 
 def main() -> None:
     folder = Path(sys.argv[1]).absolute()
-    detach(Run(folder.parents[1], folder.name), own)
+    detach(RlRun(folder.parents[1], folder.name), own)
 
 
-def detach(run: Run, work: Callable[[Run], None]) -> None:
+def detach(run: RlRun, work: Callable[[RlRun], None]) -> None:
     """Does the work in a process of its own, again and again until it ends well; returns at once."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if os.fork() == 0:
@@ -42,7 +42,7 @@ def detach(run: Run, work: Callable[[Run], None]) -> None:
         os._exit(0)
 
 
-def _keep(run: Run, work: Callable[[Run], None]) -> None:
+def _keep(run: RlRun, work: Callable[[RlRun], None]) -> None:
     for _ in range(_MOST_DEATHS):
         child = os.fork()
         if child == 0:
@@ -54,7 +54,7 @@ def _keep(run: Run, work: Callable[[Run], None]) -> None:
     _give_up(run)
 
 
-def _attempt(run: Run, work: Callable[[Run], None]) -> int:
+def _attempt(run: RlRun, work: Callable[[RlRun], None]) -> int:
     try:
         with sole_owner(run) as mine:
             if mine:
@@ -65,14 +65,14 @@ def _attempt(run: Run, work: Callable[[Run], None]) -> int:
     return 0
 
 
-def own(run: Run) -> None:
+def own(run: RlRun) -> None:
     """Supervises the run to its end."""
     from hermes.rl.supervise.plan import RunPlan
-    from hermes.rl.supervise.supervision import Supervisor
+    from hermes.rl.supervise.supervision import RunSupervisor
 
     try:
         plan = RunPlan(run)
-        supervisor = Supervisor(
+        supervisor = RunSupervisor(
             run,
             plan.parts,
             move=plan.move,
@@ -89,7 +89,7 @@ def own(run: Run) -> None:
 
 
 @contextlib.contextmanager
-def sole_owner(run: Run) -> Iterator[bool]:
+def sole_owner(run: RlRun) -> Iterator[bool]:
     """Whether this process may own the run; the lock goes with the process."""
     with (run.folder / "supervisor.lock").open("w") as lock:
         try:
@@ -100,14 +100,14 @@ def sole_owner(run: Run) -> Iterator[bool]:
             yield True
 
 
-def _give_up(run: Run) -> None:
+def _give_up(run: RlRun) -> None:
     for part in run.status().parts.values():
         if part.process is not None and part.process.alive():
             signal_group(part.process, signal.SIGKILL)
     _fail(run, f"its supervisor died {_MOST_DEATHS} times")
 
 
-def _fail(run: Run, reason: str) -> None:
+def _fail(run: RlRun, reason: str) -> None:
     status = run.status()
     if not status.state.ended:
         run.write_status(

@@ -13,7 +13,7 @@ from hermes.errors import HermesError
 if TYPE_CHECKING:
     import tinker
 
-    from hermes.training.service.client import Connection
+    from hermes.training.service.client import ServiceConnection
 
 _TIMEOUT_S = 600.0
 _GOODBYE_S = 5.0
@@ -22,7 +22,7 @@ _KEPT_S = 3600
 """How long the service keeps what it exported: the least that it offers."""
 
 
-def download(connection: Connection, path: str, target: Path) -> None:
+def download(connection: ServiceConnection, path: str, target: Path) -> None:
     """Writes the adapter's files into the folder. `path`: tinker://RUN/KIND/NAME, or tinker://RUN."""
     import tinker
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from hermes.errors import UsageError
-from hermes.rl.run import Run
+from hermes.rl.run import RlRun
 from hermes.rl.service import connect, policy_url
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.part import HERMES, ask
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hermes.models.base import ChatModel
 
 
-def endpoint(run: Run) -> str:
+def endpoint(run: RlRun) -> str:
     """Where the run's policy can be asked as the model `policy`, by as many as like."""
     url = None if run.status().state.ended else running_engine(run)
     if url is None:
@@ -32,13 +32,13 @@ def endpoint(run: Run) -> str:
     return f"{url}/v1"
 
 
-def running_engine(run: Run) -> str | None:
+def running_engine(run: RlRun) -> str | None:
     """Where the run's newest weights can be sampled, while it is up."""
     url = policy_url(run.config()["run"])
     return url if ask(f"{url}/health") is not None else None
 
 
-def serve_command(run: Run, port: int | None) -> list[str]:
+def serve_command(run: RlRun, port: int | None) -> list[str]:
     """`hermes engine serve` over the run's checkpoints; `policy` is the newest."""
     choose(run, None)
     about = run.config()["run"]
@@ -47,16 +47,16 @@ def serve_command(run: Run, port: int | None) -> list[str]:
     return [*HERMES, *arguments, "--port", str(chosen), "--state-dir", str(run.folder / "engine")]
 
 
-def serve_service(run: Run, port: int | None, announce: Callable[[str], None]) -> None:
+def serve_service(run: RlRun, port: int | None, announce: Callable[[str], None]) -> None:
     """The newest weights of a run whose weights lie with a service, until a signal ends it."""
     from hermes.training.service.openai_proxy import offered, tokenizer_of
-    from hermes.training.service.token_meter import Meter
+    from hermes.training.service.token_meter import TokenMeter
 
     about, path = run.config()["run"], choose(run, None)["path"]
     chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
     tokenizer = tokenizer_of(about["model"], run.home)
     with (
-        closing(Meter(run.folder)) as meter,
+        closing(TokenMeter(run.folder)) as meter,
         offered(connect(run.home, about["service"]), about["model"], tokenizer, chosen, meter) as face,
     ):
         face.show(path)
@@ -67,7 +67,7 @@ def serve_service(run: Run, port: int | None, announce: Callable[[str], None]) -
         ended.wait()
 
 
-def open_run_model(config: Config, run: Run, progress: Callable[[str], None] | None = None) -> ChatModel:
+def open_run_model(config: Config, run: RlRun, progress: Callable[[str], None] | None = None) -> ChatModel:
     """The model `run:ID`: its engine's while that is up, otherwise its newest weights in this process."""
     url = running_engine(run) if not run.status().state.ended else None
     if url is not None:

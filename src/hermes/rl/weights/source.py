@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.errors import UsageError
 from hermes.rl.results import checkpoint_folder, kept
-from hermes.rl.run import Run, find_run
+from hermes.rl.run import RlRun, find_run
 from hermes.rl.service import service_of
-from hermes.training.checkpoints import NAME, Kept, StateFile
+from hermes.training.checkpoints import NAME, CheckpointRecord, StateFile
 from hermes.training.start import engine_folders, start_checkpoint
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
-    from hermes.training.checkpoints import RunState
+    from hermes.training.checkpoints import TrainingState
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 SCHEME = "tinker://"
@@ -74,7 +74,7 @@ def find_source(
     return run_source(find_run(config.home, name), step)
 
 
-def run_source(run: Run, step: int | None = None) -> WeightsSource:
+def run_source(run: RlRun, step: int | None = None) -> WeightsSource:
     """A checkpoint of a run of `hermes rl`; None: the newest."""
     checkpoint = choose(run, step)
     about, stem = run.config()["run"], f"step-{checkpoint['step']}"
@@ -91,7 +91,7 @@ def run_source(run: Run, step: int | None = None) -> WeightsSource:
     )
 
 
-def choose(run: Run, step: int | None) -> dict[str, Any]:
+def choose(run: RlRun, step: int | None) -> dict[str, Any]:
     """The checkpoint of that step; None: the newest."""
     checkpoints = kept(run)
     if not checkpoints:
@@ -136,7 +136,7 @@ def _training_source(home: Path, folder: Path, step: int | None, service: str) -
     )
 
 
-def _of_step(name: str, state: RunState, step: int) -> Kept:
+def _of_step(name: str, state: TrainingState, step: int) -> CheckpointRecord:
     by_step = {checkpoint.step: checkpoint for checkpoint in (*state.kept, state.best) if checkpoint}
     _check_step(name, step, by_step)
     return by_step[step]

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hermes.rollouts.core.queue import Group
+from hermes.rollouts.core.queue import QueuedGroup
 
 
 class Buffer:
     """The parts of one environment. No subset of them adds up to `target`."""
 
-    def __init__(self, target: int, parts: Iterable[Group] = ()) -> None:
+    def __init__(self, target: int, parts: Iterable[QueuedGroup] = ()) -> None:
         self.target = target
-        self.parts: list[Group] = []
+        self.parts: list[QueuedGroup] = []
         self._sums = [1]
         """Bit s of `_sums[i]`: some of the first i parts add up to s. Kept so that a part costs one shift."""
         for part in parts:
@@ -31,7 +31,7 @@ class Buffer:
         """Whether a part of this size would make a whole group."""
         return bool(self._with(size) >> self.target & 1)
 
-    def add(self, part: Group) -> list[Group]:
+    def add(self, part: QueuedGroup) -> list[QueuedGroup]:
         """Takes a part of fewer sequences than the target; returns those that now leave, oldest first."""
         self._append(part)
         if not self._sums[-1] >> self.target & 1:
@@ -44,7 +44,7 @@ class Buffer:
             self._append(part)
         return gone
 
-    def _append(self, part: Group) -> None:
+    def _append(self, part: QueuedGroup) -> None:
         self._sums.append(self._with(part.size))
         self.parts.append(part)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hermes.core.json import JSONObject
-from hermes.rollouts.core.queue import Group
+from hermes.rollouts.core.queue import QueuedGroup
 from hermes.rollouts.core.snapshot import describe_lease, read_lease
-from hermes.rollouts.core.state import Lease, State
+from hermes.rollouts.core.state import ApiState, Lease
 from hermes.rollouts.schema import EnvRegistration, Registration
 
 
@@ -51,7 +51,7 @@ def reset() -> JSONObject:
     return {"type": "reset"}
 
 
-def replay(state: State, event: JSONObject, groups: Mapping[int, Group], now_s: float) -> None:
+def replay(state: ApiState, event: JSONObject, groups: Mapping[int, QueuedGroup], now_s: float) -> None:
     """Does to the state what the event says was done; `groups` are all those the log still has."""
     handlers: dict[str, Callable[[], object]] = {
         "registered": lambda: state.register(Registration(**event["registration"])),
@@ -67,6 +67,6 @@ def replay(state: State, event: JSONObject, groups: Mapping[int, Group], now_s: 
     handlers[event["type"]]()
 
 
-def _serve(state: State, data: JSONObject, groups: Mapping[int, Group]) -> None:
+def _serve(state: ApiState, data: JSONObject, groups: Mapping[int, QueuedGroup]) -> None:
     if data["id"] in state.leases or all(group_id in state.queue for group_id in data["groups"]):
         state.serve(read_lease(data, groups))

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from hermes.rollouts.core.queue import Entry, Group, Lane, LaneKey
+from hermes.rollouts.core.queue import Lane, LaneKey, QueuedGroup, QueueEntry
 
 Lanes: TypeAlias = Mapping[LaneKey, Lane]
 
@@ -68,7 +68,7 @@ def _least_sums(sizes: set[int]) -> list[float]:
     return least
 
 
-def choose(lanes: Lanes, demand: Demand) -> list[Group]:
+def choose(lanes: Lanes, demand: Demand) -> list[QueuedGroup]:
     """The next batch in the order it is served; empty if there is none yet."""
     fitting = demand.fitting({size for _, size in lanes})
     lanes = {key: lane for key, lane in lanes.items() if key[1] in fitting}
@@ -94,11 +94,11 @@ class _Filling:
     """A batch being filled group by group; what does not fit any more is skipped."""
 
     room: int
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[QueueEntry] = field(default_factory=list)
     taken: dict[LaneKey, int] = field(default_factory=dict)
     """Groups taken from the front of each lane. Room only shrinks, so a lane once skipped stays skipped."""
 
-    def take(self, entry: Entry) -> int:
+    def take(self, entry: QueueEntry) -> int:
         """The sequences taken: all of the group's, or 0."""
         size = entry.group.size
         if size > self.room:
@@ -109,18 +109,18 @@ class _Filling:
         self.room -= size
         return size
 
-    def packs(self, entries: Iterable[Entry], size: int, length: int) -> Iterator[list[Entry]]:
+    def packs(self, entries: Iterable[QueueEntry], size: int, length: int) -> Iterator[list[QueueEntry]]:
         """Complete packs of `length` groups, as long as a group of this size finds room."""
         source = iter(entries)
         while size <= self.room and len(pack := list(itertools.islice(source, length))) == length:
             yield pack
 
 
-def _completed(pack: list[Entry]) -> int:
+def _completed(pack: list[QueueEntry]) -> int:
     return pack[-1].order
 
 
-def _fill_by_packs(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> list[Entry]:
+def _fill_by_packs(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> list[QueueEntry]:
     """The packs that were complete first, of whichever environments."""
     by_size: dict[int, list[Lane]] = {}
     for (_, size), lane in lanes.items():
@@ -133,7 +133,7 @@ def _fill_by_packs(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> 
     return [] if filling.room else filling.entries
 
 
-def _fill_with_minimums(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> list[Entry]:
+def _fill_with_minimums(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> list[QueueEntry]:
     """Each minimum share first, then what is in complete packs, oldest first."""
     complete: dict[LaneKey, int] = {}
     for key, lane in lanes.items():

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class QueuedGroup:
     """What is known of one group of scored sequences; its bytes are kept by the journal under its id."""
 
     id: int
@@ -26,20 +26,20 @@ class Group:
     received_s: float
 
 
-class Entry(NamedTuple):
+class QueueEntry(NamedTuple):
     """A group with its place in the queue."""
 
     order: int
-    group: Group
+    group: QueuedGroup
 
 
-Lane: TypeAlias = deque[Entry]
+Lane: TypeAlias = deque[QueueEntry]
 LaneKey: TypeAlias = tuple[int | None, int]
 """Environment id (None: posted without one) and group size."""
 
 
 class Queue:
-    def __init__(self, groups: Iterable[Group] = ()) -> None:
+    def __init__(self, groups: Iterable[QueuedGroup] = ()) -> None:
         self._lanes: dict[LaneKey, Lane] = {}
         self._sizes: Counter[int] = Counter()
         self._ids: set[int] = set()
@@ -63,14 +63,14 @@ class Queue:
     def __contains__(self, group_id: int) -> bool:
         return group_id in self._ids
 
-    def push(self, group: Group) -> None:
+    def push(self, group: QueuedGroup) -> None:
         lane = self._lanes.setdefault((group.env_id, group.size), deque())
-        lane.append(Entry(self._next_order, group))
+        lane.append(QueueEntry(self._next_order, group))
         self._next_order += 1
         self._ids.add(group.id)
         self._count(group, 1)
 
-    def remove(self, groups: Iterable[Group]) -> None:
+    def remove(self, groups: Iterable[QueuedGroup]) -> None:
         """Takes groups out; cheap for those at the front of their lanes. Each must be queued."""
         for group in groups:
             lane = self._lanes[group.env_id, group.size]
@@ -81,14 +81,14 @@ class Queue:
             self._ids.remove(group.id)
             self._count(group, -1)
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[QueuedGroup]:
         return (entry.group for entry in heapq.merge(*self._lanes.values()))
 
-    def oldest(self) -> Group | None:
+    def oldest(self) -> QueuedGroup | None:
         heads = [lane[0] for lane in self._lanes.values()]
         return min(heads).group if heads else None
 
-    def _count(self, group: Group, sign: int) -> None:
+    def _count(self, group: QueuedGroup, sign: int) -> None:
         self.groups += sign
         self._sizes[group.size] += sign
         if not self._sizes[group.size]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from hermes.core.json import JSONObject
 from hermes.rollouts.core.packing import Demand
-from hermes.rollouts.core.state import State
+from hermes.rollouts.core.state import ApiState
 
 MIN_WEIGHT = 0.01
 
 
 class Shares:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ApiState) -> None:
         self._state = state
         self._basis: tuple[Demand, frozenset[int], int] | None = None
         """What all sums depend on: the demand, the sizes that fit, the largest group."""

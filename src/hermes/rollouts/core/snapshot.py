@@ -7,20 +7,20 @@ from collections.abc import Mapping
 
 from hermes.core.json import JSONObject
 from hermes.rollouts.core.buffer import Buffer
-from hermes.rollouts.core.queue import Group, Queue
-from hermes.rollouts.core.state import Env, Lease, State
+from hermes.rollouts.core.queue import Queue, QueuedGroup
+from hermes.rollouts.core.state import ApiState, Env, Lease
 from hermes.rollouts.schema import EnvRegistration, Registration
 
 
-def describe_group(group: Group) -> bytes:
+def describe_group(group: QueuedGroup) -> bytes:
     """Everything about a group but the length of its bytes, which is known where they lie."""
     env_id = "null" if group.env_id is None else group.env_id  # by hand: it is done for every group
     return f"[{group.id},{env_id},{group.size},{group.received_s!r}]".encode()
 
 
-def read_group(meta: bytes, length_bytes: int) -> Group:
+def read_group(meta: bytes, length_bytes: int) -> QueuedGroup:
     group_id, env_id, size, received_s = json.loads(meta)
-    return Group(group_id, env_id, size, length_bytes, received_s)
+    return QueuedGroup(group_id, env_id, size, length_bytes, received_s)
 
 
 def describe_lease(lease: Lease) -> JSONObject:
@@ -33,11 +33,11 @@ def describe_lease(lease: Lease) -> JSONObject:
     }
 
 
-def read_lease(data: JSONObject, groups: Mapping[int, Group]) -> Lease:
+def read_lease(data: JSONObject, groups: Mapping[int, QueuedGroup]) -> Lease:
     return Lease(**{**data, "groups": tuple(groups[group_id] for group_id in data["groups"])})
 
 
-def describe(state: State) -> JSONObject:
+def describe(state: ApiState) -> JSONObject:
     return {
         "registration": state.registration.model_dump() if state.registration else None,
         "started": state.started,
@@ -55,13 +55,13 @@ def describe(state: State) -> JSONObject:
     }
 
 
-def restore(data: JSONObject, groups: Mapping[int, Group], now_s: float) -> State:
+def restore(data: JSONObject, groups: Mapping[int, QueuedGroup], now_s: float) -> ApiState:
     """The state that `describe` saw; every environment counts as heard of just now."""
     envs = {
         env_id: Env(env_id, name, EnvRegistration(**registration), now_s, disconnected=disconnected)
         for env_id, name, registration, disconnected in data["envs"]
     }
-    state = State(
+    state = ApiState(
         registration=Registration(**data["registration"]) if data["registration"] else None,
         started=data["started"],
         step=data["step"],

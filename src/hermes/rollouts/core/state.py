@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from hermes.rollouts.core.buffer import Buffer
 from hermes.rollouts.core.packing import Demand, choose, why_none
-from hermes.rollouts.core.queue import Group, Queue
+from hermes.rollouts.core.queue import Queue, QueuedGroup
 from hermes.rollouts.schema import EnvRegistration, Registration
 
 MAX_KEYS = 10_000
@@ -45,7 +45,7 @@ class Lease:
     """A batch that was served and is not known to have arrived."""
 
     id: int
-    groups: tuple[Group, ...]
+    groups: tuple[QueuedGroup, ...]
     step: int
     """The run's step once this batch was served."""
     expires_s: float | None = None
@@ -66,7 +66,7 @@ class Accepted(NamedTuple):
 
 
 @dataclass(slots=True)
-class State:
+class ApiState:
     registration: Registration | None = None
     started: bool = False
     """The trainer has asked for a batch: environments may register."""
@@ -144,7 +144,7 @@ class State:
         sizes = self.queue.sizes
         return self.demand().fitting(sizes) if self.registration else frozenset(sizes)
 
-    def accept(self, group: Group) -> Accepted:
+    def accept(self, group: QueuedGroup) -> Accepted:
         """Queues the group, or keeps it with its environment's other parts of a group."""
         self.touched.add(group.env_id)
         self.kept_groups += 1
@@ -251,7 +251,7 @@ class State:
             if not lease.waiting and lease.expires_s is not None and lease.expires_s <= now_s:
                 self.lose(lease.id)
 
-    def finish(self, lease_id: int) -> Iterable[Group]:
+    def finish(self, lease_id: int) -> Iterable[QueuedGroup]:
         """The batch has arrived; returns the groups that are gone now."""
         lease = self.leases.pop(lease_id, None)
         if lease is None:
@@ -261,7 +261,7 @@ class State:
         self.kept_bytes -= sum(group.bytes for group in lease.groups)
         return lease.groups
 
-    def groups(self) -> Iterable[Group]:
+    def groups(self) -> Iterable[QueuedGroup]:
         """Every group there is."""
         yield from self.queue
         for buffer in self.buffers.values():
@@ -271,6 +271,6 @@ class State:
 
     def reset(self) -> None:
         """A new run may be registered. Ids of leases go on: an old one is never taken for a new one."""
-        fresh = State(next_lease_id=self.next_lease_id)
+        fresh = ApiState(next_lease_id=self.next_lease_id)
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))

@@ -30,23 +30,23 @@ class ClientGone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     body: bytes = b""
     status: int = 200
     content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Failure(Exception):
+class HttpError(Exception):
     """Ends a request with an answer that is not what was asked for."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: HttpResponse) -> None:
         super().__init__(answer.status)
         self.answer = answer
 
 
 @dataclass(slots=True)
-class Request:
+class HttpRequest:
     scope: Scope
     receive: Receive
     max_body_bytes: int
@@ -91,7 +91,9 @@ class Request:
         try:
             return await inflated(raw, limit)
         except BadGzip as error:
-            raise Failure(Answer(b"Invalid gzip payload", 400, "text/plain; charset=utf-8")) from error
+            raise HttpError(
+                HttpResponse(b"Invalid gzip payload", 400, "text/plain; charset=utf-8")
+            ) from error
         except TooLarge as error:
             raise _too_large(limit) from error
 
@@ -118,23 +120,23 @@ def _problem(kind: str, message: str) -> JSONObject:
     return {"type": kind, "loc": ["body"], "msg": message, "input": None}
 
 
-def _too_large(limit_bytes: int) -> Failure:
+def _too_large(limit_bytes: int) -> HttpError:
     return failed(413, f"the body is larger than {limit_bytes} bytes")
 
 
-def invalid(details: list[JSONObject]) -> Failure:
-    return Failure(json_answer({"detail": details}, 422))
+def invalid(details: list[JSONObject]) -> HttpError:
+    return HttpError(json_answer({"detail": details}, 422))
 
 
-def failed(status: int, detail: object, *headers: tuple[str, str]) -> Failure:
-    return Failure(json_answer({"detail": detail}, status, *headers))
+def failed(status: int, detail: object, *headers: tuple[str, str]) -> HttpError:
+    return HttpError(json_answer({"detail": detail}, status, *headers))
 
 
-def json_answer(value: JSONObject, status: int = 200, *headers: tuple[str, str]) -> Answer:
-    return Answer(_encode(value).encode(), status, headers=headers)
+def json_answer(value: JSONObject, status: int = 200, *headers: tuple[str, str]) -> HttpResponse:
+    return HttpResponse(_encode(value).encode(), status, headers=headers)
 
 
-async def send_answer(send: Send, answer: Answer, *, gzip: bool) -> None:
+async def send_answer(send: Send, answer: HttpResponse, *, gzip: bool) -> None:
     """Sends it whole; gzipped if wanted and worth it."""
     body, headers = answer.body, list(answer.headers)
     if len(body) >= GZIP_FROM_BYTES:

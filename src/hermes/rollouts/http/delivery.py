@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Iterator
 
 from hermes.rollouts.compression import Deflater
-from hermes.rollouts.http.asgi import GZIP_FROM_BYTES, Request, Send, start
-from hermes.rollouts.service import Batch
+from hermes.rollouts.http.asgi import GZIP_FROM_BYTES, HttpRequest, Send, start
+from hermes.rollouts.service import BatchDelivery
 
 _PIECE_BYTES = 1 << 20
 
@@ -19,7 +19,9 @@ class _Ending:
     broken = False
 
 
-async def send_batch(request: Request, send: Send, batch: Batch, sent: Callable[[bool], None]) -> None:
+async def send_batch(
+    request: HttpRequest, send: Send, batch: BatchDelivery, sent: Callable[[bool], None]
+) -> None:
     """Sends the batch as the answer; `sent` is told once whether it arrived."""
     ending = _Ending()
 
@@ -46,7 +48,7 @@ async def send_batch(request: Request, send: Send, batch: Batch, sent: Callable[
         await send({"type": "http.response.body", "body": piece, "more_body": not last})
 
 
-def _pieces(batch: Batch, closing: bytes, deflater: Deflater | None) -> Iterator[tuple[bytes, bool]]:
+def _pieces(batch: BatchDelivery, closing: bytes, deflater: Deflater | None) -> Iterator[tuple[bytes, bool]]:
     """The answer in pieces of about a megabyte, each read from the journal when it is its turn."""
     parts, size = [b'{"batch":['], 0
     for index, read in enumerate(batch.readers):

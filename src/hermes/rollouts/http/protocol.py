@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 _READ_AHEAD_BYTES = 4 << 20
 
 
-class _Body:
+class _BodyBuffer:
     """What arrived of a body, joined once. Takes the place of uvicorn's bytearray."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class _Body:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Hands itself to the application as `scope["state"]["connection"]`."""
 
     _watcher: Callable[[bool], None] | None = None
@@ -54,8 +54,8 @@ class Connection(HttpToolsProtocol):
         cycle: Any = self.cycle
         if cycle.response_complete:
             return
-        if not isinstance(cycle.body, _Body):
-            cycle.body = _Body()
+        if not isinstance(cycle.body, _BodyBuffer):
+            cycle.body = _BodyBuffer()
         cycle.body.parts.append(body)
         cycle.body.size += len(body)
         if cycle.body.size > _READ_AHEAD_BYTES:

@@ -22,12 +22,12 @@ from typing import Protocol, TypeVar
 
 from hermes.core.json import JSONObject
 from hermes.errors import StoreError
-from hermes.rollouts.core.queue import Group
+from hermes.rollouts.core.queue import QueuedGroup
 from hermes.rollouts.core.snapshot import describe, describe_group
-from hermes.rollouts.core.state import State
-from hermes.rollouts.journal.log import Draft, Log, Operation, Outcome
+from hermes.rollouts.core.state import ApiState
+from hermes.rollouts.journal.log import Log, LogRecord, LogWrite, Outcome
 from hermes.rollouts.journal.recover import recover
-from hermes.rollouts.journal.segment import Kind, Place, framed_group
+from hermes.rollouts.journal.segment import RecordKind, RecordLocation, framed_group
 
 SEGMENT_BYTES = 64 << 20
 
@@ -35,11 +35,11 @@ _GROUPS_A_TURN = 200
 
 T = TypeVar("T")
 A = TypeVar("A")
-NewGroup = tuple[Group, bytes]
+NewGroup = tuple[QueuedGroup, bytes]
 
 
-class Journal(Protocol):
-    state: State
+class GroupJournal(Protocol):
+    state: ApiState
     """The state it starts with; every change to it goes through `append`."""
     last_group_id: int
     """The highest ever used, so that no id comes twice."""
@@ -49,7 +49,7 @@ class Journal(Protocol):
         ...
 
     def append_groups(
-        self, groups: Sequence[NewGroup], accept: Callable[[Group], A], event: JSONObject | None
+        self, groups: Sequence[NewGroup], accept: Callable[[QueuedGroup], A], event: JSONObject | None
     ) -> asyncio.Future[list[A]]:
         """Records groups, and an event after them, as one; then calls `accept` for each group in turn."""
         ...
@@ -58,7 +58,7 @@ class Journal(Protocol):
         """For each group a function that gets its bytes; call it in a thread. Good until `forget`."""
         ...
 
-    def forget(self, groups: Iterable[Group]) -> None:
+    def forget(self, groups: Iterable[QueuedGroup]) -> None:
         """The bytes of these groups are not needed any more."""
         ...
 
@@ -71,7 +71,7 @@ class Journal(Protocol):
 
 class MemoryJournal:
     def __init__(self) -> None:
-        self.state = State()
+        self.state = ApiState()
         self.last_group_id = 0
         self._bodies: dict[int, bytes] = {}
 
@@ -79,7 +79,7 @@ class MemoryJournal:
         return _resolved(apply())
 
     def append_groups(
-        self, groups: Sequence[NewGroup], accept: Callable[[Group], A], event: JSONObject | None
+        self, groups: Sequence[NewGroup], accept: Callable[[QueuedGroup], A], event: JSONObject | None
     ) -> asyncio.Future[list[A]]:
         for group, body in groups:
             self._bodies[group.id] = body
@@ -89,7 +89,7 @@ class MemoryJournal:
         bodies = [self._bodies[group_id] for group_id in group_ids]
         return [functools.partial(bytes, body) for body in bodies]
 
-    def forget(self, groups: Iterable[Group]) -> None:
+    def forget(self, groups: Iterable[QueuedGroup]) -> None:
         for group in groups:
             self._bodies.pop(group.id, None)
 
@@ -139,11 +139,11 @@ class FileJournal:
                 self._advance(outcome.number)
             return ()
 
-        self._log.put(Operation([_event_draft(event)], done))
+        self._log.put(LogWrite([_event_draft(event)], done))
         return future
 
     def append_groups(
-        self, groups: Sequence[NewGroup], accept: Callable[[Group], A], event: JSONObject | None
+        self, groups: Sequence[NewGroup], accept: Callable[[QueuedGroup], A], event: JSONObject | None
     ) -> asyncio.Future[list[A]]:
         future: asyncio.Future[list[A]] = asyncio.get_running_loop().create_future()
 
@@ -161,14 +161,16 @@ class FileJournal:
             self._advance(outcome.number)
 
         self.last_group_id = max(self.last_group_id, *(group.id for group, _ in groups))
-        drafts = (Draft(Kind.GROUP, framed_group(describe_group(group), body)) for group, body in groups)
-        self._log.put(Operation(chain(drafts, [_event_draft(event)] if event else ()), done))
+        drafts = (
+            LogRecord(RecordKind.GROUP, framed_group(describe_group(group), body)) for group, body in groups
+        )
+        self._log.put(LogWrite(chain(drafts, [_event_draft(event)] if event else ()), done))
         return future
 
     def reader(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
         return [self._places[group_id].read for group_id in group_ids]
 
-    def forget(self, groups: Iterable[Group]) -> None:
+    def forget(self, groups: Iterable[QueuedGroup]) -> None:
         for group in groups:
             place = self._places.pop(group.id, None)
             if place is not None:
@@ -189,7 +191,7 @@ class FileJournal:
         await self._log.close()
         os.close(self._lock)
 
-    def _settle(self, group_id: int, place: Place) -> None:
+    def _settle(self, group_id: int, place: RecordLocation) -> None:
         self._places[group_id] = place
         place.segment.live[group_id] = place.end - place.body
 
@@ -219,7 +221,7 @@ class FileJournal:
 
         said = {**describe(self.state), "through": through, "last_group_id": self.last_group_id}
         text = json.dumps(said).encode()
-        self._log.put(Operation([Draft(Kind.SNAPSHOT, (text,))], done, rotate))
+        self._log.put(LogWrite([LogRecord(RecordKind.SNAPSHOT, (text,))], done, rotate))
 
     def _clean_up(self) -> None:
         """Deletes segments that nothing needs, and empties those that little needs."""
@@ -234,7 +236,7 @@ class FileJournal:
                 for group_id in segment.live:
                     self._copy(group_id, self._places[group_id])
 
-    def _copy(self, group_id: int, source: Place) -> None:
+    def _copy(self, group_id: int, source: RecordLocation) -> None:
         def done(outcome: Outcome) -> tuple[()]:
             if isinstance(outcome, StoreError):
                 source.segment.emptying = False
@@ -247,11 +249,11 @@ class FileJournal:
                     self._clean_up()
             return ()
 
-        self._log.put(Operation([Draft(Kind.COPY, source=source)], done))
+        self._log.put(LogWrite([LogRecord(RecordKind.COPY, source=source)], done))
 
 
-def _event_draft(event: JSONObject) -> Draft:
-    return Draft(Kind.EVENT, (json.dumps(event).encode(),))
+def _event_draft(event: JSONObject) -> LogRecord:
+    return LogRecord(RecordKind.EVENT, (json.dumps(event).encode(),))
 
 
 def _tell(future: asyncio.Future[T], result: T | StoreError) -> None:

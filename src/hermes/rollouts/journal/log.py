@@ -20,40 +20,47 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from hermes.errors import StoreError
-from hermes.rollouts.journal.segment import MAGIC, Kind, Place, Segment, header, segment_path
+from hermes.rollouts.journal.segment import (
+    MAGIC,
+    LogSegment,
+    RecordKind,
+    RecordLocation,
+    header,
+    segment_path,
+)
 
 _MOST_PARTS = 1024  # what one writev takes
 
 
-class Draft(NamedTuple):
+class LogRecord(NamedTuple):
     """A record to write."""
 
-    kind: Kind
+    kind: RecordKind
     parts: tuple[bytes, ...] = ()
-    source: Place | None = None
+    source: RecordLocation | None = None
     """For a copy: where the payload is read from when it is written."""
 
 
-class Written(NamedTuple):
+class LogReceipt(NamedTuple):
     """What became of an operation."""
 
-    places: list[Place]
+    places: list[RecordLocation]
     """Where its groups lie, in order."""
     number: int
     """Of its last record."""
 
 
-Outcome: TypeAlias = Written | StoreError
+Outcome: TypeAlias = LogReceipt | StoreError
 Done: TypeAlias = Callable[[Outcome], Iterable[None]]
 """Told where all is, or why nothing was written. What it returns is gone through step by step; between steps
 other requests have a turn, but no later operation is told before it is through."""
 
 
 @dataclass(slots=True, eq=False)
-class Operation:
+class LogWrite:
     """Records that are written together, at the start of a new segment if `rotate`."""
 
-    drafts: Iterable[Draft]
+    drafts: Iterable[LogRecord]
     """Gone through once, in the thread that writes: many small records take a while to make."""
     done: Done
     rotate: bool = False
@@ -66,7 +73,7 @@ class Log:
         self._directory = directory
         self._index = index
         self._number = last_number
-        self._queue: queue.SimpleQueue[Operation | Segment | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[LogWrite | LogSegment | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._failed: StoreError | None = None
         self.current = self._create()
@@ -79,10 +86,10 @@ class Log:
         self._thread = threading.Thread(target=self._work, name="rollouts-log", daemon=True)
         self._thread.start()
 
-    def put(self, operation: Operation) -> None:
+    def put(self, operation: LogWrite) -> None:
         self._queue.put(operation)
 
-    def delete(self, segment: Segment) -> None:
+    def delete(self, segment: LogSegment) -> None:
         self._queue.put(segment)
 
     async def close(self) -> None:
@@ -90,8 +97,8 @@ class Log:
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def _create(self) -> Segment:
-        segment = Segment(segment_path(self._directory, self._index), create=True)
+    def _create(self) -> LogSegment:
+        segment = LogSegment(segment_path(self._directory, self._index), create=True)
         os.write(segment.fd, MAGIC)
         segment.size = len(MAGIC)
         directory = os.open(self._directory, os.O_RDONLY)
@@ -108,13 +115,13 @@ class Log:
             while not self._queue.empty():
                 items.append(self._queue.get())
             ending = None in items
-            self._commit([item for item in items if isinstance(item, Operation)])
+            self._commit([item for item in items if isinstance(item, LogWrite)])
             for item in items:
-                if isinstance(item, Segment):
+                if isinstance(item, LogSegment):
                     item.path.unlink(missing_ok=True)
 
-    def _commit(self, operations: list[Operation]) -> None:
-        waiting: list[Operation] = []
+    def _commit(self, operations: list[LogWrite]) -> None:
+        waiting: list[LogWrite] = []
         for operation in operations:
             if operation.rotate:
                 self._write(waiting)
@@ -131,7 +138,7 @@ class Log:
             segment_path(self._directory, self._index).unlink(missing_ok=True)
             self._index -= 1
 
-    def _write(self, operations: list[Operation]) -> None:
+    def _write(self, operations: list[LogWrite]) -> None:
         if not operations:
             return
         segment = self.current
@@ -141,7 +148,7 @@ class Log:
         for operation in operations:
             try:
                 places = self._lay_out(operation.drafts, segment, parts)
-                written.append((operation.done, Written(places, self._number)))
+                written.append((operation.done, LogReceipt(places, self._number)))
             except (OSError, StoreError) as error:  # what was to be copied cannot be read
                 written.append((operation.done, StoreError(str(error))))
         failure = self._failed
@@ -158,9 +165,11 @@ class Log:
         with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits for the outcome
             self._loop.call_soon_threadsafe(self._finish, written)
 
-    def _lay_out(self, drafts: Iterable[Draft], segment: Segment, parts: list[bytes]) -> list[Place]:
+    def _lay_out(
+        self, drafts: Iterable[LogRecord], segment: LogSegment, parts: list[bytes]
+    ) -> list[RecordLocation]:
         """Adds the bytes of the records to `parts`; returns where the groups among them will lie."""
-        places: list[Place] = []
+        places: list[RecordLocation] = []
         for draft in drafts:
             payload = draft.parts
             if source := draft.source:
@@ -170,8 +179,8 @@ class Log:
             start = segment.size + len(head)
             segment.size = start + sum(map(len, payload))
             segment.last_number = self._number
-            if draft.kind in (Kind.GROUP, Kind.COPY):
-                places.append(Place(segment, start, start + len(payload[0]), segment.size))
+            if draft.kind in (RecordKind.GROUP, RecordKind.COPY):
+                places.append(RecordLocation(segment, start, start + len(payload[0]), segment.size))
             parts += head, *payload
         return places
 
@@ -191,7 +200,7 @@ class Log:
                 return
             self._steps = None
 
-    def _flush(self, segment: Segment) -> StoreError | None:
+    def _flush(self, segment: LogSegment) -> StoreError | None:
         started_s = self._loop.time()
         try:
             getattr(os, "fdatasync", os.fsync)(segment.fd)  # macOS has the latter only

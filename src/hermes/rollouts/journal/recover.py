@@ -16,10 +16,18 @@ from pathlib import Path
 from hermes.core.json import JSONObject
 from hermes.errors import StoreError
 from hermes.rollouts.core import events
-from hermes.rollouts.core.queue import Group
+from hermes.rollouts.core.queue import QueuedGroup
 from hermes.rollouts.core.snapshot import read_group, restore
-from hermes.rollouts.core.state import State
-from hermes.rollouts.journal.segment import MAGIC, Kind, Place, Record, Segment, list_segments, scan
+from hermes.rollouts.core.state import ApiState
+from hermes.rollouts.journal.segment import (
+    MAGIC,
+    LogSegment,
+    RecordKind,
+    RecordLocation,
+    SegmentRecord,
+    list_segments,
+    scan,
+)
 
 _HINT = "move the directory away to start afresh, or restore it from a backup"
 _logger = logging.getLogger(__name__)
@@ -27,31 +35,31 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Recovered:
-    state: State = field(default_factory=State)
-    places: dict[int, Place] = field(default_factory=dict)
+    state: ApiState = field(default_factory=ApiState)
+    places: dict[int, RecordLocation] = field(default_factory=dict)
     """Where the bytes of every group of the state lie."""
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[LogSegment] = field(default_factory=list)
     last_number: int = 0
     last_group_id: int = 0
     last_index: int = 0
 
 
 @dataclass(slots=True)
-class _Scan:
-    groups: dict[int, Group] = field(default_factory=dict)
-    places: dict[int, Place] = field(default_factory=dict)
+class _LogScan:
+    groups: dict[int, QueuedGroup] = field(default_factory=dict)
+    places: dict[int, RecordLocation] = field(default_factory=dict)
     snapshot: JSONObject | None = None
     changes: list[tuple[int, int | JSONObject]] = field(default_factory=list)
     """Number and group id or event, of what came after the newest snapshot."""
 
-    def add(self, record: Record, segment: Segment) -> None:
-        if record.kind in (Kind.GROUP, Kind.COPY):
+    def add(self, record: SegmentRecord, segment: LogSegment) -> None:
+        if record.kind in (RecordKind.GROUP, RecordKind.COPY):
             meta, place = record.group(segment)
             group = read_group(meta, place.end - place.body)
             self.groups[group.id], self.places[group.id] = group, place
-            if record.kind is Kind.GROUP:
+            if record.kind is RecordKind.GROUP:
                 self.changes.append((record.number, group.id))
-        elif record.kind is Kind.EVENT:
+        elif record.kind is RecordKind.EVENT:
             self.changes.append((record.number, json.loads(record.payload)))
         else:
             snapshot: JSONObject = json.loads(record.payload)
@@ -61,14 +69,14 @@ class _Scan:
 
 def recover(directory: Path, now_s: float) -> Recovered:
     """Reads everything under the directory, which may be empty. Leases bound to a connection are lost."""
-    found, recovered = _Scan(), Recovered()
+    found, recovered = _LogScan(), Recovered()
     paths = list_segments(directory)
     for path in paths:
         recovered.last_index = int(path.stem)
         if path == paths[-1] and path.stat().st_size < len(MAGIC):
             path.unlink()  # the crash came with the file's first bytes
             continue
-        segment = Segment(path)
+        segment = LogSegment(path)
         _read(segment, found, last=path == paths[-1])
         recovered.segments.append(segment)
         recovered.last_number = max(recovered.last_number, segment.last_number)
@@ -83,7 +91,7 @@ def recover(directory: Path, now_s: float) -> Recovered:
     return recovered
 
 
-def _read(segment: Segment, found: _Scan, *, last: bool) -> None:
+def _read(segment: LogSegment, found: _LogScan, *, last: bool) -> None:
     if segment.read(0, len(MAGIC)) != MAGIC:
         raise StoreError(f"{segment.path} is not a log that this version of Hermes can read", _HINT)
     end = len(MAGIC)
@@ -100,8 +108,8 @@ def _read(segment: Segment, found: _Scan, *, last: bool) -> None:
     segment.size = end
 
 
-def _rebuilt(found: _Scan, now_s: float) -> State:
-    state = restore(found.snapshot, found.groups, now_s) if found.snapshot else State()
+def _rebuilt(found: _LogScan, now_s: float) -> ApiState:
+    state = restore(found.snapshot, found.groups, now_s) if found.snapshot else ApiState()
     for _, change in found.changes:
         if isinstance(change, int):
             state.accept(found.groups[change])

@@ -23,7 +23,7 @@ _META_LENGTH = struct.Struct("<I")
 _SUFFIX = ".log"
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     GROUP = 1
     """A posted group: its description as JSON, then its bytes."""
     EVENT = 2
@@ -34,10 +34,10 @@ class Kind(IntEnum):
     """A group that was moved out of an old segment; laid out as GROUP."""
 
 
-_KINDS = frozenset(Kind)
+_KINDS = frozenset(RecordKind)
 
 
-class Segment:
+class LogSegment:
     """One open file. It is closed when nothing refers to it, so a reader never loses it halfway."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -67,10 +67,10 @@ class Segment:
             os.close(self.fd)
 
 
-class Place(NamedTuple):
+class RecordLocation(NamedTuple):
     """Where a group's record lies."""
 
-    segment: Segment
+    segment: LogSegment
     start: int
     """Of the record's payload."""
     body: int
@@ -81,18 +81,18 @@ class Place(NamedTuple):
         return self.segment.read(self.body, self.end)
 
 
-class Record(NamedTuple):
+class SegmentRecord(NamedTuple):
     number: int
-    kind: Kind
+    kind: RecordKind
     payload: bytes
     start: int
     """Of the payload within the file."""
 
-    def group(self, segment: Segment) -> tuple[bytes, Place]:
+    def group(self, segment: LogSegment) -> tuple[bytes, RecordLocation]:
         """The description and the place of a group's bytes."""
         (length,) = _META_LENGTH.unpack_from(self.payload)
         body = _META_LENGTH.size + length
-        place = Place(segment, self.start, self.start + body, self.start + len(self.payload))
+        place = RecordLocation(segment, self.start, self.start + body, self.start + len(self.payload))
         return self.payload[_META_LENGTH.size : body], place
 
 
@@ -101,7 +101,7 @@ def framed_group(meta: bytes, body: bytes) -> tuple[bytes, bytes]:
     return _META_LENGTH.pack(len(meta)) + meta, body
 
 
-def header(number: int, kind: Kind, parts: tuple[bytes, ...]) -> bytes:
+def header(number: int, kind: RecordKind, parts: tuple[bytes, ...]) -> bytes:
     return HEADER.pack(sum(map(len, parts)), _checksum(number, kind, parts), number, kind)
 
 
@@ -122,7 +122,7 @@ def segment_path(directory: Path, index: int) -> Path:
     return directory / f"{index:08d}{_SUFFIX}"
 
 
-def scan(segment: Segment) -> Iterator[Record]:
+def scan(segment: LogSegment) -> Iterator[SegmentRecord]:
     """The valid records from the beginning; the caller compares where they end with the file's size."""
     with segment.path.open("rb") as file:
         file.seek(len(MAGIC))
@@ -134,4 +134,4 @@ def scan(segment: Segment) -> Iterator[Record]:
             payload = file.read(length)
             if len(payload) < length or _checksum(number, kind, (payload,)) != checksum:
                 return
-            yield Record(number, Kind(kind), payload, start)
+            yield SegmentRecord(number, RecordKind(kind), payload, start)

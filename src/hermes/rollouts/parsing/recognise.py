@@ -26,7 +26,7 @@ _FREE_FORM = (b"overrides", b"generation_params", b"group_overrides")
 """Keys whose values hold strings."""
 
 
-class Incoming(NamedTuple):
+class IncomingGroup(NamedTuple):
     """A group as it was sent, checked and made uniform."""
 
     env_id: int | None
@@ -36,16 +36,16 @@ class Incoming(NamedTuple):
     """A JSON object with every key of `ScoredData`."""
 
 
-def recognise(body: bytes) -> Incoming | None:
+def recognise(body: bytes) -> IncomingGroup | None:
     """The group in `body`, or None if it has to be parsed. Safe to call in a thread."""
     return _read(body) if _pattern(_SPACE + _object(facts=True) + _SPACE).fullmatch(body) else None
 
 
-def recognise_list(body: bytes) -> list[Incoming] | None:
+def recognise_list(body: bytes) -> list[IncomingGroup] | None:
     """The groups in the list `body`, or None if it has to be parsed."""
     numbers_only = _pattern(_SPACE + _list(_object(facts=False)) + _SPACE).fullmatch(body)
     ends = _braces if numbers_only else _matches
-    groups: list[Incoming] = []
+    groups: list[IncomingGroup] = []
     end, before = 0, b"["
     while (start := body.find(b"{", end)) >= 0:
         if body[end:start].strip(_BLANKS) != before or len(groups) == MAX_LIST:
@@ -71,14 +71,14 @@ def _matches(body: bytes, start: int) -> int:
     return end
 
 
-def _read(body: bytes) -> Incoming | None:
+def _read(body: bytes) -> IncomingGroup | None:
     """A group that matches the pattern; None if a key comes twice or one that is needed not at all."""
     values = _values(body)
     if values is None or not {b"tokens", b"masks", b"scores"} <= values.keys():
         return None
     start, end = values[b"tokens"]
     env_id = body[slice(*values[b"env_id"])].strip(_BLANKS + b":,}") if b"env_id" in values else b"null"
-    return Incoming(
+    return IncomingGroup(
         env_id=None if env_id == b"null" else int(env_id),
         size=_lists(body, start, end),
         payload=b"".join((memoryview(body)[: body.rindex(b"}")], _absent(frozenset(values)))),

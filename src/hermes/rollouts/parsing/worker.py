@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from hermes.core.json import JSONObject
 from hermes.rollouts.parsing.parse import BodyError, parse, parse_slowly, recognised
-from hermes.rollouts.parsing.recognise import Incoming
+from hermes.rollouts.parsing.recognise import IncomingGroup
 
 INLINE_BYTES = 1 << 20
 """A single group that needs no parsing is recognised on the spot up to this size."""
@@ -39,7 +39,7 @@ class Parser:
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
-    async def parse(self, body: bytes, *, many: bool) -> list[Incoming]:
+    async def parse(self, body: bytes, *, many: bool) -> list[IncomingGroup]:
         """As `parsing.parse`; WorkerLost if the child died."""
         if len(body) <= INLINE_PARSED_BYTES:
             return parse(body, many=many)
@@ -73,7 +73,7 @@ class Parser:
                 child.kill()
         return child
 
-    async def _ask_child(self, body: bytes, many: bool) -> list[Incoming]:
+    async def _ask_child(self, body: bytes, many: bool) -> list[IncomingGroup]:
         child = self._child or await self._start()
         assert child.stdin is not None and child.stdout is not None
         child.stdin.write(_framed({"many": many, "bytes": len(body)}))
@@ -84,7 +84,7 @@ class Parser:
         if "errors" in answer:
             raise BodyError(answer["errors"])
         return [
-            Incoming(env_id, size, await child.stdout.readexactly(count))
+            IncomingGroup(env_id, size, await child.stdout.readexactly(count))
             for env_id, size, count in answer["groups"]
         ]
 
@@ -110,7 +110,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     while len(prefix := source.read(_LENGTH.size)) == _LENGTH.size:
         request = json.loads(source.read(*_LENGTH.unpack(prefix)))
         body = source.read(request["bytes"])
-        groups: list[Incoming] = []
+        groups: list[IncomingGroup] = []
         try:
             groups = parse_slowly(body, many=request["many"])
             header: JSONObject = {"groups": [(g.env_id, g.size, len(g.payload)) for g in groups]}

@@ -23,7 +23,7 @@ from hermes.tools.datasets.view import ColumnInfo, DatasetView, SplitInfo, choos
 
 if TYPE_CHECKING:
     from hermes.config.settings import Settings
-    from hermes.safety.fetch import Fetched
+    from hermes.safety.fetch import FetchedPage
 
 TOKEN = "HF_TOKEN"
 TIMEOUT_S = 30.0
@@ -155,7 +155,7 @@ class DatasetHub:
             )
         return _object(fetched)
 
-    async def _fetch(self, url: str) -> Fetched:
+    async def _fetch(self, url: str) -> FetchedPage:
         from hermes.safety.fetch import fetch
 
         token = self.environ.get(TOKEN)
@@ -187,7 +187,7 @@ def _about(card: JSONObject) -> JSONObject:
     return {name: value for name, value in facts.items() if len(json.dumps(value)) <= 2 * _DESCRIPTION_CHARS}
 
 
-def _object(fetched: Fetched) -> JSONObject:
+def _object(fetched: FetchedPage) -> JSONObject:
     try:
         data = json.loads(fetched.body)
     except ValueError as error:
@@ -201,7 +201,7 @@ def _objects(value: JSON) -> list[JSONObject]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-def _reason(fetched: Fetched) -> str:
+def _reason(fetched: FetchedPage) -> str:
     """The `error` field of a failed request, if it has one."""
     try:
         data = json.loads(fetched.body)

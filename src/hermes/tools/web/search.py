@@ -24,7 +24,7 @@ KEYS = {"brave": "BRAVE_API_KEY", "tavily": "TAVILY_API_KEY"}
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class WebSearchHit:
     title: str
     url: str
     snippet: str
@@ -51,7 +51,7 @@ def choose_backend(web: WebSettings, environ: Mapping[str, str]) -> str:
     )
 
 
-async def search(query: str, limit: int, web: WebSettings, environ: Mapping[str, str]) -> list[Hit]:
+async def search(query: str, limit: int, web: WebSettings, environ: Mapping[str, str]) -> list[WebSearchHit]:
     match choose_backend(web, environ):
         case "searxng":
             hits = await search_searxng(query, base_url=web.searxng_url or "")
@@ -62,14 +62,14 @@ async def search(query: str, limit: int, web: WebSettings, environ: Mapping[str,
     return hits[:limit]
 
 
-async def search_searxng(query: str, *, base_url: str) -> list[Hit]:
+async def search_searxng(query: str, *, base_url: str) -> list[WebSearchHit]:
     url = f"{base_url.rstrip('/')}/search"
     hint = "SearXNG answers in JSON only if its settings.yml lists 'json' under search.formats."
     data = await _request("GET", url, hint, params={"q": query, "format": "json"})
     return _hits(data.get("results"), "content")
 
 
-async def search_brave(query: str, limit: int, key: str, *, base_url: str = BRAVE_URL) -> list[Hit]:
+async def search_brave(query: str, limit: int, key: str, *, base_url: str = BRAVE_URL) -> list[WebSearchHit]:
     data = await _request(
         "GET",
         f"{base_url}/web/search",
@@ -80,7 +80,9 @@ async def search_brave(query: str, limit: int, key: str, *, base_url: str = BRAV
     return _hits((data.get("web") or {}).get("results"), "description")
 
 
-async def search_tavily(query: str, limit: int, key: str, *, base_url: str = TAVILY_URL) -> list[Hit]:
+async def search_tavily(
+    query: str, limit: int, key: str, *, base_url: str = TAVILY_URL
+) -> list[WebSearchHit]:
     data = await _request(
         "POST",
         f"{base_url}/search",
@@ -119,10 +121,10 @@ async def _request(
     return data
 
 
-def _hits(results: JSON, snippet: str) -> list[Hit]:
+def _hits(results: JSON, snippet: str) -> list[WebSearchHit]:
     found = results if isinstance(results, list) else []
     return [
-        Hit(str(entry.get("title") or ""), str(entry["url"]), str(entry.get(snippet) or ""))
+        WebSearchHit(str(entry.get("title") or ""), str(entry["url"]), str(entry.get(snippet) or ""))
         for entry in found
         if isinstance(entry, dict) and entry.get("url")
     ]

@@ -18,7 +18,7 @@ from hermes.tools.web.search import choose_backend, search
 
 if TYPE_CHECKING:
     from hermes.config.settings import Settings
-    from hermes.safety.fetch import Fetched
+    from hermes.safety.fetch import FetchedPage
 
 MAX_URLS = 5
 MAX_HITS = 20
@@ -57,7 +57,7 @@ async def _page(url: str, settings: Settings) -> JSONObject:
     return {"url": fetched.url, "title": title, "content": content}
 
 
-def readable(fetched: Fetched) -> tuple[str, str]:
+def readable(fetched: FetchedPage) -> tuple[str, str]:
     """Title and text: HTML reduced to its content as Markdown, other text as it is."""
     media_type, _, parameters = fetched.content_type.partition(";")
     kind = media_type.strip().lower()
@@ -68,7 +68,7 @@ def readable(fetched: Fetched) -> tuple[str, str]:
     raise ToolError(f"is '{kind or 'of unknown type'}', which cannot be read as text.")
 
 
-def _html(fetched: Fetched, parameters: str) -> tuple[str, str]:
+def _html(fetched: FetchedPage, parameters: str) -> tuple[str, str]:
     import trafilatura
     from trafilatura.utils import decode_file
 

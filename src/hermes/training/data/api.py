@@ -42,7 +42,7 @@ _HINT = "start it with: hermes api; --api-url or RL_API_URL names another addres
 logger = logging.getLogger(__name__)
 
 
-class ApiError(HermesError):
+class TrajectoryApiError(HermesError):
     """The trajectory API is not there, or refused."""
 
     def __init__(self, message: str, hint: str = "", *, status: int | None = None) -> None:
@@ -52,7 +52,7 @@ class ApiError(HermesError):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class LeasedBatch:
     lease_id: int
     groups: list[JSONObject]
     redelivered: int = 0
@@ -87,7 +87,7 @@ class TrainerApi:
         self._registration = registration
         self._ask("POST", "/register", registration)
 
-    def next_batch(self) -> Batch | NoBatch:
+    def next_batch(self) -> LeasedBatch | NoBatch:
         """The next batch, or why there is none yet."""
         answer = self._ask("GET", f"/batch?lease_s={self._lease_s:g}")
         if answer.get("status") == "error":  # an API without a memory was started anew
@@ -97,21 +97,21 @@ class TrainerApi:
             return NoBatch(str(answer.get("reason") or "nothing is queued"), answer.get("envs_connected"))
         lease_id, redelivered = answer.get("lease_id", NO_LEASE), answer.get("redelivered", 0)
         self.keep_leases([lease_id])
-        return Batch(int(lease_id), answer["batch"], int(redelivered))
+        return LeasedBatch(int(lease_id), answer["batch"], int(redelivered))
 
-    def again(self, lease_id: int) -> Batch | None:
+    def again(self, lease_id: int) -> LeasedBatch | None:
         """A batch that was taken before; None if it is not outstanding."""
         if lease_id == NO_LEASE:
             return None
         try:
             answer = self._ask("GET", f"/batch?lease_id={lease_id}&lease_s={self._lease_s:g}")
-        except ApiError as error:
+        except TrajectoryApiError as error:
             if error.status == 404:
                 self._drop_lease(lease_id)
                 return None
             raise
         self.keep_leases([lease_id])
-        return Batch(lease_id, answer["batch"], int(answer["redelivered"]))
+        return LeasedBatch(lease_id, answer["batch"], int(answer["redelivered"]))
 
     def keep_leases(self, lease_ids: Iterable[int]) -> None:
         """Renews these leases until they are acknowledged or this trainer ends."""
@@ -128,7 +128,7 @@ class TrainerApi:
             return
         try:
             self._ask("POST", "/batch/ack", {"lease_id": lease_id})
-        except ApiError as error:
+        except TrajectoryApiError as error:
             if error.status != 404:
                 raise
         self._drop_lease(lease_id)
@@ -160,7 +160,7 @@ class TrainerApi:
             try:
                 renewal: JSONObject = {"lease_ids": lease_ids, "lease_s": self._lease_s}
                 self._try("POST", "/batch/renew", renewal, timeout_s=_RENEWAL_TIMEOUT_S)
-            except ApiError as error:
+            except TrajectoryApiError as error:
                 if error.status in (404, 405):
                     logger.warning("leases are not renewed, the API cannot do it: %s", error.message)
                     return
@@ -172,7 +172,7 @@ class TrainerApi:
         while True:
             try:
                 return self._try(method, path, body)
-            except ApiError as error:
+            except TrajectoryApiError as error:
                 passing = error.status is None or error.status == 429 or error.status >= 500
                 if not passing or time.monotonic() + pause_s > deadline_s:
                     raise
@@ -186,7 +186,7 @@ class TrainerApi:
             response = self._open().request(method, self.url + path, json=body, timeout=timeout_s)
         if response.status_code >= 400:
             wants = response.status_code in (401, 403)
-            raise ApiError(
+            raise TrajectoryApiError(
                 f"the trajectory API at {self.url} answered {response.status_code} to {path}: "
                 f"{response.text[:300]}",
                 f"it wants its token: set {TOKEN_VARIABLE}" if wants else "",
@@ -197,7 +197,7 @@ class TrainerApi:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise ApiError(f"what answers at {self.url} is not a trajectory API", _HINT, status=400)
+            raise TrajectoryApiError(f"what answers at {self.url} is not a trajectory API", _HINT, status=400)
         return answer
 
     @contextmanager
@@ -207,12 +207,14 @@ class TrainerApi:
         try:
             yield
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise ApiError(
+            raise TrajectoryApiError(
                 f"'{self.url}' is not an address: {error}", f"write it like {DEFAULT_URL}", status=400
             ) from error
         except httpx2.HTTPError as error:
             why = str(error) or type(error).__name__
-            raise ApiError(f"no answer from the trajectory API at {self.url}: {why}", _HINT) from error
+            raise TrajectoryApiError(
+                f"no answer from the trajectory API at {self.url}: {why}", _HINT
+            ) from error
 
     def _open(self) -> httpx2.Client:
         if self._session is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from hermes.core.json import JSONObject
 from hermes.training.data.advantages import Baseline, advantages
-from hermes.training.data.groups import Group, Rollout, read_group
+from hermes.training.data.groups import Rollout, RolloutGroup, read_group
 from hermes.training.data.kl import divergence, penalties, teacher_terms
 from hermes.training.data.metrics import group_metrics, staleness_metrics
 
@@ -24,7 +24,7 @@ _FOREIGN = "sampled with weights that this run does not have"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ScoredSequence:
     """A sequence to train on."""
 
     rollout: Rollout
@@ -37,8 +37,8 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    items: tuple[Item, ...]
+class TrainBatch:
+    items: tuple[ScoredSequence, ...]
     metrics: dict[str, float]
     left_out: Counter[str]
     """Reason → sequences that are not trained on, whatever their scores."""
@@ -47,7 +47,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class BatchConfig:
     baseline: Baseline = Baseline.MEAN
     max_staleness: int = DEFAULT_STALENESS
     """Steps; what was sampled longer ago is not trained on."""
@@ -59,13 +59,13 @@ class Rules:
     """Weight of the scores; 0: only the teacher teaches."""
 
 
-def prepare(served: Sequence[JSONObject], rules: Rules, step: int) -> Prepared:
+def prepare(served: Sequence[JSONObject], rules: BatchConfig, step: int) -> TrainBatch:
     """`step`: how many steps the weights have that are to be updated."""
     groups = [read_group(item) for item in served]
     refused = sum((group.refused for group in groups), Counter[str]())
     scored = [group for group in groups if group.rollouts]
     found = advantages([group.scores for group in scored], rules.baseline)
-    fit: list[Item] = []
+    fit: list[ScoredSequence] = []
     unfit: Counter[str] = Counter()
     taught = False
     for group, values in zip(scored, found, strict=True):
@@ -84,10 +84,10 @@ def prepare(served: Sequence[JSONObject], rules: Rules, step: int) -> Prepared:
     metrics |= staleness_metrics(rollouts, step, unfit[TOO_OLD]) | {"data/too_long": float(unfit[TOO_LONG])}
     left_out = refused + unfit
     hopeless = not items and (taught or left_out.total() >= max(1, len(fit)))
-    return Prepared(items, metrics | {"data/refused": float(refused.total())}, left_out, hopeless)
+    return TrainBatch(items, metrics | {"data/refused": float(refused.total())}, left_out, hopeless)
 
 
-def _why_not(item: Item, rules: Rules, step: int) -> str | None:
+def _why_not(item: ScoredSequence, rules: BatchConfig, step: int) -> str | None:
     age = item.stale_by(step)
     if max(item.rollout.versions, default=0) > step:
         return _FOREIGN
@@ -96,7 +96,7 @@ def _why_not(item: Item, rules: Rules, step: int) -> str | None:
     return TOO_LONG if len(item.rollout.tokens) > rules.max_tokens else None
 
 
-def _items(group: Group, values: list[float] | None, rules: Rules) -> list[Item]:
+def _items(group: RolloutGroup, values: list[float] | None, rules: BatchConfig) -> list[ScoredSequence]:
     by_key = dict(zip({rollout.key: None for rollout in group.rollouts}, values or (), strict=False))
     made = []
     for rollout in group.rollouts:
@@ -105,7 +105,7 @@ def _items(group: Group, values: list[float] | None, rules: Rules) -> list[Item]
         earned = rollout.advantages or [by_key.get(rollout.key, 0.0)] * len(rollout.tokens)
         taught = _taught(rollout, rules.distill)
         made.append(
-            Item(
+            ScoredSequence(
                 rollout,
                 tuple(
                     rules.rewards * own + more if trained else 0.0
@@ -123,8 +123,8 @@ def _taught(rollout: Rollout, weight: float) -> list[float]:
 
 
 def with_penalty(
-    items: Sequence[Item], references: Sequence[Sequence[float]], coefficient: float
-) -> tuple[list[Item], float]:
+    items: Sequence[ScoredSequence], references: Sequence[Sequence[float]], coefficient: float
+) -> tuple[list[ScoredSequence], float]:
     """The items with the penalty for leaving the reference in their advantages, and the divergence's mean."""
     drifts = [
         _of_trained(item, divergence(item.rollout.logprobs, reference))
@@ -138,11 +138,11 @@ def with_penalty(
     return changed, sum(every) / len(every) if every else 0.0
 
 
-def _of_trained(item: Item, values: Sequence[float]) -> list[float]:
+def _of_trained(item: ScoredSequence, values: Sequence[float]) -> list[float]:
     return [value for value, trained in zip(values, item.rollout.trained, strict=True) if trained]
 
 
-def _added(item: Item, terms: Sequence[float]) -> tuple[float, ...]:
+def _added(item: ScoredSequence, terms: Sequence[float]) -> tuple[float, ...]:
     rest = iter(terms)
     return tuple(
         own + next(rest) if trained else 0.0

@@ -24,14 +24,14 @@ _ENGINE_BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType({PPO: (0.8,
 """Those of a loss that is asked for without any."""
 
 
-class Loss(NamedTuple):
+class LossSpec(NamedTuple):
     """What the engine is asked for."""
 
     name: str
     config: Mapping[str, float]
 
 
-def engine_loss(name: str, cap: float | None, clip: tuple[float, float] | None) -> Loss:
+def engine_loss(name: str, cap: float | None, clip: tuple[float, float] | None) -> LossSpec:
     """The loss with its correction (`cap` None: none) and the bounds of its ratio, where it has some.
 
     What `cispo` clips is the correction itself: without bounds of its own the cap is its upper one.
@@ -39,10 +39,12 @@ def engine_loss(name: str, cap: float | None, clip: tuple[float, float] | None) 
     bounds = None if name == IMPORTANCE_SAMPLING else clip
     if bounds is None and cap is not None and name in (IMPORTANCE_SAMPLING, CISPO):
         name, bounds = CISPO, (0.0, cap)
-    return Loss(name, {"clip_low_threshold": bounds[0], "clip_high_threshold": bounds[1]} if bounds else {})
+    return LossSpec(
+        name, {"clip_low_threshold": bounds[0], "clip_high_threshold": bounds[1]} if bounds else {}
+    )
 
 
-def bounds_of(loss: Loss) -> tuple[float, float] | None:
+def bounds_of(loss: LossSpec) -> tuple[float, float] | None:
     """Between which the ratio of a loss counts as it is; None: everywhere."""
     if loss.config:
         return loss.config["clip_low_threshold"], loss.config["clip_high_threshold"]

@@ -57,7 +57,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RolloutGroup:
     """Rollouts of one task."""
 
     rollouts: tuple[Rollout, ...]
@@ -80,7 +80,7 @@ class Group:
         )
 
 
-def read_group(item: JSONObject) -> Group:
+def read_group(item: JSONObject) -> RolloutGroup:
     """A group as `GET /batch` gives it."""
     rollouts: list[Rollout] = []
     refused: Counter[str] = Counter()
@@ -91,7 +91,7 @@ def read_group(item: JSONObject) -> Group:
             rollouts.append(_rollout(item, index, facts))
         else:
             refused[why] += 1
-    return Group(tuple(rollouts), refused)
+    return RolloutGroup(tuple(rollouts), refused)
 
 
 def _refusal(item: JSONObject, index: int, facts: JSONObject) -> str | None:

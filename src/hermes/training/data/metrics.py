@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hermes.training.data.groups import Group, Rollout
+from hermes.training.data.groups import Rollout, RolloutGroup
 
 _TRUNCATED = ("max_tokens", "truncated", "context_full", "length")
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenStats:
     """The trained tokens of a batch, one value each."""
 
     sampler: list[float] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Tokens:
     advantages: list[float] = field(default_factory=list)
 
 
-def token_metrics(tokens: Tokens) -> dict[str, float]:
+def token_metrics(tokens: TokenStats) -> dict[str, float]:
     """What the first pass over the data tells."""
     if not tokens.trainer:
         return {}
@@ -61,7 +61,7 @@ def _ratio(gap: float) -> float:
     return math.exp(max(-50.0, min(gap, 50.0)))
 
 
-def group_metrics(groups: Sequence[Group], signals: int) -> dict[str, float]:
+def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, float]:
     """What the groups say of themselves; `signals` of them had rollouts or tokens better than others."""
     scores = [score for group in groups for score in group.scores]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -84,7 +84,7 @@ def group_metrics(groups: Sequence[Group], signals: int) -> dict[str, float]:
     return found | _behaviour(rollouts) | _successes(groups)
 
 
-def _successes(groups: Sequence[Group]) -> dict[str, float]:
+def _successes(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """The share of strict successes, of all and by kind of task, where their environment tells."""
     found: dict[str, list[bool]] = {}
     for group in groups:

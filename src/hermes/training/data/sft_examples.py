@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.core import JSONObject, Message, Role, StepKind
 from hermes.data.example import Example
-from hermes.data.export.select import LeftOut, Selection, select
+from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.data.export.split import Side, side_of
 from hermes.data.formats.base import BadRowError
 from hermes.data.formats.registry import FORMATS
@@ -29,12 +29,12 @@ from hermes.models.render.prompting import assistant_text
 from hermes.models.render.template import Rendered, encode, spelled_out
 
 if TYPE_CHECKING:
-    from hermes.models.tokens.chat import Speech
+    from hermes.models.tokens.chat import ChatRenderer
     from hermes.store import Reader
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class SftExample:
     """One sequence to learn from."""
 
     tokens: tuple[int, ...]
@@ -48,16 +48,16 @@ class Lesson:
 
 
 @dataclass
-class Lessons:
-    train: list[Lesson] = field(default_factory=list)
-    held_out: list[Lesson] = field(default_factory=list)
+class SftExamples:
+    train: list[SftExample] = field(default_factory=list)
+    held_out: list[SftExample] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """Reason → rows or sequences that are in neither."""
 
 
 def from_files(
-    paths: Sequence[Path], speech: Callable[[], Speech], left_out: Counter[str]
-) -> Iterator[Lesson]:
+    paths: Sequence[Path], speech: Callable[[], ChatRenderer], left_out: Counter[str]
+) -> Iterator[SftExample]:
     """`speech` is asked for only if some row is text."""
     for file, line in rows_of(list(paths)):
         if line.row is not None and "input_ids" in line.row:
@@ -71,17 +71,19 @@ def from_files(
 
 
 def from_store(
-    reader: Reader, selection: Selection, speech: Speech, left_out: Counter[str]
-) -> Iterator[Lesson]:
+    reader: Reader, selection: TrajectorySelection, speech: ChatRenderer, left_out: Counter[str]
+) -> Iterator[SftExample]:
     unfit = LeftOut()
     for example in select(reader, selection, unfit):
         yield from _lessons(example, speech, left_out)
     left_out.update(unfit.reasons)
 
 
-def gather(lessons: Iterable[Lesson], left_out: Counter[str], *, longest: int, eval_share: float) -> Lessons:
+def gather(
+    lessons: Iterable[SftExample], left_out: Counter[str], *, longest: int, eval_share: float
+) -> SftExamples:
     """Split for training and evaluation. HermesError if nothing is left to train on."""
-    found = Lessons(left_out=left_out)
+    found = SftExamples(left_out=left_out)
     for lesson in lessons:
         if len(lesson.tokens) > longest:
             left_out[f"longer than {longest} tokens"] += 1
@@ -98,8 +100,8 @@ def gather(lessons: Iterable[Lesson], left_out: Counter[str], *, longest: int, e
 
 
 def lessons_of(
-    messages: Sequence[Message], said: Sequence[bool], tools: Sequence[JSONObject], speech: Speech
-) -> list[Lesson]:
+    messages: Sequence[Message], said: Sequence[bool], tools: Sequence[JSONObject], speech: ChatRenderer
+) -> list[SftExample]:
     """The conversation as contexts that grow; `said[i]`: whether message i is to be learned."""
     tokenizer = speech.tokenizer
     end = Rendered(str(tokenizer.eos_token))
@@ -119,12 +121,12 @@ def lessons_of(
         made[-1][0].extend([*new, *own])
         made[-1][1].extend([*[False] * len(new), *[True] * len(own)])
         written = prompt + answer
-    return [Lesson(tuple(tokens), tuple(learned)) for tokens, learned in made]
+    return [SftExample(tuple(tokens), tuple(learned)) for tokens, learned in made]
 
 
 def _lessons(
-    example: Example, speech: Speech, left_out: Counter[str], muted: Set[int] = frozenset()
-) -> Iterator[Lesson]:
+    example: Example, speech: ChatRenderer, left_out: Counter[str], muted: Set[int] = frozenset()
+) -> Iterator[SftExample]:
     """`muted`: turns that are not to be learned, whoever said them."""
     steps = [step for step in example.trajectory.steps if not step.ephemeral]
     if any(step.message.images for step in steps):
@@ -133,7 +135,7 @@ def _lessons(
     said = [step.kind is StepKind.MODEL and index not in muted for index, step in enumerate(steps)]
     messages = _named([step.message for step in steps])
     for lesson in lessons_of(messages, said, example.tools, speech):
-        yield Lesson(lesson.tokens, lesson.learned, example.task)
+        yield SftExample(lesson.tokens, lesson.learned, example.task)
 
 
 def _named(messages: Sequence[Message]) -> list[Message]:
@@ -158,13 +160,13 @@ def _muted(row: JSONObject) -> set[int]:
     }
 
 
-def _exact(row: JSONObject, place: str) -> Lesson:
+def _exact(row: JSONObject, place: str) -> SftExample:
     ids, mask = row["input_ids"], row.get("mask")
     if not isinstance(mask, list) or not isinstance(ids, list) or len(mask) != len(ids):
         raise UsageError(
             f"{place}: 'mask' is not a list as long as 'input_ids'", "hermes export --format tokens"
         )
-    return Lesson(
+    return SftExample(
         tuple(ids), tuple(bool(one) for one in mask), str(row.get("task_id") or row.get("id") or place)
     )
 

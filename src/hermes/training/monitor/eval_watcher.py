@@ -25,7 +25,7 @@ class Evaluation(NamedTuple):
     value: float
 
 
-class HeldOut:
+class EvalWatcher:
     def __init__(self, folder: Path | None) -> None:
         """`folder` None: nobody evaluates."""
         self._path = folder / _FILE if folder else None

@@ -46,7 +46,7 @@ class Label(NamedTuple):
     """At W&B: runs of one name are shown together."""
 
 
-class Sink(Protocol):
+class MetricsSink(Protocol):
     @property
     def name(self) -> str: ...
     def rewind(self, step: int) -> None:
@@ -145,7 +145,7 @@ class _TensorBoard:
 class Sinks:
     """All sinks of a run."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
+    def __init__(self, sinks: Sequence[MetricsSink]) -> None:
         self._sinks = list(sinks)
         self.failures: Counter[str] = Counter()
         """Sink → writes that did not work."""
@@ -190,7 +190,7 @@ class Sinks:
         for sink in self._sinks:
             self._try(sink, sink.close)
 
-    def _try(self, sink: Sink, what: Callable[[], None]) -> None:
+    def _try(self, sink: MetricsSink, what: Callable[[], None]) -> None:
         try:
             what()
         except Exception as error:  # noqa: BLE001 (see `add`)
@@ -226,7 +226,7 @@ def read_wandb(folder: Path) -> JSONObject:
     return told if isinstance(told, dict) else {}
 
 
-def _open(name: str, folder: Path, label: Label, settings: JSONObject) -> Sink:
+def _open(name: str, folder: Path, label: Label, settings: JSONObject) -> MetricsSink:
     if name == "tensorboard":
         return _TensorBoard(folder)
     if name == "trackio":

@@ -11,7 +11,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 from hermes.errors import HermesError
-from hermes.training.data.batch import TOO_LONG, TOO_OLD, Prepared
+from hermes.training.data.batch import TOO_LONG, TOO_OLD, TrainBatch
 
 _LIMIT = 3
 """In a row."""
@@ -28,7 +28,7 @@ _HINTS: Mapping[str, str] = MappingProxyType(
 )
 
 
-class Fruitless:
+class StallGuard:
     """Counts them. `learned`: whether the run has made updates before."""
 
     def __init__(self, learned: bool = False) -> None:
@@ -37,7 +37,7 @@ class Fruitless:
         """Mean scores of the batches without signal."""
         self._learned = learned
 
-    def judge(self, prepared: Prepared) -> None:
+    def judge(self, prepared: TrainBatch) -> None:
         """HermesError ends the run."""
         self._learned = self._learned or bool(prepared.items)
         if not self._learned and not prepared.hopeless:

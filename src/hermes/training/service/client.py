@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 from hermes.config.settings import MANAGED
 from hermes.errors import HermesError, MissingDependencyError, UsageError
-from hermes.training.data.correction import Loss
+from hermes.training.data.correction import LossSpec
 from hermes.training.data.datums import token_logprobs, weighted
-from hermes.training.service.token_meter import Meter
+from hermes.training.service.token_meter import TokenMeter
 
 if TYPE_CHECKING:
     import tinker
@@ -43,7 +43,7 @@ class EngineError(HermesError):
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ServiceConnection:
     url: str
     """Or MANAGED."""
     key: str = field(repr=False)
@@ -58,7 +58,7 @@ class Connection:
         return urlsplit(self.url).hostname in _LOOPBACK
 
 
-def connection(url: str | None, environ: Mapping[str, str]) -> Connection:
+def connection(url: str | None, environ: Mapping[str, str]) -> ServiceConnection:
     """Where to train: the address given, else TINKER_BASE_URL, else the engine of this machine."""
     chosen = (url or environ.get(URL_VARIABLE) or LOCAL_URL).rstrip("/")
     parts = urlsplit(chosen)
@@ -66,7 +66,7 @@ def connection(url: str | None, environ: Mapping[str, str]) -> Connection:
         raise UsageError(f"'{chosen}' is not an address", f"write it like {LOCAL_URL}, or: {MANAGED}")
     token = environ.get(TOKEN_VARIABLE)
     key = environ.get(KEY_VARIABLE) or (f"tml-{token}" if token else "")
-    found = Connection(chosen, key or "tml-local")
+    found = ServiceConnection(chosen, key or "tml-local")
     if not key and not found.local:
         raise UsageError(
             f"there is no key for {chosen}", f"set {KEY_VARIABLE}: hermes config set {KEY_VARIABLE} …"
@@ -75,7 +75,7 @@ def connection(url: str | None, environ: Mapping[str, str]) -> Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LoraSpec:
     """The adapter that is to be trained."""
 
     base_model: str
@@ -88,7 +88,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class ForwardOutput:
     """What a pass over the data gave."""
 
     logprobs: list[list[float]]
@@ -101,10 +101,12 @@ class Passed:
         return self.metrics["loss:sum"]
 
 
-class Trainee:
+class AdapterClient:
     """One adapter in training. Use as a context manager: leaving it says goodbye to the engine."""
 
-    def __init__(self, connection: Connection, wish: Wish, meter: Meter, resume: str | None = None) -> None:
+    def __init__(
+        self, connection: ServiceConnection, wish: LoraSpec, meter: TokenMeter, resume: str | None = None
+    ) -> None:
         """`resume`: the tinker:// path to go on from, optimizer and all. `meter` counts what is asked."""
         self._url = connection.url
         self._meter = meter
@@ -123,7 +125,9 @@ class Trainee:
                 raise
         self._connection = connection
 
-    def _open(self, connection: Connection, wish: Wish, resume: str | None) -> tinker.TrainingClient:
+    def _open(
+        self, connection: ServiceConnection, wish: LoraSpec, resume: str | None
+    ) -> tinker.TrainingClient:
         metadata = {"policy": wish.policy} if wish.policy else {}
         if resume is not None:
             return self._service.create_training_client_from_state_with_optimizer(
@@ -145,20 +149,20 @@ class Trainee:
         with self._errors():
             return token_logprobs(self._training.forward(data, "cross_entropy").result())
 
-    def evaluate(self, data: Sequence[tinker.Datum]) -> Passed:
+    def evaluate(self, data: Sequence[tinker.Datum]) -> ForwardOutput:
         """Cross-entropy without gradients."""
         self._meter.count(prefill=sum(one.model_input.length for one in data))
         with self._errors():
             output = self._training.forward(list(data), "cross_entropy").result()
-            return Passed(token_logprobs(output), dict(output.metrics))
+            return ForwardOutput(token_logprobs(output), dict(output.metrics))
 
-    def forward_backward(self, data: Sequence[tinker.Datum], loss: Loss) -> Passed:
+    def forward_backward(self, data: Sequence[tinker.Datum], loss: LossSpec) -> ForwardOutput:
         """Adds to the gradients."""
         self._meter.count(trained=sum(one.model_input.length for one in data))
         with self._errors():
             name: Any = loss.name
             output = self._training.forward_backward(list(data), name, dict(loss.config) or None).result()
-            return Passed(token_logprobs(output), dict(output.metrics))
+            return ForwardOutput(token_logprobs(output), dict(output.metrics))
 
     def optim_step(self, rate: float, beta1: float, beta2: float, clip_norm: float) -> dict[str, float]:
         """One Adam update; what the optimizer says about it."""
@@ -204,7 +208,7 @@ class Trainee:
         except tinker.TinkerError as error:
             raise _engine_error(error, self._url) from error
 
-    def __enter__(self) -> Trainee:
+    def __enter__(self) -> AdapterClient:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:

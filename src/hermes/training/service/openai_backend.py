@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from hermes.engine.server.policies import MOVING
 from hermes.engine.types import EngineUserError, SampledSequence, SampleRequest, SampleResult, TopK
 from hermes.errors import HermesError, ProviderError
-from hermes.training.service.client import Connection
-from hermes.training.service.token_meter import Meter
+from hermes.training.service.client import ServiceConnection
+from hermes.training.service.token_meter import TokenMeter
 
 if TYPE_CHECKING:
     import tinker
@@ -42,7 +42,9 @@ class Spec:
 class RemoteEngine:
     """Samples at the service. `sample` may be called once `open` has returned for those weights."""
 
-    def __init__(self, connection: Connection, base_model: str, tokenizer: str, meter: Meter) -> None:
+    def __init__(
+        self, connection: ServiceConnection, base_model: str, tokenizer: str, meter: TokenMeter
+    ) -> None:
         """`tokenizer`: where transformers finds it."""
         import tinker
 

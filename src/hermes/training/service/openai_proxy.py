@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from hermes.errors import MissingDependencyError
 from hermes.safety.access import bound, policy_for
-from hermes.training.service.client import Connection
-from hermes.training.service.token_meter import Meter
+from hermes.training.service.client import ServiceConnection
+from hermes.training.service.token_meter import TokenMeter
 
 if TYPE_CHECKING:
     import uvicorn
@@ -33,7 +33,7 @@ _BACKLOG = 1024
 _PARSER = "hermes"
 
 
-class Face:
+class OpenAIProxy:
     """A running face."""
 
     def __init__(self, names: RemoteNames, url: str) -> None:
@@ -54,8 +54,8 @@ def tokenizer_of(base_model: str, home: Path) -> str:
 
 @contextlib.contextmanager
 def offered(
-    connection: Connection, base_model: str, tokenizer: str, port: int, meter: Meter
-) -> Iterator[Face]:
+    connection: ServiceConnection, base_model: str, tokenizer: str, port: int, meter: TokenMeter
+) -> Iterator[OpenAIProxy]:
     """A face on that port of loopback (0: any free one), until the context ends."""
     try:
         from hermes.training.service.openai_backend import RemoteEngine, RemoteNames, RemoteState
@@ -68,7 +68,7 @@ def offered(
         thread = threading.Thread(target=_serve, args=(server, listener), name="face", daemon=True)
         thread.start()
         try:
-            yield Face(names, f"http://{HOST}:{listener.getsockname()[1]}")
+            yield OpenAIProxy(names, f"http://{HOST}:{listener.getsockname()[1]}")
         finally:
             server.should_exit = True
             thread.join()

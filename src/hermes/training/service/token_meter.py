@@ -23,7 +23,7 @@ _WRITE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenCounts:
     prefill: int = 0
     """Prompts, and sequences that were only scored."""
     sampled: int = 0
@@ -31,18 +31,18 @@ class Tokens:
     """Through a pass with gradients."""
 
 
-def read_tokens(folder: Path) -> Tokens:
+def read_tokens(folder: Path) -> TokenCounts:
     """Of the run in that folder; nothing, where nobody has counted."""
     text = read_text(folder / NAME)
     try:
-        return Tokens(**json.loads(text)) if text else Tokens()
+        return TokenCounts(**json.loads(text)) if text else TokenCounts()
     except (ValueError, TypeError) as error:
         raise HermesError(
             f"{folder / NAME} is damaged: {error}", "move it aside; counting starts anew"
         ) from error
 
 
-class Meter:
+class TokenMeter:
     """Counts, from any thread. Goes on from what the folder says."""
 
     def __init__(self, folder: Path) -> None:

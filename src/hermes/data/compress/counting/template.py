@@ -61,7 +61,7 @@ def _compile(source: str) -> Template:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """`{% generation %}` marks what the assistant said, for masks; the text is the same without it."""
 
         tags = {"generation"}  # noqa: RUF012
@@ -72,7 +72,7 @@ def _compile(source: str) -> Template:
             return jinja2.nodes.Scope(body, lineno=line)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse

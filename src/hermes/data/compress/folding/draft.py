@@ -1,7 +1,7 @@
 """A conversation while it is being folded.
 
-A `Draft` takes one thing away at a time, in the stages that fold.py puts in order, and estimates what each
-step saved. It is counted exactly, whole, when it is asked whether it fits.
+A `FoldingDraft` takes one thing away at a time, in the stages that fold.py puts in order, and estimates what
+each step saved. It is counted exactly, whole, when it is asked whether it fits.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hermes.data.compress.folding import plan, state
 from hermes.data.compress.folding.facts import facts_by_output
 from hermes.data.compress.folding.plan import FoldSettings, Strategy
 from hermes.data.compress.folding.result import Fold, Folded, Span
-from hermes.data.compress.folding.state import Level
-from hermes.data.compress.forms.conversation import Conversation, Exchange
+from hermes.data.compress.folding.state import FoldLevel
+from hermes.data.compress.forms.conversation import RowConversation, ToolExchange
 
 _CHARS_PER_TOKEN = 3
 _MIN_STATE_TOKENS = 48
@@ -24,12 +24,12 @@ _WORTH = 0.9
 """A state that is longer than this share of what it replaces is not worth it."""
 
 
-class Draft:
+class FoldingDraft:
     """The conversation while it is being folded."""
 
     def __init__(
         self,
-        conversation: Conversation,
+        conversation: RowConversation,
         settings: FoldSettings,
         counter: Counter,
         summaries: Mapping[str, str],
@@ -101,20 +101,20 @@ class Draft:
         """Whether there are tool outputs in protected turns."""
         return any(self._conversation.messages[i].role is Role.TOOL for i in self._keep)
 
-    def fold_outputs(self, level: Level, *, protected: bool) -> Iterator[None]:
+    def fold_outputs(self, level: FoldLevel, *, protected: bool) -> Iterator[None]:
         """Folds the outputs outside the protected turns, or those inside them."""
         messages = self._conversation.messages
         for i in plan.output_order(messages, self._keep, self._tokens, protected=protected):
             message = self._messages[i]
-            if message is None or (level is not Level.STATE and not self._is_worth(i)):
+            if message is None or (level is not FoldLevel.STATE and not self._is_worth(i)):
                 continue
             limit = self._state_limit(self._tokens[i])
-            if level is Level.STATE and limit >= _WORTH * self._tokens[i]:
+            if level is FoldLevel.STATE and limit >= _WORTH * self._tokens[i]:
                 continue
             facts = tuple(self._all_facts().get(i, {}))
             content = messages[i].content
             span = None
-            if level is Level.STATE and self._settings.strategy is Strategy.SUMMARISE:
+            if level is FoldLevel.STATE and self._settings.strategy is Strategy.SUMMARISE:
                 span = _span(content, facts, limit)
             text = state.fold_output(message.content, facts, level, limit * _CHARS_PER_TOKEN)
             if self._place(i, text, span, 0):
@@ -150,7 +150,7 @@ class Draft:
                 self._leave_out(i, "instruction")
             yield
 
-    def _tell_of(self, merged: Sequence[Exchange], by_model: bool) -> None:
+    def _tell_of(self, merged: Sequence[ToolExchange], by_model: bool) -> None:
         """Puts the state of the merged exchanges into the first one's first result."""
         messages = self._conversation.messages
         first, last = merged[0], merged[-1]
@@ -251,7 +251,7 @@ def _span(content: str, facts: tuple[str, ...], max_tokens: int) -> Span:
     return Span(content_hash(text), content, tuple(fitting), max_tokens)
 
 
-def _told(messages: Sequence[Message], merged: Sequence[Exchange]) -> str:
+def _told(messages: Sequence[Message], merged: Sequence[ToolExchange]) -> str:
     """The exchanges as text for a model to read."""
     parts = []
     for exchange in merged:
@@ -263,7 +263,7 @@ def _told(messages: Sequence[Message], merged: Sequence[Exchange]) -> str:
 
 
 def _by_message(
-    conversation: Conversation, messages: Sequence[Message | None], each: Sequence[int]
+    conversation: RowConversation, messages: Sequence[Message | None], each: Sequence[int]
 ) -> list[float]:
     """The tokens of each turn that is left, divided among its messages by their length; 0 for those gone."""
     turn_of = conversation.form.turn_of

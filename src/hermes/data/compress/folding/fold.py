@@ -11,31 +11,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hermes.data.compress.counting.tokens import Counter
-from hermes.data.compress.folding.draft import Draft
+from hermes.data.compress.folding.draft import FoldingDraft
 from hermes.data.compress.folding.plan import FoldSettings, Strategy
 from hermes.data.compress.folding.result import Folded
-from hermes.data.compress.folding.state import Level
-from hermes.data.compress.forms.conversation import Conversation
+from hermes.data.compress.folding.state import FoldLevel
+from hermes.data.compress.forms.conversation import RowConversation
 
 
 def fold(
-    conversation: Conversation,
+    conversation: RowConversation,
     settings: FoldSettings,
     counter: Counter,
     summaries: Mapping[str, str] | None = None,
 ) -> Folded:
     """The conversation within the budget, or as near to it as it gets."""
-    draft = Draft(conversation, settings, counter, summaries or {})
+    draft = FoldingDraft(conversation, settings, counter, summaries or {})
     if draft.fits():
         return Folded(conversation.messages, draft.original, draft.original, True)
     # FACTS would replace a model's text by bare words.
-    states = (Level.STATE,) if settings.strategy is Strategy.SUMMARISE else (Level.STATE, Level.FACTS)
+    states = (
+        (FoldLevel.STATE,) if settings.strategy is Strategy.SUMMARISE else (FoldLevel.STATE, FoldLevel.FACTS)
+    )
     if _fold_until_fit(draft, states, (False,)):
         return draft.result()
     if draft.protects_outputs and not settings.strict_protect:
         # The row cannot fit with these outputs whole. Folding starts anew with all outputs on the same
         # footing, so that the earlier ones keep the room that the protected ones give up.
-        draft = Draft(conversation, settings, counter, summaries or {})
+        draft = FoldingDraft(conversation, settings, counter, summaries or {})
         if _fold_until_fit(draft, states, (False, True)):
             return draft.result()
     for stage in (draft.merge_exchanges(), draft.drop_instructions()):
@@ -44,12 +46,12 @@ def fold(
     return draft.result()
 
 
-def _fold_until_fit(draft: Draft, states: Sequence[Level], protection: Sequence[bool]) -> bool:
+def _fold_until_fit(draft: FoldingDraft, states: Sequence[FoldLevel], protection: Sequence[bool]) -> bool:
     """Folds outputs and thinking, no decisions. At each level, unprotected outputs come first."""
     for stage in (
         *(draft.fold_outputs(level, protected=protected) for level in states for protected in protection),
         draft.drop_thinking(),
-        *(draft.fold_outputs(Level.BARE, protected=protected) for protected in protection),
+        *(draft.fold_outputs(FoldLevel.BARE, protected=protected) for protected in protection),
     ):
         if any(draft.seems_to_fit() and draft.fits() for _ in stage) or draft.fits():
             return True

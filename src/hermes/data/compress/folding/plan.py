@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hermes.core import Message, Role
-from hermes.data.compress.forms.conversation import Conversation, Exchange
+from hermes.data.compress.forms.conversation import RowConversation, ToolExchange
 
 
 class Strategy(StrEnum):
@@ -37,7 +37,7 @@ class FoldSettings:
     """Whether the tool outputs of protected turns stay too, even if the row does not fit with them."""
 
 
-def protected(conversation: Conversation, last_turns: int) -> frozenset[int]:
+def protected(conversation: RowConversation, last_turns: int) -> frozenset[int]:
     """Indices of the messages that stay, tool outputs excepted as `FoldSettings.strict_protect` says."""
     messages = conversation.messages
     first_user = next((i for i, message in enumerate(messages) if message.role is Role.USER), -1)
@@ -59,9 +59,9 @@ def thinking_order(messages: Sequence[Message], keep: frozenset[int]) -> list[in
     return [i for i, message in enumerate(messages) if message.reasoning and i not in keep]
 
 
-def exchange_runs(conversation: Conversation, keep: frozenset[int]) -> list[list[Exchange]]:
+def exchange_runs(conversation: RowConversation, keep: frozenset[int]) -> list[list[ToolExchange]]:
     """Runs of at least two exchanges that follow one another directly, all answered and none protected."""
-    runs: list[list[Exchange]] = [[]]
+    runs: list[list[ToolExchange]] = [[]]
     for exchange in conversation.exchanges:
         free = exchange.answered and keep.isdisjoint((exchange.asked, *exchange.results))
         run = runs[-1]

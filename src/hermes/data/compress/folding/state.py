@@ -30,7 +30,7 @@ _MAX_CALLS = 12
 _MAX_SCANNED_ERRORS = 40
 
 
-class Level(IntEnum):
+class FoldLevel(IntEnum):
     """How much of an output is left."""
 
     STATE = 1
@@ -56,23 +56,23 @@ def parsed_state(content: str) -> JSONObject | None:
     return value if isinstance(value, dict) and isinstance(value.get("folded"), dict) else None
 
 
-def fold_output(content: str, facts: Sequence[str], level: Level, max_chars: int) -> str:
+def fold_output(content: str, facts: Sequence[str], level: FoldLevel, max_chars: int) -> str:
     """The state of one output. An output that is a state already only ever loses parts."""
     earlier = parsed_state(content)
     if earlier is not None:
         return _text(_reduced(earlier, facts, level))
     state: JSONObject = {"folded": {"chars": len(content), "lines": content.count("\n") + 1}}
-    if level is Level.BARE:
+    if level is FoldLevel.BARE:
         return _text(state)
     values, text = _fields(content)
     room = max_chars
-    if level is Level.STATE:
+    if level is FoldLevel.STATE:
         state["values"] = _within(values.items(), room)
         room -= _chars(state["values"])
-    errors = _error_lines(text)[: _MAX_ERRORS if level is Level.STATE else 1]
+    errors = _error_lines(text)[: _MAX_ERRORS if level is FoldLevel.STATE else 1]
     state["errors"] = [line for line in errors if _chars(line) <= room]
     room -= _chars(state["errors"])
-    if level is Level.STATE:
+    if level is FoldLevel.STATE:
         state["lines"], room = _fact_lines(text, facts, state["errors"], room)
     shown = "\n".join(state["errors"] + state.get("lines", []))
     state["facts"] = fitting([_whole(text, fact) for fact in facts if fact not in shown], room)
@@ -110,12 +110,12 @@ def with_summary(content: str, summary: str, exchanges: int = 0) -> str:
     return _text({"folded": folded, "summary": summary})
 
 
-def _reduced(state: JSONObject, facts: Sequence[str], level: Level) -> JSONObject:
-    if level is Level.STATE:
+def _reduced(state: JSONObject, facts: Sequence[str], level: FoldLevel) -> JSONObject:
+    if level is FoldLevel.STATE:
         return state
-    kept = ("folded", "calls") if level is Level.BARE else ("folded", "calls", "summary")
+    kept = ("folded", "calls") if level is FoldLevel.BARE else ("folded", "calls", "summary")
     reduced = {key: state[key] for key in kept if key in state}
-    if level is Level.FACTS:
+    if level is FoldLevel.FACTS:
         reduced["errors"] = state.get("errors", [])[:1]
         shown = json.dumps(reduced, ensure_ascii=False)
         reduced["facts"] = [fact for fact in facts if fact not in shown]

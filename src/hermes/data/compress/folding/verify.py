@@ -14,10 +14,10 @@ from hermes.data.compress.folding import plan
 from hermes.data.compress.folding.plan import FoldSettings
 from hermes.data.compress.folding.result import Folded
 from hermes.data.compress.folding.state import is_state
-from hermes.data.compress.forms.conversation import Conversation
+from hermes.data.compress.forms.conversation import RowConversation
 
 
-def violations(conversation: Conversation, folded: Folded, settings: FoldSettings) -> Iterator[str]:
+def violations(conversation: RowConversation, folded: Folded, settings: FoldSettings) -> Iterator[str]:
     """One line for each promise that is broken."""
     old, new = conversation.messages, folded.messages
     if folded.tokens > settings.target_max_tokens:

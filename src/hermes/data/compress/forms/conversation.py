@@ -52,7 +52,7 @@ class Form(Protocol):
         ...
 
 
-class Exchange(NamedTuple):
+class ToolExchange(NamedTuple):
     """An assistant message that calls tools, and what they answered."""
 
     asked: int
@@ -64,9 +64,9 @@ class Exchange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class RowConversation:
     messages: tuple[Message, ...]
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[ToolExchange, ...]
     form: Form
 
     @property
@@ -83,16 +83,16 @@ def turn_groups(messages: Sequence[Message]) -> list[range]:
     return groups
 
 
-def find_exchanges(messages: Sequence[Message]) -> tuple[Exchange, ...]:
+def find_exchanges(messages: Sequence[Message]) -> tuple[ToolExchange, ...]:
     """Which results answer which assistant message; RowError for a result that answers none."""
-    found: list[Exchange] = []
+    found: list[ToolExchange] = []
     asked: int | None = None
     open_ids: list[str] = []
     results: list[int] = []
 
     def close() -> None:
         if asked is not None and messages[asked].tool_calls:
-            found.append(Exchange(asked, tuple(results), not open_ids))
+            found.append(ToolExchange(asked, tuple(results), not open_ids))
 
     for index, message in enumerate(messages):
         if message.role is Role.TOOL:

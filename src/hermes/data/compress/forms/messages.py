@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from hermes.core import JSON, JSONObject, Message, Role, ToolCall
 from hermes.data.compress.forms.conversation import (
-    Conversation,
     Edited,
+    RowConversation,
     RowError,
     find_exchanges,
     turn_groups,
@@ -59,22 +59,22 @@ class RecordForm:
         return [{"role": names[turn["from"]], "content": turn["value"]} for turn in turns]
 
 
-def read_record(messages: Sequence[Message], schemas: Sequence[JSONObject]) -> Conversation:
+def read_record(messages: Sequence[Message], schemas: Sequence[JSONObject]) -> RowConversation:
     said = tuple(messages)
     # Tools without a system message to stand in get a turn of their own at the beginning.
     first = int(bool(schemas) and not (said and said[0].role is Role.SYSTEM))
     turn_of = [turn for turn, group in enumerate(turn_groups(said), first) for _ in group]
-    return Conversation(said, find_exchanges(said), RecordForm(schemas, turn_of))
+    return RowConversation(said, find_exchanges(said), RecordForm(schemas, turn_of))
 
 
-def read_messages(row: JSONObject) -> Conversation:
+def read_messages(row: JSONObject) -> RowConversation:
     turns = row.get("messages")
     if not isinstance(turns, list) or not turns:
         raise RowError("'messages' is not a list of messages")
     messages = tuple(_message(number, turn) for number, turn in enumerate(turns))
     tools = row.get("tools")
     form = MessagesForm(tuple(turns), messages, tools if isinstance(tools, list) else ())
-    return Conversation(messages, find_exchanges(messages), form)
+    return RowConversation(messages, find_exchanges(messages), form)
 
 
 def _message(number: int, turn: JSON) -> Message:

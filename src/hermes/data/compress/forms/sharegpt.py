@@ -14,7 +14,7 @@ from dataclasses import field as dataclass_field
 from typing import NamedTuple
 
 from hermes.core import JSONObject, Message, Role, ToolCall
-from hermes.data.compress.forms.conversation import Conversation, Edited, RowError, find_exchanges
+from hermes.data.compress.forms.conversation import Edited, RowConversation, RowError, find_exchanges
 from hermes.models.parsers import get_parser
 
 _ROLES = {
@@ -85,7 +85,7 @@ class ShareGPTForm:
         return value
 
 
-def read_sharegpt(turns: object) -> Conversation:
+def read_sharegpt(turns: object) -> RowConversation:
     if not isinstance(turns, list) or not turns:
         raise RowError("'conversations' is not a list of turns")
     messages: list[Message] = []
@@ -101,7 +101,7 @@ def read_sharegpt(turns: object) -> Conversation:
         turn_of += [number] * (len(messages) - len(turn_of))
     matched = tuple(_with_ids(messages))
     form = ShareGPTForm(tuple(turns), matched, tuple(turn_of), blocks)
-    return Conversation(matched, find_exchanges(matched), form)
+    return RowConversation(matched, find_exchanges(matched), form)
 
 
 def _role_and_value(number: int, turn: object) -> tuple[Role, str]:

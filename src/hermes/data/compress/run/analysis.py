@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from hermes.core import JSONObject
-from hermes.data.compress.run.job import Done, Kind
+from hermes.data.compress.run.job import CompressResult, InputKind
 
 _BINS = 12
 
@@ -24,15 +24,15 @@ class Analysis:
     tokens_after: int = 0
     bad: int = 0
 
-    def add(self, done: Done) -> None:
-        if done.kind is Kind.BAD:
+    def add(self, done: CompressResult) -> None:
+        if done.kind is InputKind.BAD:
             self.bad += 1
             return
         self.lengths.append(done.metrics["original_tokens"])
         self.over += done.metrics["original_tokens"] > self.target
         self.compressible += done.metrics["was_compressed"]
         self.protected += done.metrics["protected_outputs_folded"] > 0
-        self.tokens_after += done.metrics["compressed_tokens"] if done.kind is Kind.ROW else 0
+        self.tokens_after += done.metrics["compressed_tokens"] if done.kind is InputKind.ROW else 0
 
     def to_json(self) -> JSONObject:
         lengths = sorted(self.lengths)

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from hermes.core import Header, Message, Relation, Step, Usage
 from hermes.core.outcome import COMPLETED
-from hermes.data.compress.run.job import Done
+from hermes.data.compress.run.job import CompressResult
 from hermes.data.example import load
 from hermes.store import Filter, Reader, Writer
 
 
-def record_derived(reader: Reader, writer: Writer, done: Done) -> None:
+def record_derived(reader: Reader, writer: Writer, done: CompressResult) -> None:
     """Writes it, unless it is there already; returns once it is on disk."""
     assert done.messages is not None
     if reader.count(Filter(ids=(done.derived_id,))):
@@ -40,7 +40,7 @@ def record_derived(reader: Reader, writer: Writer, done: Done) -> None:
     writer.finish(header.id, parent.outcome or COMPLETED).result()
 
 
-def _steps(steps: list[Step], done: Done) -> list[Step]:
+def _steps(steps: list[Step], done: CompressResult) -> list[Step]:
     assert done.messages is not None
     kept: list[Step] = []
     for step, message in zip(steps, done.messages, strict=True):

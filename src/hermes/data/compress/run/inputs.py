@@ -14,7 +14,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 
 from hermes.core import JSONObject, Relation, Trajectory
-from hermes.data.compress.run.job import Item
+from hermes.data.compress.run.job import CompressItem
 from hermes.data.example import load
 from hermes.data.formats import sharegpt
 from hermes.data.where import Condition
@@ -27,7 +27,7 @@ _OURS = ("_compressed", "_kept_aside", "_bad_rows")
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class FileInputs:
     """Rows in files."""
 
     paths: tuple[Path, ...]
@@ -57,30 +57,32 @@ class Query:
     where: tuple[Condition, ...] = ()
 
 
-def find_files(reference: str, data: Path = Path("data")) -> Files | None:
+def find_files(reference: str, data: Path = Path("data")) -> FileInputs | None:
     """What the user's words mean, if they name a file, a folder or a run under `data`; else None."""
     path = Path(reference).expanduser()
     if path.is_file():
-        return Files((path,), path.with_name(f"{path.stem}_compressed.jsonl"))
+        return FileInputs((path,), path.with_name(f"{path.stem}_compressed.jsonl"))
     named = data / reference
     folder = path if path.is_dir() else named if reference and named.is_dir() else None
     if folder is None:
         return None
     if (folder / MERGED).is_file():
         run = (folder / "run.json").is_file()
-        return Files((folder / MERGED,), folder / "trajectories_compressed.jsonl", run)
+        return FileInputs((folder / MERGED,), folder / "trajectories_compressed.jsonl", run)
     paths = tuple(path for path in sorted(folder.glob("*.jsonl")) if not _is_ours(path.stem))
     if not paths:
         raise UsageError(f"there is no JSONL file in {folder}", "name a file, or a folder that has some")
     whole = folder.resolve()
-    return Files(paths, whole.with_name(f"{whole.name}_compressed") / MERGED)
+    return FileInputs(paths, whole.with_name(f"{whole.name}_compressed") / MERGED)
 
 
 def _is_ours(stem: str) -> bool:
     return stem in _ASIDE or stem.endswith(_OURS)
 
 
-def file_items(files: Files, reader: Reader | None, sample_percent: float, seed: int) -> Iterator[Item]:
+def file_items(
+    files: FileInputs, reader: Reader | None, sample_percent: float, seed: int
+) -> Iterator[CompressItem]:
     """Every row of the files that the sample takes; of a run, with its record from the store."""
     total = max(1, files.size_bytes)
     read = number = 0
@@ -103,14 +105,14 @@ def _is_new(line: bytes, seen: set[bytes]) -> bool:
     return fresh
 
 
-def _line_item(where: str, line: bytes, reader: Reader | None, share: float) -> Item:
+def _line_item(where: str, line: bytes, reader: Reader | None, share: float) -> CompressItem:
     try:
         text = line.decode("utf-8").strip()
     except UnicodeDecodeError as error:
         text = line.decode("utf-8", "replace").strip()
-        return Item(where, text, broken=f"not UTF-8 text: {error.reason}", share=share)
+        return CompressItem(where, text, broken=f"not UTF-8 text: {error.reason}", share=share)
     record = _record_of(text, reader) if reader is not None else None
-    return Item(where, text, record, share=share)
+    return CompressItem(where, text, record, share=share)
 
 
 def _record_of(text: str, reader: Reader) -> JSONObject | None:
@@ -124,7 +126,7 @@ def _record_of(text: str, reader: Reader) -> JSONObject | None:
     return _record(trajectory, load(reader, trajectory).tools)
 
 
-def store_items(reader: Reader, query: Query, sample_percent: float, seed: int) -> Iterator[Item]:
+def store_items(reader: Reader, query: Query, sample_percent: float, seed: int) -> Iterator[CompressItem]:
     """Every finished trajectory that matches, oldest first; compressed ones are not compressed again."""
     total = max(1, reader.count(query.which))
     number = 0
@@ -138,7 +140,7 @@ def store_items(reader: Reader, query: Query, sample_percent: float, seed: int) 
             row = sharegpt.to_row(trajectory, (), reward=example.reward, rating=example.rating)
             text = json.dumps({**row, "conversations": []}, ensure_ascii=False)
             record = _record(trajectory, example.tools)
-            yield Item(trajectory.header.id, text, record, share=read / total)
+            yield CompressItem(trajectory.header.id, text, record, share=read / total)
         number += 1
 
 

@@ -20,10 +20,10 @@ from hermes.data.compress.folding.fold import fold
 from hermes.data.compress.folding.plan import FoldSettings, Strategy
 from hermes.data.compress.folding.result import Folded, Span
 from hermes.data.compress.folding.verify import violations
-from hermes.data.compress.forms.conversation import Conversation, Edited, RowError
+from hermes.data.compress.forms.conversation import Edited, RowConversation, RowError
 from hermes.data.compress.forms.messages import read_messages, read_record
 from hermes.data.compress.forms.sharegpt import read_sharegpt
-from hermes.data.compress.run.metrics import NOTHING, Asked, fold_map, row_metrics
+from hermes.data.compress.run.metrics import NOTHING, SummaryCost, fold_map, row_metrics
 from hermes.data.lines import encoded
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
@@ -32,7 +32,7 @@ _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _STAMP_CHARS = 10
 
 
-class Kind(StrEnum):
+class InputKind(StrEnum):
     ROW = "row"
     ASIDE = "aside"
     """Readable, but not within the target."""
@@ -43,7 +43,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class CompressItem:
     """One row to compress."""
 
     where: str
@@ -59,10 +59,10 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CompressResult:
     """What became of it."""
 
-    kind: Kind
+    kind: InputKind
     line: str = ""
     """The row to write, as one line of JSON."""
     reason: str = ""
@@ -76,20 +76,22 @@ class Done:
 
 
 def compress(
-    item: Item,
+    item: CompressItem,
     settings: FoldSettings,
     counter: Counter,
     summaries: Mapping[str, str] | None = None,
-    asked: Asked = NOTHING,
-) -> Done:
+    asked: SummaryCost = NOTHING,
+) -> CompressResult:
     """`summaries` are states that a model wrote, by their keys; `asked` is what they took."""
     try:
         if item.broken:
             raise RowError(item.broken)
         row = _parse(item.text)
-        return _Job(item, row, _read(row, item.record), settings, counter, summaries or {}, asked).run()
+        return _CompressJob(
+            item, row, _read(row, item.record), settings, counter, summaries or {}, asked
+        ).run()
     except (RowError, TemplateRefusalError) as error:
-        return Done(Kind.BAD, item.text, f"{item.where}: {error.message}")
+        return CompressResult(InputKind.BAD, item.text, f"{item.where}: {error.message}")
 
 
 def _parse(text: str) -> JSONObject:
@@ -107,7 +109,7 @@ def _loadable(data: JSONObject, text: str) -> JSONObject:
     return encoded(data)[0] if _SURROGATE.search(text) else data
 
 
-def _read(row: JSONObject, record: JSONObject | None) -> Conversation:
+def _read(row: JSONObject, record: JSONObject | None) -> RowConversation:
     if record is not None:
         clean = _loadable(record, json.dumps(record))
         return read_record([Message.from_json(data) for data in clean["messages"]], clean["tools"])
@@ -119,29 +121,29 @@ def _read(row: JSONObject, record: JSONObject | None) -> Conversation:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _CompressJob:
     """One readable row, and how it is to be compressed."""
 
-    item: Item
+    item: CompressItem
     row: JSONObject
-    conversation: Conversation
+    conversation: RowConversation
     settings: FoldSettings
     counter: Counter
     summaries: Mapping[str, str]
-    asked: Asked
+    asked: SummaryCost
 
-    def run(self) -> Done:
+    def run(self) -> CompressResult:
         folded = fold(self.conversation, self.settings, self.counter, self.summaries)
         if not folded.wanted:
             return self._finished(folded)
         if folded.fits:
-            return Done(Kind.WANTS, wanted=folded.wanted)
+            return CompressResult(InputKind.WANTS, wanted=folded.wanted)
         # Nobody is asked for states of a row that may not fit with them.
         by_rules = replace(self.settings, strategy=Strategy.FOLD)
         asked = replace(self.asked, fallback="states of the length asked for would leave no room")
         return replace(self, settings=by_rules, asked=asked).run()
 
-    def _finished(self, folded: Folded) -> Done:
+    def _finished(self, folded: Folded) -> CompressResult:
         broken = list(violations(self.conversation, folded, self.settings)) if folded.fits else []
         if broken or not folded.fits:
             return self._kept_aside(folded, "; ".join(broken))
@@ -149,17 +151,17 @@ class _Job:
         if folded.folds:
             return self._derived(folded, metrics)
         if isinstance(self.row.get("compression_metrics"), dict):  # it was compressed before
-            return Done(Kind.ROW, self.item.text.strip(), metrics=metrics)
-        return Done(Kind.ROW, self._line({"compression_metrics": metrics}), metrics=metrics)
+            return CompressResult(InputKind.ROW, self.item.text.strip(), metrics=metrics)
+        return CompressResult(InputKind.ROW, self._line({"compression_metrics": metrics}), metrics=metrics)
 
-    def _kept_aside(self, folded: Folded, broken: str) -> Done:
+    def _kept_aside(self, folded: Folded, broken: str) -> CompressResult:
         reason = broken or _why_over(self.conversation, folded, self.settings, self.counter)
         whole = Folded(self.conversation.messages, folded.original_tokens, folded.original_tokens, fits=False)
         metrics = self._metrics(whole)
         line = self._line({"kept_aside": reason, "compression_metrics": metrics})
-        return Done(Kind.ASIDE, line, f"{self.item.where}: {reason}", metrics)
+        return CompressResult(InputKind.ASIDE, line, f"{self.item.where}: {reason}", metrics)
 
-    def _derived(self, folded: Folded, metrics: JSONObject) -> Done:
+    def _derived(self, folded: Folded, metrics: JSONObject) -> CompressResult:
         parent = str(self.row.get("id") or f"row-{content_hash(canonical_json(self.row))}")
         identity = derived_id(parent, f"{parent}|{self.counter.name}|{self.settings}")
         notes: JSONObject = {
@@ -179,8 +181,8 @@ class _Job:
             "compression_metrics": metrics,
         }
         now = tuple(None if message is None else message.to_json() for message in folded.messages)
-        return Done(
-            Kind.ROW,
+        return CompressResult(
+            InputKind.ROW,
             self._line(changes, folded.messages),
             metrics=metrics,
             messages=now if self.item.record is not None else None,
@@ -214,7 +216,7 @@ def derived_id(parent: str, how: str) -> str:
     return stamp + "".join(_ALPHABET[(value >> shift) & 31] for shift in range(0, 80, 5))
 
 
-def _why_over(conversation: Conversation, folded: Folded, settings: FoldSettings, counter: Counter) -> str:
+def _why_over(conversation: RowConversation, folded: Folded, settings: FoldSettings, counter: Counter) -> str:
     target = settings.target_max_tokens
     systems = [message.content for message in conversation.messages if message.role.value == "system"]
     alone = sum(counter.texts(systems))

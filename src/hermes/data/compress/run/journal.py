@@ -19,18 +19,18 @@ from typing import NamedTuple, Self
 
 from hermes.core import JSONObject
 from hermes.core.files import atomic_write, ensure_dir
-from hermes.data.compress.run.job import Done, Kind
+from hermes.data.compress.run.job import CompressResult, InputKind
 from hermes.errors import ConfigError, HostError, UsageError
 
 
-class Entry(NamedTuple):
-    kind: Kind
+class CompressEntry(NamedTuple):
+    kind: InputKind
     line: str
     reason: str
     metrics: JSONObject
 
 
-class Journal:
+class CompressJournal:
     """Use as a context manager."""
 
     def __init__(self, output: Path, run: JSONObject, *, resume: bool) -> None:
@@ -62,7 +62,7 @@ class Journal:
         os.close(self._file)
         os.close(self._lock)
 
-    def append(self, done: Done) -> None:
+    def append(self, done: CompressResult) -> None:
         """Survives the death of this process once it returns."""
         entry = {"kind": done.kind, "line": done.line, "reason": done.reason, "metrics": done.metrics}
         data = json.dumps(entry).encode() + b"\n"
@@ -75,11 +75,11 @@ class Journal:
             raise _unwritable(self._path, error) from error
         self.finished += 1
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CompressEntry]:
         with self._path.open("rb") as file:
             for line in file:
                 data = json.loads(line)
-                yield Entry(Kind(data["kind"]), data["line"], data["reason"], data["metrics"])
+                yield CompressEntry(InputKind(data["kind"]), data["line"], data["reason"], data["metrics"])
 
     def remove(self) -> None:
         """Once the output is complete."""

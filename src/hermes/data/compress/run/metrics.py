@@ -13,11 +13,11 @@ from hermes.core import JSONObject, Message, Role
 from hermes.data.compress.counting.tokens import Counter
 from hermes.data.compress.folding.plan import FoldSettings
 from hermes.data.compress.folding.result import Fold, Folded
-from hermes.data.compress.forms.conversation import Conversation
+from hermes.data.compress.forms.conversation import RowConversation
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SummaryCost:
     """What a row's summaries took."""
 
     calls: int = 0
@@ -28,11 +28,15 @@ class Asked:
     """Why the row was folded by rules after all."""
 
 
-NOTHING = Asked()
+NOTHING = SummaryCost()
 
 
 def row_metrics(
-    conversation: Conversation, folded: Folded, settings: FoldSettings, counter: Counter, asked: Asked
+    conversation: RowConversation,
+    folded: Folded,
+    settings: FoldSettings,
+    counter: Counter,
+    asked: SummaryCost,
 ) -> JSONObject:
     """The row's `compression_metrics`."""
     groups = conversation.turn_groups
@@ -75,7 +79,7 @@ def fold_map(folds: Sequence[Fold]) -> list[JSONObject]:
     return [fold._asdict() for fold in folds]
 
 
-def _decisions_kept(conversation: Conversation, folded: Folded, counter: Counter) -> float:
+def _decisions_kept(conversation: RowConversation, folded: Folded, counter: Counter) -> float:
     """Share of the tokens with which the assistant answered and called tools, thinking left out."""
     if all(message is not None for message in folded.messages):
         return 1.0

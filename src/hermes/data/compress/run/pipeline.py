@@ -24,11 +24,11 @@ from typing import TextIO
 from hermes.core import JSONObject
 from hermes.core.files import replacing
 from hermes.data.compress.folding.plan import FoldSettings, Strategy
-from hermes.data.compress.run.job import Done, Item, Kind
-from hermes.data.compress.run.journal import Journal
-from hermes.data.compress.run.metrics import Asked, Totals
+from hermes.data.compress.run.job import CompressItem, CompressResult, InputKind
+from hermes.data.compress.run.journal import CompressJournal
+from hermes.data.compress.run.metrics import SummaryCost, Totals
 from hermes.data.compress.run.summarise import Summariser, SummaryFailedError
-from hermes.data.compress.run.workers import Workers
+from hermes.data.compress.run.workers import CompressWorkers
 from hermes.data.lines import encoded
 
 _ROUNDS = 3
@@ -36,7 +36,7 @@ _ROUNDS = 3
 _AHEAD = 4
 """Rows under way for each worker."""
 
-Watch = Callable[[Done, float], None]
+Watch = Callable[[CompressResult, float], None]
 """Told of each finished row, and how far through the input it was."""
 
 
@@ -61,24 +61,24 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class CompressorParts:
     """What rows go through."""
 
     settings: FoldSettings
-    workers: Workers
+    workers: CompressWorkers
     summariser: Summariser | None = None
     """None: no model is asked, whatever the strategy."""
     concurrency: int = 1
     """Rows under way beyond those being computed, waiting for a model."""
 
-    async def compress(self, item: Item) -> Done:
+    async def compress(self, item: CompressItem) -> CompressResult:
         """One row to its end."""
         settings = self.settings
         texts: dict[str, str] = {}
-        asked = Asked()
+        asked = SummaryCost()
         for _ in range(_ROUNDS):
             done = await self.workers.compress(item, settings, texts, asked)
-            if done.kind is not Kind.WANTS:
+            if done.kind is not InputKind.WANTS:
                 return done
             if self.summariser is None:
                 break
@@ -94,12 +94,16 @@ class Engine:
         return await self.workers.compress(item, by_rules, None, replace(asked, fallback=reason))
 
 
-def _sum(a: Asked, b: Asked) -> Asked:
-    return Asked(a.calls + b.calls, a.errors + b.errors, b.fallback)
+def _sum(a: SummaryCost, b: SummaryCost) -> SummaryCost:
+    return SummaryCost(a.calls + b.calls, a.errors + b.errors, b.fallback)
 
 
 async def run(
-    engine: Engine, items: Iterator[Item], journal: Journal, watch: Watch, keep: Callable[[Done], None]
+    engine: CompressorParts,
+    items: Iterator[CompressItem],
+    journal: CompressJournal,
+    watch: Watch,
+    keep: Callable[[CompressResult], None],
 ) -> None:
     """Compresses what the journal does not have yet; `keep` records a finished row elsewhere first."""
     async for item, done in in_order(engine, islice(items, journal.finished, None)):
@@ -108,10 +112,12 @@ async def run(
         watch(done, item.share)
 
 
-async def in_order(engine: Engine, items: Iterator[Item]) -> AsyncIterator[tuple[Item, Done]]:
+async def in_order(
+    engine: CompressorParts, items: Iterator[CompressItem]
+) -> AsyncIterator[tuple[CompressItem, CompressResult]]:
     """Rows as they finish, in the input's order, with a bounded number under way."""
     most = max(_AHEAD * engine.workers.count, engine.concurrency if engine.summariser else 1)
-    under_way: deque[tuple[Item, asyncio.Task[Done]]] = deque()
+    under_way: deque[tuple[CompressItem, asyncio.Task[CompressResult]]] = deque()
     try:
         while True:
             for item in islice(items, most - len(under_way)):
@@ -125,7 +131,7 @@ async def in_order(engine: Engine, items: Iterator[Item]) -> AsyncIterator[tuple
             task.cancel()
 
 
-def finish(journal: Journal, outputs: Outputs, facts: JSONObject) -> Totals:
+def finish(journal: CompressJournal, outputs: Outputs, facts: JSONObject) -> Totals:
     """Writes the files of a run whose journal is complete; `facts` go into the metrics beside its sums."""
     totals = Totals()
     with ExitStack() as stack:
@@ -133,12 +139,12 @@ def finish(journal: Journal, outputs: Outputs, facts: JSONObject) -> Totals:
         aside = _Optional(stack, outputs.kept_aside)
         bad = _Optional(stack, outputs.bad_rows)
         for entry in journal.entries():
-            if entry.kind is Kind.BAD:
+            if entry.kind is InputKind.BAD:
                 totals.bad_rows += 1
                 bad.write(encoded({"reason": entry.reason, "line": entry.line})[1])
                 continue
             totals.add(entry.metrics)
-            if entry.kind is Kind.ASIDE:
+            if entry.kind is InputKind.ASIDE:
                 aside.write(entry.line)
             else:
                 rows.write(entry.line + "\n")

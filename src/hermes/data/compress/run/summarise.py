@@ -23,7 +23,7 @@ from hermes.core import Message, Sampling, content_hash
 from hermes.core.files import ensure_dir
 from hermes.data.compress.counting.tokens import Counter, TokenizerSpec
 from hermes.data.compress.folding.result import Span
-from hermes.data.compress.run.metrics import Asked
+from hermes.data.compress.run.metrics import SummaryCost
 from hermes.errors import AuthError, HermesError, HostError
 from hermes.models.base import ChatModel, ChatRequest
 from hermes.safety.text import clip
@@ -48,12 +48,12 @@ Answer with one section for each part: a line '### N' with the part's number, th
 class SummaryFailedError(HermesError):
     """No usable text for a row; `asked` says what was tried."""
 
-    def __init__(self, message: str, asked: Asked) -> None:
+    def __init__(self, message: str, asked: SummaryCost) -> None:
         super().__init__(message)
         self.asked = asked
 
 
-class Written(NamedTuple):
+class WrittenState(NamedTuple):
     text: str
     request: str
     """Names the request that it came from; several texts can share one."""
@@ -64,7 +64,7 @@ class SummaryCache:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._texts: dict[str, Written] = {}
+        self._texts: dict[str, WrittenState] = {}
         ensure_dir(path.parent)
         try:
             data = path.read_bytes() if path.exists() else b""
@@ -76,14 +76,14 @@ class SummaryCache:
         for line in data.splitlines():
             try:
                 entry = json.loads(line)
-                self._texts[entry["key"]] = Written(entry["text"], entry["request"])
+                self._texts[entry["key"]] = WrittenState(entry["text"], entry["request"])
             except (ValueError, KeyError, TypeError):
                 continue  # torn by a killed process: it was never used
 
-    def get(self, key: str) -> Written | None:
+    def get(self, key: str) -> WrittenState | None:
         return self._texts.get(key)
 
-    def put(self, texts: Mapping[str, Written]) -> None:
+    def put(self, texts: Mapping[str, WrittenState]) -> None:
         """On disk when this returns, in one write: whoever is killed has all of an answer's texts or none, so
         that the rest of a row is never asked for in another request than before."""
         lines = [json.dumps({"key": key, **written._asdict()}) + "\n" for key, written in texts.items()]
@@ -118,7 +118,7 @@ class Summariser:
         self._refusal: str | None = None
         """Why no further call can succeed (a refused key)."""
 
-    async def write(self, spans: Sequence[Span]) -> tuple[dict[str, str], Asked]:
+    async def write(self, spans: Sequence[Span]) -> tuple[dict[str, str], SummaryCost]:
         """The text of each span by its key; SummaryFailedError if one of them cannot be had."""
         wanted = {span.key: span for span in spans}
         found = {key: known for key, span in wanted.items() if (known := self._cache.get(self._key(span)))}
@@ -128,7 +128,7 @@ class Summariser:
             for batch in _batches([span for key, span in wanted.items() if key not in found]):
                 async with self._slots:  # until it is on disk: a kill loses no more answers than slots
                     good, bad, request = await self._ask(batch, problems)
-                    written = {key: Written(self._redact(text), request) for key, text in good.items()}
+                    written = {key: WrittenState(self._redact(text), request) for key, text in good.items()}
                     kept = {self._key(wanted[key]): each for key, each in written.items()}
                     await asyncio.to_thread(self._cache.put, kept)
                 problems |= bad
@@ -137,7 +137,7 @@ class Summariser:
             if self._refusal is not None or len(found) == len(wanted):
                 break
         # Counted by the requests that the texts came from, so that one found in the cache counts as it did.
-        asked = Asked(len({*failed, *(each.request for each in found.values())}), len(failed))
+        asked = SummaryCost(len({*failed, *(each.request for each in found.values())}), len(failed))
         missing = [key for key in wanted if key not in found]
         if missing:
             raise SummaryFailedError(problems[missing[0]], replace(asked, fallback=problems[missing[0]]))

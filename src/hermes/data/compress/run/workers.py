@@ -19,15 +19,15 @@ from contextlib import contextmanager
 
 from hermes.data.compress.counting.tokens import Counter, TokenizerSpec
 from hermes.data.compress.folding.plan import FoldSettings
-from hermes.data.compress.run.job import Done, Item, compress
-from hermes.data.compress.run.metrics import Asked
+from hermes.data.compress.run.job import CompressItem, CompressResult, compress
+from hermes.data.compress.run.metrics import SummaryCost
 from hermes.errors import HostError
 
 _counter: Counter | None = None
 """Of a worker process, made when it starts."""
 
 
-class Workers:
+class CompressWorkers:
     def __init__(self, executor: Executor, count: int, counter: Counter | None) -> None:
         """`counter` is None if each worker is a process with its own."""
         self._executor = executor
@@ -35,8 +35,12 @@ class Workers:
         self.count = count
 
     async def compress(
-        self, item: Item, settings: FoldSettings, summaries: Mapping[str, str] | None, asked: Asked
-    ) -> Done:
+        self,
+        item: CompressItem,
+        settings: FoldSettings,
+        summaries: Mapping[str, str] | None,
+        asked: SummaryCost,
+    ) -> CompressResult:
         loop = asyncio.get_running_loop()
         if self._counter is not None:
             arguments = (item, settings, self._counter, summaries, asked)
@@ -53,18 +57,18 @@ class Workers:
 
 
 @contextmanager
-def open_workers(spec: TokenizerSpec, processes: int) -> Iterator[Workers]:
+def open_workers(spec: TokenizerSpec, processes: int) -> Iterator[CompressWorkers]:
     """`processes` 0: one thread of this process."""
     if processes == 0:
         thread = ThreadPoolExecutor(1, thread_name_prefix="compress")
         with thread:
-            yield Workers(thread, 1, Counter(spec))
+            yield CompressWorkers(thread, 1, Counter(spec))
         return
     pool = ProcessPoolExecutor(
         processes, multiprocessing.get_context("spawn"), initializer=_start, initargs=(spec,)
     )
     try:
-        yield Workers(pool, processes, None)
+        yield CompressWorkers(pool, processes, None)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -91,7 +95,7 @@ def _end_with_parent() -> None:
 
 
 def _compress_here(
-    item: Item, settings: FoldSettings, summaries: Mapping[str, str] | None, asked: Asked
-) -> Done:
+    item: CompressItem, settings: FoldSettings, summaries: Mapping[str, str] | None, asked: SummaryCost
+) -> CompressResult:
     assert _counter is not None
     return compress(item, settings, _counter, summaries, asked)

@@ -14,7 +14,7 @@ from hermes.engine.checkpoints.store import Checkpoint
 from hermes.engine.types import SampleRequest, SampleResult
 
 
-class Shape(Protocol):
+class ServedModelShape(Protocol):
     @property
     def max_length(self) -> int: ...
 
@@ -25,11 +25,11 @@ class Shape(Protocol):
     def vocab(self) -> int: ...
 
 
-class Source(Protocol):
+class SamplingBackend(Protocol):
     """Samples; see `Engine`."""
 
     @property
-    def spec(self) -> Shape: ...
+    def spec(self) -> ServedModelShape: ...
 
     @property
     def tokenizer_dir(self) -> str: ...
@@ -39,7 +39,7 @@ class Source(Protocol):
     def cancel(self, future: Future[SampleResult], /) -> None: ...
 
 
-class Names(Protocol):
+class PolicyNameList(Protocol):
     """See `PolicyNames`."""
 
     @property
@@ -52,20 +52,20 @@ class Names(Protocol):
     def use(self, name: str, /) -> AbstractAsyncContextManager[str | None]: ...
 
 
-class Shelf(Protocol):
+class CheckpointList(Protocol):
     """See `CheckpointStore`."""
 
     def checkpoints(self) -> Sequence[Checkpoint]: ...
 
 
-class Served(Protocol):
+class OpenAIBackend(Protocol):
     """See `State`."""
 
     @property
-    def engine(self) -> Source: ...
+    def engine(self) -> SamplingBackend: ...
 
     @property
-    def names(self) -> Names: ...
+    def names(self) -> PolicyNameList: ...
 
     @property
-    def store(self) -> Shelf: ...
+    def store(self) -> CheckpointList: ...

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hermes.core.ids import new_id
-from hermes.engine.server.openai.backend import Served
+from hermes.engine.server.openai.backend import OpenAIBackend
 from hermes.engine.server.openai.messages import call_to_wire, read_messages, read_tools
-from hermes.engine.server.openai.output_parser import Said, Splitter, Teller
+from hermes.engine.server.openai.output_parser import DeltaStreamer, OutputParser, ParsedOutput
 from hermes.engine.server.openai.sampling import (
-    Token,
+    SampledToken,
     ending_of,
     params_of,
     sample,
@@ -31,21 +31,27 @@ from hermes.engine.server.openai.sampling import (
 )
 from hermes.engine.server.openai.schema import ChatCompletions, read_asked
 from hermes.engine.server.openai.stream import event_stream
-from hermes.engine.server.openai.text import Ending, Prompt, Speaker, TextSoFar, alternatives
+from hermes.engine.server.openai.text import (
+    Detokenizer,
+    IncrementalDetokenizer,
+    RenderedPrompt,
+    StopCondition,
+    alternatives,
+)
 from hermes.engine.server.openai.usage import usage_of
 from hermes.engine.server.responses import as_json
 from hermes.engine.types import SampledSequence, SampleRequest
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ChatExchange:
     """One request, read."""
 
     asked: ChatCompletions
-    speaker: Speaker
-    prompt: Prompt
-    ending: Ending
-    splitter: Splitter
+    speaker: Detokenizer
+    prompt: RenderedPrompt
+    ending: StopCondition
+    splitter: OutputParser
     request: SampleRequest
     header: dict[str, Any]
 
@@ -73,7 +79,7 @@ class Exchange:
 
 
 class Chat:
-    def __init__(self, state: Served, speaker: Speaker) -> None:
+    def __init__(self, state: OpenAIBackend, speaker: Detokenizer) -> None:
         self._state = state
         self._engine = state.engine
         self._speaker = speaker
@@ -88,7 +94,7 @@ class Chat:
         answer = exchange.envelope("chat.completion", weights.version, choices) | exchange.prompt_ids()
         return as_json({**answer, "usage": usage_of([exchange.request], [result])})
 
-    def _read(self, asked: ChatCompletions) -> Exchange:
+    def _read(self, asked: ChatCompletions) -> ChatExchange:
         tools = read_tools(asked.tools, asked.tool_choice)
         settings = asked.chat_template_kwargs or {}
         prompt = self._speaker.chat_prompt(read_messages(asked.messages), tools, settings)
@@ -98,12 +104,12 @@ class Chat:
         params = params_of(asked, ending, longest, asked.seed)
         topk = (asked.top_logprobs or 0) if asked.logprobs else 0
         request = sample_request(prompt.ids, params, asked.n or 1, topk, spec.max_length)
-        splitter = Splitter(self._speaker.speech.parser, tools, prompt.thinking)
+        splitter = OutputParser(self._speaker.speech.parser, tools, prompt.thinking)
         header = {"id": f"chatcmpl-{new_id()}", "created": int(time.time()), "model": asked.model}
-        return Exchange(asked, self._speaker, prompt, ending, splitter, request, header)
+        return ChatExchange(asked, self._speaker, prompt, ending, splitter, request, header)
 
-    async def _chunks(self, exchange: Exchange) -> AsyncGenerator[dict[str, Any]]:
-        streams = [_ChoiceStream(exchange, index) for index in range(exchange.request.num_samples)]
+    async def _chunks(self, exchange: ChatExchange) -> AsyncGenerator[dict[str, Any]]:
+        streams = [_ChatChoiceStream(exchange, index) for index in range(exchange.request.num_samples)]
         async with weights_of(self._state, exchange.asked.model) as weights:
             events = sample_live(self._engine, weights.policy_id, [exchange.request])
 
@@ -116,7 +122,7 @@ class Chat:
                     if not begun:
                         begun = True
                         yield chunk([stream.opening() for stream in streams]) | exchange.prompt_ids()
-                    if isinstance(event, Token):
+                    if isinstance(event, SampledToken):
                         if piece := streams[event.sample].push(event.id, event.logprob):
                             yield chunk([piece])
                         continue
@@ -126,7 +132,7 @@ class Chat:
                         yield chunk([]) | {"usage": usage_of([exchange.request], [event.result])}
 
 
-def _choice(exchange: Exchange, index: int, sequence: SampledSequence) -> dict[str, Any]:
+def _choice(exchange: ChatExchange, index: int, sequence: SampledSequence) -> dict[str, Any]:
     said = exchange.splitter.whole(
         exchange.speaker.text(sequence.tokens.tolist(), exchange.ending, special=True)
     )
@@ -144,22 +150,22 @@ def _choice(exchange: Exchange, index: int, sequence: SampledSequence) -> dict[s
     return choice | _token_ids(exchange, sequence.tokens.tolist())
 
 
-def _finish_reason(sequence: SampledSequence, said: Said) -> str:
+def _finish_reason(sequence: SampledSequence, said: ParsedOutput) -> str:
     return "tool_calls" if said.calls and sequence.stop_reason == "stop" else sequence.stop_reason
 
 
-def _token_ids(exchange: Exchange, tokens: Sequence[int]) -> dict[str, Any]:
+def _token_ids(exchange: ChatExchange, tokens: Sequence[int]) -> dict[str, Any]:
     return {"token_ids": list(tokens)} if exchange.asked.return_token_ids else {}
 
 
-class _ChoiceStream:
+class _ChatChoiceStream:
     """One choice as it grows, in the pieces that a client puts together again."""
 
-    def __init__(self, exchange: Exchange, index: int) -> None:
+    def __init__(self, exchange: ChatExchange, index: int) -> None:
         self._exchange = exchange
         self._index = index
-        self._text = TextSoFar(exchange.speaker.tokenizer, exchange.ending, special=True)
-        self._teller = Teller(exchange.splitter)
+        self._text = IncrementalDetokenizer(exchange.speaker.tokenizer, exchange.ending, special=True)
+        self._teller = DeltaStreamer(exchange.splitter)
         self._told = 0
         """Tokens that have been heard of."""
 
@@ -195,7 +201,7 @@ class _ChoiceStream:
         return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-def _delta(said: Said) -> dict[str, Any]:
+def _delta(said: ParsedOutput) -> dict[str, Any]:
     delta: dict[str, Any] = {}
     if said.content:
         delta["content"] = said.content

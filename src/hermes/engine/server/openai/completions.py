@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hermes.core.ids import new_id
-from hermes.engine.server.openai.backend import Served
+from hermes.engine.server.openai.backend import OpenAIBackend
 from hermes.engine.server.openai.errors import wrong
 from hermes.engine.server.openai.sampling import (
-    Token,
+    SampledToken,
     ending_of,
     params_of,
     sample,
@@ -31,7 +31,14 @@ from hermes.engine.server.openai.sampling import (
 )
 from hermes.engine.server.openai.schema import Completions, read_asked
 from hermes.engine.server.openai.stream import event_stream
-from hermes.engine.server.openai.text import Ending, Speaker, TextSoFar, alternatives, finite, finite_all
+from hermes.engine.server.openai.text import (
+    Detokenizer,
+    IncrementalDetokenizer,
+    StopCondition,
+    alternatives,
+    finite,
+    finite_all,
+)
 from hermes.engine.server.openai.usage import usage_of
 from hermes.engine.server.responses import as_json
 from hermes.engine.types import SampledSequence, SampleRequest, SampleResult
@@ -42,7 +49,7 @@ MOST_PROMPTS = 2048
 
 
 def read_prompts(
-    speaker: Speaker, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+    speaker: Detokenizer, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], bool]:
     """As token ids; and whether it was one prompt rather than a list of them. Problem: none, or too many."""
     if isinstance(prompt, str):
@@ -55,12 +62,12 @@ def read_prompts(
 
 
 @dataclass(frozen=True)
-class _Exchange:
+class _CompletionExchange:
     """One request, read."""
 
     asked: Completions
-    speaker: Speaker
-    ending: Ending
+    speaker: Detokenizer
+    ending: StopCondition
     requests: list[SampleRequest]
     header: dict[str, Any]
 
@@ -108,7 +115,7 @@ class _Exchange:
 
 
 class TextCompletions:
-    def __init__(self, state: Served, speaker: Speaker) -> None:
+    def __init__(self, state: OpenAIBackend, speaker: Detokenizer) -> None:
         self._state = state
         self._engine = state.engine
         self._speaker = speaker
@@ -127,7 +134,7 @@ class TextCompletions:
         usage = usage_of(exchange.requests, results)
         return as_json({**exchange.envelope(weights.version, choices), "usage": usage})
 
-    def _read(self, asked: Completions) -> _Exchange:
+    def _read(self, asked: Completions) -> _CompletionExchange:
         prompts, _ = read_prompts(self._speaker, asked.prompt)
         spec = self._engine.spec
         ending = ending_of(asked, spec.eos_ids)
@@ -143,11 +150,11 @@ class TextCompletions:
             "created": int(time.time()),
             "model": asked.model,
         }
-        return _Exchange(asked, self._speaker, ending, requests, header)
+        return _CompletionExchange(asked, self._speaker, ending, requests, header)
 
-    async def _chunks(self, exchange: _Exchange) -> AsyncGenerator[dict[str, Any]]:
+    async def _chunks(self, exchange: _CompletionExchange) -> AsyncGenerator[dict[str, Any]]:
         streams = {
-            (prompt, index): _ChoiceStream(exchange, prompt, index)
+            (prompt, index): _CompletionChoiceStream(exchange, prompt, index)
             for prompt, request in enumerate(exchange.requests)
             for index in range(request.num_samples)
         }
@@ -156,7 +163,7 @@ class TextCompletions:
             events = sample_live(self._engine, weights.policy_id, exchange.requests)
             async with aclosing(events):
                 async for event in events:
-                    if isinstance(event, Token):
+                    if isinstance(event, SampledToken):
                         piece = streams[event.prompt, event.sample].push(event.id, event.logprob)
                         if piece is not None:
                             yield exchange.envelope(weights.version, [piece])
@@ -170,13 +177,13 @@ class TextCompletions:
                 yield {**exchange.envelope(weights.version, []), "usage": usage}
 
 
-class _ChoiceStream:
+class _CompletionChoiceStream:
     """One choice as it grows, in the pieces that a client puts together again."""
 
-    def __init__(self, exchange: _Exchange, prompt: int, sample: int) -> None:
+    def __init__(self, exchange: _CompletionExchange, prompt: int, sample: int) -> None:
         self._exchange = exchange
         self._prompt, self._sample = prompt, sample
-        self._text = TextSoFar(exchange.speaker.tokenizer, exchange.ending, special=False)
+        self._text = IncrementalDetokenizer(exchange.speaker.tokenizer, exchange.ending, special=False)
         self._shown = 0
         self._told = 0
         self._offset = 0

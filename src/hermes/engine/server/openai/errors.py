@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hermes.engine.server.responses import Refused, reason
+from hermes.engine.server.responses import RequestError, reason
 from hermes.engine.types import EngineUserError
 from hermes.errors import HermesError
 
@@ -23,7 +23,7 @@ CLIENT_GONE = 499
 """The status for nobody: whoever asked has hung up."""
 
 
-class Problem(Exception):
+class OpenAIRequestError(Exception):
     """Ends a request with a reason."""
 
     def __init__(
@@ -44,24 +44,24 @@ class Problem(Exception):
         return JSONResponse(self.as_json(), self.status, headers)
 
 
-def wrong(message: str, param: str | None = None) -> Problem:
-    return Problem(400, message, param=param)
+def wrong(message: str, param: str | None = None) -> OpenAIRequestError:
+    return OpenAIRequestError(400, message, param=param)
 
 
-def problem_of(error: HermesError) -> Problem:
+def problem_of(error: HermesError) -> OpenAIRequestError:
     """As an answer to the request that ran into it."""
-    return Problem(400 if isinstance(error, EngineUserError) else 503, reason(error))
+    return OpenAIRequestError(400 if isinstance(error, EngineUserError) else 503, reason(error))
 
 
 def in_openai_shape(handler: Handler) -> Handler:
     async def handle(request: Request) -> Response:
         try:
             return await handler(request)
-        except Problem as problem:
+        except OpenAIRequestError as problem:
             return problem.answer()
-        except Refused as refused:  # the body could not be read, or has another shape
+        except RequestError as refused:  # the body could not be read, or has another shape
             status = 400 if refused.status == 422 else refused.status
-            return Problem(status, refused.detail).answer()
+            return OpenAIRequestError(status, refused.detail).answer()
         except HermesError as error:
             return problem_of(error).answer()
 

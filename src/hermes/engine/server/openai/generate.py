@@ -21,11 +21,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hermes.core.ids import new_id
-from hermes.engine.server.openai.backend import Served
+from hermes.engine.server.openai.backend import OpenAIBackend
 from hermes.engine.server.openai.completions import read_prompts
 from hermes.engine.server.openai.errors import wrong
 from hermes.engine.server.openai.sampling import (
-    Token,
+    SampledToken,
     ending_of,
     params_of,
     sample,
@@ -35,7 +35,7 @@ from hermes.engine.server.openai.sampling import (
 )
 from hermes.engine.server.openai.schema import Generate, GenerateParams, read_asked
 from hermes.engine.server.openai.stream import event_stream
-from hermes.engine.server.openai.text import Ending, Speaker, finite_all
+from hermes.engine.server.openai.text import Detokenizer, StopCondition, finite_all
 from hermes.engine.server.policies import MOVING
 from hermes.engine.server.responses import as_json
 from hermes.engine.types import SampledSequence, SampleRequest, SampleResult
@@ -45,13 +45,13 @@ DEFAULT_MAX_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class _Exchange:
+class _GenerateExchange:
     """One request, read."""
 
     asked: Generate
     params: GenerateParams
-    speaker: Speaker
-    ending: Ending
+    speaker: Detokenizer
+    ending: StopCondition
     requests: list[SampleRequest]
     scored_from: int | None
     """The first token of the prompts whose logprob is asked for; None: none is."""
@@ -112,7 +112,7 @@ def _scored(request: SampleRequest, result: SampleResult, start: int) -> list[li
 
 
 class Generation:
-    def __init__(self, state: Served, speaker: Speaker) -> None:
+    def __init__(self, state: OpenAIBackend, speaker: Detokenizer) -> None:
         self._state = state
         self._engine = state.engine
         self._speaker = speaker
@@ -137,7 +137,7 @@ class Generation:
         names = self._state.names
         return asked.model or asked.lora_path or (MOVING if MOVING in names.names() else names.base_names[0])
 
-    def _read(self, asked: Generate) -> _Exchange:
+    def _read(self, asked: Generate) -> _GenerateExchange:
         params = asked.sampling_params or GenerateParams()
         params.check()
         given = [one for one in (asked.input_ids, asked.text) if one is not None]
@@ -155,19 +155,19 @@ class Generation:
             requests = [_with_scores(request, start) for request in requests]
         single = single and samples == 1
         request_id = f"{self._name}-{next(self._numbers)}"
-        return _Exchange(
+        return _GenerateExchange(
             asked, params, self._speaker, ending, requests, start, single, request_id, time.perf_counter()
         )
 
-    async def _chunks(self, exchange: _Exchange) -> AsyncGenerator[dict[str, Any]]:
+    async def _chunks(self, exchange: _GenerateExchange) -> AsyncGenerator[dict[str, Any]]:
         """Each event repeats all of its answer so far; the last one of an answer says why it ended."""
         samples = exchange.requests[0].num_samples
-        growing = [_Growing(exchange) for _ in range(len(exchange.requests) * samples)]
+        growing = [_GenerateStream(exchange) for _ in range(len(exchange.requests) * samples)]
         async with weights_of(self._state, self._model(exchange.asked)) as weights:
             events = sample_live(self._engine, weights.policy_id, exchange.requests)
             async with aclosing(events):
                 async for event in events:
-                    if isinstance(event, Token):
+                    if isinstance(event, SampledToken):
                         index = event.prompt * samples + event.sample
                         yield {**growing[index].push(event.id, weights.version), "index": index}
                         continue
@@ -176,10 +176,10 @@ class Generation:
                         yield {**answer, "index": event.prompt * samples + sample}
 
 
-class _Growing:
+class _GenerateStream:
     """One answer in the making."""
 
-    def __init__(self, exchange: _Exchange) -> None:
+    def __init__(self, exchange: _GenerateExchange) -> None:
         self._text = exchange.speaker.text_so_far(
             exchange.ending, special=not exchange.params.skip_special_tokens
         )

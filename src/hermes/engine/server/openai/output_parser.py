@@ -21,14 +21,14 @@ _THINK, _UNTHINK = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedOutput:
     content: str
     reasoning: str
     calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Splitter:
+class OutputParser:
     """For the answers to one request."""
 
     parser: ToolCallParser
@@ -37,46 +37,50 @@ class Splitter:
     thinking: bool
     """The prompt ends with the opening of a thought."""
 
-    def whole(self, text: str) -> Said:
+    def whole(self, text: str) -> ParsedOutput:
         parsed = self._parse(text, self.tools)
         named = tuple(call for call in parsed.tool_calls if call.name)
         unnamed = [call.arguments for call in parsed.tool_calls if not call.name]
         content = "\n".join([*filter(None, [parsed.content]), *unnamed])
-        return Said(content, parsed.reasoning or "", named)
+        return ParsedOutput(content, parsed.reasoning or "", named)
 
-    def so_far(self, text: str) -> Said:
+    def so_far(self, text: str) -> ParsedOutput:
         """What is certain of an answer that begins like this."""
         if self.tools and self.parser.name != OWN_DIALECT:
-            return Said("", "")  # how calls begin there is the parser's own business: all comes at the end
+            return ParsedOutput(
+                "", ""
+            )  # how calls begin there is the parser's own business: all comes at the end
         marks = (_THINK, _UNTHINK, _CALL) if self.tools else (_THINK, _UNTHINK)
         settled = held_back(text.partition(_CALL)[0] if self.tools else text, marks).rstrip()
         parsed = self._parse(settled, ())
-        return Said(parsed.content, parsed.reasoning or "")
+        return ParsedOutput(parsed.content, parsed.reasoning or "")
 
     def _parse(self, text: str, tools: Sequence[JSONObject]) -> ParsedText:
         source = f"{_THINK}{text}" if self.thinking else text
         return self.parser.parse(source, tools) if tools else scan(source, _NO_CALLS)
 
 
-class Teller:
+class DeltaStreamer:
     """Tells an answer piece by piece: what is new since the last time."""
 
-    def __init__(self, splitter: Splitter) -> None:
+    def __init__(self, splitter: OutputParser) -> None:
         self._splitter = splitter
         self._content = ""
         self._reasoning = ""
 
-    def so_far(self, text: str) -> Said:
+    def so_far(self, text: str) -> ParsedOutput:
         said = self._splitter.so_far(text)
         if not (said.content.startswith(self._content) and said.reasoning.startswith(self._reasoning)):
-            return Said("", "")  # the end will say
+            return ParsedOutput("", "")  # the end will say
         return self._news(said)
 
-    def end(self, text: str) -> Said:
+    def end(self, text: str) -> ParsedOutput:
         return self._news(self._splitter.whole(text))
 
-    def _news(self, said: Said) -> Said:
-        news = Said(_rest(said.content, self._content), _rest(said.reasoning, self._reasoning), said.calls)
+    def _news(self, said: ParsedOutput) -> ParsedOutput:
+        news = ParsedOutput(
+            _rest(said.content, self._content), _rest(said.reasoning, self._reasoning), said.calls
+        )
         self._content, self._reasoning = said.content, said.reasoning
         return news
 

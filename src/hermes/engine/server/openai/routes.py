@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hermes.engine.server.openai.backend import Served
+from hermes.engine.server.openai.backend import OpenAIBackend
 from hermes.engine.server.openai.chat import Chat
 from hermes.engine.server.openai.completions import TextCompletions
-from hermes.engine.server.openai.errors import Problem, in_openai_shape
+from hermes.engine.server.openai.errors import OpenAIRequestError, in_openai_shape
 from hermes.engine.server.openai.generate import Generation
 from hermes.engine.server.openai.sampling import no_model, to_sample
-from hermes.engine.server.openai.text import Speaker
+from hermes.engine.server.openai.text import Detokenizer
 from hermes.engine.server.policies import key_of
 from hermes.engine.server.responses import as_json
 
@@ -23,9 +23,9 @@ _OFFERED = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions and 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-def openai_routes(state: Served, parser: str) -> list[Route]:
+def openai_routes(state: OpenAIBackend, parser: str) -> list[Route]:
     """`parser`: in which form the model calls tools."""
-    speaker = Speaker(state.engine, parser)
+    speaker = Detokenizer(state.engine, parser)
     models = Models(state)
     table = [
         ("GET", "/v1/models", models.list),
@@ -39,7 +39,7 @@ def openai_routes(state: Served, parser: str) -> list[Route]:
 
 
 class Models:
-    def __init__(self, state: Served) -> None:
+    def __init__(self, state: OpenAIBackend) -> None:
         self._state = state
         self._began_s = int(time.time())
 
@@ -75,4 +75,6 @@ class Models:
 
 async def _not_offered(request: Request) -> Response:
     what = f"{request.method} {request.url.path}"
-    raise Problem(404, f"{what} is not offered by this engine; it has {_OFFERED}", code="unknown_url")
+    raise OpenAIRequestError(
+        404, f"{what} is not offered by this engine; it has {_OFFERED}", code="unknown_url"
+    )

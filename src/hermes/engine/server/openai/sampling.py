@@ -17,10 +17,10 @@ import numpy as np
 from starlette.requests import Request
 
 from hermes.engine.checkpoints.store import EXTERNAL_WEIGHTS, Checkpoint
-from hermes.engine.server.openai.backend import Served, Source
-from hermes.engine.server.openai.errors import CLIENT_GONE, Problem, wrong
-from hermes.engine.server.openai.schema import Sampling
-from hermes.engine.server.openai.text import Ending
+from hermes.engine.server.openai.backend import OpenAIBackend, SamplingBackend
+from hermes.engine.server.openai.errors import CLIENT_GONE, OpenAIRequestError, wrong
+from hermes.engine.server.openai.schema import SamplingFields
+from hermes.engine.server.openai.text import StopCondition
 from hermes.engine.types import EngineUserError, SampleRequest, SampleResult, SamplingParams
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Weights(NamedTuple):
     """Names these weights, and never others."""
 
 
-class Token(NamedTuple):
+class SampledToken(NamedTuple):
     """A token of one sample of one of the prompts, as soon as it is drawn."""
 
     prompt: int
@@ -45,18 +45,18 @@ class Token(NamedTuple):
     logprob: float
 
 
-class Done(NamedTuple):
+class PromptSamples(NamedTuple):
     """All samples of one of the prompts."""
 
     prompt: int
     result: SampleResult
 
 
-Event: TypeAlias = Token | Done
+Event: TypeAlias = SampledToken | PromptSamples
 
 
 @contextlib.asynccontextmanager
-async def weights_of(state: Served, name: str) -> AsyncIterator[Weights]:
+async def weights_of(state: OpenAIBackend, name: str) -> AsyncIterator[Weights]:
     """What the name means now, in memory for the duration. Problem: nothing has that name."""
     try:
         key = state.names.resolve(name)
@@ -66,26 +66,30 @@ async def weights_of(state: Served, name: str) -> AsyncIterator[Weights]:
         yield Weights(policy_id, key or state.names.base_names[0])
 
 
-def to_sample(state: Served) -> list[Checkpoint]:
+def to_sample(state: OpenAIBackend) -> list[Checkpoint]:
     """The checkpoints that can be asked for by their path."""
     return [one for one in state.store.checkpoints() if one.path.kind != EXTERNAL_WEIGHTS]
 
 
-def no_model(state: Served, name: str) -> Problem:
+def no_model(state: OpenAIBackend, name: str) -> OpenAIRequestError:
     known = [*state.names.names(), *(str(one.path) for one in to_sample(state))]
     more = f" and {len(known) - _MOST_LISTED} more" if len(known) > _MOST_LISTED else ""
     there = f"there is {', '.join(known[:_MOST_LISTED])}{more}"
-    return Problem(404, f"nothing here is called '{name}' ({there})", code="model_not_found", param="model")
+    return OpenAIRequestError(
+        404, f"nothing here is called '{name}' ({there})", code="model_not_found", param="model"
+    )
 
 
-def ending_of(asked: Sampling, eos_ids: Sequence[int]) -> Ending:
+def ending_of(asked: SamplingFields, eos_ids: Sequence[int]) -> StopCondition:
     texts = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     if "" in texts:
         raise wrong("a stop text is empty", "stop")
-    return Ending(tuple(texts), frozenset([*eos_ids, *(asked.stop_token_ids or ())]))
+    return StopCondition(tuple(texts), frozenset([*eos_ids, *(asked.stop_token_ids or ())]))
 
 
-def params_of(asked: Sampling, ending: Ending, max_tokens: int | None, seed: int | None) -> SamplingParams:
+def params_of(
+    asked: SamplingFields, ending: StopCondition, max_tokens: int | None, seed: int | None
+) -> SamplingParams:
     stop: tuple[str | int, ...] | None = ending.texts or None
     if asked.stop_token_ids:
         stop = (*ending.texts, *sorted(ending.ids))
@@ -104,7 +108,7 @@ def sample_request(
 ) -> SampleRequest:
     """Problem: the prompt leaves no room for an answer."""
     if len(prompt) + (params.max_tokens != 0) > max_length:
-        raise Problem(
+        raise OpenAIRequestError(
             400,
             f"the prompt has {len(prompt)} tokens, and the context length is {max_length} with the answer",
             code="context_length_exceeded",
@@ -117,7 +121,7 @@ def sample_request(
 
 
 async def sample(
-    request: Request, engine: Source, policy_id: str | None, asks: Iterable[SampleRequest]
+    request: Request, engine: SamplingBackend, policy_id: str | None, asks: Iterable[SampleRequest]
 ) -> list[SampleResult]:
     """All of them, or the first error; what is under way is given up then.
 
@@ -135,7 +139,7 @@ async def sample(
         return await asyncio.gather(*map(asyncio.wrap_future, futures))
     except asyncio.CancelledError:
         if gone.done():
-            raise Problem(CLIENT_GONE, "the client has hung up") from None
+            raise OpenAIRequestError(CLIENT_GONE, "the client has hung up") from None
         raise
     finally:
         gone.cancel()
@@ -143,18 +147,18 @@ async def sample(
 
 
 async def sample_live(
-    engine: Source, policy_id: str | None, asks: Sequence[SampleRequest]
+    engine: SamplingBackend, policy_id: str | None, asks: Sequence[SampleRequest]
 ) -> AsyncGenerator[Event]:
     """Tokens as they are drawn, then each prompt's result.
 
     Where alternatives are asked for there is only the result: the engine gives them at the end.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[Token | tuple[int, Future[SampleResult]]] = asyncio.Queue()
+    queue: asyncio.Queue[SampledToken | tuple[int, Future[SampleResult]]] = asyncio.Queue()
 
     def start(prompt: int, ask: SampleRequest) -> Future[SampleResult]:
         def tell(index: int, token: int, logprob: float) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, Token(prompt, index, token, logprob))
+            loop.call_soon_threadsafe(queue.put_nowait, SampledToken(prompt, index, token, logprob))
 
         def end(future: Future[SampleResult]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -170,11 +174,11 @@ async def sample_live(
         waiting = len(futures)
         while waiting:
             event = await queue.get()
-            if isinstance(event, Token):
+            if isinstance(event, SampledToken):
                 yield event
             else:
                 waiting -= 1
-                yield Done(event[0], event[1].result())
+                yield PromptSamples(event[0], event[1].result())
     finally:
         for future in futures:
             engine.cancel(future)
@@ -186,7 +190,7 @@ async def while_there(request: Request, work: Awaitable[T]) -> T:
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Problem(CLIENT_GONE, "the client has hung up")
+            raise OpenAIRequestError(CLIENT_GONE, "the client has hung up")
         return task.result()
     finally:
         gone.cancel()

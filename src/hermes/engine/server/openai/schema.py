@@ -43,11 +43,11 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 """What the engine does not do, with the values that ask for nothing; null is always one."""
 
-Shape = TypeVar("Shape", bound="Asked")
+Shape = TypeVar("Shape", bound="RequestBody")
 TopCount = Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)]
 
 
-class Asked(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=True)
 
     def check(self) -> None:
@@ -57,7 +57,7 @@ class Asked(BaseModel):
                 raise wrong(f"'{name}' is not offered by this engine: leave it out", name)
 
 
-class Sampling(Asked):
+class SamplingFields(RequestBody):
     """What all three ask for; null is the default."""
 
     temperature: float | None = None
@@ -72,7 +72,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Completion(Sampling):
+class Completion(SamplingFields):
     model: str
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     seed: int | None = None
@@ -96,13 +96,13 @@ class Completions(Completion):
     logprobs: TopCount | None = None
 
 
-class GenerateParams(Sampling):
+class GenerateParams(SamplingFields):
     max_new_tokens: Annotated[int, Field(ge=0)] | None = None
     sampling_seed: int | None = None
     skip_special_tokens: bool = True
 
 
-class Generate(Asked):
+class Generate(RequestBody):
     input_ids: list[int] | list[list[int]] | None = None
     text: str | list[str] | None = None
     sampling_params: GenerateParams | None = None

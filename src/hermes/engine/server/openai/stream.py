@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
-from hermes.engine.server.openai.errors import Problem, problem_of
+from hermes.engine.server.openai.errors import OpenAIRequestError, problem_of
 from hermes.engine.server.openai.sampling import while_there
 from hermes.errors import HermesError
 
@@ -43,7 +43,7 @@ async def _lines(first: dict[str, Any], rest: AsyncGenerator[dict[str, Any]]) ->
         try:
             async for chunk in rest:
                 yield _line(chunk)
-        except Problem as problem:
+        except OpenAIRequestError as problem:
             yield _line(problem.as_json())
         except HermesError as error:
             yield _line(problem_of(error).as_json())

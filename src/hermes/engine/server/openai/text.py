@@ -14,7 +14,7 @@ import numpy as np
 
 from hermes.core import JSONObject, Message
 from hermes.engine.sampling.stops import token_bytes
-from hermes.engine.server.openai.backend import Source
+from hermes.engine.server.openai.backend import SamplingBackend
 from hermes.engine.server.openai.errors import wrong
 from hermes.engine.types import Floats, SampledSequence
 from hermes.errors import HermesError
@@ -24,7 +24,7 @@ from hermes.models.render.template import encode
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from hermes.models.tokens.chat import Speech
+    from hermes.models.tokens.chat import ChatRenderer
 
 
 _EMPTY_CELL = -99999.0
@@ -32,14 +32,14 @@ _EMPTY_CELL = -99999.0
 _LEAST = -9999.0
 
 
-class Prompt(NamedTuple):
+class RenderedPrompt(NamedTuple):
     ids: list[int]
     thinking: bool
     """The template has opened the thinking that the answer begins with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class StopCondition:
     """What ends an answer of one request."""
 
     texts: tuple[str, ...]
@@ -58,10 +58,10 @@ class Ending:
         return last if last in self.ids else next((stop for stop in self.texts if stop in text), last)
 
 
-class Speaker:
+class Detokenizer:
     """Belongs to the event loop: a tokenizer is used by one thread at a time."""
 
-    def __init__(self, engine: Source, parser: str) -> None:
+    def __init__(self, engine: SamplingBackend, parser: str) -> None:
         self._engine = engine
         self._parser = parser
         self._tokenizer = _load_tokenizer(engine.tokenizer_dir)
@@ -74,12 +74,12 @@ class Speaker:
         return self._tokenizer
 
     @cached_property
-    def speech(self) -> Speech:
+    def speech(self) -> ChatRenderer:
         """Problem: the model is not made for chat."""
-        from hermes.models.tokens.chat import Speech
+        from hermes.models.tokens.chat import ChatRenderer
 
         try:
-            return Speech.of(self.tokenizer, self._parser, self._engine.spec.max_length)
+            return ChatRenderer.of(self.tokenizer, self._parser, self._engine.spec.max_length)
         except HermesError as error:
             raise wrong(error.message) from error
 
@@ -89,23 +89,23 @@ class Speaker:
 
     def chat_prompt(
         self, messages: Sequence[Message], tools: Sequence[JSONObject], settings: JSONObject
-    ) -> Prompt:
+    ) -> RenderedPrompt:
         """`settings` are the template's own. Problem: the model's template refuses the conversation."""
         try:
             rendered = self.speech.render(ChatRequest(tuple(messages), tuple(tools)), {}, settings)
         except HermesError as error:
             raise wrong(error.message, "messages") from error
-        return Prompt(encode(self.tokenizer, rendered), rendered.text.rstrip().endswith("<think>"))
+        return RenderedPrompt(encode(self.tokenizer, rendered), rendered.text.rstrip().endswith("<think>"))
 
     def encode(self, text: str) -> list[int]:
         """As a text that the client has templated itself: control tokens in it count."""
         return list(self.tokenizer(text, verbose=False)["input_ids"])
 
-    def text(self, ids: Sequence[int], ending: Ending, *, special: bool) -> str:
+    def text(self, ids: Sequence[int], ending: StopCondition, *, special: bool) -> str:
         """What an answer says; with `special`, control tokens within it are shown."""
         return ending.cut(self.decode(ids, ending, special=special))
 
-    def decode(self, ids: Sequence[int], ending: Ending, *, special: bool) -> str:
+    def decode(self, ids: Sequence[int], ending: StopCondition, *, special: bool) -> str:
         """The same with the stop text, and all that came with it."""
         said = ids[:-1] if ids and ids[-1] in ending.ids else ids
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
@@ -117,13 +117,17 @@ class Speaker:
             )
         )
 
-    def words(self, ids: Sequence[int], ending: Ending, *, special: bool) -> str:
+    def words(self, ids: Sequence[int], ending: StopCondition, *, special: bool) -> str:
         """Like `decode`; empty where the model has no words for its tokens."""
         return "" if self._tokenizer is None else self.decode(ids, ending, special=special)
 
-    def text_so_far(self, ending: Ending, *, special: bool) -> TextSoFar | None:
+    def text_so_far(self, ending: StopCondition, *, special: bool) -> IncrementalDetokenizer | None:
         """None where the model has no words for its tokens."""
-        return None if self._tokenizer is None else TextSoFar(self._tokenizer, ending, special=special)
+        return (
+            None
+            if self._tokenizer is None
+            else IncrementalDetokenizer(self._tokenizer, ending, special=special)
+        )
 
     def piece(self, token: int) -> str:
         return self._bytes[token].decode("utf-8", "replace")
@@ -133,10 +137,10 @@ class Speaker:
         return {"token": self.piece(token), "logprob": finite(logprob), "bytes": list(self._bytes[token])}
 
 
-class TextSoFar:
+class IncrementalDetokenizer:
     """The text of an answer in the making."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, ending: Ending, *, special: bool) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ending: StopCondition, *, special: bool) -> None:
         from tokenizers.decoders import DecodeStream
 
         self._backend = tokenizer.backend_tokenizer

@@ -11,8 +11,8 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from hermes.engine.checkpoints.store import KINDS, Checkpoint, CheckpointPath, CheckpointStore
 from hermes.engine.lora.adapter_tar import Tar
-from hermes.engine.server.responses import Refused, as_json
-from hermes.engine.server.state import State
+from hermes.engine.server.responses import RequestError, as_json
+from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker.external import VALID_S
 from hermes.engine.types import EngineUserError
 
@@ -22,7 +22,7 @@ _COMPLETE = "checkpoint_complete"
 
 
 class Downloads:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: EngineServerState) -> None:
         self._state = state
         self._store = state.store
 
@@ -47,14 +47,14 @@ class Downloads:
         query = request.query_params
         expires, token = query.get("expires", ""), query.get("token", "")
         if not self._state.signer.is_valid(f"{path}/{name}", expires, token, time.time()):
-            raise Refused(403, "this address is not valid (any more): ask for the URLs again")
+            raise RequestError(403, "this address is not valid (any more): ask for the URLs again")
         folder, files = self._store.folder(path), found(self._store, path).files
         if name == _ARCHIVE:
             tar = Tar({**{one: folder / one for one in files}, _COMPLETE: None})
             headers = {"Content-Length": str(tar.size_bytes)}
             return StreamingResponse(iter(tar), headers=headers, media_type="application/x-tar")
         if name not in files:
-            raise Refused(404, f"{path} has no file {name}")
+            raise RequestError(404, f"{path} has no file {name}")
         return FileResponse(folder / name)
 
     def _address(self, request: Request, path: CheckpointPath, name: str, expires_s: int) -> str:
@@ -69,7 +69,7 @@ def path_of(store: CheckpointStore, request: Request) -> CheckpointPath:
     named = request.path_params
     path = CheckpointPath(named["run"], named["kind"], named["name"])
     if path.kind not in KINDS:
-        raise Refused(404, f"'{path.kind}' is none of {', '.join(KINDS)}")
+        raise RequestError(404, f"'{path.kind}' is none of {', '.join(KINDS)}")
     found(store, path)
     return path
 
@@ -79,4 +79,4 @@ def found(store: CheckpointStore, path: CheckpointPath) -> Checkpoint:
     try:
         return store.find(path)
     except EngineUserError as error:
-        raise Refused(404, error.message) from error
+        raise RequestError(404, error.message) from error

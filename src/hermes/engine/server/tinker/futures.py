@@ -47,7 +47,7 @@ Outcome: TypeAlias = Payload | Failed
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class PendingFuture:
     id: str
     kind: str
     digest: bytes = b""
@@ -85,7 +85,7 @@ def failure_of(error: BaseException) -> Failed:
     return Failed(f"internal error: {type(error).__name__}: {error}", "server")
 
 
-async def settle(call: Call, work: Awaitable[Payload]) -> None:
+async def settle(call: PendingFuture, work: Awaitable[Payload]) -> None:
     """Waits for the work and finishes the call with what came of it."""
     try:
         call.finish(await work)
@@ -95,13 +95,13 @@ async def settle(call: Call, work: Awaitable[Payload]) -> None:
         call.finish(failure_of(error))
 
 
-class Calls:
+class FutureStore:
     """All calls of one server. Belongs to the event loop."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
-        self._calls: dict[str, Call] = {}
-        self._fetched: deque[tuple[float, Call]] = deque()
+        self._calls: dict[str, PendingFuture] = {}
+        self._fetched: deque[tuple[float, PendingFuture]] = deque()
         self._fetched_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -110,14 +110,14 @@ class Calls:
     def __len__(self) -> int:
         return sum(call.outcome is None for call in self._calls.values())
 
-    def get(self, request_id: str) -> Call | None:
+    def get(self, request_id: str) -> PendingFuture | None:
         return self._calls.get(request_id)
 
-    def open(self, call: Call) -> Call:
+    def open(self, call: PendingFuture) -> PendingFuture:
         self._calls[call.id] = call
         return call
 
-    def run(self, call: Call, work: Awaitable[Payload]) -> None:
+    def run(self, call: PendingFuture, work: Awaitable[Payload]) -> None:
         """Finishes the call with what the work gives, in the background."""
         self.spawn(settle(call, work))
 
@@ -127,7 +127,7 @@ class Calls:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def wait(self, call: Call, timeout_s: float) -> Outcome | None:
+    async def wait(self, call: PendingFuture, timeout_s: float) -> Outcome | None:
         """Its outcome, or None if there is none in time."""
         if call.outcome is None and not self._closing:
             self.polls_held += 1
@@ -140,7 +140,7 @@ class Calls:
                 self.polls_held -= 1
         return call.outcome
 
-    def fetched(self, call: Call, now_s: float | None = None) -> None:
+    def fetched(self, call: PendingFuture, now_s: float | None = None) -> None:
         """The result has been sent; from now on it may be forgotten."""
         if not call.fetched:
             call.fetched = True
@@ -163,7 +163,7 @@ class Calls:
                 del self._calls[call.id]
                 call.cancel()
 
-    async def _let_go(self, call: Call) -> None:
+    async def _let_go(self, call: PendingFuture) -> None:
         if call.cancel is not None:
             call.cancel()
         await call.done.wait()
@@ -184,5 +184,5 @@ class Calls:
             call.done.set()
 
 
-def _size(call: Call) -> int:
+def _size(call: PendingFuture) -> int:
     return len(call.outcome.body) if isinstance(call.outcome, Payload) else 0

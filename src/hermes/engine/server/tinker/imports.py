@@ -23,21 +23,21 @@ from hermes.engine.checkpoints.store import (
     WEIGHTS,
     Checkpoint,
     CheckpointPath,
-    Run,
+    TrainingRun,
     check_name,
 )
 from hermes.engine.lora.adapter_tar import ADAPTER_FILES, unpack
 from hermes.engine.server.aliases import IMPORTED, RUN_KEY, check_alias
 from hermes.engine.server.policies import MOVING
-from hermes.engine.server.responses import Refused, as_json
-from hermes.engine.server.state import State
+from hermes.engine.server.responses import RequestError, as_json
+from hermes.engine.server.state import EngineServerState
 from hermes.engine.types import EngineUserError
 
 _CHECKPOINT = "imported"
 
 
 class Imports:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: EngineServerState) -> None:
         self._state = state
         self._engine = state.engine
         self._store = state.store
@@ -95,7 +95,9 @@ class Imports:
 
     async def _keep(self, name: str, policy_id: str) -> Checkpoint:
         config = self._engine.policy(policy_id).config
-        run = Run(name, IMPORTED, self._state.names.base_names[0], config, time.time(), {RUN_KEY: name})
+        run = TrainingRun(
+            name, IMPORTED, self._state.names.base_names[0], config, time.time(), {RUN_KEY: name}
+        )
         try:
             await asyncio.to_thread(self._store.add_run, run)
             await self._save(CheckpointPath(name, WEIGHTS, _CHECKPOINT), policy_id)
@@ -121,4 +123,4 @@ async def _receive(request: Request, place: Path) -> None:
             async for part in request.stream():
                 await asyncio.to_thread(file.write, part)
         except ClientDisconnect as error:
-            raise Refused(400, "the connection broke") from error
+            raise RequestError(400, "the connection broke") from error

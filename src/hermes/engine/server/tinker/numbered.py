@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from hermes.engine.server.responses import as_json, checked_json, parse_json
 from hermes.engine.server.tinker import schema
-from hermes.engine.server.tinker.futures import Call, Payload
+from hermes.engine.server.tinker.futures import Payload, PendingFuture
 from hermes.engine.server.tinker.sessions import Model
 from hermes.engine.types import EngineUserError
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
-class Numbered(NamedTuple):
+class NumberedCalls(NamedTuple):
     model_id: str
     number: int
     digest: bytes
@@ -39,20 +39,20 @@ class Numbered(NamedTuple):
         return parse_json(self.body, shape)
 
 
-def numbered(body: bytes) -> Numbered:
+def numbered(body: bytes) -> NumberedCalls:
     """Refused: not even the model and the number can be read."""
-    reference = checked_json(body, schema.Numbered)
+    reference = checked_json(body, schema.NumberedBody)
     content = dict(reference.model_extra or {})
     content.pop("sampling_session_seq_id", None)  # the SDK counts it up when it sends a submission again
     digest = digest_of(json.dumps(content, sort_keys=True).encode())
-    return Numbered(reference.model_id, reference.seq_id, digest, body)
+    return NumberedCalls(reference.model_id, reference.seq_id, digest, body)
 
 
 def digest_of(content: bytes) -> bytes:
     return hashlib.blake2b(content).digest()
 
 
-def accepted(model: Model, call: Call) -> Response:
+def accepted(model: Model, call: PendingFuture) -> Response:
     return as_json({"request_id": call.id, "model_id": model.run.id})
 
 

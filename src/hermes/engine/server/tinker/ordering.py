@@ -12,28 +12,28 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeAlias
 
-from hermes.engine.server.responses import Refused
-from hermes.engine.server.tinker.futures import Call, Calls, Failed, Payload, settle
+from hermes.engine.server.responses import RequestError
+from hermes.engine.server.tinker.futures import Failed, FutureStore, Payload, PendingFuture, settle
 
 Start: TypeAlias = Callable[[], Awaitable[Payload]]
 """Hands the work to the engine when called, and gives what is to be waited for."""
 
 
-class _Job(NamedTuple):
-    call: Call
+class _QueuedCall(NamedTuple):
+    call: PendingFuture
     start: Start
     alone: bool
 
 
-class Lane:
+class CallSequencer:
     """Belongs to the event loop."""
 
-    def __init__(self, calls: Calls, name: str) -> None:
+    def __init__(self, calls: FutureStore, name: str) -> None:
         self._calls = calls
         self._name = name
         self._next = 0
         """The number of the call that begins next; 0 is the model's own creation."""
-        self._waiting: dict[int, _Job] = {}
+        self._waiting: dict[int, _QueuedCall] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._alone = False
         self._closed = ""
@@ -41,7 +41,9 @@ class Lane:
     def call_id(self, number: int) -> str:
         return f"{self._name}:{number}"
 
-    def submit(self, number: int, kind: str, digest: bytes, start: Start, *, alone: bool = False) -> Call:
+    def submit(
+        self, number: int, kind: str, digest: bytes, start: Start, *, alone: bool = False
+    ) -> PendingFuture:
         """The call under that number, made now or already there.
 
         Refused: the number was used for something else. A client that sends a submission again sends the same
@@ -52,11 +54,11 @@ class Lane:
                 raise self._taken(number)
             return known
         if self._closed:
-            raise Refused(400, self._closed)
+            raise RequestError(400, self._closed)
         if number < self._next:
             raise self._taken(number)
-        call = self._calls.open(Call(self.call_id(number), kind, digest))
-        self._waiting[number] = _Job(call, start, alone)
+        call = self._calls.open(PendingFuture(self.call_id(number), kind, digest))
+        self._waiting[number] = _QueuedCall(call, start, alone)
         self._advance()
         if number > self._next and self._next not in self._waiting:
             call.waits_for = f"call {self._next} of {self._name} has not arrived"
@@ -74,8 +76,8 @@ class Lane:
         while self._running:
             await asyncio.wait(self._running)
 
-    def _taken(self, number: int) -> Refused:
-        return Refused(
+    def _taken(self, number: int) -> RequestError:
+        return RequestError(
             422,
             f"call {number} of {self._name} was made before, with other content: two clients seem to train"
             " one model (make a training client of its own for each, from a checkpoint)",
@@ -93,7 +95,7 @@ class Lane:
             self._running.add(task)
             task.add_done_callback(self._end)
 
-    def _begun(self, job: _Job) -> Awaitable[Payload]:
+    def _begun(self, job: _QueuedCall) -> Awaitable[Payload]:
         try:
             return job.start()
         except Exception as error:  # noqa: BLE001 - handed on: it becomes the call's result

@@ -17,21 +17,21 @@ from hermes.engine.checkpoints.store import (
     WEIGHTS,
     Checkpoint,
     CheckpointPath,
-    Run,
+    TrainingRun,
     check_ttl,
 )
-from hermes.engine.server.responses import Refused, as_json, read_json
-from hermes.engine.server.state import State
+from hermes.engine.server.responses import RequestError, as_json, read_json
+from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
 from hermes.engine.server.tinker.downloads import found, path_of
-from hermes.engine.server.tinker.sessions import Session
+from hermes.engine.server.tinker.sessions import TinkerSession
 
 _TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 _OWNER = "local"
 
 
 class Rest:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: EngineServerState) -> None:
         self._state = state
         self._store = state.store
         self._copies: dict[str, str] = {}
@@ -102,8 +102,10 @@ class Rest:
             session_id = asked.session_id or new_id()
             run_id = f"{session_id}:train:{asked.model_seq_id or 0}"
             if self._store.run(run_id) is not None:
-                raise Refused(400, f"run {run_id} exists already")
-            run = Run(run_id, session_id, source.base_model, source.lora, time.time(), source.user_metadata)
+                raise RequestError(400, f"run {run_id} exists already")
+            run = TrainingRun(
+                run_id, session_id, source.base_model, source.lora, time.time(), source.user_metadata
+            )
             copy = await asyncio.to_thread(self._store.copy, path, run, asked.ttl_seconds)
             if not key:
                 return as_json({"tinker_path": str(copy.path)})
@@ -117,7 +119,7 @@ class Rest:
     async def session(self, request: Request) -> Response:
         session_id = request.path_params["session"]
         if session_id not in self._session_ids():
-            raise Refused(404, f"there is no session {session_id}")
+            raise RequestError(404, f"there is no session {session_id}")
         known = next((found for found in self._state.sessions.all() if found.id == session_id), None)
         made = [model.run.id for model in known.models.values()] if known else []
         kept = [run.id for run in self._store.runs() if run.session_id == session_id]
@@ -156,7 +158,7 @@ class Rest:
         known = [session.id for session in self._state.sessions.all()]
         return list(dict.fromkeys([*known, *(run.session_id for run in self._store.runs())]))
 
-    def _summary(self, session: Session) -> dict[str, Any]:
+    def _summary(self, session: TinkerSession) -> dict[str, Any]:
         runs = {model.run.id for model in session.models.values()}
         kept = [found for found in self._store.checkpoints() if found.path.run_id in runs]
         return {
@@ -171,13 +173,13 @@ class Rest:
             "checkpoint_storage_bytes": sum(found.size_bytes for found in kept),
         }
 
-    def _run(self, request: Request) -> Run:
+    def _run(self, request: Request) -> TrainingRun:
         run = self._store.run(request.path_params["run"])
         if run is None:
-            raise Refused(404, f"there is no training run {request.path_params['run']}")
+            raise RequestError(404, f"there is no training run {request.path_params['run']}")
         return run
 
-    def _run_json(self, run: Run) -> dict[str, Any]:
+    def _run_json(self, run: TrainingRun) -> dict[str, Any]:
         kept = self._store.checkpoints(run.id)
         last = {
             kind: next((_checkpoint_json(found) for found in kept if found.path.kind == kind), None)
@@ -216,7 +218,7 @@ def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _matches(session: Session, asked: schema.SearchSessions) -> bool:
+def _matches(session: TinkerSession, asked: schema.SearchSessions) -> bool:
     name = (session.display_name or "").lower()
     if asked.session_id is not None or asked.display_name is not None:
         words = (asked.display_name or "").lower().split()
@@ -230,7 +232,7 @@ def _matches(session: Session, asked: schema.SearchSessions) -> bool:
     return asked.statuses is None or any(_has_status(session, query) for query in asked.statuses)
 
 
-def _has_status(session: Session, query: schema.StatusQuery) -> bool:
+def _has_status(session: TinkerSession, query: schema.StatusQuery) -> bool:
     if session.status["type"] != query.type:
         return False
     return query.reasons is None or session.status.get("reason", {}).get("type") in query.reasons
@@ -245,7 +247,7 @@ def _page(request: Request, items: list[Any]) -> tuple[list[Any], dict[str, int]
 def _number(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name, str(default))
     if not text.isdecimal():
-        raise Refused(422, f"{name}: a whole number from 0, not '{text[:80]}'")
+        raise RequestError(422, f"{name}: a whole number from 0, not '{text[:80]}'")
     return int(text)
 
 

@@ -12,20 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hermes.engine.checkpoints.store import CheckpointPath
-from hermes.engine.server.responses import Refused, as_json, read_json
-from hermes.engine.server.state import State
+from hermes.engine.server.responses import RequestError, as_json, read_json
+from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
-from hermes.engine.server.tinker.futures import PROTOBUF, Call, Payload
+from hermes.engine.server.tinker.futures import PROTOBUF, Payload, PendingFuture
 from hermes.engine.server.tinker.proto import Sparsity, encode_sample, json_tensor
-from hermes.engine.server.tinker.sessions import Sampler
+from hermes.engine.server.tinker.sessions import SamplingSession
 from hermes.engine.types import EngineUserError, SampleRequest, SamplingParams
 
 MOST_SAMPLES = 4096
 """Of one request."""
 
 
-class Sampling:
-    def __init__(self, state: State) -> None:
+class SamplingRoutes:
+    def __init__(self, state: EngineServerState) -> None:
         self._state = state
         self._engine = state.engine
 
@@ -56,10 +56,10 @@ class Sampling:
         asked = await read_json(request, schema.Sample)
         sampler = self._state.sessions.sampler(asked.sampling_session_id)
         if not 1 <= asked.num_samples <= MOST_SAMPLES:
-            raise Refused(422, f"num_samples: from 1 to {MOST_SAMPLES}, not {asked.num_samples}")
+            raise RequestError(422, f"num_samples: from 1 to {MOST_SAMPLES}, not {asked.num_samples}")
         call_id = f"{sampler.id}:{asked.seq_id}"
         if self._state.calls.get(call_id) is None:
-            call = self._state.calls.open(Call(call_id, "sample"))
+            call = self._state.calls.open(PendingFuture(call_id, "sample"))
             self._state.calls.run(call, self._sample(call, sampler, asked))
         sequence_ids = [f"{call_id}:{index}" for index in range(asked.num_samples)]
         return as_json({"request_id": call_id, "sample_sequence_ids": sequence_ids})
@@ -71,12 +71,12 @@ class Sampling:
             call.cancel()
         return as_json({})
 
-    async def _open(self, sampler_id: str, asked: schema.CreateSampler) -> Sampler:
+    async def _open(self, sampler_id: str, asked: schema.CreateSampler) -> SamplingSession:
         if asked.model_path is None:
             if asked.base_model is None:
                 raise EngineUserError("a sampler needs a model_path or a base_model")
             self._state.check_base(asked.base_model)
-            return Sampler(sampler_id, asked.base_model, None, None)
+            return SamplingSession(sampler_id, asked.base_model, None, None)
         path = CheckpointPath.parse(asked.model_path)
         run = self._state.store.run(path.run_id)
         key = self._state.policies.named(path)
@@ -85,12 +85,12 @@ class Sampling:
         self._state.names.set(sampler_id, key)
         try:
             async with self._state.policies.use(key):  # a checkpoint that cannot be read is refused here
-                return Sampler(sampler_id, run.base_model, asked.model_path, key)
+                return SamplingSession(sampler_id, run.base_model, asked.model_path, key)
         except BaseException:
             self._state.names.drop(sampler_id)
             raise
 
-    async def _sample(self, call: Call, sampler: Sampler, asked: schema.Sample) -> Payload:
+    async def _sample(self, call: PendingFuture, sampler: SamplingSession, asked: schema.Sample) -> Payload:
         request, cells = sample_request(asked)
         if sampler.key is None:
             return await self._result(call, None, request, cells)
@@ -98,7 +98,7 @@ class Sampling:
             return await self._result(call, policy_id, request, cells)
 
     async def _result(
-        self, call: Call, policy_id: str | None, request: SampleRequest, cells: Sparsity | None
+        self, call: PendingFuture, policy_id: str | None, request: SampleRequest, cells: Sparsity | None
     ) -> Payload:
         future = self._engine.sample(policy_id, request)
         call.cancel = lambda: self._engine.cancel(future)
@@ -124,7 +124,7 @@ def sample_request(asked: schema.Sample) -> tuple[SampleRequest, Sparsity | None
     return request, cells
 
 
-def _prompt(prompt: schema.Prompt) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _prompt(prompt: schema.PromptBody) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     for chunk in prompt.chunks:
         if chunk.type != "encoded_text":
             raise EngineUserError(f"a prompt is text here: a chunk of type '{chunk.type}' is not understood")
@@ -134,7 +134,7 @@ def _prompt(prompt: schema.Prompt) -> np.ndarray[tuple[int], np.dtype[np.int64]]
         raise EngineUserError("a token id of the prompt does not fit 64 bits") from error
 
 
-def _params(asked: schema.Sampling) -> SamplingParams:
+def _params(asked: schema.SamplingParamsBody) -> SamplingParams:
     texts = [asked.stop] if isinstance(asked.stop, str) else asked.stop
     return SamplingParams(
         max_tokens=asked.max_tokens,

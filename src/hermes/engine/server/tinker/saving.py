@@ -26,19 +26,19 @@ from hermes.engine.checkpoints.store import (
 from hermes.engine.server.aliases import alias_of
 from hermes.engine.server.policies import MOVING
 from hermes.engine.server.responses import read_body
-from hermes.engine.server.state import State
+from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
 from hermes.engine.server.tinker.external import check_recipients, encrypt_files
 from hermes.engine.server.tinker.futures import Payload, json_payload
 from hermes.engine.server.tinker.numbered import accepted, adapter_of, numbered
-from hermes.engine.server.tinker.sessions import Model, Sampler, Session
+from hermes.engine.server.tinker.sessions import Model, SamplingSession, TinkerSession
 from hermes.engine.types import EngineUserError
 
 Write: TypeAlias = Callable[[Path], Future[int]]
 
 
 class Saving:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: EngineServerState) -> None:
         self._state = state
         self._engine = state.engine
 
@@ -83,7 +83,12 @@ class Saving:
         return accepted(model, model.lane.submit(asked.number, "save_external", asked.digest, start))
 
     async def _hand_over(
-        self, model: Model, session: Session, call: int, asked: schema.SaveForSampler, snapshot: Future[str]
+        self,
+        model: Model,
+        session: TinkerSession,
+        call: int,
+        asked: schema.SaveForSampler,
+        snapshot: Future[str],
     ) -> Payload:
         """The snapshot becomes an ephemeral sampler."""
         policy_id = await asyncio.wrap_future(snapshot)
@@ -91,7 +96,9 @@ class Saving:
         if number is None or number in session.samplers or session.ended:
             self._engine.drop_policy(policy_id)
             raise EngineUserError(session.ended or "a path or a new sampling_session_seq_id is needed")
-        sampler = Sampler(session.sampler_id(number), model.run.base_model, None, session.sampler_id(number))
+        sampler = SamplingSession(
+            session.sampler_id(number), model.run.base_model, None, session.sampler_id(number)
+        )
         self._state.policies.adopt(sampler.id, policy_id)
         session.samplers[number] = sampler
         self._state.names.set(sampler.id, sampler.id)

@@ -70,7 +70,7 @@ class ModelReference(Wire):
     model_id: str
 
 
-class Numbered(ModelReference):
+class NumberedBody(ModelReference):
     """Every other field is kept as it came."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
@@ -158,11 +158,11 @@ class Chunk(Wire):
     tokens: list[int] = []
 
 
-class Prompt(Wire):
+class PromptBody(Wire):
     chunks: list[Chunk]
 
 
-class Sampling(Wire):
+class SamplingParamsBody(Wire):
     max_tokens: int | None = None
     seed: int | None = None
     stop: str | list[str] | list[int] | None = None
@@ -183,8 +183,8 @@ class Sample(Wire):
     sampling_session_id: str
     seq_id: int
     num_samples: int = 1
-    prompt: Prompt
-    sampling_params: Sampling = Sampling()
+    prompt: PromptBody
+    sampling_params: SamplingParamsBody = SamplingParamsBody()
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0

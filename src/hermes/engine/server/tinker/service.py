@@ -8,8 +8,8 @@ import logging
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from hermes.engine.server.responses import Refused, as_json, read_json
-from hermes.engine.server.state import State
+from hermes.engine.server.responses import RequestError, as_json, read_json
+from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
 from hermes.engine.server.tinker.futures import Failed
 
@@ -32,8 +32,8 @@ _DYNAMIC = {"refresh_interval_sec": 300, "sample_cancel_enabled": True, "sample_
 _logger = logging.getLogger(__name__)
 
 
-class Service:
-    def __init__(self, state: State) -> None:
+class ServiceRoutes:
+    def __init__(self, state: EngineServerState) -> None:
         self._state = state
 
     async def client_config(self, request: Request) -> Response:
@@ -63,8 +63,10 @@ class Service:
         session_id = (await read_json(request, schema.SessionReference)).session_id
         try:
             self._state.sessions.live(session_id)
-        except Refused as refused:
-            raise Refused(410, refused.detail) from refused  # the one status that ends the client's beating
+        except RequestError as refused:
+            raise RequestError(
+                410, refused.detail
+            ) from refused  # the one status that ends the client's beating
         return as_json({"type": "session_heartbeat"})
 
     async def finish_session(self, request: Request) -> Response:
@@ -83,7 +85,7 @@ class Service:
         calls = self._state.calls
         call = calls.get(asked.request_id)
         if call is None:
-            raise Refused(410, f"the result of {asked.request_id} is not here (any more)")
+            raise RequestError(410, f"the result of {asked.request_id} is not here (any more)")
         self._state.sessions.heard(call.id)
         outcome = await calls.wait(call, HOLD_S)
         if outcome is None:
@@ -99,7 +101,7 @@ class Service:
 
     async def not_offered(self, request: Request) -> Response:
         """Custom losses run in the client: the flag that would send them here is never set."""
-        raise Refused(400, "custom losses are not run by this engine; the SDK runs them in the client")
+        raise RequestError(400, "custom losses are not run by this engine; the SDK runs them in the client")
 
     async def metrics(self, request: Request) -> Response:
         """As Prometheus reads them: what the engine counts, and what this face holds."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hermes.core.ids import new_id
-from hermes.engine.checkpoints.store import Run
+from hermes.engine.checkpoints.store import TrainingRun
 from hermes.engine.server.policies import PolicyNames
-from hermes.engine.server.responses import Refused
-from hermes.engine.server.tinker.futures import Calls
-from hermes.engine.server.tinker.ordering import Lane
+from hermes.engine.server.responses import RequestError
+from hermes.engine.server.tinker.futures import FutureStore
+from hermes.engine.server.tinker.ordering import CallSequencer
 from hermes.engine.server.tinker.schema import CreateSession
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ _logger = logging.getLogger(__name__)
 class Model:
     """An adapter and the lane of its calls."""
 
-    run: Run
-    lane: Lane
+    run: TrainingRun
+    lane: CallSequencer
     adapter_id: str | None = None
     """None: not made yet, or gone."""
     alias: str | None = None
@@ -46,7 +46,7 @@ class Model:
 
 
 @dataclass(slots=True, eq=False)
-class Sampler:
+class SamplingSession:
     id: str
     base_model: str
     model_path: str | None
@@ -56,7 +56,7 @@ class Sampler:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class TinkerSession:
     id: str
     sdk_version: str = ""
     display_name: str | None = None
@@ -66,7 +66,7 @@ class Session:
     beat_s: float = field(default_factory=time.monotonic)
     """When its client was last heard of."""
     models: dict[int, Model] = field(default_factory=dict)
-    samplers: dict[int, Sampler] = field(default_factory=dict)
+    samplers: dict[int, SamplingSession] = field(default_factory=dict)
     ended: str = ""
     """Why it is over, for a person; empty while it is not."""
     status: dict[str, Any] = field(default_factory=lambda: {"type": "active"})
@@ -81,44 +81,44 @@ class Session:
 class Sessions:
     """All of one server. Belongs to the event loop."""
 
-    def __init__(self, engine: Engine, calls: Calls, names: PolicyNames, timeout_s: float) -> None:
+    def __init__(self, engine: Engine, calls: FutureStore, names: PolicyNames, timeout_s: float) -> None:
         self._engine = engine
         self._calls = calls
         self._names = names
         self._timeout_s = timeout_s
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, TinkerSession] = {}
 
-    def open(self, request: CreateSession) -> Session:
+    def open(self, request: CreateSession) -> TinkerSession:
         metadata = {str(key): str(value) for key, value in (request.user_metadata or {}).items()}
-        session = Session(
+        session = TinkerSession(
             new_id(), request.sdk_version, request.display_name, request.project_id, user_metadata=metadata
         )
         self._sessions[session.id] = session
         _logger.info("session %s of tinker SDK %s", session.id, request.sdk_version or "(unknown)")
         return session
 
-    def all(self) -> list[Session]:
+    def all(self) -> list[TinkerSession]:
         """Newest first, those that are over included."""
         return sorted(
             self._sessions.values(), key=lambda session: (session.created_s, session.id), reverse=True
         )
 
-    def find(self, session_id: str) -> Session:
+    def find(self, session_id: str) -> TinkerSession:
         """Refused: unknown."""
         session = self._sessions.get(session_id)
         if session is None:
-            raise Refused(
+            raise RequestError(
                 404,
                 f"there is no session {session_id}: if the engine was restarted, make a new client and resume"
                 " from the last checkpoint",
             )
         return session
 
-    def live(self, session_id: str) -> Session:
+    def live(self, session_id: str) -> TinkerSession:
         """One that may still be worked with; noted as heard of. Refused: unknown, or over."""
         session = self.find(session_id)
         if session.ended:
-            raise Refused(400, session.ended)
+            raise RequestError(400, session.ended)
         session.beat_s = time.monotonic()
         return session
 
@@ -128,17 +128,17 @@ class Sessions:
         session = self.live(session_id)
         model = session.models.get(int(number)) if number.isdecimal() else None
         if model is None:
-            raise Refused(404, f"there is no model {model_id}")
+            raise RequestError(404, f"there is no model {model_id}")
         model.last_request_s = time.time()
         return model
 
-    def sampler(self, sampler_id: str) -> Sampler:
+    def sampler(self, sampler_id: str) -> SamplingSession:
         """Refused: unknown, or its session is over."""
         session_id, _, number = sampler_id.partition(":sample:")
         session = self.live(session_id)
         sampler = session.samplers.get(int(number)) if number.isdecimal() else None
         if sampler is None:
-            raise Refused(404, f"there is no sampler {sampler_id}")
+            raise RequestError(404, f"there is no sampler {sampler_id}")
         return sampler
 
     def heard(self, call_id: str) -> None:
@@ -147,7 +147,7 @@ class Sessions:
         if session is not None:
             session.beat_s = time.monotonic()
 
-    def finish(self, session: Session, reason: str, detail: str | None) -> None:
+    def finish(self, session: TinkerSession, reason: str, detail: str | None) -> None:
         """The client says it is done. The first reason stays."""
         if not session.ended:
             status = {"type": "client_finished", "reason": {"type": reason}, "detail": detail}
@@ -168,7 +168,7 @@ class Sessions:
             elif silent_s > QUIET_S:
                 self._calls.give_up(session.id)
 
-    def _end(self, session: Session, why: str, status: dict[str, Any]) -> None:
+    def _end(self, session: TinkerSession, why: str, status: dict[str, Any]) -> None:
         session.ended, session.status = why, status
         for number, model in session.models.items():
             model.lane.close(why)
@@ -178,7 +178,7 @@ class Sessions:
             self._names.drop(sampler.id)
         self._calls.abandon(session.id)
 
-    async def _drop(self, session: Session, model: Model) -> None:
+    async def _drop(self, session: TinkerSession, model: Model) -> None:
         await model.lane.ended()
         if model.adapter_id is not None:
             self._engine.drop_adapter(model.adapter_id)

@@ -15,16 +15,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hermes.engine.checkpoints.store import WEIGHTS, CheckpointPath, Run
+from hermes.engine.checkpoints.store import WEIGHTS, CheckpointPath, TrainingRun
 from hermes.engine.server.aliases import RUN_KEY, alias_of
 from hermes.engine.server.responses import as_json, checked_json, read_body, read_json
-from hermes.engine.server.state import State
+from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
 from hermes.engine.server.tinker.futures import PROTOBUF, Payload, json_payload
 from hermes.engine.server.tinker.numbered import accepted, adapter_of, digest_of, numbered, rendered
-from hermes.engine.server.tinker.ordering import Lane
+from hermes.engine.server.tinker.ordering import CallSequencer
 from hermes.engine.server.tinker.proto import data_of, encode_train, loss_of, parse_forward_backward
-from hermes.engine.server.tinker.sessions import Model, Session
+from hermes.engine.server.tinker.sessions import Model, TinkerSession
 from hermes.engine.types import AdamParams, EngineUserError, LoraConfig
 
 _ADAM = "adamw"
@@ -32,7 +32,7 @@ _ADAM_BELOW = {"beta1": 1, "beta2": 1, "grad_clip_norm": math.inf}
 
 
 class Training:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: EngineServerState) -> None:
         self._state = state
         self._engine = state.engine
 
@@ -131,7 +131,7 @@ class Training:
 
     def _open(
         self,
-        session: Session,
+        session: TinkerSession,
         number: int,
         base_model: str,
         lora: LoraConfig,
@@ -140,8 +140,8 @@ class Training:
         if number not in session.models:
             metadata = {str(key): str(value) for key, value in (user_metadata or {}).items()}
             alias = alias_of(self._state.names, metadata, RUN_KEY)
-            run = Run(session.model_id(number), session.id, base_model, lora, time.time(), metadata)
-            session.models[number] = Model(run, Lane(self._state.calls, run.id), alias=alias)
+            run = TrainingRun(session.model_id(number), session.id, base_model, lora, time.time(), metadata)
+            session.models[number] = Model(run, CallSequencer(self._state.calls, run.id), alias=alias)
         return session.models[number]
 
     async def _make(self, model: Model) -> None:
@@ -153,7 +153,7 @@ class Training:
             raise
         model.adapter_id = adapter_id
 
-    def _source(self, asked: schema.LoadWeights) -> Run:
+    def _source(self, asked: schema.LoadWeights) -> TrainingRun:
         """The run of the checkpoint that is to be loaded."""
         path = CheckpointPath.parse(asked.path)
         self._state.store.find(path)

@@ -9,7 +9,7 @@ _EXPECTED_TOKENS = 256
 """What a sample without a tight limit is taken to need."""
 
 
-class Ledger:
+class PolicyLoad:
     def __init__(self) -> None:
         self._order: dict[Policy, int] = {}
         self._owed: dict[Policy, int] = {}
