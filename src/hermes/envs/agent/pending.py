@@ -1,9 +1,10 @@
 """Results that are not there yet, for code that awaits and for code that cannot.
 
-`SyncOrAwaitable` is what a method returns to code on the event loop: something to await. Used as if it were the
-result, it raises and says what to write, since waiting there would stop every other rollout. `in_own_thread`
-runs code that cannot await; in there, `block_on` waits for work on the event loop and returns what came of it.
-`LoopBoundServer` lets coroutines of another loop use model servers whose connections belong to this one.
+`SyncOrAwaitable` is what a method returns to code on the event loop: something to await. Used as if it were
+the result, it raises and says what to write, since waiting there would stop every other rollout.
+`in_own_thread` runs code that cannot await; in there, `block_on` waits for work on the event loop and returns
+its result. `LoopBoundServer` lets coroutines of another loop use model servers whose connections belong to
+this one.
 """
 
 from __future__ import annotations

@@ -1,0 +1,222 @@
+"""Measures the structure of the code: rooms, import arrows, cycles, class names, vague local names.
+
+    python scripts/structure.py [ROOT] [--json]
+
+ROOT is a checkout (default: this one), so that two commits can be compared. Only the source is parsed; nothing of
+it is imported. tests/test_structure.py holds the limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+VAGUE = frozenset(
+    "answer asked each every found given gone heard held kept known made meant one ones other others own place "
+    "said seen shown spoken such taken thing things told wanted what which who whoever why".split()
+)
+"""Names of variables that leave the reader to find out the noun."""
+
+Graph = Mapping[str, frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A variable of a function: an argument, an assignment, a loop or a `with` target."""
+
+    name: str
+    path: Path
+    line: int
+    function_lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The figures of one checkout."""
+
+    files: int
+    lines: int
+    folders: dict[str, tuple[int, int]]
+    """Files and lines of each folder, without its subfolders."""
+    arrows: dict[str, int]
+    """Import arrows between the modules of a package, lazy imports counted."""
+    cycles: list[list[str]]
+    repeated_classes: dict[str, list[str]]
+    """Class names that are defined more than once, with the modules."""
+    bindings: int
+    vague_bindings: int
+    single_importer: int
+    """Modules that exactly one other module imports."""
+
+
+def sources(root: Path) -> dict[str, Path]:
+    """Module name to path, for everything under src/."""
+    base = root / "src"
+    return {
+        ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted(base.rglob("*.py"))
+    }
+
+
+def import_graph(modules: Mapping[str, Path]) -> Graph:
+    """Which module imports which, at its head or inside a function."""
+    graph: dict[str, frozenset[str]] = {}
+    for module, path in modules.items():
+        targets: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                targets.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    submodule = f"{node.module}.{alias.name}"
+                    targets.add(submodule if submodule in modules else node.module)
+        graph[module] = frozenset(target for target in targets if target in modules and target != module)
+    return graph
+
+
+def cycles(graph: Graph) -> list[list[str]]:
+    """Strongly connected components of more than one module (Kosaraju)."""
+    order: list[str] = []
+    visited: set[str] = set()
+
+    def visit(start: str, edges: Graph, into: list[str]) -> None:
+        stack = [(start, iter(sorted(edges[start])))]
+        visited.add(start)
+        while stack:
+            node, neighbours = stack[-1]
+            following = next((name for name in neighbours if name not in visited), None)
+            if following is None:
+                into.append(node)
+                stack.pop()
+            else:
+                visited.add(following)
+                stack.append((following, iter(sorted(edges[following]))))
+
+    for module in sorted(graph):
+        if module not in visited:
+            visit(module, graph, order)
+    reverse: dict[str, set[str]] = {module: set() for module in graph}
+    for module, targets in graph.items():
+        for target in targets:
+            reverse[target].add(module)
+    backwards = {module: frozenset(names) for module, names in reverse.items()}
+    visited.clear()
+    components: list[list[str]] = []
+    for module in reversed(order):
+        if module not in visited:
+            component: list[str] = []
+            visit(module, backwards, component)
+            if len(component) > 1:
+                components.append(sorted(component))
+    return sorted(components)
+
+
+def class_names(modules: Mapping[str, Path]) -> dict[str, list[str]]:
+    """Every class name with the modules that define it."""
+    defined: dict[str, list[str]] = defaultdict(list)
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                defined[node.name].append(module)
+    return dict(defined)
+
+
+def bindings(paths: Iterator[Path] | list[Path]) -> Iterator[Binding]:
+    """The variables of all functions. A nested function's are counted once, for itself."""
+    for path in paths:
+        functions = [
+            node
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        for function in functions:
+            size = (function.end_lineno or function.lineno) - function.lineno + 1
+            for name, line in _names(function):
+                yield Binding(name, path, line, size)
+
+
+def _names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, int]]:
+    counted: set[str] = set()
+    pending: list[ast.AST] = [function.args, *function.body]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        name = None
+        if isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        if name is not None and name not in counted:
+            counted.add(name)
+            yield name, node.lineno  # type: ignore[attr-defined]
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def measure(root: Path) -> Structure:
+    modules = sources(root)
+    graph = import_graph(modules)
+    folders: dict[str, tuple[int, int]] = {}
+    for path in modules.values():
+        folder = path.parent.relative_to(root / "src").as_posix()
+        files, lines = folders.get(folder, (0, 0))
+        folders[folder] = (files + 1, lines + len(path.read_text("utf-8").splitlines()))
+    arrows: Counter[str] = Counter()
+    importers: Counter[str] = Counter()
+    for module, targets in graph.items():
+        importers.update(targets)
+        for target in targets:
+            if _package(module) == _package(target):
+                arrows[_package(module)] += 1
+    counted = list(bindings(list(modules.values())))
+    return Structure(
+        files=len(modules),
+        lines=sum(lines for _, lines in folders.values()),
+        folders=dict(sorted(folders.items())),
+        arrows=dict(sorted(arrows.items())),
+        cycles=cycles(graph),
+        repeated_classes={
+            name: where for name, where in sorted(class_names(modules).items()) if len(where) > 1
+        },
+        bindings=len(counted),
+        vague_bindings=sum(binding.name in VAGUE for binding in counted),
+        single_importer=sum(count == 1 for count in importers.values()),
+    )
+
+
+def _package(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures the structure of a checkout.")
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--json", action="store_true", help="print every figure as JSON")
+    arguments = parser.parse_args()
+    structure = measure(arguments.root)
+    if arguments.json:
+        print(json.dumps(asdict(structure), indent=1))
+        return
+    largest = max(structure.folders.items(), key=lambda item: item[1][0])
+    print(f"files                       {structure.files:,}")
+    print(f"lines                       {structure.lines:,}")
+    print(f"largest folder              {largest[0]}: {largest[1][0]} files, {largest[1][1]:,} lines")
+    print(f"folders over 15 files       {sum(files > 15 for files, _ in structure.folders.values())}")
+    for package in ("hermes.engine", "hermes.envs"):
+        print(f"import arrows in {package:<11}{structure.arrows.get(package, 0):,}".replace("hermes.", ""))
+    print(f"import cycles               {len(structure.cycles)}")
+    for cycle in structure.cycles:
+        print(f"    {' '.join(name.removeprefix('hermes.') for name in cycle)}")
+    print(f"class names defined twice   {len(structure.repeated_classes)}")
+    share = structure.vague_bindings / structure.bindings
+    print(f"vague local names           {structure.vague_bindings:,} of {structure.bindings:,} ({share:.1%})")
+    print(f"modules with one importer   {structure.single_importer}")
+
+
+if __name__ == "__main__":
+    main()
