@@ -2,8 +2,8 @@
 
     python scripts/structure.py [ROOT] [--json]
 
-ROOT is a checkout (default: this one), so that two commits can be compared. Only the source is parsed; nothing of
-it is imported. tests/test_structure.py holds the limits.
+ROOT is a checkout (default: this one), so that two commits can be compared. Only the source is parsed; nothing
+of it is imported. tests/test_structure.py holds the limits.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 VAGUE = frozenset(
-    "answer asked each every found given gone heard held kept known made meant one ones other others own place "
-    "said seen shown spoken such taken thing things told wanted what which who whoever why".split()
+    "answer asked each every found given gone heard held kept known made meant one ones other others own "
+    "place said seen shown spoken such taken thing things told wanted what which who whoever why".split()
 )
 """Names of variables that leave the reader to find out the noun."""
 
@@ -54,6 +55,11 @@ class Structure:
     """Modules that exactly one other module imports."""
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def sources(root: Path) -> dict[str, Path]:
     """Module name to path, for everything under src/."""
     base = root / "src"
@@ -68,7 +74,7 @@ def import_graph(modules: Mapping[str, Path]) -> Graph:
     graph: dict[str, frozenset[str]] = {}
     for module, path in modules.items():
         targets: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.Import):
                 targets.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -120,7 +126,7 @@ def class_names(modules: Mapping[str, Path]) -> dict[str, list[str]]:
     """Every class name with the modules that define it."""
     defined: dict[str, list[str]] = defaultdict(list)
     for module, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.ClassDef):
                 defined[node.name].append(module)
     return dict(defined)
@@ -130,9 +136,7 @@ def bindings(paths: Iterator[Path] | list[Path]) -> Iterator[Binding]:
     """The variables of all functions. A nested function's are counted once, for itself."""
     for path in paths:
         functions = [
-            node
-            for node in ast.walk(ast.parse(path.read_text("utf-8")))
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            node for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
         for function in functions:
             size = (function.end_lineno or function.lineno) - function.lineno + 1

@@ -1,0 +1,84 @@
+"""The structure of the code, held: rooms, imports and names (AGENTS.md, rules 2, 5 and 6)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MOST_FILES = 15
+MOST_LINES = 500
+SHORT_FUNCTION = 5
+SHARED_NAMES = {"Message", "ToolError"}
+"""Two libraries' names for two things: ours, and those that environments written for atroposlib import."""
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("structure", ROOT / "scripts" / "structure.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+structure = load_script()
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert structure.cycles(structure.import_graph(structure.sources(ROOT))) == []
+
+
+def test_a_class_name_is_used_once() -> None:
+    repeated = {
+        name for name, where in structure.class_names(structure.sources(ROOT)).items() if len(where) > 1
+    }
+    assert repeated == SHARED_NAMES
+
+
+def test_variables_name_the_noun() -> None:
+    vague = [
+        f"{binding.path.relative_to(ROOT)}:{binding.line} {binding.name}"
+        for binding in structure.bindings(list(structure.sources(ROOT).values()))
+        if binding.name in structure.VAGUE and binding.function_lines > SHORT_FUNCTION
+    ]
+    assert vague == []
+
+
+def test_a_folder_has_no_more_files_than_a_reader_can_survey() -> None:
+    folders = structure.measure(ROOT).folders
+    assert {folder: files for folder, (files, _) in folders.items() if files - 1 > MOST_FILES} == {}
+
+
+def test_a_file_is_read_in_one_sitting() -> None:
+    sizes = {
+        path.relative_to(ROOT): len(path.read_text().splitlines()) for path in (ROOT / "src").rglob("*.py")
+    }
+    assert {str(path): lines for path, lines in sizes.items() if lines > MOST_LINES} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(a):\n    found = a\n    return found\n", ["a", "found"]),
+        (
+            "def f():\n    for one in ():\n        pass\n    with x() as held:\n        pass\n",
+            ["one", "held"],
+        ),
+        ("def f():\n    def g(told):\n        return told\n    return g\n", ["told"]),
+        ("found = 1\n", []),
+    ],
+)
+def test_the_bindings_of_functions_are_counted(source: str, expected: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert sorted(binding.name for binding in structure.bindings([path])) == sorted(expected)
+
+
+def test_a_cycle_is_reported_with_its_modules() -> None:
+    graph = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"a"}), "d": frozenset({"a"})}
+    assert structure.cycles(graph) == [["a", "b", "c"]]
