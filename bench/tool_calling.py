@@ -35,7 +35,7 @@ from hermes.envs.agent.rollout import Scored
 from hermes.envs.builtin.generated import tool_calls
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.stats import interval
-from hermes.envs.tasks.functions import FunctionRequest
+from hermes.envs.tasks.functions.requests import FunctionRequest
 from hermes.envs.tasks.split import Split
 from hermes.quickstart import probes
 from hermes.quickstart.chart import png

@@ -18,10 +18,10 @@ from hermes.core import JSONObject, ToolCall
 from hermes.envs.agent.sequences import MASKED
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.tasks.call_credit import CallMarks, Stretch, advantages, stretches
-from hermes.envs.tasks.call_grading import grade_calls
-from hermes.envs.tasks.call_mistakes import mistakes
-from hermes.envs.tasks.functions import CATEGORIES, ExpectedCall, FunctionRequest, make_request
+from hermes.envs.tasks.functions.credit import CallMarks, Stretch, advantages, stretches
+from hermes.envs.tasks.functions.grading import grade_calls
+from hermes.envs.tasks.functions.mistakes import mistakes
+from hermes.envs.tasks.functions.requests import CATEGORIES, ExpectedCall, FunctionRequest, make_request
 from hermes.envs.tasks.split import Split
 from hermes.models.parsers import get_parser
 from tests.envs.token_source import Answer, TokenServer, said

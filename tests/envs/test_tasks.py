@@ -19,11 +19,11 @@ from hermes.envs.rewards.result import GraderError
 from hermes.envs.tasks import notes
 from hermes.envs.tasks.arithmetic import one_step, two_steps
 from hermes.envs.tasks.code_problems import code_problem
-from hermes.envs.tasks.corpus import Lookup, make_lookup, page_at, pages, path_of, search
-from hermes.envs.tasks.functions import functions_of, make_request
+from hermes.envs.tasks.corpus.pages import Lookup, make_lookup, page_at, pages, path_of, search
+from hermes.envs.tasks.functions.requests import functions_of, make_request
 from hermes.envs.tasks.instructions import instruction
-from hermes.envs.tasks.job_kinds import make_job
-from hermes.envs.tasks.jobs import FileIs, TerminalJob, grade_job
+from hermes.envs.tasks.jobs.checks import FileIs, TerminalJob, grade_job
+from hermes.envs.tasks.jobs.kinds import make_job
 from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, is_plain, puzzles, said_answer
 from hermes.envs.tasks.split import Split, distinct, draw, split_of
 from hermes.envs.tasks.word_problems import word_problem

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from hermes.core import JSONObject, ToolCall
 from hermes.envs.rewards.result import GraderError, RewardResult
-from hermes.envs.tasks.call_grading import grade_calls
-from hermes.envs.tasks.functions import CATEGORIES, ExpectedCall, FunctionRequest, all_functions, make_request
+from hermes.envs.tasks.functions.grading import grade_calls
+from hermes.envs.tasks.functions.requests import (
+    CATEGORIES,
+    ExpectedCall,
+    FunctionRequest,
+    all_functions,
+    make_request,
+)
 from hermes.envs.tasks.split import Split, distinct
 
 BOOK: JSONObject = {

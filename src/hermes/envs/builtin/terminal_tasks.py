@@ -18,8 +18,8 @@ from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig
 from hermes.envs.builtin.solvable import SolvableEnv, asks
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.tasks.job_kinds import make_job
-from hermes.envs.tasks.jobs import TerminalJob, grade_job
+from hermes.envs.tasks.jobs.checks import TerminalJob, grade_job
+from hermes.envs.tasks.jobs.kinds import make_job
 from hermes.envs.tasks.split import Split, draw
 
 _CHECK_TIMEOUT_S = 20.0

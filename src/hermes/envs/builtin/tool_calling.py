@@ -25,10 +25,10 @@ from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
 from hermes.envs.builtin.solvable import SolvableEnv, asks
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.tasks.call_credit import CallMarks, Stretch, advantages, stretches
-from hermes.envs.tasks.call_grading import grade_calls
-from hermes.envs.tasks.call_mistakes import mistakes
-from hermes.envs.tasks.functions import CATEGORIES, Function, FunctionRequest, make_request
+from hermes.envs.tasks.functions.credit import CallMarks, Stretch, advantages, stretches
+from hermes.envs.tasks.functions.grading import grade_calls
+from hermes.envs.tasks.functions.mistakes import mistakes
+from hermes.envs.tasks.functions.requests import CATEGORIES, Function, FunctionRequest, make_request
 from hermes.envs.tasks.split import Split, distinct
 from hermes.models.parsers import get_parser
 from hermes.models.parsers.hermes import TaggedJSONParser

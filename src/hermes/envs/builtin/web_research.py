@@ -26,8 +26,8 @@ from hermes.envs.rewards.judge import Ask, Judge, Question
 from hermes.envs.rewards.result import RewardResult, failed
 from hermes.envs.rewards.text import mentions, words
 from hermes.envs.rewards.verdicts import Verdicts
-from hermes.envs.tasks.corpus import Lookup, make_lookup
-from hermes.envs.tasks.corpus_server import CorpusServer
+from hermes.envs.tasks.corpus.pages import Lookup, make_lookup
+from hermes.envs.tasks.corpus.server import CorpusServer
 from hermes.envs.tasks.split import Split, draw
 from hermes.models.base import ChatModel, ChatRequest
 from hermes.models.open import open_model

@@ -13,14 +13,14 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.servers.base import APIServer, Sampled
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, ServerBaseline
 from hermes.envs.servers.engines import SERVER_TYPES
 from hermes.envs.servers.harness import ServerHarness
-from hermes.errors import ConfigError
+from hermes.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -29,7 +29,18 @@ if TYPE_CHECKING:
 _PROBE_EVERY_S = 1.0
 
 
+class ManagedServerFactory(Protocol):
+    """Opens a managed server over one of the environment's servers."""
+
+    def __call__(
+        self, server: Any, *, tokenizer: Any, tool_parser: str | None, preserve_think_blocks: bool
+    ) -> Any: ...
+
+
 class ServerManager:
+    managed_server_factory: ClassVar[ManagedServerFactory | None] = None
+    """Set by `hermes.compat.atropos.install`: managed servers are Atropos's, in a layer above this one."""
+
     def __init__(
         self,
         configs: ServerBaseline | list[APIServerConfig],
@@ -99,8 +110,12 @@ class ServerManager:
         self, tokenizer: Any = None, base_url: str | None = None, preserve_think_blocks: bool = False
     ) -> AsyncIterator[Any]:
         """A server that records exact tokens; its state is gone after the block."""
-        from hermes.envs.servers.untrainable import open_managed
-
+        open_managed = type(self).managed_server_factory
+        if open_managed is None:
+            raise UsageError(
+                "managed_server() belongs to the Atropos compatibility layer, which is not installed.",
+                "Call hermes.compat.atropos.install() first, or run the file with `hermes env`.",
+            )
         pinned = [server for server in self.servers if base_url and server.config.base_url == base_url]
         managed = open_managed(
             pinned[0] if pinned else self._pick({}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+from hermes.envs.tasks.vocabulary import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
 
 _FORMS = (
     "Write a two-sentence thank-you note to {person} for the {colour} {thing}.",

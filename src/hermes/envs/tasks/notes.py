@@ -15,7 +15,7 @@ from hermes.envs.rewards.combine import gated
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.envs.rewards.schema import read_json
 from hermes.envs.rewards.text import exact_match, mentions, word_limit
-from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+from hermes.envs.tasks.vocabulary import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
 
 FORMS = ("tag", "json", "bullets", "sentence")
 _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from hermes.envs.tasks.names import PEOPLE, THINGS
+from hermes.envs.tasks.vocabulary import PEOPLE, THINGS
 
 _STEPS = (
     ("{name} buys {n} more.", "+"),

@@ -6,8 +6,8 @@ import json
 import random
 from collections.abc import Callable
 
-from hermes.envs.tasks.jobs import Check, FileIs, JsonIs, MissingTool, Prints, TerminalJob
-from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+from hermes.envs.tasks.jobs.checks import Check, FileIs, JsonIs, MissingTool, Prints, TerminalJob
+from hermes.envs.tasks.vocabulary import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
 
 
 def make_job(chance: random.Random) -> TerminalJob:

@@ -8,7 +8,7 @@ from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from hermes.envs.tasks import corpus
+from hermes.envs.tasks.corpus import pages as corpus
 
 
 class CorpusServer:

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from hermes.envs.servers import rendering
+from hermes.compat.atropos.servers import rendering
 from hermes.envs.servers.base import APIServer
 from hermes.envs.servers.engines import TokenServer
 from hermes.envs.servers.wire import finish_reason

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from hermes.envs.rewards.text import words
-from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+from hermes.envs.tasks.vocabulary import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
 
 _SEED = 20261115
 _SIZE = 300

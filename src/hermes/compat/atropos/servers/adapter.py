@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hermes.envs.servers.managed import ManagedServer
+    from hermes.compat.atropos.servers.managed import ManagedServer
 
 
 class ManagedServerAdapter:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from hermes.compat.atropos.servers.managed import MASKED_LOGPROB, ManagedServer, SequenceNode
 from hermes.envs.servers.base import APIServer
 from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.servers.managed import MASKED_LOGPROB, ManagedServer, SequenceNode
 from hermes.envs.tokenise import IGNORED
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, zip_longest
 
 from hermes.core import JSONObject, ToolCall
-from hermes.envs.tasks.call_grading import take
-from hermes.envs.tasks.functions import ExpectedCall
+from hermes.envs.tasks.functions.grading import take
+from hermes.envs.tasks.functions.requests import ExpectedCall
 
 Parse = Callable[[str], Sequence[ToolCall]]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from hermes.core import JSONObject
-from hermes.envs.tasks.function_table import DOMAINS, KINDS, VERBS, ParameterKind
+from hermes.envs.tasks.functions.table import DOMAINS, KINDS, VERBS, ParameterKind
 from hermes.envs.tasks.split import Split, split_of
 
 CATEGORIES = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevant")

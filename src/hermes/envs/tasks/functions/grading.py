@@ -15,7 +15,7 @@ from itertools import permutations
 from hermes.core import JSON, JSONObject, ToolCall
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.envs.rewards.text import normalised
-from hermes.envs.tasks.functions import ExpectedCall
+from hermes.envs.tasks.functions.requests import ExpectedCall
 
 _MOST_CALLS = 6
 """Calls beyond these are only counted: a flood is wrong already."""

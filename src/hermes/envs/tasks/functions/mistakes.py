@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from hermes.core import JSON, JSONObject, ToolCall
-from hermes.envs.tasks.call_grading import same_value, take
-from hermes.envs.tasks.functions import ExpectedCall
+from hermes.envs.tasks.functions.grading import same_value, take
+from hermes.envs.tasks.functions.requests import ExpectedCall
 
 
 def mistakes(
