@@ -123,8 +123,8 @@ def share(scored: Sequence[Scored]) -> dict[str, Any]:
 
 def by_calls(judged: Sequence[tuple[FunctionRequest, Scored]]) -> dict[str, Any]:
     """Success by how many calls were wanted."""
-    numbers = sorted({len(item.wanted) for item, _ in judged})
-    return {str(n): share([one for item, one in judged if len(item.wanted) == n]) for n in numbers}
+    numbers = sorted({len(item.expected_calls) for item, _ in judged})
+    return {str(n): share([one for item, one in judged if len(item.expected_calls) == n]) for n in numbers}
 
 
 def looked_at(item: FunctionRequest, scored: Scored) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def looked_at(item: FunctionRequest, scored: Scored) -> dict[str, Any]:
     return {
         "category": item.category,
         "request": item.text,
-        "wanted": [[call.name, call.arguments] for call in item.wanted],
+        "wanted": [[call.name, call.arguments] for call in item.expected_calls],
         "made": [[call.name, call.arguments] for call in tool_calls(scored.result)],
         "said": scored.result.final_response,
         "mistakes": scored.reward.detail.split("; "),

@@ -1,7 +1,7 @@
-"""A small encyclopaedia of invented workshops and the people who founded them, and questions about it.
+"""A small encyclopaedia of invented workshops and their founders, and questions about it.
 
-Nothing in it is true of the world, so that answers must be looked up. Questions take one to three pages; each
-has one short answer. The corpus is always the same; the split is by question.
+Its facts are invented, so that answers must be looked up. A question needs one to three pages and has one
+short answer. The corpus is always the same; the split is by question.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Founder:
     birth_year: int
     craft: str
     teacher: int
-    """Place of the teacher among the founders."""
+    """Index of the teacher's own workshop."""
 
 
 @dataclass(frozen=True, slots=True)
-class CorpusFiles:
+class Workshop:
     name: str
     city: str
     year: int
@@ -46,12 +46,12 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A question, its answer and the pages that together hold it."""
+    """A question, its answer, and the pages that contain the answer together."""
 
     question: str
     answer: str
     pages: tuple[str, ...]
-    """Titles, in the order in which one finds them."""
+    """Titles, in the order in which they are followed."""
 
     @property
     def key(self) -> str:
@@ -59,24 +59,22 @@ class Lookup:
 
 
 @cache
-def workshops() -> tuple[CorpusFiles, ...]:
-    chance = random.Random(_SEED)
-    names = chance.sample(
-        [f"{a.capitalize()} {b.capitalize()} Works" for a in COLOURS for b in THINGS], _SIZE
-    )
-    people = chance.sample(PEOPLE, _SIZE)
+def workshops() -> tuple[Workshop, ...]:
+    rng = random.Random(_SEED)
+    names = rng.sample([f"{a.capitalize()} {b.capitalize()} Works" for a in COLOURS for b in THINGS], _SIZE)
+    people = rng.sample(PEOPLE, _SIZE)
     return tuple(
-        CorpusFiles(
+        Workshop(
             name,
-            chance.choice(CITIES),
-            chance.randint(1850, 1990),
-            chance.choice(THINGS),
+            rng.choice(CITIES),
+            rng.randint(1850, 1990),
+            rng.choice(THINGS),
             Founder(
                 person,
-                chance.choice(CITIES),
-                chance.randint(1800, 1840),
-                chance.choice(SUBJECTS),
-                (index + chance.randint(1, _SIZE - 1)) % _SIZE,
+                rng.choice(CITIES),
+                rng.randint(1800, 1840),
+                rng.choice(SUBJECTS),
+                (index + rng.randint(1, _SIZE - 1)) % _SIZE,
             ),
         )
         for index, (name, person) in enumerate(zip(names, people, strict=True))
@@ -85,31 +83,31 @@ def workshops() -> tuple[CorpusFiles, ...]:
 
 @cache
 def pages() -> tuple[Page, ...]:
-    every = workshops()
-    found = []
-    for shop in every:
+    shops = workshops()
+    articles = []
+    for shop in shops:
         founder = shop.founder
-        found.append(
+        articles.append(
             Page(
-                path_of(shop.name),
+                page_path(shop.name),
                 shop.name,
                 f"{shop.name} is a workshop in {shop.city}. It was founded in {shop.year} by {founder.name}. "
                 f"It is best known for one product, the {shop.product}.",
             )
         )
-        teacher = every[founder.teacher].founder.name
-        found.append(
+        teacher = shops[founder.teacher].founder.name
+        articles.append(
             Page(
-                path_of(founder.name),
+                page_path(founder.name),
                 founder.name,
                 f"{founder.name} was born in {founder.birth_city} in {founder.birth_year}, learned "
                 f"{founder.craft} from {teacher}, and later founded {shop.name}.",
             )
         )
-    return tuple(found)
+    return tuple(articles)
 
 
-def path_of(title: str) -> str:
+def page_path(title: str) -> str:
     return "/wiki/" + title.replace(" ", "_")
 
 
@@ -123,9 +121,9 @@ def page_at(path: str) -> Page | None:
 
 
 def search(query: str, limit: int = 5) -> list[Page]:
-    """Pages by how many of the query's words they hold; words of the title count three times."""
-    wanted = set(words(query))
-    scored = [(3 * len(wanted & title) + len(wanted & text), page) for title, text, page in _index()]
+    """Pages ranked by the number of query words they contain; words of the title count three times."""
+    terms = set(words(query))
+    scored = [(3 * len(terms & title) + len(terms & text), page) for title, text, page in _index()]
     best = sorted((entry for entry in scored if entry[0]), key=lambda entry: (-entry[0], entry[1].title))
     return [page for _, page in best[:limit]]
 
@@ -135,39 +133,51 @@ def _index() -> tuple[tuple[frozenset[str], frozenset[str], Page], ...]:
     return tuple((frozenset(words(page.title)), frozenset(words(page.text)), page) for page in pages())
 
 
-_Ask = Callable[[CorpusFiles, Founder, CorpusFiles], tuple[str, str, int]]
+_QuestionTemplate = Callable[[Workshop, Founder, Workshop], tuple[str, str, int]]
 """Workshop, its founder, the workshop of the founder's teacher → question, answer, pages needed."""
 
-_QUESTIONS: tuple[_Ask, ...] = (
-    lambda shop, who, other: (f"In which city is {shop.name}?", shop.city, 1),
-    lambda shop, who, other: (f"In which year was {shop.name} founded?", str(shop.year), 1),
-    lambda shop, who, other: (f"What product is {shop.name} best known for?", shop.product, 1),
-    lambda shop, who, other: (f"Who founded {shop.name}?", who.name, 1),
-    lambda shop, who, other: (f"In which city was the founder of {shop.name} born?", who.birth_city, 2),
-    lambda shop, who, other: (f"In which year was the founder of {shop.name} born?", str(who.birth_year), 2),
-    lambda shop, who, other: (f"What did the founder of {shop.name} learn?", who.craft, 2),
-    lambda shop, who, other: (f"Who taught the founder of {shop.name}?", other.founder.name, 2),
-    lambda shop, who, other: (f"Which workshop did the teacher of {who.name} found?", other.name, 2),
-    lambda shop, who, other: (
+_QUESTIONS: tuple[_QuestionTemplate, ...] = (
+    lambda shop, founder, teacher: (f"In which city is {shop.name}?", shop.city, 1),
+    lambda shop, founder, teacher: (f"In which year was {shop.name} founded?", str(shop.year), 1),
+    lambda shop, founder, teacher: (f"What product is {shop.name} best known for?", shop.product, 1),
+    lambda shop, founder, teacher: (f"Who founded {shop.name}?", founder.name, 1),
+    lambda shop, founder, teacher: (
+        f"In which city was the founder of {shop.name} born?",
+        founder.birth_city,
+        2,
+    ),
+    lambda shop, founder, teacher: (
+        f"In which year was the founder of {shop.name} born?",
+        str(founder.birth_year),
+        2,
+    ),
+    lambda shop, founder, teacher: (f"What did the founder of {shop.name} learn?", founder.craft, 2),
+    lambda shop, founder, teacher: (f"Who taught the founder of {shop.name}?", teacher.founder.name, 2),
+    lambda shop, founder, teacher: (
+        f"Which workshop did the teacher of {founder.name} found?",
+        teacher.name,
+        2,
+    ),
+    lambda shop, founder, teacher: (
         f"In which city was the teacher of the founder of {shop.name} born?",
-        other.founder.birth_city,
+        teacher.founder.birth_city,
         3,
     ),
-    lambda shop, who, other: (
+    lambda shop, founder, teacher: (
         f"In which year was the teacher of the founder of {shop.name} born?",
-        str(other.founder.birth_year),
+        str(teacher.founder.birth_year),
         3,
     ),
 )
 
 
-def make_lookup(chance: random.Random) -> Lookup:
-    every = workshops()
-    shop = chance.choice(every)
-    other = every[shop.founder.teacher]
-    ask = chance.choice(_QUESTIONS)
-    question, answer, needed = ask(shop, shop.founder, other)
-    way: Sequence[str] = (shop.name, shop.founder.name, other.founder.name)
-    if ask is _QUESTIONS[8]:
-        way = (shop.founder.name, other.founder.name)
-    return Lookup(question, answer, tuple(way[:needed]))
+def make_lookup(rng: random.Random) -> Lookup:
+    shops = workshops()
+    shop = rng.choice(shops)
+    teacher_shop = shops[shop.founder.teacher]
+    template = rng.choice(_QUESTIONS)
+    question, fact, page_count = template(shop, shop.founder, teacher_shop)
+    path: Sequence[str] = (shop.name, shop.founder.name, teacher_shop.founder.name)
+    if template is _QUESTIONS[8]:
+        path = (shop.founder.name, teacher_shop.founder.name)
+    return Lookup(question, fact, tuple(path[:page_count]))

@@ -1,7 +1,7 @@
-"""Jobs for a shell: files that lie there, what is to be done, and how the result is looked at.
+"""Shell jobs: the files of the workspace, the instruction, and the checks of the result.
 
-A job is done if every check holds. Checks read files, and run only what the job asked to be written. No job
-is done to begin with, and what must not change is checked as well.
+A job is done if all its checks pass. Checks read files, and run only the script that the job asked for. No
+job is done to begin with, and files that must not change are checked as well.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hermes.envs.rewards.result import GraderError, RewardResult
 
 
 class JobWorkspace(Protocol):
-    """Where a job was done."""
+    """The workspace a job was done in, as the checks read it."""
 
-    async def text_of(self, path: str) -> str | None:
+    async def read_text(self, path: str) -> str | None:
         """A file's text; None if there is no such regular file."""
         ...
 
     async def exists(self, path: str) -> bool: ...
 
-    async def output_of(self, command: str) -> str | None:
-        """What a command prints; None if it fails."""
+    async def run_command(self, command: str) -> str | None:
+        """The command's output; None if it fails."""
         ...
 
 
@@ -43,7 +43,7 @@ class JsonIs:
 
 
 @dataclass(frozen=True, slots=True)
-class MissingTool:
+class FileAbsent:
     path: str
 
 
@@ -53,7 +53,7 @@ class Prints:
     text: str
 
 
-Check = FileIs | JsonIs | MissingTool | Prints
+Check = FileIs | JsonIs | FileAbsent | Prints
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,48 +70,48 @@ class TerminalJob:
         object.__setattr__(self, "key", f"{self.kind} {self.instruction} {sorted(self.files.items())}")
 
 
-async def grade_job(job: TerminalJob, place: JobWorkspace) -> RewardResult:
-    """1 if every check holds.
+async def grade_job(job: TerminalJob, workspace: JobWorkspace) -> RewardResult:
+    """1 if all checks pass.
 
-    `progress` is the share of what had to be done: 0 for doing nothing, and for spoiling what was to stay.
+    `progress` is the share of the work that is done: 0 for doing nothing, and for changing what had to stay.
     """
-    broken = [check for check in job.checks if not await _holds(check, place)]
-    before = [check for check in job.checks if not await _holds(check, _Untouched(job.files))]
-    if not before:
+    failing = [check for check in job.checks if not await _passes(check, workspace)]
+    initially_failing = [check for check in job.checks if not await _passes(check, _InitialFiles(job.files))]
+    if not initially_failing:
         raise GraderError(f"the job was done before it began: {job.instruction}")
-    spoilt = any(check not in before for check in broken)
-    progress = 0.0 if spoilt else 1 - len(broken) / len(before)
-    detail = "; ".join(_describe(check) for check in broken[:3])
-    return RewardResult(float(not broken), {"progress": progress}, detail)
+    spoilt = any(check not in initially_failing for check in failing)
+    progress = 0.0 if spoilt else 1 - len(failing) / len(initially_failing)
+    detail = "; ".join(_describe_failure(check) for check in failing[:3])
+    return RewardResult(float(not failing), {"progress": progress}, detail)
 
 
-class _Untouched:
-    """The place as the job found it."""
+class _InitialFiles:
+    """The workspace before the job."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = files
 
-    async def text_of(self, path: str) -> str | None:
+    async def read_text(self, path: str) -> str | None:
         return self._files.get(path)
 
     async def exists(self, path: str) -> bool:
         return path in self._files
 
-    async def output_of(self, command: str) -> str | None:
+    async def run_command(self, command: str) -> str | None:
         return None
 
 
-async def _holds(check: Check, place: JobWorkspace) -> bool:
+async def _passes(check: Check, workspace: JobWorkspace) -> bool:
     match check:
         case FileIs(path, text):
-            found = await place.text_of(path)
-            return found is not None and _lines(found) == _lines(text)
+            actual = await workspace.read_text(path)
+            return actual is not None and _lines(actual) == _lines(text)
         case JsonIs(path, value):
-            return bool(_parsed(await place.text_of(path)) == value)
-        case MissingTool(path):
-            return not await place.exists(path)
+            return bool(_parsed(await workspace.read_text(path)) == value)
+        case FileAbsent(path):
+            return not await workspace.exists(path)
         case Prints(command, text):
-            printed = await place.output_of(command)
+            printed = await workspace.run_command(command)
             return printed is not None and _lines(printed) == _lines(text)
 
 
@@ -126,11 +126,11 @@ def _parsed(text: str | None) -> JSON:
         return None
 
 
-def _describe(check: Check) -> str:
+def _describe_failure(check: Check) -> str:
     match check:
         case FileIs(path) | JsonIs(path):
-            return f"{path} is not as it should be"
-        case MissingTool(path):
-            return f"{path} is still there"
+            return f"{path} does not have the expected content"
+        case FileAbsent(path):
+            return f"{path} still exists"
         case Prints(command):
-            return f"'{command}' does not print what it should"
+            return f"'{command}' does not print the expected text"
