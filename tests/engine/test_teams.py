@@ -37,7 +37,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 import torch
-from hermes.engine import teams
+from hermes.engine import cpu_threads
 
 def tasks():
     return len(os.listdir("/proc/self/task"))
@@ -48,14 +48,14 @@ def work():
 
 torch.set_num_threads(2)
 before = tasks()
-during = teams.apart(work) - before
+during = cpu_threads.apart(work) - before
 deadline = time.monotonic() + 30
 while tasks() > before and time.monotonic() < deadline:
     time.sleep(0.01)  # the system takes a moment to end a thread
 after = tasks() - before
-lone = ThreadPoolExecutor(1, initializer=teams.alone)
+lone = ThreadPoolExecutor(1, initializer=cpu_threads.alone)
 lone.submit(tasks).result()
-teams.lead(2)
+cpu_threads.lead(2)
 lone.submit(work).result()
 print(during, after, tasks() - before - 1)  # 1: itself
 """

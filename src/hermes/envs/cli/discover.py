@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hermes.core import JSONObject
 from hermes.errors import UsageError
 
-BUILT_IN = Path(__file__).parent / "builtin"
+BUILT_IN = Path(__file__).parents[1] / "builtin"
 _ROOTS = frozenset({"BaseEnv", "HermesAgentBaseEnv", "BaseLanguageEnv", "TeacherDistillationEnv"})
 _HOMES = ("atroposlib", "hermes", "environments")
 """Packages whose classes of those names are the bases; an environment may also import them relatively."""
