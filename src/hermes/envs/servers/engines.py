@@ -14,6 +14,7 @@ from hermes.envs.servers.base import Sampled
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig
 from hermes.envs.servers.openai_server import OpenAIServer
 from hermes.errors import ProviderError
+from hermes.models.render.template import render
 
 if TYPE_CHECKING:
     import httpx2
@@ -110,12 +111,11 @@ class TrlVllmServer(TokenServer):
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         from openai.types.chat import ChatCompletion
 
-        rendered = self.tokenizer.apply_chat_template(
-            kwargs["messages"], tokenize=False, add_generation_prompt=True
-        )
+        # TRL's server takes text and encodes it itself: special tokens in the content cannot be escaped.
+        prompt = render(self.tokenizer, kwargs["messages"]).text
         choices = [
             {"index": index, "finish_reason": reason, "message": {"role": "assistant", "content": text}}
-            for index, (text, reason) in enumerate(await self._texts(str(rendered), kwargs))
+            for index, (text, reason) in enumerate(await self._texts(prompt, kwargs))
         ]
         return ChatCompletion.model_validate({**self._head("chat.completion"), "choices": choices})
 

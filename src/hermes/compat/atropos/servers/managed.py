@@ -17,11 +17,12 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from hermes.compat.atropos.servers import rendering
 from hermes.envs.servers.base import APIServer
 from hermes.envs.servers.engines import TokenServer
 from hermes.envs.servers.wire import finish_reason
 from hermes.envs.tokenise import IGNORED
+from hermes.models.render.escape import Rendered
+from hermes.models.render.template import encode, render
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -97,7 +98,7 @@ class ManagedServer:
     async def completion(self, **kwargs: Any) -> Completion:
         from openai.types.completion import Completion
 
-        prompt = rendering.PromptPieces(((kwargs.pop("prompt"), False),))
+        prompt = Rendered(kwargs.pop("prompt"))
         nodes, sampled = await self._sample(prompt, kwargs, told=0)
         choices = [
             {
@@ -116,7 +117,7 @@ class ManagedServer:
         return await self.server.tokens_and_logprobs_completion(**kwargs)
 
     async def _sample(
-        self, prompt: rendering.PromptPieces, kwargs: dict[str, Any], told: int
+        self, prompt: Rendered, kwargs: dict[str, Any], told: int
     ) -> tuple[list[SequenceNode], list[list[int]]]:
         """The new sequences, and what was sampled for each. `told`: earlier answers in the prompt."""
         text = prompt.text
@@ -124,7 +125,7 @@ class ManagedServer:
         if before is None:
             before, new = _masked(SequenceNode(full_text="", tokens=[])), self._first_ids(prompt)
         else:
-            new = prompt.after(len(before.full_text)).encode(self.tokenizer)
+            new = encode(self.tokenizer, prompt, len(before.full_text))
         kwargs.pop("model", None)
         _, sampled, logprobs, reasons = await self.server.tokens_and_logprobs_completion(
             **kwargs, input_ids=before.tokens + new
@@ -165,9 +166,9 @@ class ManagedServer:
             return _masked(node)
         return node
 
-    def _first_ids(self, prompt: rendering.PromptPieces) -> list[int]:
+    def _first_ids(self, prompt: Rendered) -> list[int]:
         """A begin token comes first if the tokenizer wants one, and not twice if the template wrote it."""
-        ids = prompt.encode(self.tokenizer)
+        ids = encode(self.tokenizer, prompt)
         begin = self.tokenizer.bos_token_id
         wanted = begin is not None and self.tokenizer("")["input_ids"][:1] == [begin]
         return [begin, *ids] if wanted and ids[:1] != [begin] else ids
@@ -175,9 +176,7 @@ class ManagedServer:
     def _decoded(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Any
-    ) -> tuple[rendering.PromptPieces, int]:
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> tuple[Rendered, int]:
         """The prompt, and how many earlier answers it repeats."""
         shown, trusted = [], set()
         for place, message in enumerate(messages):
@@ -186,10 +185,14 @@ class ManagedServer:
                 trusted.add(place)
                 message = {"role": "assistant", "content": sampled}
             shown.append(self._thinking_held(message) if self._preserve_think_blocks else message)
-        prompt = rendering.render(self.tokenizer, shown, tools, frozenset(trusted))
+        ends_with_answer = bool(shown) and shown[-1].get("role") == "assistant"
+        prompt = render(
+            self.tokenizer, shown, tools, trusted=trusted, add_generation_prompt=not ends_with_answer
+        )
         if self._preserve_think_blocks:
-            pieces = ((_replaced(text, _HELD_THINK, _THINK), spelled) for text, spelled in prompt.pieces)
-            prompt = rendering.PromptPieces(tuple(pieces))
+            prompt = Rendered.join(
+                (_replaced(text, _HELD_THINK, _THINK), literal) for text, literal in prompt.pieces()
+            )
         return prompt, len(trusted)
 
     @staticmethod
