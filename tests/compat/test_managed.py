@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hermes.compat import atropos
-from hermes.compat.atropos.servers.adapter import ManagedServerAdapter
-from hermes.compat.atropos.servers.managed import ManagedServer, SequenceNode
+from hermes.compat.atropos.servers.managed import ManagedServer, ManagedServerAdapter
+from hermes.compat.atropos.servers.sequences import SequenceNode, SequenceTree
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.servers.engines import SGLangServer
 from hermes.envs.servers.manager import ServerManager
@@ -300,3 +300,13 @@ async def test_a_server_that_gives_no_tokens_is_refused_or_marked_untrainable(
         await manager.close()
     assert set(node.masked_tokens) == {-100} and node.metadata["trainable"] is False
     assert node.full_text.endswith("assistant:hi")
+
+
+@given(st.lists(st.text("ab", max_size=6), max_size=12), st.text("ab", max_size=10))
+def test_the_tree_finds_the_longest_sequence_that_a_text_begins_with(texts: list[str], prompt: str) -> None:
+    tree = SequenceTree()
+    for text in texts:
+        tree.add(tree.longest_prefix(text), SequenceNode(full_text=text, tokens=[]), answer_count=1)
+    matching = [text for text in texts if prompt.startswith(text)]
+    assert tree.longest_prefix(prompt).node.full_text == max(matching, key=len, default="")
+    assert set(tree.nodes()) == set(texts)

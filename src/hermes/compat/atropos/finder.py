@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from hermes.compat.atropos.names import AGENT_ROOT, ROOT, TABLES
-from hermes.compat.atropos.servers.untrainable import open_managed
+from hermes.compat.atropos.servers.managed import open_managed
 from hermes.envs.servers.manager import ServerManager
 
 _STAND_INS = {"wandb": "hermes.compat.atropos.wandb_stand_in"}

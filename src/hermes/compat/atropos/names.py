@@ -90,9 +90,9 @@ MODULES: dict[str, dict[str, str]] = {
         "OpenAIServer": "hermes.envs.servers.openai_server:",
     },
     "envs.server_handling.managed_server": {
-        **_same(_MANAGED, "ManagedServer", "SequenceNode"),
-        "DummyManagedServer": "hermes.compat.atropos.servers.untrainable:",
-        "ManagedServerAdapter": "hermes.compat.atropos.servers.adapter:",
+        **_same(_MANAGED, "ManagedServer", "ManagedServerAdapter"),
+        "SequenceNode": "hermes.compat.atropos.servers.sequences:",
+        "DummyManagedServer": "hermes.compat.atropos.servers.dummy:",
     },
     "envs.server_handling.vllm_server": {**_SERVER_NAMES, "VLLMServer": _ENGINES},
     "envs.server_handling.sglang_server": {**_SERVER_NAMES, "SGLangServer": _ENGINES},
