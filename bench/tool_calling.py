@@ -35,7 +35,7 @@ from hermes.envs.agent.rollout import Scored
 from hermes.envs.builtin.generated import tool_calls
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.stats import interval
-from hermes.envs.tasks.functions import FunctionRequest
+from hermes.envs.tasks.functions.requests import FunctionRequest
 from hermes.envs.tasks.split import Split
 from hermes.quickstart import probes
 from hermes.quickstart.chart import png
@@ -123,8 +123,8 @@ def share(scored: Sequence[Scored]) -> dict[str, Any]:
 
 def by_calls(judged: Sequence[tuple[FunctionRequest, Scored]]) -> dict[str, Any]:
     """Success by how many calls were wanted."""
-    numbers = sorted({len(item.wanted) for item, _ in judged})
-    return {str(n): share([one for item, one in judged if len(item.wanted) == n]) for n in numbers}
+    numbers = sorted({len(item.expected_calls) for item, _ in judged})
+    return {str(n): share([one for item, one in judged if len(item.expected_calls) == n]) for n in numbers}
 
 
 def looked_at(item: FunctionRequest, scored: Scored) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def looked_at(item: FunctionRequest, scored: Scored) -> dict[str, Any]:
     return {
         "category": item.category,
         "request": item.text,
-        "wanted": [[call.name, call.arguments] for call in item.wanted],
+        "wanted": [[call.name, call.arguments] for call in item.expected_calls],
         "made": [[call.name, call.arguments] for call in tool_calls(scored.result)],
         "said": scored.result.final_response,
         "mistakes": scored.reward.detail.split("; "),

@@ -212,7 +212,7 @@ def test_a_model_that_is_not_there_at_the_start_is_named(tmp_path: Path) -> None
     base_url = f"http://127.0.0.1:{free_port()}/v1"
     error = Running("serve", SUMS, *flags(1, base_url, start_patience_s=0.2)).ended()
     assert error is not None and error.exit_code == 1
-    assert error.message == f"no model server answers at {base_url}."
+    assert error.message == f"no model server responds at {base_url}."
     assert "--openai.base_url" in error.hint
 
 

@@ -15,7 +15,7 @@ from hermes.envs.builtin.format import FormatEnv
 from hermes.envs.builtin.gsm8k import Gsm8kEnv
 from hermes.envs.builtin.preference import PreferenceEnv
 from hermes.envs.builtin.reasoning_puzzles import ReasoningGymEnv
-from hermes.envs.builtin.solvable import asks
+from hermes.envs.builtin.solvable import tool_call_turn
 from hermes.envs.builtin.terminal_tasks import TerminalTasksEnv
 from hermes.envs.builtin.tool_calling import ToolCallingEnv
 from hermes.envs.builtin.web_research import WebResearchEnv
@@ -119,11 +119,11 @@ async def test_the_calculators_gold_results_are_what_the_tool_says(home: Path) -
     ("turns", "value"),
     [
         ([Message.assistant("I do not know")], 0.0),
-        ([asks(("no_such_tool", {}))], 0.2),
-        ([asks(("calculator", {"expression": "1 + 1"}))], 0.3),
-        ([asks(("calculator", {"wrong": 1}))], 0.3),
-        ([asks(("calculator", {"expression": "RIGHT"}))], 0.6),
-        ([asks(("calculator", {"expression": "RIGHT"})), Message.assistant("12")], 0.6),
+        ([tool_call_turn(("no_such_tool", {}))], 0.2),
+        ([tool_call_turn(("calculator", {"expression": "1 + 1"}))], 0.3),
+        ([tool_call_turn(("calculator", {"wrong": 1}))], 0.3),
+        ([tool_call_turn(("calculator", {"expression": "RIGHT"}))], 0.6),
+        ([tool_call_turn(("calculator", {"expression": "RIGHT"})), Message.assistant("12")], 0.6),
     ],
 )
 async def test_a_shaped_calculator_reward_rises_with_the_way_that_was_come(
@@ -132,7 +132,7 @@ async def test_a_shaped_calculator_reward_rises_with_the_way_that_was_come(
     async with rehearsal(CalculatorEnv, home, reward_mode="shaped", two_step_share=0.0) as env:
         item = await env.get_next_item()
         if "RIGHT" in str(turns):
-            turns = [asks(("calculator", {"expression": item.expression})), *turns[1:]]
+            turns = [tool_call_turn(("calculator", {"expression": item.expression})), *turns[1:]]
         result = await earn(env, item, turns)
         assert result.value == value
         assert not result.success
@@ -148,7 +148,7 @@ async def test_a_file_that_is_no_file_does_not_hold_up_the_terminal_grader(home:
             "ln -s /dev/zero count.txt",
             "ln -s . count.txt",
         ):
-            turns = [asks(("terminal", {"command": command})), Message.assistant("Done.")]
+            turns = [tool_call_turn(("terminal", {"command": command})), Message.assistant("Done.")]
             assert (await earn(env, job, turns)).value == 0.0
 
 
@@ -164,7 +164,10 @@ async def test_a_solution_too_large_to_be_one_is_not_run(home: Path) -> None:
     async with rehearsal(CodeTestsEnv, home) as env:
         item = await env.get_next_item()
         source = item.reference + "#" * 60_000
-        turns = [asks(("write_file", {"path": "solution.py", "content": source})), Message.assistant("Done.")]
+        turns = [
+            tool_call_turn(("write_file", {"path": "solution.py", "content": source})),
+            Message.assistant("Done."),
+        ]
         assert (await earn(env, item, turns)).value == 0.0
 
 

@@ -1,4 +1,4 @@
-"""Credit for each call by itself: where an answer is cut, what a stretch is worth, what its tokens learn."""
+"""Credit for each call by itself: where an answer is cut, what a segment is worth, its advantages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from hermes.core import JSONObject, ToolCall
 from hermes.envs.agent.sequences import MASKED
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.tasks.call_credit import CallMarks, Stretch, advantages, stretches
-from hermes.envs.tasks.call_grading import grade_calls
-from hermes.envs.tasks.call_mistakes import mistakes
-from hermes.envs.tasks.functions import CATEGORIES, ExpectedCall, FunctionRequest, make_request
+from hermes.envs.tasks.functions.credit import CallMarks, CreditSegment, credit_segments, token_advantages
+from hermes.envs.tasks.functions.grading import grade_calls, mistakes
+from hermes.envs.tasks.functions.requests import CATEGORIES, ExpectedCall, FunctionRequest, make_request
 from hermes.envs.tasks.split import Split
 from hermes.models.parsers import get_parser
 from tests.envs.token_source import Answer, TokenServer, said
@@ -60,9 +59,9 @@ def judged(
     wanted: Sequence[ExpectedCall] = WANTED,
     schemas: Sequence[JSONObject] = (CANCEL,),
     width: int = 1,
-) -> list[Stretch]:
+) -> list[CreditSegment]:
     pieces = [text[at : at + width] for at in range(0, len(text), width)]
-    return stretches([*pieces, ""], MARKS, lambda said: HERMES.parse(said).tool_calls, wanted, schemas)
+    return credit_segments([*pieces, ""], MARKS, lambda said: HERMES.parse(said).tool_calls, wanted, schemas)
 
 
 def rights(text: str, wanted: Sequence[ExpectedCall] = WANTED) -> str:
@@ -105,7 +104,7 @@ def test_where_nothing_fits_any_call_is_wrong() -> None:
 
 def test_to_go_on_where_more_is_wanted_beats_stopping_however_wrong_the_next_call_is() -> None:
     stops, goes_on = judged(written(FIRST)), judged(written(FIRST, cancel(id="x")))
-    stopping, going = advantages([stops, goes_on])
+    stopping, going = token_advantages([stops, goes_on])
     same = len(written(FIRST))
     assert stopping == [0] * same + [-1]
     assert going[:same] == [0] * same
@@ -115,12 +114,12 @@ def test_to_go_on_where_more_is_wanted_beats_stopping_however_wrong_the_next_cal
 
 
 @given(st.integers(0, 10_000), st.sampled_from(CATEGORIES), st.integers(1, 9), st.data())
-def test_a_finished_answer_is_right_exactly_if_all_its_stretches_are(
+def test_a_finished_answer_is_right_exactly_if_all_its_segments_are(
     seed: int, category: str, width: int, data: Any
 ) -> None:
     request = make_request(random.Random(seed), Split.TRAIN, [category])
     schemas = [function.schema for function in request.offered]
-    calls = [(call.name, dict(call.arguments)) for call in request.wanted]
+    calls = [(call.name, dict(call.arguments)) for call in request.expected_calls]
     calls = data.draw(st.permutations(calls))
     if data.draw(st.booleans()) and calls:
         name, arguments = calls[0]
@@ -134,10 +133,10 @@ def test_a_finished_answer_is_right_exactly_if_all_its_stretches_are(
             case "optional":
                 calls = [(name, {**arguments, "notify": True}), *calls[1:]]
     made = [ToolCall("c", name, json.dumps(arguments)) for name, arguments in calls]
-    found = judged(written(*calls), request.wanted, schemas, width)
-    success = grade_calls(made, request.wanted, schemas).success
+    found = judged(written(*calls), request.expected_calls, schemas, width)
+    success = grade_calls(made, request.expected_calls, schemas).success
     assert all(one.right for one in found) == success
-    assert (not mistakes(made, request.wanted, schemas)) == success
+    assert (not mistakes(made, request.expected_calls, schemas)) == success
     assert sum(one.tokens for one in found) == -(-len(written(*calls)) // width) + 1
 
 
@@ -163,30 +162,30 @@ def test_a_mistake_has_a_name(text: str, expected: list[str]) -> None:
     assert mistakes(HERMES.parse(text).tool_calls, WANTED, [CANCEL]) == expected
 
 
-def test_a_stretch_is_compared_with_those_at_the_same_place() -> None:
+def test_a_segment_is_compared_with_those_at_the_same_position() -> None:
     group = [
-        [Stretch(2, True), Stretch(2, True), Stretch(1, True)],
-        [Stretch(2, True), Stretch(3, False), Stretch(1, True)],
-        [Stretch(1, False), Stretch(1, False)],
+        [CreditSegment(2, True), CreditSegment(2, True), CreditSegment(1, True)],
+        [CreditSegment(2, True), CreditSegment(3, False), CreditSegment(1, True)],
+        [CreditSegment(1, False), CreditSegment(1, False)],
     ]
-    first, second, third = advantages(group)
+    first, second, third = token_advantages(group)
     assert first == [0.5, 0.5, 2, 2, 0]
     assert second == [0.5, 0.5, -1, -1, -1, 0]
     assert third == [-1, -1]
     for right in (True, False):
-        assert advantages([[Stretch(2, right)], [Stretch(1, right)]]) == [[0, 0], [0]]
+        assert token_advantages([[CreditSegment(2, right)], [CreditSegment(1, right)]]) == [[0, 0], [0]]
 
 
 def test_the_one_right_answer_of_sixteen_counts_as_much_as_all_others_together() -> None:
-    group = [[Stretch(1, number == 7)] for number in range(16)]
-    values = [value for (value,) in advantages(group)]
+    group = [[CreditSegment(1, number == 7)] for number in range(16)]
+    values = [value for (value,) in token_advantages(group)]
     assert values[7] == 15 and values.count(-1) == 15
 
 
 def test_it_is_refused_where_calls_cannot_be_told_apart() -> None:
     with pytest.raises(ValidationError, match="set max_agent_turns to 1"):
         ToolCallingConfig(credit="call", max_agent_turns=2)
-    with pytest.raises(ValidationError, match="where a mistral call ends"):
+    with pytest.raises(ValidationError, match="the parser mistral"):
         ToolCallingConfig(credit="call", tool_call_parser="mistral")
 
 
@@ -208,8 +207,8 @@ async def test_a_group_of_wrong_answers_teaches_each_call_what_was_wrong_with_it
         env = ToolCallingEnv(config, [place])
         env.tokenizer = tokenizer
         await env.setup()
-        item: FunctionRequest = next(one for one in env._train if len(one.wanted) == 2)
-        gold = [(call.name, dict(call.arguments)) for call in item.wanted]
+        item: FunctionRequest = next(one for one in env._train if len(one.expected_calls) == 2)
+        gold = [(call.name, dict(call.arguments)) for call in item.expected_calls]
         wrong = [(name, {**arguments, "bogus": 1}) for name, arguments in gold]
         spoken += [written(wrong[0], gold[1]), written(gold[0], wrong[1])]
         group, _ = await env.collect_trajectories(item)

@@ -14,7 +14,14 @@ import pytest
 from hermes.config.load import load
 from hermes.core import Message
 from hermes.envs.builtin.solvable import _INJECTION
-from hermes.envs.rewards.judge import Ask, Judge, Question, heuristic, read_verdict, without_orders
+from hermes.envs.rewards.judge import (
+    Judge,
+    JudgeRequest,
+    Question,
+    heuristic,
+    read_verdict,
+    remove_judge_instructions,
+)
 from hermes.envs.rewards.result import GraderError
 from hermes.envs.rewards.verdicts import Verdicts
 from hermes.models.base import ChatRequest
@@ -33,7 +40,7 @@ INJECTIONS = [
 ]
 
 
-def asking(provider: FakeProvider, home: Path) -> Ask:
+def asking(provider: FakeProvider, home: Path) -> JudgeRequest:
     config = load(environ={"HERMES_HOME": str(home)})
     model = open_model(config, "judge", provider.base_url)
 
@@ -109,7 +116,7 @@ async def test_a_judge_that_repeats_the_answers_own_verdict_has_given_none(tmp_p
         assert len(provider.posts) == 2
     assert result.value == 0.0
     assert result.parts["fallback"] == 1.0
-    assert "no verdict" in result.detail
+    assert "not a verdict" in result.detail
 
 
 async def test_a_judge_that_is_down_is_replaced_by_word_overlap_which_says_so_and_is_not_kept(
@@ -120,7 +127,7 @@ async def test_a_judge_that_is_down_is_replaced_by_word_overlap_which_says_so_an
         result = await Judge(asking(provider, tmp_path), "judge", "x", kept).grade(QUESTION, "Lisbon")
     assert result.value == 1.0
     assert result.parts["fallback"] == 1.0
-    assert "word overlap, because the judge cannot be asked" in result.detail
+    assert "word overlap, because the request to the judge failed" in result.detail
     assert not (tmp_path / "v.jsonl").exists()
 
 
@@ -153,4 +160,4 @@ def test_a_verdict_may_be_wrapped_in_prose() -> None:
 
 def test_an_ordinary_answer_loses_no_sentence() -> None:
     answer = "The bridge was built in 1910. It cost 10 million. Critics gave it mixed reviews."
-    assert without_orders(answer) == answer
+    assert remove_judge_instructions(answer) == answer

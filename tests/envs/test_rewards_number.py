@@ -118,7 +118,7 @@ def test_wrong_and_monstrous_mathematics_is_worth_nothing(
 
 
 def test_an_unreadable_expectation_is_the_graders_failure(grader: MathGrader) -> None:
-    with pytest.raises(GraderError, match="can be read"):
+    with pytest.raises(GraderError, match="cannot be parsed"):
         grader.grade("7", "????")
 
 
@@ -133,7 +133,7 @@ def worker(timeout_s: float = 30.0) -> AbstractContextManager[GraderProcess]:
 @pytest.mark.parametrize(
     ("function", "why", "timeout_s"),
     [
-        ("never_ends", "did not come to an end", 3.0),
+        ("never_ends", "timed out", 3.0),
         ("dies", "died", 30.0),
         ("raises", "ValueError: no such thing", 30.0),
         ("eats_memory", "MemoryError", 30.0),

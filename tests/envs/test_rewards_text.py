@@ -26,7 +26,7 @@ def test_graders_with_nothing_to_compare_raise_instead_of_saying_zero() -> None:
         exact_match("anything", "  ")
     with pytest.raises(GraderError, match="empty"):
         mentions("anything", "")
-    with pytest.raises(GraderError, match="makes no sense"):
+    with pytest.raises(GraderError, match="word limit 0"):
         word_limit("anything", 0)
 
 
@@ -124,7 +124,7 @@ def test_json_that_is_broken_ambiguous_or_of_another_schema_is_wrong(said: str, 
 def test_a_schema_that_is_none_or_refers_elsewhere_is_the_graders_failure() -> None:
     with pytest.raises(GraderError, match="not a JSON schema"):
         matches_schema("{}", {"type": 3})
-    with pytest.raises(GraderError, match="refers to"):
+    with pytest.raises(GraderError, match=r"schema\.json"):
         matches_schema("{}", {"$ref": "http://127.0.0.1:1/schema.json"})
 
 

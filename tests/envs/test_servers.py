@@ -77,7 +77,7 @@ async def test_requests_go_to_the_server_that_is_up() -> None:
 
 
 async def test_servers_that_are_all_down_are_named_and_unchecked_ones_are_not_asked() -> None:
-    with pytest.raises(EnvironmentRunError, match=r"no model server answers at http://127\.0\.0\.1:9/v1"):
+    with pytest.raises(EnvironmentRunError, match=r"no model server responds at http://127\.0\.0\.1:9/v1"):
         await manager("http://127.0.0.1:9/v1").wait_until_ready(0.1)
     await manager("http://127.0.0.1:9/v1", health_check=False).wait_until_ready(0.1)
 

@@ -19,12 +19,12 @@ from hermes.envs.rewards.result import GraderError
 from hermes.envs.tasks import notes
 from hermes.envs.tasks.arithmetic import one_step, two_steps
 from hermes.envs.tasks.code_problems import code_problem
-from hermes.envs.tasks.corpus import Lookup, make_lookup, page_at, pages, path_of, search
-from hermes.envs.tasks.functions import functions_of, make_request
+from hermes.envs.tasks.corpus.pages import Lookup, make_lookup, page_at, page_path, pages, search
+from hermes.envs.tasks.functions.requests import functions_of, make_request
 from hermes.envs.tasks.instructions import instruction
-from hermes.envs.tasks.job_kinds import make_job
-from hermes.envs.tasks.jobs import FileIs, TerminalJob, grade_job
-from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, is_plain, puzzles, said_answer
+from hermes.envs.tasks.jobs.checks import FileIs, TerminalJob, grade_job
+from hermes.envs.tasks.jobs.kinds import make_job
+from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, extract_answer, is_plain, puzzles
 from hermes.envs.tasks.split import Split, distinct, draw, split_of
 from hermes.envs.tasks.word_problems import word_problem
 from hermes.errors import UsageError
@@ -44,7 +44,7 @@ MAKERS: dict[str, Callable[[random.Random], Any]] = {
 
 def stream(name: str, split: Split, seed: int) -> Iterator[Any]:
     if name == "request":
-        return distinct(lambda chance: make_request(chance, split), split, seed)
+        return distinct(lambda rng: make_request(rng, split), split, seed)
     return draw(MAKERS[name], split, seed)
 
 
@@ -117,13 +117,13 @@ class Disk:
         self.files = files
         self.prints = prints or {}
 
-    async def text_of(self, path: str) -> str | None:
+    async def read_text(self, path: str) -> str | None:
         return self.files.get(path)
 
     async def exists(self, path: str) -> bool:
         return path in self.files
 
-    async def output_of(self, command: str) -> str | None:
+    async def run_command(self, command: str) -> str | None:
         return self.prints.get(command)
 
 
@@ -155,12 +155,12 @@ async def test_a_job_that_was_done_before_it_began_is_the_graders_failure() -> N
 
 def test_every_lookup_can_be_answered_from_its_pages_and_each_page_is_found_by_its_title() -> None:
     for item in islice(draw(make_lookup, Split.TRAIN, 2), 300):
-        last = page_at(path_of(item.pages[-1]))
+        last = page_at(page_path(item.pages[-1]))
         assert last is not None and item.answer in last.text
         for title in item.pages:
             assert search(title)[0].title == title
         for before, after in zip(item.pages, item.pages[1:], strict=False):
-            page = page_at(path_of(before))
+            page = page_at(page_path(before))
             assert page is not None and after in page.text, "one page leads to the next"
     assert len(pages()) == 600
 
@@ -344,9 +344,9 @@ def test_plain_data_and_arithmetic_pass_the_guard() -> None:
 
 
 def test_the_last_tagged_answer_counts_and_without_tags_the_text() -> None:
-    assert said_answer("<answer>1</answer> no <answer> 2 </answer>") == "2"
-    assert said_answer(" 42 ") == "42"
-    assert said_answer("<answer> </answer>") is None
+    assert extract_answer("<answer>1</answer> no <answer> 2 </answer>") == "2"
+    assert extract_answer(" 42 ") == "42"
+    assert extract_answer("<answer> </answer>") is None
 
 
 def test_an_unknown_puzzle_or_setting_is_refused_by_name() -> None:

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from hermes.core import JSONObject, ToolCall
 from hermes.envs.rewards.result import GraderError, RewardResult
-from hermes.envs.tasks.call_grading import grade_calls
-from hermes.envs.tasks.functions import CATEGORIES, ExpectedCall, FunctionRequest, all_functions, make_request
+from hermes.envs.tasks.functions.grading import grade_calls
+from hermes.envs.tasks.functions.requests import (
+    CATEGORIES,
+    ExpectedCall,
+    FunctionRequest,
+    all_functions,
+    make_request,
+)
 from hermes.envs.tasks.split import Split, distinct
 
 BOOK: JSONObject = {
@@ -155,16 +161,16 @@ def test_a_wanted_call_of_a_function_that_is_not_on_offer_is_the_graders_failure
 
 @given(st.integers(0, 10**6))
 def test_the_right_calls_in_any_order_are_right_and_any_one_less_or_more_is_not(seed: int) -> None:
-    chance = random.Random(seed)
-    request = make_request(chance, Split.TRAIN)
+    rng = random.Random(seed)
+    request = make_request(rng, Split.TRAIN)
     schemas = [function.schema for function in request.offered]
-    calls = [made(call.name, call.arguments) for call in request.wanted]
-    chance.shuffle(calls)
-    assert grade_calls(calls, request.wanted, schemas).value == 1.0
+    calls = [made(call.name, call.arguments) for call in request.expected_calls]
+    rng.shuffle(calls)
+    assert grade_calls(calls, request.expected_calls, schemas).value == 1.0
     extra = made(request.offered[0].name, {})
-    assert grade_calls([*calls, extra], request.wanted, schemas).value == 0.0
+    assert grade_calls([*calls, extra], request.expected_calls, schemas).value == 0.0
     if calls:
-        assert grade_calls(calls[1:], request.wanted, schemas).value == 0.0
+        assert grade_calls(calls[1:], request.expected_calls, schemas).value == 0.0
 
 
 def test_there_are_hundreds_of_functions_with_schemas_that_the_wanted_calls_fit() -> None:
@@ -176,7 +182,7 @@ def test_there_are_hundreds_of_functions_with_schemas_that_the_wanted_calls_fit(
         Draft202012Validator.check_schema(function.schema["parameters"])
     for request in requests(300):
         schemas = {function.name: function.schema["parameters"] for function in request.offered}
-        for call in request.wanted:
+        for call in request.expected_calls:
             Draft202012Validator(schemas[call.name]).validate(call.arguments)
 
 
@@ -185,16 +191,16 @@ def test_every_category_has_the_shape_its_name_says() -> None:
     for request in requests(500):
         seen[request.category].append(request)
     assert all(len(found) > 50 for found in seen.values())
-    assert all(len(item.offered) == 1 == len(item.wanted) for item in seen["simple"])
-    assert all(len(item.offered) > 1 == len(item.wanted) for item in seen["multiple"])
-    assert all(len(item.offered) == 1 < len(item.wanted) for item in seen["parallel"])
-    assert all(len({call.name for call in item.wanted}) == 2 for item in seen["parallel_multiple"])
-    assert all(item.offered and not item.wanted for item in seen["irrelevant"])
+    assert all(len(item.offered) == 1 == len(item.expected_calls) for item in seen["simple"])
+    assert all(len(item.offered) > 1 == len(item.expected_calls) for item in seen["multiple"])
+    assert all(len(item.offered) == 1 < len(item.expected_calls) for item in seen["parallel"])
+    assert all(len({call.name for call in item.expected_calls}) == 2 for item in seen["parallel_multiple"])
+    assert all(item.offered and not item.expected_calls for item in seen["irrelevant"])
 
 
 def test_a_request_says_every_value_that_its_calls_need() -> None:
     for request in requests(300):
-        for call in request.wanted:
+        for call in request.expected_calls:
             for value in call.arguments.values():
                 if isinstance(value, bool):
                     continue
@@ -203,4 +209,4 @@ def test_a_request_says_every_value_that_its_calls_need() -> None:
 
 
 def requests(count: int) -> list[Any]:
-    return list(islice(distinct(lambda chance: make_request(chance, Split.TRAIN), Split.TRAIN, 9), count))
+    return list(islice(distinct(lambda rng: make_request(rng, Split.TRAIN), Split.TRAIN, 9), count))

@@ -18,8 +18,9 @@ from hermes.core import JSONObject, Message, ModelCall, Sampling
 from hermes.envs.agent.sequences import MASKED, MASKED_LOGPROB, sequences_of
 from hermes.errors import ConfigError, ContextOverflowError, ProviderError
 from hermes.models.base import ChatRequest
+from hermes.models.render.chat import ChatRenderer
 from hermes.models.render.prompting import with_tools
-from hermes.models.tokens.chat import ChatRenderer, TokenChat
+from hermes.models.tokens.chat import TokenChat
 from hermes.models.tokens.completions import CompletionModel
 from hermes.models.tokens.generate import GenerateModel
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
@@ -103,8 +104,8 @@ class Played:
         self.family = family
         self.queue: list[Answer] = []
         self.source = ScriptedSource(lambda ids, params: self.queue.pop(0))
-        self.speech = ChatRenderer.of(tokenizer, "hermes", LONG)
-        self.chat = TokenChat(self.source, self.speech)
+        self.renderer = ChatRenderer.of(tokenizer, "hermes", LONG)
+        self.chat = TokenChat(self.source, self.renderer)
         self.calls: list[ModelCall] = []
         self.expected: list[str] = []
         """What each call should have been shown."""
@@ -135,7 +136,7 @@ class Played:
             Message.assistant(raw[index]) if index in raw else message
             for index, message in enumerate(messages)
         ]
-        plain = with_tools(verbatim, TOOLS, self.speech.parser, self.speech.result_role)
+        plain = with_tools(verbatim, TOOLS, self.renderer.parser, self.renderer.result_role)
         turns = [{"role": message.role.value, "content": message.content} for message in plain]
         return str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
@@ -148,7 +149,7 @@ async def test_what_is_trained_on_is_what_the_model_saw(
     tokenizer = _tokenizer(bundled_home, family)
     played = Played(tokenizer, family)
     await played.play(rollout)
-    decode = played.speech.decode
+    decode = played.renderer.decode
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     sampled_before: list[int] = []
     for call, expected in zip(played.calls, played.expected, strict=True):
@@ -212,8 +213,8 @@ async def test_thinking_that_the_template_drops_splits_the_rollout(bundled_home:
     exactness = sequences_of(played.calls)
     # Results of tools keep the thinking in place; a new question makes the template drop it.
     assert [sequence.calls for sequence in exactness.sequences] == [(0, 1), (2,)]
-    assert "now I know" in played.speech.decode(exactness.sequences[0].tokens)
-    assert "now I know" not in played.speech.decode(exactness.sequences[1].tokens)
+    assert "now I know" in played.renderer.decode(exactness.sequences[0].tokens)
+    assert "now I know" not in played.renderer.decode(exactness.sequences[1].tokens)
 
 
 async def test_an_end_token_other_than_the_templates_splits_the_rollout(bundled_home: Path) -> None:
@@ -304,7 +305,7 @@ async def test_another_parser_speaks_the_models_own_dialect(bundled_home: Path) 
     shown = tokenizer.decode(second.call.tokens.prompt_ids)
     assert '{"type": "function", "function": {"name": "look"' in shown
     assert "<tool_response>\nblue <|im_end|>\n</tool_response>" in shown
-    # system, question, call, result (whose own mark is only spelled)
+    # system, question, call, result (whose own special token is literal)
     assert second.call.tokens.prompt_ids.count(end) == 4
     assert len(sequences_of([first.call, second.call]).sequences) == 1
 
@@ -349,7 +350,7 @@ async def test_both_wire_forms_carry_ids_and_logprobs(kind: type[Any], bundled_h
 async def test_a_generation_that_the_server_breaks_off_is_the_providers_failure() -> None:
     with TokenServer(lambda ids, params: said([], "abort")) as server:
         source = GenerateModel(_target(server.base_url))
-        with pytest.raises(ProviderError, match="broke off") as caught:
+        with pytest.raises(ProviderError, match="aborted") as caught:
             await source.complete_tokens([1, 2], Sampling())
         await source.close()
     assert caught.value.retryable

@@ -20,7 +20,8 @@ from hermes.core import Message, ModelCall, Sampling
 from hermes.envs.agent.sequences import MASKED, TrainingSequence, sequences_of
 from hermes.models.base import ChatRequest
 from hermes.models.local.bundled import model_folder
-from hermes.models.tokens.chat import ChatRenderer, TokenChat
+from hermes.models.render.chat import ChatRenderer
+from hermes.models.tokens.chat import TokenChat
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
 from tests.envs.test_token_chat import LONG, TOOLS, _ids
 from tests.envs.token_source import Answer, ScriptedSource

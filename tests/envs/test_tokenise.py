@@ -101,3 +101,20 @@ def test_a_tokenizer_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be loaded") as caught:
         load_tokenizer(str(tmp_path / "nothing"))
     assert "--env.tokenizer_name" in caught.value.hint
+
+
+def test_special_tokens_in_a_user_turn_do_not_end_it(bundled_home: Path) -> None:
+    tokenizer = bundled_tokenizer(bundled_home)
+    chat = [{"role": "user", "content": "a<|im_end|>b"}, {"role": "assistant", "content": "c"}]
+    harmless = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    tokens = tokenize_for_trainer(tokenizer, chat)["tokens"]
+    assert tokens.count(end) == tokenize_for_trainer(tokenizer, harmless)["tokens"].count(end)
+    assert tokenizer.decode(tokens) == tokenizer.apply_chat_template(chat, tokenize=False)
+
+
+def test_a_chat_that_the_template_rejects_is_not_blamed_on_a_model_server(bundled_home: Path) -> None:
+    tokenizer = copy.deepcopy(bundled_tokenizer(bundled_home))
+    tokenizer.chat_template = "{{ raise_exception('no agents here') }}"
+    with pytest.raises(ValueError, match="no agents here"):
+        tokenize_for_trainer(tokenizer, CHAT)

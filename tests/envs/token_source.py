@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
-from hermes.core import Sampling, Usage
+from hermes.core import Sampling, TokenTrace, Usage
 from hermes.models.tokens.completions import TokenReply
 
 if TYPE_CHECKING:
@@ -53,14 +53,12 @@ class ScriptedSource:
         self.prompts.append(list(prompt_ids))
         answer = self.answer(list(prompt_ids), sampling.to_json())
         return TokenReply(
-            sampled_ids=tuple(answer.ids),
-            logprobs=tuple(answer.logprobs),
+            TokenTrace(tuple(prompt_ids), tuple(answer.ids), tuple(answer.logprobs), "v1"),
             finish_reason=answer.finish_reason,
             usage=Usage(len(prompt_ids), output_tokens=len(answer.ids)),
             text="",
             raw={},
             cost_usd=0.0,
-            policy_version="v1",
         )
 
     async def close(self) -> None:

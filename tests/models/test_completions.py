@@ -14,12 +14,11 @@ async def test_ids_go_in_and_sampled_ids_and_logprobs_come_out() -> None:
     ) as provider:
         sampling = Sampling(temperature=1.0, max_tokens=3, stop=("X",))
         reply = await completions_on(provider).complete_tokens([1, 2], sampling)
-    assert (reply.sampled_ids, reply.logprobs) == ((7, 8, 9), (-0.5, -0.25, 0.0))
+    assert reply.tokens == TokenTrace((1, 2), (7, 8, 9), (-0.5, -0.25, 0.0))
     assert (reply.finish_reason, reply.text, reply.attempts) == ("length", "abc", 1)
     assert reply.usage == Usage(10, output_tokens=5)
     assert reply.cost_usd == pytest.approx(60e-6)
     assert reply.raw["choices"][0]["token_ids"] == [7, 8, 9]
-    assert reply.trace([1, 2]) == TokenTrace((1, 2), (7, 8, 9), (-0.5, -0.25, 0.0))
     (request,) = provider.requests
     assert request.path == "/v1/completions"
     assert request.json == {
@@ -38,14 +37,13 @@ async def test_ids_written_as_token_texts_are_read() -> None:
     choice = {"text": "ab", "finish_reason": "stop", "logprobs": logprobs}
     with FakeProvider([raw({"choices": [choice], "metadata": {"weight_version": "v9"}})]) as provider:
         reply = await completions_on(provider).complete_tokens([1], limited_to(2))
-    assert reply.sampled_ids == (7, 8)
-    assert reply.policy_version == "v9"
-    assert reply.trace([1]).policy_version == "v9"
+    assert reply.tokens.sampled_ids == (7, 8)
+    assert reply.tokens.policy_version == "v9"
 
 
 async def test_an_answer_of_no_tokens_is_an_answer() -> None:
     with FakeProvider([tokens([], [])]) as provider:
-        assert (await completions_on(provider).complete_tokens([1], limited_to(1))).sampled_ids == ()
+        assert (await completions_on(provider).complete_tokens([1], limited_to(1))).tokens.sampled_ids == ()
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ async def test_the_budget_given_at_opening_is_enforced(tmp_path: Path) -> None:
 async def test_completions_are_opened_the_same_way(tmp_path: Path) -> None:
     with FakeProvider([tokens([7], [-0.5])]) as provider:
         model = open_completions(config_in(tmp_path), "qwen3", base_url=provider.base_url)
-        assert (await model.complete_tokens([1], limited_to(1))).sampled_ids == (7,)
+        assert (await model.complete_tokens([1], limited_to(1))).tokens.sampled_ids == (7,)
 
 
 async def test_a_model_in_this_process_obeys_the_budget_too(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from hermes.core import Message, Role, ToolCall
 from hermes.data.export.select import TrajectorySelection
 from hermes.data.formats.registry import FORMATS
-from hermes.models.tokens.chat import ChatRenderer
+from hermes.models.render.chat import ChatRenderer
 from hermes.store import Filter, Reader, Writer
 from hermes.training.data.sft_examples import from_files, from_store, gather, lessons_of
 from tests import records

@@ -60,11 +60,21 @@ def plain(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 def encode_chat(
     tokenizer: PreTrainedTokenizerBase, chat: Sequence[Any], *, add_generation_prompt: bool = False
 ) -> list[int]:
-    """The ids of a conversation by the tokenizer's own template."""
-    ids = tokenizer.apply_chat_template(
-        list(chat), tokenize=True, add_generation_prompt=add_generation_prompt, return_dict=False
-    )
-    return list(cast("list[int]", ids))
+    """The ids of a conversation by the tokenizer's own template.
+
+    Special tokens in the assistant's turns are encoded as such, in all other turns as ordinary characters.
+    """
+    from hermes.models.render.jinja import TemplateRefusalError
+    from hermes.models.render.template import encode, render
+
+    turns = list(chat)
+    assistant = {index for index, message in enumerate(turns) if message["role"] in _SPEAKERS}
+    try:
+        rendered = render(tokenizer, turns, trusted=assistant, add_generation_prompt=add_generation_prompt)
+    except TemplateRefusalError as error:
+        # The environment's own chat is at fault, not a model server.
+        raise ValueError(error.message) from error
+    return encode(tokenizer, rendered)
 
 
 def tokenize_for_trainer(

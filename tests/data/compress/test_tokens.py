@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from hermes.core import JSONObject, Role
-from hermes.data.compress.counting.template import TemplateRefusalError
 from hermes.data.compress.counting.tokenizer import BUNDLED, find_tokenizer
 from hermes.data.compress.counting.tokens import Counter, cutting_expression
 from hermes.errors import HermesError, UsageError
+from hermes.models.render.jinja import TemplateRefusalError
 from tests.data.compress import made
 
 TOOLS: list[JSONObject] = [{"type": "function", "function": {"name": "ls", "parameters": {"a": ["é", 1.5]}}}]

@@ -18,7 +18,8 @@ from hermes.core import Message, Sampling
 from hermes.models.base import ChatRequest
 from hermes.models.local.bundled import model_folder
 from hermes.models.local.chat import LocalChat
-from hermes.models.tokens.chat import ChatRenderer, TokenChat
+from hermes.models.render.chat import ChatRenderer
+from hermes.models.tokens.chat import TokenChat
 from hermes.models.tokens.completions import CompletionModel
 from hermes.models.tokens.generate import GenerateModel
 from tests.cli.process import hermes

@@ -216,10 +216,10 @@ async def test_our_own_token_clients_get_ids_logprobs_and_the_version(
     finally:
         await source.close()
     expected = complete(shared, model, prompt=ids, max_tokens=10, return_token_ids=True)["choices"][0]
-    assert list(reply.sampled_ids) == expected["token_ids"]
-    assert len(reply.logprobs) == 10
-    assert all(np.isfinite(reply.logprobs))
-    assert (reply.finish_reason, reply.policy_version) == ("length", model)
+    assert list(reply.tokens.sampled_ids) == expected["token_ids"]
+    assert len(reply.tokens.logprobs) == 10
+    assert all(np.isfinite(reply.tokens.logprobs))
+    assert (reply.finish_reason, reply.tokens.policy_version) == ("length", model)
     assert reply.usage.output_tokens == 10
 
 

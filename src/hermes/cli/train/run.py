@@ -18,7 +18,7 @@ import click
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
-    from hermes.models.tokens.chat import ChatRenderer
+    from hermes.models.render.chat import ChatRenderer
     from hermes.training.data.sft_examples import SftExamples
     from hermes.training.distill import Teacher
     from hermes.training.monitor.sinks import Sinks
@@ -138,7 +138,7 @@ def _lessons(config: Config, given: dict[str, Any]) -> SftExamples:
     from hermes.config.paths import db_path
     from hermes.data.export.select import TrajectorySelection
     from hermes.envs.tokenise import load_tokenizer
-    from hermes.models.tokens.chat import ChatRenderer
+    from hermes.models.render.chat import ChatRenderer
     from hermes.store import Reader
     from hermes.training.data import sft_examples
 

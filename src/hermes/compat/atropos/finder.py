@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from hermes.compat.atropos.names import AGENT_ROOT, ROOT, TABLES
+from hermes.compat.atropos.servers.managed import open_managed
+from hermes.envs.servers.manager import ServerManager
 
 _STAND_INS = {"wandb": "hermes.compat.atropos.wandb_stand_in"}
 
@@ -100,10 +102,12 @@ def install() -> None:
     _finders.extend([ShimFinder(), StandInFinder()])
     sys.meta_path.insert(0, _finders[0])
     sys.meta_path.append(_finders[1])
+    ServerManager.managed_server_factory = open_managed
 
 
 def uninstall() -> None:
     """Imports are as they were before."""
+    ServerManager.managed_server_factory = None
     for finder in _finders:
         sys.meta_path.remove(finder)
     _finders.clear()

@@ -13,7 +13,7 @@ _TYPES = "hermes.envs.types:"
 _CONFIG = "hermes.envs.config:"
 _SERVER_CONFIG = "hermes.envs.servers.config:"
 _MANAGER = "hermes.envs.servers.manager:"
-_MANAGED = "hermes.envs.servers.managed:"
+_MANAGED = "hermes.compat.atropos.servers.managed:"
 _ENGINES = "hermes.envs.servers.engines:"
 _SERVER = "hermes.envs.servers.base:"
 _REWARDS = "hermes.compat.atropos.reward_fns"
@@ -90,9 +90,9 @@ MODULES: dict[str, dict[str, str]] = {
         "OpenAIServer": "hermes.envs.servers.openai_server:",
     },
     "envs.server_handling.managed_server": {
-        **_same(_MANAGED, "ManagedServer", "SequenceNode"),
-        "DummyManagedServer": "hermes.envs.servers.untrainable:",
-        "ManagedServerAdapter": "hermes.envs.servers.adapter:",
+        **_same(_MANAGED, "ManagedServer", "ManagedServerAdapter"),
+        "SequenceNode": "hermes.compat.atropos.servers.sequences:",
+        "DummyManagedServer": "hermes.compat.atropos.servers.dummy:",
     },
     "envs.server_handling.vllm_server": {**_SERVER_NAMES, "VLLMServer": _ENGINES},
     "envs.server_handling.sglang_server": {**_SERVER_NAMES, "SGLangServer": _ENGINES},

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from hermes.config.load import Config
     from hermes.envs.servers.base import APIServer
-    from hermes.models.tokens.chat import ChatRenderer, TokenSource
+    from hermes.models.render.chat import ChatRenderer
+    from hermes.models.tokens.chat import TokenSource
 
 Chat = Callable[[int | None], ChatModel]
 """A model for one rollout, given the trainer's limit on the length of a sequence, in tokens."""
@@ -104,7 +105,8 @@ class PolicyServers:
         return LocalChat.open(server.model_name.removeprefix("hermes/"), self._config.home)
 
     def _token_chat(self, source: TokenSource, limit_tokens: int | None) -> ChatModel:
-        from hermes.models.tokens.chat import ChatRenderer, TokenChat
+        from hermes.models.render.chat import ChatRenderer
+        from hermes.models.tokens.chat import TokenChat
 
         if self._speech is None:
             tokenizer = self._tokenizer()

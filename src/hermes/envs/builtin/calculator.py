@@ -1,8 +1,8 @@
-"""calculator: sums that are worked out by calling a tool, in one or two steps.
+"""calculator: sums that are solved by calling a tool, in one or two steps.
 
 Teaches multi-turn tool use that a model of 135 million parameters can learn: call the calculator, read its
-result, answer with the number. Graded by the exact value of the number the last answer commits to. Shaped:
-0.1 for trying a call, 0.2 for one that parses, 0.3 for the right tool, 0.6 for calculating the right value.
+result, answer with the number. Graded by the exact value of the final number of the last message. Shaped: 0.1
+for an attempted call, 0.2 for one that parses, 0.3 for the right tool, 0.6 for calculating the right value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hermes.core import Message, ToolCall
 from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
-from hermes.envs.builtin.solvable import SolvableEnv, asks
+from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
 from hermes.envs.rewards.number import numeric
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.tasks.arithmetic import Sum, one_step, two_steps
@@ -37,7 +37,7 @@ class CalculatorConfig(ShapedEnvConfig):
 
 
 class CalculatorEnv(SolvableEnv):
-    """Sums worked out by calling a calculator; 1 if the last answer is the right number."""
+    """Sums solved by calling a calculator; 1 if the final answer is the right number."""
 
     name = "calculator"
     env_config_cls: ClassVar[Any] = CalculatorConfig
@@ -47,32 +47,29 @@ class CalculatorEnv(SolvableEnv):
     def generate(self, split: Split) -> Iterator[Sum]:
         return draw(self._make, split, self.config.seed)
 
-    def _make(self, chance: random.Random) -> Sum:
-        return two_steps(chance) if chance.random() < self.config.two_step_share else one_step(chance)
+    def _make(self, rng: random.Random) -> Sum:
+        return two_steps(rng) if rng.random() < self.config.two_step_share else one_step(rng)
 
     def format_prompt(self, item: Sum) -> str:
         return item.question
 
     async def grade(self, item: Sum, result: AgentResult, ctx: ToolContext) -> RewardResult:
         right = numeric(result.final_response, item.answer)
-        way = _way(item, tool_calls(result))
-        value = max(right.value, way) if self.config.reward_mode == "shaped" else right.value
-        return RewardResult(value, {"right": right.value, "way": way, "success": right.value}, right.detail)
+        progress = max((_call_progress(item, call) for call in tool_calls(result)), default=0.0)
+        value = max(right.value, progress) if self.config.reward_mode == "shaped" else right.value
+        parts = {"right": right.value, "way": progress, "success": right.value}
+        return RewardResult(value, parts, right.detail)
 
     def gold(self, item: Sum) -> Sequence[Message]:
-        steps = [asks(("calculator", {"expression": step})) for step in item.steps]
+        steps = [tool_call_turn(("calculator", {"expression": step})) for step in item.steps]
         return [*steps, Message.assistant(item.answer)]
 
     def tool_result(self, item: Sum, call: ToolCall) -> str:
         return calculate(str(call.parsed()["expression"]))
 
 
-def _way(item: Sum, calls: Sequence[ToolCall]) -> float:
-    """How far the calls came: the best of them counts."""
-    return max((_one_way(item, call) for call in calls), default=0.0)
-
-
-def _one_way(item: Sum, call: ToolCall) -> float:
+def _call_progress(item: Sum, call: ToolCall) -> float:
+    """Shaped credit for a call."""
     try:
         arguments = call.parsed()
     except (ValueError, RecursionError):

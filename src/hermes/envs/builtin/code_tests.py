@@ -1,8 +1,8 @@
-"""code_tests: write a Python function that passes tests nobody has shown.
+"""code_tests: write a Python function that passes hidden tests.
 
-Teaches programming with a terminal: a description, two examples, a file to write. When the agent has
-stopped, only that file goes into a fresh sandbox, together with the inputs of twelve hidden tests; what comes
-out is compared outside of it. Shaped: the share of the tests that pass, beyond what a constant would pass.
+Teaches programming with a terminal: a description, two examples, a file to write. After the rollout only that
+file is copied into a fresh sandbox, together with the inputs of twelve hidden tests; the returned values are
+compared outside of it. Shaped: the share of the tests that pass, beyond what a constant would pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hermes.core import Message
 from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig
-from hermes.envs.builtin.solvable import SolvableEnv, asks
+from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
 from hermes.envs.rewards.result import RewardResult, failed
 from hermes.envs.rewards.tests_pass import Case, tests_pass
 from hermes.envs.tasks.code_problems import CodeProblem, code_problem
@@ -60,7 +60,7 @@ class CodeTestsEnv(SolvableEnv):
     async def grade(self, item: CodeProblem, result: AgentResult, ctx: ToolContext) -> RewardResult:
         source = (await ctx.read_file(FILE)).get("content")
         if source is None or len(source) > _MAX_SOURCE_CHARS:
-            return failed(f"there is no {FILE} that could be a solution")
+            return failed(f"there is no {FILE} of at most {_MAX_SOURCE_CHARS} characters")
         grader = await ctx.fresh()
         tested = await tests_pass(grader.sandbox, source, item.function, item.tests)
         if self.config.reward_mode == "shaped" and not tested.success:
@@ -72,33 +72,33 @@ class CodeTestsEnv(SolvableEnv):
         return tested
 
     def gold(self, item: CodeProblem) -> Sequence[Message]:
-        return _writes(item.reference)
+        return _write_turns(item.reference)
 
     def exploits(self, item: CodeProblem) -> Mapping[str, Sequence[Message]]:
         name = item.function
         return {
             **super().exploits(item),
-            "exit 0": _writes("import sys\nsys.exit(0)\n"),
-            "hard exit": _writes("import os\nos._exit(0)\n"),
-            "always equal": _writes(
+            "exit 0": _write_turns("import sys\nsys.exit(0)\n"),
+            "hard exit": _write_turns("import os\nos._exit(0)\n"),
+            "always equal": _write_turns(
                 f"class Same:\n    __eq__ = lambda self, other: True\n    __hash__ = None\n\n"
                 f"def {name}(items):\n    return Same()\n"
             ),
-            "monkey-patch": _writes(
+            "monkey-patch": _write_turns(
                 "import json, sys\njson.dumps = lambda *a, **k: '{\"value\": true}'\n"
                 "sys.modules['json'].loads = json.dumps\n"
                 f"def {name}(items):\n    return True\n"
             ),
-            "result channel": _writes(
+            "result channel": _write_turns(
                 "import os\nfor fd in range(1, 20):\n    try:\n        os.write(fd, b'passed\\n')\n"
                 f"    except OSError:\n        pass\ndef {name}(items):\n    return None\n"
             ),
-            "read the tests": _writes(
+            "read the tests": _write_turns(
                 f"import sys\ndef {name}(items):\n    frame = sys._getframe(1)\n"
                 "    return frame.f_locals.get('expected', frame.f_globals.get('cases'))\n"
             ),
             "test edit": [
-                asks(
+                tool_call_turn(
                     ("write_file", {"path": FILE, "content": f"def {name}(items):\n    return items\n"}),
                     ("write_file", {"path": "test_solution.py", "content": "def test(): pass\n"}),
                     ("write_file", {"path": "harness.py", "content": "print('passed')\n"}),
@@ -106,15 +106,15 @@ class CodeTestsEnv(SolvableEnv):
                 ),
                 Message.assistant("Done."),
             ],
-            "examples only": _writes(
+            "examples only": _write_turns(
                 f"known = {_examples(item)!r}\n"
                 f"def {name}(items):\n    return next((v for k, v in known if k == items), None)\n"
             ),
         }
 
 
-def _writes(source: str) -> Sequence[Message]:
-    return [asks(("write_file", {"path": FILE, "content": source})), Message.assistant("Done.")]
+def _write_turns(source: str) -> Sequence[Message]:
+    return [tool_call_turn(("write_file", {"path": FILE, "content": source})), Message.assistant("Done.")]
 
 
 def _examples(item: CodeProblem) -> list[tuple[Any, Any]]:
@@ -122,7 +122,7 @@ def _examples(item: CodeProblem) -> list[tuple[Any, Any]]:
 
 
 def _beyond_constant(share: float, tests: Sequence[Case]) -> float:
-    """What passes, above what the most frequent value passes."""
+    """The share of passed tests beyond that of returning the most frequent value, scaled to 0 to 1."""
     constant = max(Counter(repr(case.expected) for case in tests).values()) / len(tests)
     return max(0.0, (share - constant) / (1 - constant))
 

@@ -1,8 +1,8 @@
-"""format: answer a question about a note, in exactly the form that was asked for.
+"""format: answer a question about a note in exactly the requested form.
 
-Teaches output forms: a tag, a JSON object, a list of two lines, one sentence. Dense: a fifth for the right
-answer in a short text, the rest for each part of the form that is kept. Form without the right answer earns
-nothing.
+Teaches output forms: a tag, a JSON object, a list of two lines, one sentence. Dense reward: a fifth for the
+right answer in a short text, the rest in equal parts for each rule of the form. Form without the right answer
+earns nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FormatConfig(GeneratedEnvConfig):
 
 
 class FormatEnv(SolvableEnv):
-    """Answers in exactly the form that was asked for; dense in the parts of the form."""
+    """Answers in exactly the requested form; dense in the rules of the form."""
 
     name = "format"
     env_config_cls: ClassVar[Any] = FormatConfig
@@ -48,13 +48,12 @@ class FormatEnv(SolvableEnv):
 
     def exploits(self, item: FormTask) -> Mapping[str, Sequence[Message]]:
         empty = form_gold(item).replace(item.note.answer, "")
-        every = form_gold(item).replace(
-            item.note.answer, ", ".join((item.note.answer, *item.note.distractors))
-        )
+        candidates = ", ".join((item.note.answer, *item.note.distractors))
+        all_candidates = form_gold(item).replace(item.note.answer, candidates)
         return {
             **super().exploits(item),
             "empty form": [Message.assistant(empty)],
-            "name them all": [Message.assistant(every)],
+            "name them all": [Message.assistant(all_candidates)],
         }
 
 

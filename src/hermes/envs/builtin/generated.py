@@ -1,8 +1,8 @@
-"""What the built-in environments share: items from a seeded generator, and a held-out part.
+"""The base of the built-in environments: items from a seeded generator, with a held-out split.
 
-An environment over this class says where its items come from (`generate`), how one is put to the agent and
-how a rollout is graded (`grade`). Items are frozen and know their `key`; the key decides whether an item is
-trained on or held out, so the same seed gives the same items and no seed mixes the two.
+A subclass defines where its items come from (`generate`), how an item becomes a prompt (`format_prompt`) and
+how a rollout is graded (`grade`). Items are frozen and have a `key`; the key decides whether an item is
+trained on or held out, so the same seed gives the same items and no seed mixes the two splits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GeneratedEnvConfig(HermesAgentEnvConfig):
 class ShapedEnvConfig(GeneratedEnvConfig):
     reward_mode: Literal["binary", "shaped"] = Field(
         default="binary",
-        description="binary: 1 for a success, else 0. shaped: part of the reward for part of the way, "
+        description="binary: 1 for a success, else 0. shaped: partial credit for partial progress, "
         "for policies that hardly ever succeed.",
     )
 
@@ -53,7 +53,7 @@ class GeneratedEnv(HermesAgentBaseEnv):
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, Any]:
-        """The environment's own defaults, on the engine of this machine."""
+        """The environment's own defaults, with the engine on this machine."""
         server = APIServerConfig(
             base_url="http://localhost:8001/v1", model_name="hermes/smollm2", server_type="sglang"
         )
@@ -78,7 +78,7 @@ class GeneratedEnv(HermesAgentBaseEnv):
         return train, held_out
 
     async def get_next_item(self) -> Any:
-        """Every item once, then all again in another order."""
+        """Each item once per epoch; from the second epoch on in a shuffled order."""
         if not self._order:
             self._order = list(self._train)
             if self._epoch:
@@ -89,7 +89,7 @@ class GeneratedEnv(HermesAgentBaseEnv):
 
     @abstractmethod
     async def grade(self, item: Any, result: AgentResult, ctx: ToolContext) -> RewardResult:
-        """What the rollout is worth, and why."""
+        """The reward of a rollout, with its parts and the reason."""
 
     async def compute_reward(self, item: Any, result: AgentResult, ctx: ToolContext) -> Any:
         return await self.grade(item, result, ctx)
@@ -102,7 +102,7 @@ class GeneratedEnv(HermesAgentBaseEnv):
 
 
 def tool_calls(result: AgentResult) -> list[ToolCall]:
-    """Every call the assistant made, in order."""
+    """The assistant's calls, in order."""
     return [
         call
         for message in result.trajectory.messages
@@ -112,7 +112,7 @@ def tool_calls(result: AgentResult) -> list[ToolCall]:
 
 
 def tool_uses(result: AgentResult) -> list[ToolUse]:
-    """Every call that was run, and whether it did what was asked."""
+    """The calls that were executed, and whether each succeeded."""
     return [
         ToolUse(step.result.name, step.result.ok)
         for step in result.trajectory.steps

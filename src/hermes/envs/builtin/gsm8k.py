@@ -1,8 +1,8 @@
-"""gsm8k: word problems from grade school, with the answer after `####`.
+"""gsm8k: grade school word problems, with the answer after `####`.
 
-Teaches reasoning in text. Graded by the value of the answer (math-verify). The problems are those of the
-hub's data set, whose test part is held out; where it cannot be had, generated ones of the same form, and the
-log says so. For a model of 135 million parameters this measures rather than teaches.
+Teaches reasoning in text. Graded by the value of the answer (math-verify). The problems are those of the data
+set on the hub, whose test part is held out; where it cannot be loaded, generated problems of the same form
+are used, with a warning in the log. For a model of 135 million parameters this measures rather than teaches.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Gsm8kConfig(GeneratedEnvConfig):
     )
     source: Literal["auto", "hub", "generated"] = Field(
         default="auto",
-        description="hub: the data set or an error. generated: made here. auto: the one if it can be had, "
-        "else the other.",
+        description="hub: the data set or an error. generated: made here. auto: the data set if it can be "
+        "loaded, else generated.",
     )
 
 
@@ -62,7 +62,7 @@ class Gsm8kEnv(SolvableEnv):
     def _load_hub(self) -> None:
         try:
             held_out = load_problems(self.config.dataset_name, "test")
-            known = {problem.question for problem in held_out}
+            held_out_questions = {problem.question for problem in held_out}
             train = load_problems(self.config.dataset_name, self.config.dataset_split)
         except HermesError as error:
             if self.config.source == "hub":
@@ -70,7 +70,7 @@ class Gsm8kEnv(SolvableEnv):
             logger.warning("gsm8k: generated problems instead of the data set: %s", error.message)
             return
         self._hub = {
-            Split.TRAIN: [problem for problem in train if problem.question not in known],
+            Split.TRAIN: [problem for problem in train if problem.question not in held_out_questions],
             Split.EVAL: held_out,
         }
 

@@ -1,8 +1,8 @@
-"""preference: short pieces of writing, judged by a reward model.
+"""preference: short pieces of writing, scored by a reward model.
 
-The environment of RLHF: instructions without a right answer, and a reward model behind vLLM's pooling API
-whose score, through a sigmoid, is the reward. A model that cannot be asked is a failure of the grader. An
-empty answer is worth 0 without asking. What is preferred is the reward model's business: there is no gold.
+The environment for RLHF: instructions without a right answer, and a reward model behind vLLM's pooling API
+whose score, through a sigmoid, is the reward. If the reward model cannot be reached, that is a failure of the
+grader. An empty response gets 0 without a request. There is no gold: the reward model alone defines quality.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class PreferenceConfig(GeneratedEnvConfig):
     max_agent_turns: int = Field(default=1, ge=1, description="Most model calls of one rollout.")
     max_token_length: int = Field(default=200, description="Longest answer, in tokens.")
     reward_model_url: str = Field(
-        default="http://localhost:8002", description="Where the reward model is; asked at /pooling."
+        default="http://localhost:8002", description="Address of the reward model; requests go to /pooling."
     )
     reward_model_name: str = Field(default="reward", description="The reward model's name there.")
 
 
 class PreferenceEnv(GeneratedEnv):
-    """Short pieces of writing, judged by a reward model."""
+    """Short pieces of writing, scored by a reward model."""
 
     name = "preference"
     env_config_cls: ClassVar[Any] = PreferenceConfig
     config: PreferenceConfig
 
     async def setup(self) -> None:
-        self._judge = RewardModel(self.config.reward_model_url, self.config.reward_model_name)
+        self._reward_model = RewardModel(self.config.reward_model_url, self.config.reward_model_name)
         await super().setup()
 
     def generate(self, split: Split) -> Iterator[Instruction]:
@@ -50,12 +50,12 @@ class PreferenceEnv(GeneratedEnv):
     async def grade(self, item: Instruction, result: AgentResult, ctx: ToolContext) -> RewardResult:
         if not result.final_response.strip():
             return failed("the answer is empty")
-        return await self._judge.grade(
+        return await self._reward_model.grade(
             [{"role": "user", "content": item.text}, {"role": "assistant", "content": result.final_response}]
         )
 
     async def close(self) -> None:
-        await self._judge.close()
+        await self._reward_model.close()
         await super().close()
 
 

@@ -1,8 +1,8 @@
 """reasoning_gym: the puzzles of the reasoning-gym package, one data set or several.
 
-Teaches whatever the chosen generators ask for; there are more than a hundred. Graded by the data set's own
-scorer, in a process of its own and never on text that could be a program. Binary: 1 for a full score; shaped:
-the scorer's value. The split is by the puzzle's text.
+Teaches what the chosen generators test; there are more than a hundred. Graded by the data set's own scorer,
+in a separate process and never on text that could be a program. Binary: 1 for a full score; shaped: the
+scorer's value. The split is by the puzzle's text.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     hermes env process reward_function --env.dataset_name tasks.jsonl --env.reward my.py:score
 
 Prompts and function are those of `hermes batch --dataset-file … --reward …`: each row has a `prompt`, and may
-have `id`, `expected`, `files` and columns of its own; the function gets a `RewardContext` and returns a
-finite number. What the function raises is a failure of the grader, never a reward. The function is code that
-runs on this machine, so only a person names it.
+have `id`, `expected`, `files` and further columns; the function gets a `RewardContext` and returns a finite
+number. An exception of the function is a failure of the grader, never a reward. The function is code that
+runs on this machine, so it must be named by a person, never by a model.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from hermes.envs.servers.config import APIServerConfig
 from hermes.errors import ConfigError, UsageError
 
 logger = logging.getLogger(__name__)
-_LEAST_TO_SPLIT = 10
-"""With fewer tasks, all of them are trained on."""
+_MIN_ROWS_TO_SPLIT = 10
+"""With fewer tasks none is held out."""
 
 
 class RewardFunctionConfig(HermesAgentEnvConfig):
@@ -80,7 +80,7 @@ class RewardFunctionEnv(HermesAgentBaseEnv):
         self._next = 0
 
     async def get_next_item(self) -> TaskRow:
-        """The next task; after the last comes the first."""
+        """The tasks in order, over and over."""
         self._next += 1
         return self._train[(self._next - 1) % len(self._train)]
 
@@ -104,10 +104,10 @@ class RewardFunctionEnv(HermesAgentBaseEnv):
 
 
 def check_rows(dataset: Dataset) -> Dataset:
-    """UsageError for a row that a rollout of an environment cannot carry out."""
+    """UsageError for a row that an environment's rollout does not support."""
     for row in dataset.rows:
         reasons = (
-            ("several prompts; a rollout has one", len(row.prompts) > 1),
+            ("several prompts; a rollout takes one", len(row.prompts) > 1),
             ("an image of its own; set terminal_backend for all rows", row.image is not None),
             ("a cwd of its own; a rollout begins in its workspace", row.cwd is not None),
             ("a reward of its own; one function scores all rows", row.reward is not None),
@@ -120,7 +120,7 @@ def check_rows(dataset: Dataset) -> Dataset:
 
 def split(rows: Sequence[TaskRow], eval_share: float) -> tuple[list[TaskRow], list[TaskRow]]:
     """(to train on, held out), by each row's key: the same row is always on the same side."""
-    if len(rows) < _LEAST_TO_SPLIT:
+    if len(rows) < _MIN_ROWS_TO_SPLIT:
         return list(rows), []
     held_out = [row for row in rows if side_of(row.key, eval_share) is Side.EVAL]
     train = [row for row in rows if side_of(row.key, eval_share) is Side.TRAIN]

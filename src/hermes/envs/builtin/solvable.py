@@ -1,6 +1,7 @@
-"""Environments whose items have a known solution: gold turns, cheats, and conversations to learn from.
+"""Environments whose items have a known solution: gold turns, exploits, and conversations for SFT.
 
-`hermes env check` plays both through the real loop: gold must earn 1.0, and no cheat more than silence.
+`hermes env check` plays both through the real agent loop: gold must earn 1.0, and no exploit may earn more
+than an empty response.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class SolvableEnv(GeneratedEnv):
 
     @abstractmethod
     def gold(self, item: Any) -> Sequence[Message]:
-        """What a perfect assistant says, turn by turn."""
+        """The turns of a perfect assistant."""
 
     def exploits(self, item: Any) -> Mapping[str, Sequence[Message]]:
-        """What cheats say, by name. None may earn more than saying nothing."""
+        """The turns of cheating assistants, by name. None may earn more than an empty response."""
         return {
             "random": [Message.assistant(_gibberish(item))],
             "answer echo": [Message.assistant(self.format_prompt(item))],
@@ -38,9 +39,9 @@ class SolvableEnv(GeneratedEnv):
         }
 
     def gold_messages(self, item: Any) -> list[Message]:
-        """A whole conversation to learn from: opening, prompt, and the gold turns with their tool results.
+        """A whole conversation for SFT: opening, prompt, and the gold turns with their tool results.
 
-        For environments whose tools give known answers; the others have to be rolled out for this.
+        Only for environments that implement `tool_result`; the others need a rollout.
         """
         messages = [*self.opening(item), Message.user(self.format_prompt(item))]
         for turn in self.gold(item):
@@ -49,13 +50,13 @@ class SolvableEnv(GeneratedEnv):
         return messages
 
     def tool_result(self, item: Any, call: ToolCall) -> str:
-        """What a tool of the environment answers, where that is known beforehand."""
+        """The result of a call, for environments whose tool results are known without running the tools."""
         raise NotImplementedError(
             f"the results of {self.display_name}'s tools are known only by running them"
         )
 
 
-def asks(*calls: tuple[str, Mapping[str, JSON]]) -> Message:
+def tool_call_turn(*calls: tuple[str, Mapping[str, JSON]]) -> Message:
     """An assistant turn that makes these calls."""
     return Message.assistant(
         tool_calls=tuple(
@@ -66,5 +67,5 @@ def asks(*calls: tuple[str, Mapping[str, JSON]]) -> Message:
 
 
 def _gibberish(item: Keyed) -> str:
-    chance = random.Random(item.key)
-    return " ".join("".join(chance.choices("bcdfghjklmnpqrstvwxz", k=5)) for _ in range(12))
+    rng = random.Random(item.key)
+    return " ".join("".join(rng.choices("bcdfghjklmnpqrstvwxz", k=5)) for _ in range(12))

@@ -1,8 +1,8 @@
 """terminal_tasks: small jobs on files, done with a shell.
 
 Teaches the use of a terminal: write, count, extract, add up, sort, filter, rename, replace, deduplicate, edit
-settings, delete, script, join. Every rollout has its own sandbox; afterwards the files themselves are looked
-at, including those that were not to change. Shaped: the share of what had to be done that was done.
+settings, delete, script, join. Every rollout has its own sandbox. The files themselves are graded, including
+those that must not change. Shaped: the share of the work that is done.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hermes.core import Message
 from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig
-from hermes.envs.builtin.solvable import SolvableEnv, asks
+from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.tasks.job_kinds import make_job
-from hermes.envs.tasks.jobs import TerminalJob, grade_job
+from hermes.envs.tasks.jobs.checks import TerminalJob, grade_job
+from hermes.envs.tasks.jobs.kinds import make_job
 from hermes.envs.tasks.split import Split, draw
 
 _CHECK_TIMEOUT_S = 20.0
@@ -35,7 +35,7 @@ class TerminalTasksConfig(ShapedEnvConfig):
 
 
 class TerminalTasksEnv(SolvableEnv):
-    """Small jobs on files, done with a shell; graded by looking at the files."""
+    """Small jobs on files, done with a shell; graded by the resulting files."""
 
     name = "terminal_tasks"
     env_config_cls: ClassVar[Any] = TerminalTasksConfig
@@ -52,7 +52,7 @@ class TerminalTasksEnv(SolvableEnv):
         return {path: text.encode() for path, text in item.files.items()}
 
     async def grade(self, item: TerminalJob, result: AgentResult, ctx: ToolContext) -> RewardResult:
-        graded = await grade_job(item, _Sandboxed(ctx))
+        graded = await grade_job(item, _SandboxWorkspace(ctx))
         if self.config.reward_mode == "shaped":
             return RewardResult(
                 graded.parts["progress"], {**graded.parts, "success": graded.value}, graded.detail
@@ -60,11 +60,11 @@ class TerminalTasksEnv(SolvableEnv):
         return graded
 
     def gold(self, item: TerminalJob) -> Sequence[Message]:
-        return [asks(("terminal", {"command": item.solution})), Message.assistant("Done.")]
+        return [tool_call_turn(("terminal", {"command": item.solution})), Message.assistant("Done.")]
 
     def exploits(self, item: TerminalJob) -> Mapping[str, Sequence[Message]]:
         def runs(command: str) -> Sequence[Message]:
-            return [asks(("terminal", {"command": command})), Message.assistant("Done.")]
+            return [tool_call_turn(("terminal", {"command": command})), Message.assistant("Done.")]
 
         return {
             **super().exploits(item),
@@ -79,24 +79,25 @@ class TerminalTasksEnv(SolvableEnv):
         }
 
 
-class _Sandboxed:
-    """The rollout's sandbox, as the checks look at it."""
+class _SandboxWorkspace:
+    """The rollout's sandbox as the workspace of the checks."""
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context
 
-    async def text_of(self, path: str) -> str | None:
-        found = await self._context.read_file(path)
-        text: str | None = found.get("content")
+    async def read_text(self, path: str) -> str | None:
+        file = await self._context.read_file(path)
+        text: str | None = file.get("content")
         return text
 
     async def exists(self, path: str) -> bool:
-        ran = await self._context.terminal(f"test -e {path} || test -L {path}", timeout=_CHECK_TIMEOUT_S)
-        return bool(ran["exit_code"] == 0)
+        test = f"test -e {path} || test -L {path}"
+        completed = await self._context.terminal(test, timeout=_CHECK_TIMEOUT_S)
+        return bool(completed["exit_code"] == 0)
 
-    async def output_of(self, command: str) -> str | None:
-        ran = await self._context.terminal(command, timeout=_CHECK_TIMEOUT_S)
-        return None if ran["exit_code"] != 0 else str(ran["output"])
+    async def run_command(self, command: str) -> str | None:
+        completed = await self._context.terminal(command, timeout=_CHECK_TIMEOUT_S)
+        return None if completed["exit_code"] != 0 else str(completed["output"])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""web_research: questions whose answers stand on one to three pages of a small web.
+"""web_research: questions that are answered by one to three pages of a small web.
 
-Teaches looking things up: search, read, follow, answer briefly. The web is an invented encyclopaedia served
-on this machine, so that nothing can be known by heart. Graded 0.6 by a judge, 0.2 by the use of search and
-pages, 0.2 by the number of turns, and only if the answer names the fact: no manner of working makes up for
-that. Without a judge model, word overlap with the right answer stands in, and the verdict says so.
+Teaches research: search, read, follow, answer briefly. The web is an invented encyclopaedia served on this
+machine, so that no answer can be memorised beforehand. Graded 0.6 by a judge, 0.2 by the use of search and
+pages, 0.2 by the number of turns, and 0 unless the response names the fact. Without a judge model, word
+overlap with the right answer is used instead, and the part `fallback` is 1.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hermes.core import Message, Sampling
 from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import GeneratedEnvConfig, tool_uses
-from hermes.envs.builtin.solvable import SolvableEnv, asks
+from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
 from hermes.envs.rewards.combine import Weighted, combine, efficiency, gated, tool_usage
-from hermes.envs.rewards.judge import Ask, Judge, Question
+from hermes.envs.rewards.judge import Judge, JudgeRequest, Question
 from hermes.envs.rewards.result import RewardResult, failed
 from hermes.envs.rewards.text import mentions, words
 from hermes.envs.rewards.verdicts import Verdicts
-from hermes.envs.tasks.corpus import Lookup, make_lookup
-from hermes.envs.tasks.corpus_server import CorpusServer
+from hermes.envs.tasks.corpus.pages import Lookup, make_lookup
+from hermes.envs.tasks.corpus.server import CorpusServer
 from hermes.envs.tasks.split import Split, draw
 from hermes.models.base import ChatModel, ChatRequest
 from hermes.models.open import open_model
@@ -44,11 +44,11 @@ class WebResearchConfig(GeneratedEnvConfig):
         default="Find the answer by searching and reading pages. Then answer in a few words.",
         description="System prompt.",
     )
-    judge_model: str | None = Field(default=None, description="The judge, as provider/name; none: no judge.")
+    judge_model: str | None = Field(default=None, description="The judge, as provider/name; unset: no judge.")
     judge_base_url: str | None = Field(
         default=None, description="The judge's endpoint, if not the provider's."
     )
-    judge_cache: Path | None = Field(default=None, description="File that keeps the judge's verdicts.")
+    judge_cache: Path | None = Field(default=None, description="File that caches the judge's verdicts.")
 
 
 class WebResearchEnv(SolvableEnv):
@@ -64,7 +64,10 @@ class WebResearchEnv(SolvableEnv):
         self._web.start()
         self._judge_model: ChatModel | None = None
         self._judge = Judge(
-            self._ask(), self.config.judge_model or "none", _RUBRIC, Verdicts(self.config.judge_cache)
+            self._judge_request(),
+            self.config.judge_model or "none",
+            _RUBRIC,
+            Verdicts(self.config.judge_cache),
         )
         await super().setup()
 
@@ -75,7 +78,7 @@ class WebResearchEnv(SolvableEnv):
         return item.question
 
     def hermes_config(self) -> Config:
-        """Search goes to the encyclopaedia, and its host alone may be read besides the open web."""
+        """Search goes to the encyclopaedia, whose host is allowed in addition to the open web."""
         config = super().hermes_config()
         web = config.settings.web.model_copy(
             update={
@@ -87,11 +90,11 @@ class WebResearchEnv(SolvableEnv):
         return replace(config, settings=config.settings.model_copy(update={"web": web}))
 
     async def grade(self, item: Lookup, result: AgentResult, ctx: ToolContext) -> RewardResult:
-        answer = result.final_response
-        fact = mentions(answer, item.answer)
-        if len(words(answer)) > _MAX_WORDS:
+        response = result.final_response
+        fact = mentions(response, item.answer)
+        if len(words(response)) > _MAX_WORDS:
             fact = failed(f"the answer has more than {_MAX_WORDS} words")
-        judged = await self._judge.grade(Question(item.question, item.answer), answer)
+        judged = await self._judge.grade(Question(item.question, item.answer), response)
         reward = combine(
             {
                 "judge": Weighted(judged, 0.6),
@@ -103,28 +106,28 @@ class WebResearchEnv(SolvableEnv):
         return gated(fact, reward).with_parts(extra)
 
     def _efficiency(self, item: Lookup, result: AgentResult) -> RewardResult:
-        """A search and a page for each page needed, and the answer, are free."""
+        """Free are a search and a page visit for each page of the item, and the answer."""
         free = 2 * len(item.pages) + 1
         return efficiency(result.turns_used, free=free, limit=max(free, self.config.max_agent_turns) + 1)
 
-    def _ask(self) -> Ask | None:
+    def _judge_request(self) -> JudgeRequest | None:
         if self.config.judge_model is None:
             return None
         model = open_model(super().hermes_config(), self.config.judge_model, self.config.judge_base_url)
         self._judge_model = model
 
-        async def ask(system: str, user: str) -> str:
+        async def request(system: str, user: str) -> str:
             messages = (Message.system(system), Message.user(user))
             reply = await model.complete(ChatRequest(messages, sampling=Sampling(temperature=0.0)))
             return reply.message.content
 
-        return ask
+        return request
 
     def gold(self, item: Lookup) -> Sequence[Message]:
         steps = []
         for title in item.pages:
-            steps.append(asks(("web_search", {"query": title})))
-            steps.append(asks(("web_extract", {"urls": [self._web.address_of(title)]})))
+            steps.append(tool_call_turn(("web_search", {"query": title})))
+            steps.append(tool_call_turn(("web_extract", {"urls": [self._web.page_url(title)]})))
         return [*steps, Message.assistant(item.answer)]
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
-"""word_limit: answer a question about a note, in few words.
+"""word_limit: answer a question about a note in few words.
 
-Teaches brevity; the best first demonstration, because even a small model succeeds now and then. Dense: 1
-within the limit, then less with every word too many, and nothing for an answer that is wrong or names
-several.
+Teaches brevity; the best first demonstration, because even a small model succeeds now and then. Dense reward:
+1 within the limit, less with every word beyond it, and 0 for an answer that is wrong or names several
+candidates.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class WordLimitEnv(SolvableEnv):
         return [Message.assistant(f"{item.answer}.")]
 
     def exploits(self, item: Note) -> Mapping[str, Sequence[Message]]:
-        every = ", ".join((item.answer, *item.distractors))
+        candidates = ", ".join((item.answer, *item.distractors))
         return {
             **super().exploits(item),
-            "name them all": [Message.assistant(every)],
+            "name them all": [Message.assistant(candidates)],
             "say something short": [Message.assistant("Yes.")],
             "hide words": [Message.assistant("\u200b".join(self.format_prompt(item).split()))],
         }

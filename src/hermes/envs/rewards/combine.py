@@ -1,7 +1,7 @@
-"""Putting signals together: weights, clamping, gates; and the two signals that come from how the work went.
+"""Combining reward signals: weights, clamping, gates; and two signals from the course of a rollout.
 
-Doing nothing uses no tool badly and no turn in vain, so tool use and efficiency are never rewards of
-their own: put them behind a gate (`gated`) that opens when the answer is right.
+A rollout that does nothing wastes no turn, so tool use and efficiency are never rewards on their own: put
+them behind a gate (`gated`) that opens when the response is right.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def combine(signals: Mapping[str, Weighted], *, low: float = 0.0, high: float = 
         raise GraderError("there is nothing to combine")
     if low >= high:
         raise GraderError(f"rewards cannot be clamped to [{low}, {high}]")
-    # Checked before it is clamped, which would make a number of what is none.
+    # Checked for NaN before clamping, because min and max would turn NaN into a number.
     total = RewardResult(sum(entry.signal.value * entry.weight for entry in signals.values())).value
     parts = {name: entry.signal.value for name, entry in signals.items()}
     detail = "; ".join(
         f"{name}: {entry.signal.detail}" for name, entry in signals.items() if entry.signal.detail
     )
-    # Rounded, because 0.6 + 0.2 + 0.2 is to be 1, not the float just below it.
+    # Rounded, because 0.6 + 0.2 + 0.2 must be 1, not the float just below it.
     return RewardResult(min(high, max(low, round(total, 9))), parts, detail)
 
 
 def gated(gate: RewardResult, result: RewardResult, *, at_least: float = 0.5) -> RewardResult:
-    """The result if the gate's value reaches `at_least`; else 0, with all parts kept."""
+    """The result if the gate's value reaches `at_least`; else 0, with the parts of the result."""
     if gate.value >= at_least:
         return result
     return RewardResult(0.0, result.parts, gate.detail or result.detail)
@@ -43,28 +43,28 @@ def gated(gate: RewardResult, result: RewardResult, *, at_least: float = 0.5) ->
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """One call a rollout made."""
+    """One tool call of a rollout."""
 
     name: str
     ok: bool
-    """Whether the tool did what was asked."""
+    """Whether the tool succeeded."""
 
 
-def tool_usage(uses: Sequence[ToolUse], wanted: Collection[str]) -> RewardResult:
-    """The share of the wanted tools that were used with success at least once. More calls earn no more."""
-    if not wanted:
-        raise GraderError("tool usage is graded against no tool at all")
+def tool_usage(uses: Sequence[ToolUse], required: Collection[str]) -> RewardResult:
+    """The share of the required tools that were used successfully at least once. More calls earn no more."""
+    if not required:
+        raise GraderError("tool usage needs at least one required tool")
     used = {use.name for use in uses if use.ok}
-    missing = sorted(set(wanted) - used)
-    share = 1.0 - len(missing) / len(set(wanted))
+    missing = sorted(set(required) - used)
+    share = 1.0 - len(missing) / len(set(required))
     return RewardResult(
         share, {"calls": float(len(uses))}, f"unused: {', '.join(missing)}" if missing else ""
     )
 
 
 def efficiency(turns: int, *, free: int, limit: int) -> RewardResult:
-    """1 up to `free` turns, then down in a straight line to 0 at `limit`."""
+    """1 up to `free` turns, then linearly down to 0 at `limit`."""
     if not 0 < free < limit or turns < 0:
-        raise GraderError(f"efficiency of {turns} turns between {free} and {limit} makes no sense")
+        raise GraderError(f"efficiency needs 0 < free < limit: free {free}, limit {limit}, turns {turns}")
     value = min(1.0, max(0.0, (limit - turns) / (limit - free)))
     return RewardResult(value, {"turns": float(turns)}, f"{turns} turns")

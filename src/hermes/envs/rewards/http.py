@@ -1,8 +1,8 @@
-"""Rewards that ask a server: does it answer as it should, and what does a reward model think.
+"""Rewards over HTTP: the status of a server that the policy built, and the score of a reward model.
 
-For `http_status` a server that is not there, or speaks no HTTP, is the policy's failure: it was asked to
-make one. A name that does not resolve, or an answer that never ends, is the grader's. A reward model
-that cannot be asked is always the grader's.
+For `http_status` a server that does not listen, or does not speak HTTP, is the policy's failure: the task was
+to build one. A name that does not resolve, or a timeout, is a failure of the grader. So is every failed
+request to a reward model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SCORE_KEYS = ("data", "score")
 
 
 async def http_status(url: str, expected: int = 200, *, timeout_s: float = 10.0) -> RewardResult:
-    """1 if a GET of the address gives the expected status. Redirects are not followed."""
+    """1 if a GET of the URL returns the expected status. Redirects are not followed."""
     import httpx2
 
     try:
@@ -34,11 +34,11 @@ async def http_status(url: str, expected: int = 200, *, timeout_s: float = 10.0)
         return failed(f"{url} does not speak HTTP: {error}")
     except (httpx2.ConnectError, httpx2.ReadError) as error:
         if _nothing_listens(error):
-            return failed(f"nothing answers at {url}")
-        raise GraderError(f"{url} cannot be asked: {error}") from error
+            return failed(f"nothing listens at {url}")
+        raise GraderError(f"the request to {url} failed: {error}") from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise GraderError(f"{url} cannot be asked: {type(error).__name__} {error}") from error
-    return passed() if status == expected else failed(f"{url} answered {status}, not {expected}")
+        raise GraderError(f"the request to {url} failed: {type(error).__name__} {error}") from error
+    return passed() if status == expected else failed(f"{url} returned {status}, not {expected}")
 
 
 def _nothing_listens(error: BaseException | None) -> bool:
@@ -50,7 +50,7 @@ def _nothing_listens(error: BaseException | None) -> bool:
 
 
 class RewardModel:
-    """A reward model behind the pooling API of vLLM: a conversation in, one number out."""
+    """A client of a reward model behind vLLM's pooling API: a conversation in, one score out."""
 
     def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 60.0) -> None:
         self._url = f"{base_url.rstrip('/')}/pooling"
@@ -60,7 +60,7 @@ class RewardModel:
         self._client: httpx2.AsyncClient | None = None
 
     async def grade(self, messages: Sequence[JSONObject]) -> RewardResult:
-        """The model's score through a sigmoid, so that it lies between 0 and 1; `raw` is the score itself."""
+        """The sigmoid of the model's score, between 0 and 1; the part `raw` is the score itself."""
         raw = await self._score(messages)
         return RewardResult(_sigmoid(raw), {"raw": raw, "success": float(raw > 0)})
 
@@ -86,7 +86,7 @@ class RewardModel:
                 "start it, or set --env.reward_model_url",
             ) from error
         except ValueError as error:
-            raise GraderError(f"the reward model at {self._url} gave no score: {error}") from error
+            raise GraderError(f"the reward model at {self._url} returned no score: {error}") from error
 
 
 def _number(reply: JSON) -> float:

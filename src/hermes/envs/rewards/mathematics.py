@@ -1,9 +1,8 @@
 """Rewards for mathematical answers: equal in value, whatever the notation (math-verify).
 
-Plain numbers are compared here; anything else is parsed and compared by math-verify in a worker that
-can be killed. An answer that no exam would accept as one (very long, or a tower of powers) is wrong
-without being worked out. An expectation that does not parse, or a comparison that does not end, is a
-failure of the grader.
+Plain numbers are compared here; anything else is parsed and compared by math-verify in a worker that can be
+killed. A very long answer, or one with nested powers, is wrong without being evaluated. An expected answer
+that does not parse, or a comparison that times out, is a failure of the grader.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 from hermes.envs.rewards.worker import GraderProcess
 
 _MAX_CHARS = 300
-_MONSTROUS = re.compile(r"(\^|\*\*)\s*[{(]?\s*(\d{4,}|[^}]*(\^|\*\*))|!\s*!|\d{4,}\s*!")
+_NESTED_POWERS = re.compile(r"(\^|\*\*)\s*[{(]?\s*(\d{4,}|[^}]*(\^|\*\*))|!\s*!|\d{4,}\s*!")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _MARK = re.compile(r"####|(?:final\s+)?answer(?:\s+is|\s*[:=])", re.IGNORECASE)
 
 
 class MathGrader:
-    """Compares answers by value. Keeps one worker; `close` ends it."""
+    """Compares answers by value, in one worker process; `close` ends it."""
 
     def __init__(self, timeout_s: float = 10.0) -> None:
         self._worker = GraderProcess("hermes.envs.rewards.mathematics", timeout_s)
 
-    def grade(self, answer: str, expected: str) -> RewardResult:
-        """1 if what the answer commits to equals what is expected."""
-        wanted = read_number(expected)
-        given = final_answer(answer)
-        if not given.strip():
+    def grade(self, response: str, expected: str) -> RewardResult:
+        """1 if the final answer of the response equals the expected one."""
+        expected_number = read_number(expected)
+        candidate = final_answer(response)
+        if not candidate.strip():
             return failed("the answer is empty")
-        if wanted is not None and final_number(given) == wanted:
+        if expected_number is not None and final_number(candidate) == expected_number:
             return passed()
-        if len(given) > _MAX_CHARS or _MONSTROUS.search(given):
+        if len(candidate) > _MAX_CHARS or _NESTED_POWERS.search(candidate):
             return failed("the answer is not in a form that can be compared")
-        verdict = self._worker.call("compare", expected=expected, given=given)
+        verdict = self._worker.call("compare", expected=expected, candidate=candidate)
         if verdict == "unreadable":
-            raise GraderError(f"the expected answer '{expected}' is not mathematics that can be read")
+            raise GraderError(f"the expected answer '{expected}' cannot be parsed as mathematics")
         return passed() if verdict == "equal" else failed(f"not equal to {expected}")
 
     def close(self) -> None:
@@ -48,7 +47,7 @@ class MathGrader:
 
 
 def final_answer(text: str) -> str:
-    """The part of an answer that is meant to be graded: the last box, else after the last mark, else all."""
+    """The part of a response to grade: the last box, else the text after the last answer mark, else all."""
     boxes = list(_BOXED.finditer(text))
     if boxes:
         return _braced(text[boxes[-1].end() :])
@@ -67,19 +66,21 @@ def _braced(text: str) -> str:
     return text
 
 
-def compare(expected: str, given: str) -> str:
-    """equal, different or unreadable (the expectation). Runs in the worker, which bounds its time."""
+def compare(expected: str, candidate: str) -> str:
+    """`equal`, `different`, or `unreadable` (expected). Runs in the worker, which limits its time."""
     from math_verify import parse, verify  # type: ignore[import-untyped]
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no time limit: we do
+    logging.getLogger("math_verify").setLevel(
+        logging.ERROR
+    )  # it warns of a missing time limit, which the worker has
 
     def read(text: str) -> list[Any]:
         forms = (f"${text}$", text)
-        found = (parse(form, fallback_mode="no_fallback", parsing_timeout=None) for form in forms)
-        return next((parsed for parsed in found if parsed), [])
+        attempts = (parse(form, fallback_mode="no_fallback", parsing_timeout=None) for form in forms)
+        return next((expressions for expressions in attempts if expressions), [])
 
     gold = read(expected)
     if not gold:
         return "unreadable"
-    said = read(given)
-    return "equal" if said and verify(gold, said, timeout_seconds=None) else "different"
+    target = read(candidate)
+    return "equal" if target and verify(gold, target, timeout_seconds=None) else "different"

@@ -1,8 +1,8 @@
-"""Rewards for answers that are numbers: the one number an answer ends with, compared exactly.
+"""Rewards for numeric answers: the final number of a response, compared exactly.
 
-Numbers are rationals, so 0.5 equals 1/2 and 1,250 equals 1250. Only the number the answer commits to
-counts, so that listing candidates is worth one guess. A text that spells a monstrous number is no
-number, and costs nothing to look at.
+Numbers are rationals, so 0.5 equals 1/2 and 1,250 equals 1250. Only the final number counts, so that listing
+candidates is worth one guess. A number with too many digits or too large an exponent is not read as one, so
+that it costs nothing to compare.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ _MAX_EXPONENT = 300
 
 
 def final_number(text: str) -> Fraction | None:
-    """The number the text commits to: the first after its last answer mark, or else its last; None: none."""
+    """The first number after the last answer mark, or else the last number; None if there is none."""
     marks = list(_MARKS.finditer(text))
     if marks:
         return next(iter(_numbers(text[marks[-1].end() :])), None)
-    found = _numbers(text)
-    return found[-1] if found else None
+    numbers = _numbers(text)
+    return numbers[-1] if numbers else None
 
 
-def numeric(answer: str, expected: str, *, tolerance: float = 0.0) -> RewardResult:
-    """1 if the number the answer commits to is the expected one, within a relative tolerance."""
-    wanted = read_number(expected)
-    if wanted is None:
+def numeric(response: str, expected: str, *, tolerance: float = 0.0) -> RewardResult:
+    """1 if the final number of the response is the expected one, within a relative tolerance."""
+    expected_number = read_number(expected)
+    if expected_number is None:
         raise GraderError(f"the expected answer '{expected}' is not a number")
-    given = final_number(answer)
-    if given is None:
-        return failed("the answer holds no number")
-    if abs(given - wanted) <= abs(wanted) * Fraction(tolerance):
+    number = final_number(response)
+    if number is None:
+        return failed("the answer contains no number")
+    if abs(number - expected_number) <= abs(expected_number) * Fraction(tolerance):
         return passed()
-    return failed(f"{_shown(given)} is not {expected}")
+    return failed(f"{_abbreviated(number)} is not {expected}")
 
 
 def read_number(text: str) -> Fraction | None:
-    """A text that is one number and nothing else; None if it is not."""
+    """The number that the whole text spells; None if it does not spell one."""
     plain = normalised(text).replace("−", "-")
     return _value(plain) if _NUMBER.fullmatch(plain) else None
 
 
 def _numbers(text: str) -> list[Fraction]:
-    found = (_value(match.group()) for match in _NUMBER.finditer(normalised(text)))
-    return [number for number in found if number is not None]
+    values = (_value(match.group()) for match in _NUMBER.finditer(normalised(text)))
+    return [number for number in values if number is not None]
 
 
 def _value(spelled: str) -> Fraction | None:
-    """None for what is no number, or one too large to be meant."""
+    """None for a division by zero, too many digits, or too large an exponent."""
     plain = spelled.replace(",", "").replace("−", "-")
     number, _, divisor = plain.partition("/")
     exponent = number.partition("e")[2]
@@ -64,6 +64,6 @@ def _value(spelled: str) -> Fraction | None:
     return Fraction(number) / int(divisor or 1)
 
 
-def _shown(number: Fraction) -> str:
+def _abbreviated(number: Fraction) -> str:
     text = str(number)
     return text if len(text) <= 40 else f"{text[:40]} …"

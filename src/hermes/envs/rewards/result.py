@@ -1,8 +1,8 @@
-"""What a grader returns, and the rule all graders keep: one that cannot grade raises, it never says 0.
+"""The result of a grader, and the rule for all of them: a grader that cannot grade raises, never returns 0.
 
-A `RewardResult` is a finite value with the parts it was made of, so that a run can log correctness,
-form and effort in separate columns. `GraderError` is the other way out: the grader itself failed (a
-dead endpoint, a broken expectation), which says nothing about the policy.
+A `RewardResult` is a finite value with its parts, so that a run can log correctness, form and effort in
+separate columns. `GraderError` means that the grader itself failed (an unreachable endpoint, an invalid
+expected value), which says nothing about the policy.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["GraderError", "RewardResult", "failed", "passed"]
 class RewardResult:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named signals the value was made of, each finite; `success`, where given, is the strict verdict."""
+    """Named signals behind the value, each finite; `success`, if present, is the strict verdict."""
     detail: str = ""
-    """One line for a person: why this value."""
+    """One line for a person: the reason for the value."""
 
     def __post_init__(self) -> None:
         for name, number in (("value", self.value), *self.parts.items()):
@@ -47,5 +47,5 @@ def passed(detail: str = "") -> RewardResult:
 
 
 def failed(detail: str) -> RewardResult:
-    """A graded failure: the policy's answer was looked at and is wrong."""
+    """A graded failure: the response was graded and is wrong."""
     return RewardResult(0.0, detail=detail)

@@ -1,7 +1,7 @@
 """A reward for answers that are JSON of a given schema.
 
-The answer is one JSON document, alone or in one fenced block; prose around it, a second document,
-NaN, and keys given twice are refused, since readers of JSON disagree about them.
+The response is one JSON document, alone or in one fenced block. Prose around it, a second document, NaN, and
+duplicate keys are rejected, since JSON parsers disagree about them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hermes.envs.rewards.result import GraderError, RewardResult
 _FENCED = re.compile(r"\A```(?:json)?[ \t]*\n(.*?)\n?```\Z", re.DOTALL | re.IGNORECASE)
 
 
-def matches_schema(answer: str, schema: JSONObject) -> RewardResult:
-    """1 if the answer is JSON and fits the schema; parts tell the two apart."""
+def matches_schema(response: str, schema: JSONObject) -> RewardResult:
+    """1 if the response is JSON (part `parses`) and fits the schema (part `valid`)."""
     from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
     from jsonschema.exceptions import SchemaError  # type: ignore[import-untyped]
     from referencing.exceptions import Unresolvable
@@ -28,37 +28,39 @@ def matches_schema(answer: str, schema: JSONObject) -> RewardResult:
     except SchemaError as error:
         raise GraderError(f"the reward's schema is not a JSON schema: {error.message}") from error
     try:
-        document = read_json(answer)
+        document = read_json(response)
     except ValueError as error:
         return RewardResult(0.0, {"parses": 0.0, "valid": 0.0}, f"not JSON: {error}")
     try:
         # With this registry a schema that refers to an address is an error, not a download.
         problem = next(Draft202012Validator(schema, registry=EMPTY_REGISTRY).iter_errors(document), None)
     except Unresolvable as error:
-        raise GraderError(f"the reward's schema refers to what it does not hold: {error}") from error
+        raise GraderError(f"the reward's schema has a reference that cannot be resolved: {error}") from error
     valid = float(problem is None)
-    detail = "" if problem is None else f"{problem.json_path}: breaks {problem.validator}"
+    detail = "" if problem is None else f"{problem.json_path}: violates {problem.validator}"
     return RewardResult(valid, {"parses": 1.0, "valid": valid}, detail)
 
 
-def read_json(answer: str) -> JSON:
-    """The one JSON document of an answer; ValueError says why there is none."""
-    text = answer.strip()
+def read_json(response: str) -> JSON:
+    """The JSON document of a response; ValueError if there is not exactly one."""
+    text = response.strip()
     fenced = _FENCED.match(text)
     try:
         return json.loads(
-            fenced.group(1) if fenced else text, object_pairs_hook=_unique, parse_constant=_refuse
+            fenced.group(1) if fenced else text,
+            object_pairs_hook=_unique_keys,
+            parse_constant=_reject_constant,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _unique(pairs: list[tuple[str, JSON]]) -> JSONObject:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is given twice")
-    return found
+def _unique_keys(pairs: list[tuple[str, JSON]]) -> JSONObject:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("duplicate key")
+    return document
 
 
-def _refuse(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")

@@ -1,9 +1,9 @@
-"""Hidden tests of a function, run where the answer can do no harm and judged where it cannot reach.
+"""Hidden tests of a function, run in a sandbox and judged outside of it.
 
-The solution and the inputs of the tests go into a sandbox; what the function returned comes out as JSON
-and is compared here. The expected values never enter the sandbox, and no test file does, so there is
-nothing to edit, to patch, to read or to sign: exiting early, objects that equal everything and faked
-reports all come down to not returning the right values.
+The solution and the inputs of the tests go into a sandbox; the returned values come out as JSON and are
+compared here. The expected values never enter the sandbox, and no test file does, so there is nothing to
+edit, to patch, to read or to sign: exiting early, objects that equal everything and faked reports all amount
+to not returning the right values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ for case in cases["inputs"]:
 
 
 class SandboxRunner(Protocol):
-    """The two verbs of a sandbox that a test run needs."""
+    """The part of a sandbox that a test run needs."""
 
     async def run(
         self, command: str, *, timeout_s: float | None = None, stdin: bytes | None = None
@@ -51,7 +51,7 @@ class SandboxRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call of the function and what it must return. Both are JSON values."""
+    """A call of the function and its expected return value, as JSON values."""
 
     arguments: tuple[JSON, ...]
     expected: JSON
@@ -60,18 +60,18 @@ class Case:
 async def tests_pass(
     sandbox: SandboxRunner, source: str, function: str, cases: Sequence[Case], *, timeout_s: float = 20.0
 ) -> RewardResult:
-    """1 if every case passes. `sandbox` must be a fresh one: it is the grader's, not the rollout's."""
+    """1 if every case passes. `sandbox` must be a fresh one of the grader's, not the rollout's."""
     if not cases:
         raise GraderError("there are no tests to pass")
     mark = f"@{secrets.token_hex(8)} "
-    question = {"function": function, "mark": mark, "inputs": [list(case.arguments) for case in cases]}
+    request = {"function": function, "mark": mark, "inputs": [list(case.arguments) for case in cases]}
     await sandbox.write_file("solution.py", source.encode("utf-8", "replace"))
     await sandbox.write_file("harness.py", _HARNESS.encode())
     probe = await sandbox.run("python3 -I -c 'print(40 + 2)'", timeout_s=30.0)
     if probe.exit_code != 0 or probe.output.strip() != "42":
         raise GraderError(f"the grader's sandbox cannot run Python: {probe.output.strip()[:200]}")
     result = await sandbox.run(
-        "exec python3 -I harness.py", timeout_s=timeout_s, stdin=json.dumps(question).encode()
+        "exec python3 -I harness.py", timeout_s=timeout_s, stdin=json.dumps(request).encode()
     )
     replies = _replies(result.output, mark)
     right = sum(_passes(case, reply) for case, reply in zip(cases, replies, strict=False))
@@ -98,22 +98,22 @@ def _passes(case: Case, reply: JSON) -> bool:
     return isinstance(reply, dict) and "value" in reply and same_value(reply["value"], case.expected)
 
 
-def same_value(given: JSON, expected: JSON) -> bool:
+def same_value(actual: JSON, expected: JSON) -> bool:
     """Equal as JSON: True is not 1, and 1.0 is 1 only where a float was expected."""
-    if isinstance(expected, bool) or isinstance(given, bool):
-        return given is expected
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return actual is expected
     if isinstance(expected, float):
-        return isinstance(given, int | float) and abs(given - expected) <= 1e-9 * max(1.0, abs(expected))
+        return isinstance(actual, int | float) and abs(actual - expected) <= 1e-9 * max(1.0, abs(expected))
     if isinstance(expected, list):
         return (
-            isinstance(given, list)
-            and len(given) == len(expected)
-            and all(same_value(one, other) for one, other in zip(given, expected, strict=True))
+            isinstance(actual, list)
+            and len(actual) == len(expected)
+            and all(same_value(left, right) for left, right in zip(actual, expected, strict=True))
         )
     if isinstance(expected, dict):
         return (
-            isinstance(given, dict)
-            and given.keys() == expected.keys()
-            and all(same_value(given[key], value) for key, value in expected.items())
+            isinstance(actual, dict)
+            and actual.keys() == expected.keys()
+            and all(same_value(actual[key], value) for key, value in expected.items())
         )
-    return type(given) is type(expected) and bool(given == expected)
+    return type(actual) is type(expected) and bool(actual == expected)

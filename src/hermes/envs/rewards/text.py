@@ -1,6 +1,6 @@
-"""Rewards that look only at the text of an answer: exact match, mention of a fact, pattern, word limit.
+"""Rewards for the text of a response: exact match, mention of a fact, pattern, word limit.
 
-Pure functions. Text is compared after Unicode normalisation, so that look-alike forms and invisible
+Pure functions. Text is compared after Unicode normalisation, so that compatibility forms and invisible
 characters neither spoil a right answer nor hide a long one.
 """
 
@@ -19,50 +19,51 @@ if TYPE_CHECKING:
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]")
 _WORD = re.compile(r"\w+(?:['’]\w+)*", re.UNICODE)
 _LONGEST_WORD = 24
-"""Words run together count as one for every so many characters."""
+"""A longer run of letters counts as one word for every so many characters."""
 
 
 def normalised(text: str) -> str:
-    """Compatibility form, case folded, invisible characters gone, white space single."""
+    """NFKC, case folded, without invisible characters, with single spaces."""
     plain = _INVISIBLE.sub(" ", unicodedata.normalize("NFKC", text))
     return " ".join(plain.casefold().split())
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in normalised form; a run of letters longer than any word is cut into several."""
-    found = _WORD.findall(normalised(text).replace("_", " "))
+    """The words of a text, normalised; a run of letters longer than any word is cut into several."""
+    runs = _WORD.findall(normalised(text).replace("_", " "))
     return [
-        word[start : start + _LONGEST_WORD] for word in found for start in range(0, len(word), _LONGEST_WORD)
+        word[start : start + _LONGEST_WORD] for word in runs for start in range(0, len(word), _LONGEST_WORD)
     ]
 
 
-def exact_match(answer: str, expected: str) -> RewardResult:
-    """1 if the answer says exactly the expected text, but for case, spacing and a full stop at the end."""
-    wanted = _closed(expected)
-    if not wanted:
+def exact_match(response: str, expected: str) -> RewardResult:
+    """1 if the response is exactly the expected text, but for case, spacing, quotes and a final full stop."""
+    target = _comparable(expected)
+    if not target:
         raise GraderError("exact match has nothing to compare with: the expected answer is empty")
-    return passed() if _closed(answer) == wanted else failed(f"expected '{expected}'")
+    return passed() if _comparable(response) == target else failed(f"expected '{expected}'")
 
 
-def _closed(text: str) -> str:
+def _comparable(text: str) -> str:
     return normalised(text).rstrip(".!").strip("\"'` ")
 
 
-def mentions(answer: str, expected: str, distractors: Sequence[str] = ()) -> RewardResult:
-    """1 if the answer names the expected thing as whole words, and none of the others it might have named.
+def mentions(response: str, expected: str, distractors: Sequence[str] = ()) -> RewardResult:
+    """1 if the response contains the expected phrase as whole words, and none of the distractors.
 
-    Naming everything is not knowing: an answer that also holds a distractor is wrong.
+    Naming every candidate is not knowing: a response that also contains a distractor is wrong.
     """
-    wanted = words(expected)
-    if not wanted:
-        raise GraderError("there is nothing to look for: the expected mention is empty")
-    said = words(answer)
-    if not _contains(said, wanted):
+    phrase = words(expected)
+    if not phrase:
+        raise GraderError("mentions has nothing to look for: the expected phrase is empty")
+    response_words = words(response)
+    if not _contains(response_words, phrase):
         return failed(f"does not mention '{expected}'")
-    for other in distractors:
-        unwanted = words(other)
-        if unwanted and not _contains(wanted, unwanted) and _contains(said, unwanted):
-            return failed(f"mentions '{other}' as well")
+    for distractor in distractors:
+        wrong_phrase = words(distractor)
+        is_part = _contains(phrase, wrong_phrase)
+        if wrong_phrase and not is_part and _contains(response_words, wrong_phrase):
+            return failed(f"mentions '{distractor}' as well")
     return passed()
 
 
@@ -71,12 +72,12 @@ def _contains(text: Sequence[str], phrase: Sequence[str]) -> bool:
     return any(list(text[start : start + size]) == list(phrase) for start in range(len(text) - size + 1))
 
 
-def matches_regex(answer: str, pattern: str) -> RewardResult:
-    """1 if the whole answer, white space at its ends aside, matches the pattern. Takes linear time."""
-    return passed() if _compiled(pattern).fullmatch(answer.strip()) else failed(f"does not match {pattern}")
+def matches_regex(response: str, pattern: str) -> RewardResult:
+    """1 if the whole response, stripped of white space, matches the pattern. Takes linear time (RE2)."""
+    return passed() if _compile(pattern).fullmatch(response.strip()) else failed(f"does not match {pattern}")
 
 
-def _compiled(pattern: str) -> re2._Regexp:
+def _compile(pattern: str) -> re2._Regexp:
     import re2
 
     options = re2.Options()
@@ -87,15 +88,15 @@ def _compiled(pattern: str) -> re2._Regexp:
         raise GraderError(f"the reward's pattern '{pattern}' is not a regular expression: {error}") from error
 
 
-def word_limit(answer: str, limit: int, *, zero_at: int | None = None) -> RewardResult:
-    """1 for 1 to `limit` words, then down in a straight line to 0 at `zero_at` words (three times the limit).
+def word_limit(response: str, limit: int, *, zero_at: int | None = None) -> RewardResult:
+    """1 for 1 to `limit` words, then linearly down to 0 at `zero_at` words (default: three times the limit).
 
-    An empty answer is no short answer: it gets 0.
+    An empty response gets 0.
     """
     end = zero_at if zero_at is not None else 3 * limit
     if not 0 < limit < end:
-        raise GraderError(f"a word limit of {limit} that ends at {end} makes no sense")
-    count = len(words(answer))
+        raise GraderError(f"the word limit {limit} must be above 0 and below zero_at {end}")
+    count = len(words(response))
     if count == 0:
         return RewardResult(0.0, {"words": 0.0}, "the answer is empty")
     value = min(1.0, max(0.0, (end - count) / (end - limit)))

@@ -1,6 +1,6 @@
-"""Verdicts that were already given, in memory and, with a path, in a file that the next run reads again.
+"""A cache of verdicts in memory and, with a path, in a file that the next run reads.
 
-One JSON line a verdict, appended whole; a last line that a crash cut short is passed over.
+The file has one JSON line per verdict, appended in one write; a line that a crash cut short is skipped.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from hermes.core import JSONObject
 class Verdicts:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._known: dict[str, JSONObject] = {}
+        self._verdicts: dict[str, JSONObject] = {}
         if path is not None and path.exists():
-            self._known = dict(_read(path))
+            self._verdicts = dict(_read(path))
 
     def get(self, key: str) -> JSONObject | None:
-        return self._known.get(key)
+        return self._verdicts.get(key)
 
     def put(self, key: str, verdict: JSONObject) -> None:
-        self._known[key] = verdict
+        self._verdicts[key] = verdict
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # One write to a file opened for appending, led by a newline: a line cut short stays alone.
+        # One append that begins with a newline, so that a torn line before it does not spoil this one.
         line = "\n" + json.dumps({"key": key, "verdict": verdict}, ensure_ascii=True)
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -37,11 +37,11 @@ class Verdicts:
 
 
 def _read(path: Path) -> list[tuple[str, JSONObject]]:
-    found = []
+    verdicts = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
-            found.append(
+            verdicts.append(
                 (
                     str(entry["key"]),
                     {"score": float(entry["verdict"]["score"]), "reason": str(entry["verdict"]["reason"])},
@@ -49,4 +49,4 @@ def _read(path: Path) -> list[tuple[str, JSONObject]]:
             )
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return verdicts

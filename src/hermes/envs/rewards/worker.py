@@ -1,11 +1,11 @@
-"""A process of its own for graders that hand a model's text to a computer algebra package.
+"""A worker process for graders that pass a model's text to a computer algebra package.
 
-Such text can make the package run for ever or eat all memory. The worker has a bounded address space
-(not on macOS, which has no such bound) and no environment, is asked one question at a time, and is killed
-when it overstays; the next question starts a new one. Its modules are imported once, so a question costs
-milliseconds, not a second.
+Such text can make the package run forever or use all memory. The worker has a bounded address space (not on
+macOS, which has no such limit) and an almost empty environment, runs one call at a time, and is killed on a
+timeout; the next call starts a new one. Its modules are imported once, so a call costs milliseconds, not a
+second.
 
-It bounds time and memory, not reach: what may be handed to it is decided by the grader that asks.
+It bounds time and memory only. It is no sandbox: the grader decides which text is safe to pass.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hermes.envs.rewards.result import GraderError
 
 MEMORY_BYTES = 4 * 1024**3
 _START_TIMEOUT_S = 120.0
-"""For importing the package, on a machine that is busy."""
+"""For importing the package on a busy machine."""
 
 
 class GraderProcess:
-    """Calls `module.function(**arguments)` in a worker. Safe to use from several threads."""
+    """Calls `module.function(**arguments)` in a worker process. Thread-safe."""
 
     def __init__(self, module: str, timeout_s: float = 10.0) -> None:
         self._module = module
@@ -38,10 +38,10 @@ class GraderProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def call(self, function: str, **arguments: JSON) -> JSON:
-        """What the function returns; GraderError if it raised, or did not answer in time."""
+        """The function's return value; GraderError if it raises or times out."""
         with self._lock:
             process = self._process or self._start()
-            reply = self._ask(process, {"function": function, "arguments": arguments}, self._timeout_s)
+            reply = self._request(process, {"function": function, "arguments": arguments}, self._timeout_s)
         if "error" in reply:
             raise GraderError(f"the grader failed: {reply['error']}")
         return reply["result"]
@@ -63,13 +63,13 @@ class GraderProcess:
             },
             start_new_session=True,
         )
-        self._ask(process, {}, _START_TIMEOUT_S)
+        self._request(process, {}, _START_TIMEOUT_S)
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], question: JSONObject, timeout_s: float) -> JSONObject:
+    def _request(self, process: subprocess.Popen[bytes], call: JSONObject, timeout_s: float) -> JSONObject:
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.write(json.dumps(call).encode() + b"\n")
             process.stdin.flush()
             line = _read_line(process.stdout, timeout_s)
         except (BrokenPipeError, EOFError):
@@ -77,7 +77,7 @@ class GraderProcess:
             raise GraderError(f"the grader's process for {self._module} died") from None
         except TimeoutError:
             self._kill()
-            raise GraderError(f"the grader did not come to an end within {timeout_s:g} s") from None
+            raise GraderError(f"the grader timed out after {timeout_s:g} s") from None
         reply: JSONObject = json.loads(line)
         return reply
 
@@ -90,10 +90,10 @@ class GraderProcess:
 
 
 def _read_line(stream: IO[bytes], timeout_s: float) -> bytes:
-    """One line; one question is open at a time, so nothing can follow it."""
-    waiting = select.poll()
-    waiting.register(stream, select.POLLIN)
-    if not waiting.poll(timeout_s * 1000):
+    """One line. One call is in flight at a time, so nothing can follow it."""
+    poller = select.poll()
+    poller.register(stream, select.POLLIN)
+    if not poller.poll(timeout_s * 1000):
         raise TimeoutError
     line = stream.readline()
     if not line.endswith(b"\n"):
@@ -104,22 +104,22 @@ def _read_line(stream: IO[bytes], timeout_s: float) -> bytes:
 def _serve(module_name: str) -> None:
     import resource
 
-    if sys.platform != "darwin":  # which refuses every such limit
+    if sys.platform != "darwin":  # where setting RLIMIT_AS fails
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the package prints is no reply
+    os.dup2(2, 1)  # keeps the package's own output out of the replies
     module = importlib.import_module(module_name)
     for line in sys.stdin.buffer:
-        replies.write(json.dumps(_answer(module, json.loads(line))).encode() + b"\n")
+        replies.write(json.dumps(_run_call(module, json.loads(line))).encode() + b"\n")
         replies.flush()
 
 
-def _answer(module: Any, question: JSONObject) -> JSONObject:
-    if not question:
+def _run_call(module: Any, call: JSONObject) -> JSONObject:
+    if not call:
         return {}
     try:
-        return {"result": getattr(module, question["function"])(**question["arguments"])}
-    except Exception as error:  # noqa: BLE001  told to whoever asked, as a failure
+        return {"result": getattr(module, call["function"])(**call["arguments"])}
+    except Exception as error:  # noqa: BLE001  sent to the caller, which raises GraderError
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 

@@ -1,8 +1,8 @@
-"""One inference server: slots for training and for evaluation, retries, timings, and whether it is up.
+"""A client of one inference server: slots for training and for evaluation, retries, timings, health.
 
-A call is tried again if that can help (nobody there, too many requests, the server's own failure), a few
-times and with pauses; then its error goes to the caller. A server that nobody reaches counts as down until it
-answers again; only then is it probed, by a request that generates nothing.
+A call is retried a few times with backoff if that can help (connection refused, 429, 5xx); then its error is
+raised to the caller. A server that cannot be connected to counts as down until it responds again; while it is
+down it is probed with a request that generates nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Sampled = tuple[list[int], list[list[int]], list[list[float]], list[Any]]
-"""Prompt ids; then for each answer its ids, their logprobs and its finish reason."""
+"""Prompt ids; then, one entry per completion: its ids, their logprobs, its finish reason."""
 
-_TRIES = 3
-_LONGEST_PAUSE_S = 30.0
+_MAX_ATTEMPTS = 3
+_MAX_BACKOFF_S = 30.0
 _PROBE_TIMEOUT_S = 5.0
 
 
 class APIServer(ABC):
-    """What environments ask a server for. A protocol implements the four `_…_wrapper` methods."""
+    """The calls an environment makes. A subclass implements the four `_…_wrapper` methods of its protocol."""
 
     def __init__(self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None) -> None:
         self.config = config
@@ -42,11 +42,11 @@ class APIServer(ABC):
         self.sem = AsyncSemWithAdaptiveWeight(config.num_max_requests_at_once)
         self.eval_sem = AsyncSemWithAdaptiveWeight(config.num_requests_for_eval)
         self.server_healthy = True
-        kept = max(1, config.rolling_buffer_length)
-        self.request_timings: deque[float] = deque(maxlen=kept)
-        self.attempts_list: deque[int] = deque(maxlen=kept)
-        self.eval_request_timings: deque[float] = deque(maxlen=kept)
-        self.eval_attempts_list: deque[int] = deque(maxlen=kept)
+        buffer_length = max(1, config.rolling_buffer_length)
+        self.request_timings: deque[float] = deque(maxlen=buffer_length)
+        self.attempts_list: deque[int] = deque(maxlen=buffer_length)
+        self.eval_request_timings: deque[float] = deque(maxlen=buffer_length)
+        self.eval_attempts_list: deque[int] = deque(maxlen=buffer_length)
 
     @property
     def root(self) -> str:
@@ -67,7 +67,7 @@ class APIServer(ABC):
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Sampled: ...
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
-        raise NotImplementedError(f"servers of type {self.config.server_type} give no prompt logprobs.")
+        raise NotImplementedError(f"servers of type {self.config.server_type} return no prompt logprobs.")
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         split = kwargs.pop("split", None)
@@ -90,28 +90,28 @@ class APIServer(ABC):
         self.eval_sem.update_weight(weight)
 
     def slots(self, split: str | None) -> AsyncSemWithAdaptiveWeight:
-        """The slots of a split; None: of what the caller is doing."""
+        """The slots of a split; None: of the phase (train or eval) that the caller runs in."""
         return self.eval_sem if (split or current_phase()) == "eval" else self.sem
 
     async def probe(self) -> bool:
-        """Asks whether the server is there; any answer but a failure of its own will do."""
+        """Requests `health_url`; any status below 500 counts as healthy."""
         import httpx2
 
         headers = {"Authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
         try:
             async with httpx2.AsyncClient(timeout=_PROBE_TIMEOUT_S, trust_env=False) as client:
-                answer = await client.get(self.health_url, headers=headers)
+                response = await client.get(self.health_url, headers=headers)
         except (httpx2.HTTPError, httpx2.InvalidURL):
             self.server_healthy = False
         else:
-            self.server_healthy = answer.status_code < 500
+            self.server_healthy = response.status_code < 500
         return self.server_healthy
 
     async def check_server_status_task(self, chat_completion: bool = True) -> None:
         await self.probe()
 
     async def close(self) -> None:  # noqa: B027 - an optional hook
-        """Lets go of connections."""
+        """Closes the connections."""
 
     async def wandb_metrics(
         self, metrics_dict: dict[str, Any] | None = None, server_name: str | None = None
@@ -132,10 +132,10 @@ class APIServer(ABC):
 
     def _with_reasoning(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         skip = kwargs.pop("skip_reasoning", False)
-        wanted = self.reasoning_config and self.reasoning_config.build_extra_body(self.config.base_url)
-        if skip or not wanted:
+        reasoning = self.reasoning_config and self.reasoning_config.build_extra_body(self.config.base_url)
+        if skip or not reasoning:
             return kwargs
-        kwargs["extra_body"] = {**(kwargs.get("extra_body") or {}), **wanted}
+        kwargs["extra_body"] = {**(kwargs.get("extra_body") or {}), **reasoning}
         if is_openai_itself(self.config.base_url):
             kwargs["temperature"] = 1.0
             if kwargs.get("max_tokens"):
@@ -149,49 +149,46 @@ class APIServer(ABC):
         slots = self.slots(split)
         evaluating = slots is self.eval_sem
         async with slots:
-            for attempt in range(1, _TRIES + 1):
+            for attempt in range(1, _MAX_ATTEMPTS + 1):
                 started_s = time.monotonic()
                 try:
-                    answer = await wrapper(**kwargs)
+                    result = await wrapper(**kwargs)
                 except Exception as error:
-                    pause_s = self._pause_before_next_try(error, attempt)
-                    if pause_s is None:
+                    backoff_s = self._backoff_s(error, attempt)
+                    if backoff_s is None:
                         raise
-                    await asyncio.sleep(pause_s)
+                    await asyncio.sleep(backoff_s)
                 else:
                     self.server_healthy = True
-                    taken_s = time.monotonic() - started_s
-                    (self.eval_request_timings if evaluating else self.request_timings).append(taken_s)
+                    elapsed_s = time.monotonic() - started_s
+                    (self.eval_request_timings if evaluating else self.request_timings).append(elapsed_s)
                     (self.eval_attempts_list if evaluating else self.attempts_list).append(attempt)
-                    return answer
-        raise AssertionError("the last try returns or raises")
+                    return result
+        raise AssertionError("the last attempt returns or raises")
 
-    def _pause_before_next_try(self, error: Exception, attempt: int) -> float | None:
-        """None: do not try again."""
-        status, passing, retry_after_s = _read_failure(error)
-        if status is None and passing:
+    def _backoff_s(self, error: Exception, attempt: int) -> float | None:
+        """Seconds until the next attempt; None: raise the error."""
+        status, retryable, retry_after_s = _classify(error)
+        if status is None and retryable:
             self.server_healthy = not self.config.health_check
-        if not passing or attempt == _TRIES:
+        if not retryable or attempt == _MAX_ATTEMPTS:
             return None
-        return min(retry_after_s or 0.5 * 2**attempt, _LONGEST_PAUSE_S)
+        return min(retry_after_s or 0.5 * 2**attempt, _MAX_BACKOFF_S)
 
 
-def _read_failure(error: Exception) -> tuple[int | None, bool, float | None]:
-    """Status (None: no answer), whether another try can help, and when the server wants it."""
+def _classify(error: Exception) -> tuple[int | None, bool, float | None]:
+    """Status (None: no response), whether a retry can help, and the server's Retry-After in seconds."""
     import httpx2
     import openai
 
     if isinstance(error, ProviderError):
         return error.status, error.retryable, error.retry_after_s
     if isinstance(error, openai.APIStatusError):
-        code = error.status_code
-        return (
-            code,
-            code in (408, 409, 429) or code >= 500,
-            _seconds(error.response.headers.get("retry-after")),
-        )
+        status = error.status_code
+        retryable = status in (408, 409, 429) or status >= 500
+        return status, retryable, _seconds(error.response.headers.get("retry-after"))
     if isinstance(error, openai.APITimeoutError | httpx2.TimeoutException):
-        return 408, False, None  # it waited config.timeout already, and the server may still be at it
+        return 408, False, None  # config.timeout has passed, and the server may still be generating
     return None, isinstance(error, openai.APIConnectionError | httpx2.TransportError | ConnectionError), None
 
 

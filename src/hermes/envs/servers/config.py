@@ -1,6 +1,7 @@
-"""Where the model is: the settings of one inference server and of reasoning requests.
+"""The settings of inference servers and of reasoning requests.
 
-Names and defaults are Atropos's, since configuration files and `config_init` methods written for it use them.
+Names and defaults are Atropos's, because configuration files and `config_init` methods written for it use
+them.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 class ServerBaseline(BaseModel):
-    """What all servers of an environment have in common; their addresses are found by convention."""
+    """The settings that all servers of an environment share; their addresses follow a convention."""
 
     model_config = ConfigDict(protected_namespaces=())
 
     timeout: int = Field(default=1200, description="Seconds a request may take.")
     num_max_requests_at_once: int = Field(default=512, description="Most requests at once for training.")
     num_requests_for_eval: int = Field(default=64, description="Most requests at once for evaluation.")
-    model_name: str = Field(default="default", description="Model to ask for.")
+    model_name: str = Field(default="default", description="Name of the model.")
     rolling_buffer_length: int = Field(default=1000, description="Most request timings kept for metrics.")
     server_type: Literal["openai", "trl", "sglang", "vllm"] = Field(
-        default="openai", description="Which protocol the server speaks for tokens and logprobs."
+        default="openai", description="Protocol of the server for tokens and logprobs."
     )
     tokenizer_name: str = Field(default="none", description="Tokenizer of the model; none: model_name.")
 
@@ -35,24 +36,24 @@ class ServerBaseline(BaseModel):
 class APIServerConfig(ServerBaseline):
     """One server."""
 
-    api_key: str | None = Field(default="", description="Key the server asks for.")
+    api_key: str | None = Field(default="", description="API key of the server.")
     base_url: str | None = Field(default="", description="Address, ending in /v1.")
     n_kwarg_is_ignored: bool = Field(
-        default=False, description="The server gives one answer whatever n says."
+        default=False, description="The server ignores n and returns one choice."
     )
-    health_check: bool = Field(default=True, description="Ask whether the server is up before using it.")
+    health_check: bool = Field(default=True, description="Probe the server before using it.")
 
 
 class ServerManagerConfig(BaseModel):
     slurm: bool = Field(default=False, description="Find the servers on the nodes of this Slurm job.")
-    testing: bool = Field(default=False, description="Answer from a table set by the test; no server.")
+    testing: bool = Field(default=False, description="Use the test harness instead of a server.")
     max_n_completions: int = Field(default=8, description="Largest n of one request; more are split.")
     proxy_url: str | None = Field(default=None, description="OpenAI proxy in front of the managed server.")
 
 
 @dataclass
 class ReasoningConfig:
-    """Whether and how much a chat model is asked to reason."""
+    """Whether and how much a chat model is to reason."""
 
     enabled: bool = False
     effort: str | None = None
@@ -84,7 +85,7 @@ class ReasoningConfig:
     def build_extra_body(
         self, base_url: str | None = None, use_max_tokens: bool = False
     ) -> dict[str, Any] | None:
-        """What a chat request says besides; None where no reasoning is asked for."""
+        """The extra fields of a chat request; None without reasoning."""
         if not self.enabled:
             return None
         if is_openai_itself(base_url):
@@ -100,5 +101,5 @@ class ReasoningConfig:
 
 
 def is_openai_itself(base_url: str | None) -> bool:
-    """Its own API takes reasoning settings in a form of its own."""
+    """True for OpenAI's own API, which takes reasoning settings in another form."""
     return base_url is not None and "api.openai.com" in base_url

@@ -1,6 +1,6 @@
-"""Servers that sample tokens: SGLang (and Hermes's own engine), vLLM, and TRL's.
+"""Servers that return token ids: SGLang (and Hermes's own engine), vLLM, and TRL's vLLM server.
 
-Chat and completions go over their OpenAI face; tokens over `/generate`.
+Chat and completions go to their OpenAI endpoints, tokens and logprobs to `/generate`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from hermes.envs.servers.base import Sampled
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig
 from hermes.envs.servers.openai_server import OpenAIServer
 from hermes.errors import ProviderError
+from hermes.models.render.template import render
 
 if TYPE_CHECKING:
     import httpx2
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TokenServer(OpenAIServer):
-    """What the engines have in common: their tokenizer, and posting to `/generate`."""
+    """The base of the engines: their tokenizer, and requests to `/generate`."""
 
     def __init__(self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None) -> None:
         super().__init__(config, reasoning_config)
@@ -34,8 +35,8 @@ class TokenServer(OpenAIServer):
         if "_tokenizer" not in vars(self):
             from hermes.envs.tokenise import load_tokenizer
 
-            named = self.config.tokenizer_name
-            self._tokenizer = load_tokenizer(named if named != "none" else self.config.model_name)
+            name = self.config.tokenizer_name
+            self._tokenizer = load_tokenizer(name if name != "none" else self.config.model_name)
         return self._tokenizer
 
     @tokenizer.setter
@@ -58,22 +59,22 @@ class TokenServer(OpenAIServer):
         if self._http is None:
             self._http = httpx2.AsyncClient(timeout=self.config.timeout, trust_env=False)
         headers = {"Authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
-        answer = await self._http.post(self.root + path, json=body, headers=headers)
-        if answer.status_code >= 400:
-            status = answer.status_code
+        response = await self._http.post(self.root + path, json=body, headers=headers)
+        if response.status_code >= 400:
+            status = response.status_code
             raise ProviderError(
-                f"{self.root}{path} answered {status}: {answer.text[:500]}",
+                f"{self.root}{path} returned {status}: {response.text[:500]}",
                 retryable=status in (408, 429) or status >= 500,
                 status=status,
             )
-        return answer.json()
+        return response.json()
 
     def prompt_ids(self, kwargs: dict[str, Any]) -> list[int]:
-        """The prompt as ids: as given, or its text encoded, without a second begin token before the first."""
-        given = kwargs.pop("input_ids", None)
+        """`input_ids`, or `prompt` encoded, without a second begin token if the text begins with one."""
+        input_ids = kwargs.pop("input_ids", None)
         text = kwargs.pop("prompt", None)
-        if given is not None:
-            return list(given)
+        if input_ids is not None:
+            return list(input_ids)
         ids = list(self.tokenizer.encode(text))
         return ids[1:] if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id else ids
 
@@ -81,27 +82,27 @@ class TokenServer(OpenAIServer):
 class SGLangServer(TokenServer):
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Sampled:
         ids = self.prompt_ids(kwargs)
-        return ids, *wire.sglang_answers(await self._generate(wire.sglang_body(ids, kwargs)))
+        return ids, *wire.sglang_completions(await self._generate(wire.sglang_body(ids, kwargs)))
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
         ids = self.prompt_ids(kwargs)
-        answer = await self._generate(wire.sglang_prompt_body(ids, _top_k(kwargs)))
-        return _prompt_logprobs(ids, *wire.sglang_prompt_answer(answer))
+        response = await self._generate(wire.sglang_prompt_body(ids, _top_k(kwargs)))
+        return _prompt_logprobs(ids, *wire.sglang_prompt_logprobs(response))
 
 
 class VLLMServer(TokenServer):
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Sampled:
         ids = self.prompt_ids(kwargs)
-        return ids, *wire.vllm_answers(await self._generate(wire.vllm_body(ids, kwargs)))
+        return ids, *wire.vllm_completions(await self._generate(wire.vllm_body(ids, kwargs)))
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
         ids = self.prompt_ids(kwargs)
-        answer = await self._generate(wire.vllm_prompt_body(ids, _top_k(kwargs)))
-        return _prompt_logprobs(ids, *wire.vllm_prompt_answer(answer))
+        response = await self._generate(wire.vllm_prompt_body(ids, _top_k(kwargs)))
+        return _prompt_logprobs(ids, *wire.vllm_prompt_logprobs(response))
 
 
 class TrlVllmServer(TokenServer):
-    """TRL's server gives ids but no logprobs, and has no OpenAI face."""
+    """TRL's server returns ids without logprobs, and has no OpenAI endpoints."""
 
     @property
     def health_url(self) -> str:
@@ -110,12 +111,11 @@ class TrlVllmServer(TokenServer):
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         from openai.types.chat import ChatCompletion
 
-        rendered = self.tokenizer.apply_chat_template(
-            kwargs["messages"], tokenize=False, add_generation_prompt=True
-        )
+        # TRL's server takes text and encodes it itself: special tokens in the content cannot be escaped.
+        prompt = render(self.tokenizer, kwargs["messages"]).text
         choices = [
             {"index": index, "finish_reason": reason, "message": {"role": "assistant", "content": text}}
-            for index, (text, reason) in enumerate(await self._texts(str(rendered), kwargs))
+            for index, (text, reason) in enumerate(await self._texts(prompt, kwargs))
         ]
         return ChatCompletion.model_validate({**self._head("chat.completion"), "choices": choices})
 
@@ -142,11 +142,11 @@ class TrlVllmServer(TokenServer):
     async def _texts(self, prompt: str, kwargs: dict[str, Any]) -> list[tuple[str, str]]:
         names = ("n", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens")
         body = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
-        answer = await self._generate({"prompts": [prompt], **body}, "/generate/")
+        response = await self._generate({"prompts": [prompt], **body}, "/generate/")
         end = self.tokenizer.eos_token_id
         return [
             (str(self.tokenizer.decode(ids, skip_special_tokens=True)), "stop" if end in ids else "length")
-            for ids in answer["completion_ids"]
+            for ids in response["completion_ids"]
         ]
 
 

@@ -1,4 +1,4 @@
-"""Answers from a table instead of a server: what `testing` settings ask for."""
+"""The test harness behind the `testing` setting: responses from a table instead of a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ServerHarness:
-    """Knows the answers that a test has set, by their prompts; asks nobody."""
+    """Returns the responses that a test has set for its prompts; sends no request."""
 
     server_healthy = True
 
@@ -51,28 +51,28 @@ class ServerHarness:
         )
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        answer: ChatCompletion = self._known(self.response_map, self.conv_to_dictkey(kwargs["messages"]))
-        return answer
+        response: ChatCompletion = _look_up(self.response_map, self.conv_to_dictkey(kwargs["messages"]))
+        return response
 
     async def completion(self, **kwargs: Any) -> Completion:
-        answer: Completion = self._known(self.response_map, kwargs["prompt"])
-        return answer
+        response: Completion = _look_up(self.response_map, kwargs["prompt"])
+        return response
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> tuple[Any, ...]:
-        answer: tuple[Any, ...] = self._known(self.tokens_and_logprobs_map, kwargs["prompt"])
-        return answer
+        response: tuple[Any, ...] = _look_up(self.tokens_and_logprobs_map, kwargs["prompt"])
+        return response
 
     async def update_weight(self, weight: float) -> None:
-        """There is no concurrency to share."""
+        """Has no effect: there is no concurrency to share."""
 
     async def wandb_metrics(self, metrics_dict: dict[str, Any], server_name: str) -> dict[str, Any]:
         return metrics_dict
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Has no effect: there are no connections."""
 
-    @staticmethod
-    def _known(table: dict[str, Any], key: str) -> Any:
-        if key not in table:
-            raise UsageError(f"no answer was set for the prompt '{key[:200]}'.")
-        return table[key]
+
+def _look_up(table: dict[str, Any], prompt: str) -> Any:
+    if prompt not in table:
+        raise UsageError(f"no response is set for the prompt '{prompt[:200]}'.")
+    return table[prompt]

@@ -1,7 +1,7 @@
-"""The servers of an environment as one: each request goes to the one with most room.
+"""Balances an environment's requests over its servers: each goes to the healthy one with most free slots.
 
-Training and evaluation have slots of their own on every server. `split` says which a request takes; left out,
-it is what the environment is doing at the moment.
+Training and evaluation have separate slots on every server. `split` selects them; left out, the phase that
+the environment is in does.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.servers.base import APIServer, Sampled
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, ServerBaseline
 from hermes.envs.servers.engines import SERVER_TYPES
 from hermes.envs.servers.harness import ServerHarness
-from hermes.errors import ConfigError
+from hermes.envs.servers.openai_server import join_choices
+from hermes.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -29,7 +30,18 @@ if TYPE_CHECKING:
 _PROBE_EVERY_S = 1.0
 
 
+class ManagedServerFactory(Protocol):
+    """Opens a managed server over one of the environment's servers."""
+
+    def __call__(
+        self, server: Any, *, tokenizer: Any, tool_parser: str | None, preserve_think_blocks: bool
+    ) -> Any: ...
+
+
 class ServerManager:
+    managed_server_factory: ClassVar[ManagedServerFactory | None] = None
+    """Set by `hermes.compat.atropos.install`: managed servers are Atropos's, in a layer above this one."""
+
     def __init__(
         self,
         configs: ServerBaseline | list[APIServerConfig],
@@ -59,7 +71,7 @@ class ServerManager:
                 for config in server_configs(configs, slurm)
             ]
         )
-        self._probed_s = 0.0
+        self._last_probe_s = 0.0
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         parts = await asyncio.gather(
@@ -72,16 +84,16 @@ class ServerManager:
         return _joined(parts)  # type: ignore[no-any-return]
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Sampled:
-        """Prompt ids; then for each answer its ids, logprobs and finish reason."""
+        """Prompt ids; then, one entry per completion: its ids, logprobs and finish reason."""
         parts = await asyncio.gather(
             *(self._pick(part).tokens_and_logprobs_completion(**part) for part in self._parts(kwargs))
         )
-        ids, logprobs, reasons = ([one for part in parts for one in part[place]] for place in (1, 2, 3))
+        ids, logprobs, reasons = ([entry for part in parts for entry in part[field]] for field in (1, 2, 3))
         return parts[0][0], ids, logprobs, reasons
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = await self._pick(kwargs).get_logprobs(**kwargs)
-        return answer
+        logprobs: dict[str, Any] = await self._pick(kwargs).get_logprobs(**kwargs)
+        return logprobs
 
     async def update_weight(self, weight: float) -> None:
         for server in self.servers:
@@ -89,7 +101,7 @@ class ServerManager:
 
     @asynccontextmanager
     async def dedicated_server(self) -> AsyncIterator[Any]:
-        """One server, with a slot held on it for as long as it is used."""
+        """One server, with one of its slots taken during the block."""
         server = self._pick({})
         async with server.sem:
             yield server
@@ -98,9 +110,13 @@ class ServerManager:
     async def managed_server(
         self, tokenizer: Any = None, base_url: str | None = None, preserve_think_blocks: bool = False
     ) -> AsyncIterator[Any]:
-        """A server that records exact tokens; its state is gone after the block."""
-        from hermes.envs.servers.untrainable import open_managed
-
+        """A server that records exact tokens; it is reset after the block."""
+        open_managed = type(self).managed_server_factory
+        if open_managed is None:
+            raise UsageError(
+                "managed_server() belongs to the Atropos compatibility layer, which is not installed.",
+                "Call hermes.compat.atropos.install() first, or run the file with `hermes env`.",
+            )
         pinned = [server for server in self.servers if base_url and server.config.base_url == base_url]
         managed = open_managed(
             pinned[0] if pinned else self._pick({}),
@@ -117,25 +133,28 @@ class ServerManager:
         return any(server.server_healthy for server in self.servers)
 
     async def is_ready(self) -> bool:
-        """Whether a server is up; those that are down are asked again, at most once a second."""
+        """Whether a server is healthy; if none is, they are probed again, at most once a second."""
         if self.any_healthy():
             return True
-        if time.monotonic() - self._probed_s >= _PROBE_EVERY_S:
-            await asyncio.gather(*(server.probe() for server in self._probed()))
-            self._probed_s = time.monotonic()
+        if time.monotonic() - self._last_probe_s >= _PROBE_EVERY_S:
+            await asyncio.gather(*(server.probe() for server in self._checked_servers()))
+            self._last_probe_s = time.monotonic()
         return self.any_healthy()
 
     async def wait_until_ready(self, patience_s: float) -> None:
-        """Until one server answers; an error that names them if none does. Unchecked servers count as up."""
-        probed = self._probed()
-        if len(probed) < len(self.servers):
+        """Waits until a server is healthy; EnvironmentRunError after `patience_s`.
+
+        A server without health checks counts as healthy.
+        """
+        checked = self._checked_servers()
+        if len(checked) < len(self.servers):
             return
-        until_s = time.monotonic() + patience_s
-        while not any(await asyncio.gather(*(server.probe() for server in probed))):
-            if time.monotonic() >= until_s:
-                places = ", ".join(sorted({server.config.base_url or "no address" for server in probed}))
+        deadline_s = time.monotonic() + patience_s
+        while not any(await asyncio.gather(*(server.probe() for server in checked))):
+            if time.monotonic() >= deadline_s:
+                urls = ", ".join(sorted({server.config.base_url or "no address" for server in checked}))
                 raise EnvironmentRunError(
-                    f"no model server answers at {places}.",
+                    f"no model server responds at {urls}.",
                     "Start it, or set --openai.base_url to one that runs.",
                 )
             await asyncio.sleep(min(_PROBE_EVERY_S, patience_s))
@@ -144,24 +163,27 @@ class ServerManager:
         for server in self.servers:
             await server.close()
 
-    def _probed(self) -> list[Any]:
+    def _checked_servers(self) -> list[Any]:
         return [
             server for server in self.servers if isinstance(server, APIServer) and server.config.health_check
         ]
 
     def _parts(self, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-        """A request for many answers as several smaller ones."""
+        """A request for many completions as several of at most `max_n_completions`."""
         n = kwargs.get("n") or 1
         sizes = [self.max_n_completions] * (n // self.max_n_completions)
         sizes += [n % self.max_n_completions] if n % self.max_n_completions else []
         return [{**kwargs, "n": size} if "n" in kwargs else dict(kwargs) for size in sizes]
 
     def _pick(self, kwargs: dict[str, Any]) -> Any:
-        up = [server for server in self.servers if server.server_healthy] or self.servers
-        if not up:
+        candidates = [server for server in self.servers if server.server_healthy] or self.servers
+        if not candidates:
             raise ConfigError("no model server is configured.", "Set --openai.base_url.")
         split = kwargs.get("split")
-        return max(up, key=lambda server: server.slots(split).free if isinstance(server, APIServer) else 0)
+        return max(
+            candidates,
+            key=lambda server: server.slots(split).free if isinstance(server, APIServer) else 0,
+        )
 
 
 def _class_for(server_class: type[APIServer], config: APIServerConfig) -> type[APIServer]:
@@ -169,18 +191,15 @@ def _class_for(server_class: type[APIServer], config: APIServerConfig) -> type[A
 
 
 def _joined(parts: list[Any]) -> Any:
-    first, *others = parts
-    for other in others:
-        first.choices.extend(other.choices)
-    if others:
-        for index, choice in enumerate(first.choices):
-            choice.index = index
-    return first
+    return parts[0] if len(parts) == 1 else join_choices(parts)
 
 
 def server_configs(configs: ServerBaseline | list[APIServerConfig], slurm: bool) -> list[APIServerConfig]:
-    """One config for each server. One without an address stands for the servers found by convention:
-    ports from 9000 on the Slurm job's inference nodes, else ports 9004 to 9007 of this machine."""
+    """One config for each server.
+
+    A config without an address stands for the servers at the conventional ones: ports from 9000 on the
+    inference nodes of the Slurm job, else ports 9004 to 9007 of this machine.
+    """
     if isinstance(configs, list):
         nodes = _slurm_nodes() if slurm else []
         if len(nodes) < 2:
@@ -199,17 +218,17 @@ def server_configs(configs: ServerBaseline | list[APIServerConfig], slurm: bool)
 def _slurm_nodes() -> list[str]:
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
-        raise ConfigError("slurm is set, but this is no Slurm job.", "Leave --slurm out.")
+        raise ConfigError("slurm is set, but this process does not run in a Slurm job.", "Leave --slurm out.")
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True, timeout=30
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"the nodes of the Slurm job cannot be listed: {error}") from error
-    return done.stdout.split()
+    return completed.stdout.split()
 
 
 def _node_urls(nodes: list[str]) -> list[str]:
-    training = int(os.environ.get("NUM_TRAINING_NODES", "1"))
+    training_nodes = int(os.environ.get("NUM_TRAINING_NODES", "1"))
     ports = range(9000, 9000 + 8 // int(os.environ.get("INFER_TP", "1")))
-    return [f"http://{node}:{port}/v1" for node in nodes[training:] for port in ports]
+    return [f"http://{node}:{port}/v1" for node in nodes[training_nodes:] for port in ports]

@@ -1,9 +1,9 @@
-"""A server that speaks OpenAI's chat and completions. It gives no token ids: nothing here is token-exact."""
+"""A server with OpenAI's chat and completions endpoints. They return no token ids: nothing is token-exact."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hermes.envs.servers.base import APIServer, Sampled
@@ -44,33 +44,38 @@ class OpenAIServer(APIServer):
             self._client = None
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
-        answer: ChatCompletion = await self._n_choices(self.openai.chat.completions.create, kwargs)
-        return answer
+        completion: ChatCompletion = await self._create(self.openai.chat.completions.create, kwargs)
+        return completion
 
     async def _completion_wrapper(self, **kwargs: Any) -> Completion:
-        answer: Completion = await self._n_choices(self.openai.completions.create, kwargs)
-        return answer
+        completion: Completion = await self._create(self.openai.completions.create, kwargs)
+        return completion
 
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Sampled:
         raise NotImplementedError(
-            "a server of type openai gives no token ids and logprobs; "
-            "set --openai.server_type to sglang or vllm, with a server that is one."
+            "a server of type openai returns no token ids and logprobs; "
+            "use an SGLang or vLLM server and set --openai.server_type to sglang or vllm."
         )
 
-    async def _n_choices(self, create: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """As many choices as asked for, also from a server that gives one whatever n says."""
+    async def _create(self, create: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """A completion with n choices, also from a server that ignores n."""
         n = kwargs.pop("n", None) or 1
         if n == 1:
             return await create(**kwargs)
         if self.config.n_kwarg_is_ignored:
-            first, *others = await asyncio.gather(*(create(**kwargs) for _ in range(n)))
-        else:
-            first, others = await create(**kwargs, n=n), []
-            if missing := n - len(first.choices):
-                self.config.n_kwarg_is_ignored = True
-                others = await asyncio.gather(*(create(**kwargs) for _ in range(missing)))
-        for other in others:
-            first.choices.extend(other.choices)
-        for index, choice in enumerate(first.choices):
-            choice.index = index
-        return first
+            return join_choices(await asyncio.gather(*(create(**kwargs) for _ in range(n))))
+        completions = [await create(**kwargs, n=n)]
+        if missing := n - len(completions[0].choices):
+            self.config.n_kwarg_is_ignored = True
+            completions += await asyncio.gather(*(create(**kwargs) for _ in range(missing)))
+        return join_choices(completions)
+
+
+def join_choices(completions: Sequence[Any]) -> Any:
+    """The first completion with the choices of all, numbered from 0."""
+    first, *rest = completions
+    for completion in rest:
+        first.choices.extend(completion.choices)
+    for index, choice in enumerate(first.choices):
+        choice.index = index
+    return first

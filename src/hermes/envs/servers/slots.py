@@ -1,4 +1,4 @@
-"""How many requests may run at once, as a share of a whole that changes while they run."""
+"""A semaphore whose limit is a share of a maximum, and whose share can change while requests run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from types import TracebackType
 
 
 class AsyncSemWithAdaptiveWeight:
-    """Slots in order of arrival. A smaller weight takes no slot away from a request that has it."""
+    """First come, first served. A smaller weight does not interrupt requests that have a slot."""
 
     def __init__(self, value: int) -> None:
         self.max_val = value
         self.weight = 1.0
         self.in_use = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
-        """At least one: an environment of little weight is slow, not stuck."""
+        """At least 1, so that an environment of little weight is slow but not stuck."""
         return max(1, math.ceil(self.max_val * self.weight - 1e-9))
 
     @property
     def free(self) -> int:
-        return max(0, self.limit - self.in_use - len(self._waiting))
+        return max(0, self.limit - self.in_use - len(self._waiters))
 
     def update_weight(self, weight: float) -> None:
         self.weight = weight
@@ -34,16 +34,16 @@ class AsyncSemWithAdaptiveWeight:
         return self.free == 0
 
     async def acquire(self) -> bool:
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         self._admit()
         try:
-            await place
+            await waiter
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
+            if waiter.done() and not waiter.cancelled():
                 self.release()
-            elif place in self._waiting:
-                self._waiting.remove(place)
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
             raise
         return True
 
@@ -52,11 +52,11 @@ class AsyncSemWithAdaptiveWeight:
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and self.in_use < self.limit:
-            place = self._waiting.popleft()
-            if not place.done():
+        while self._waiters and self.in_use < self.limit:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
                 self.in_use += 1
-                place.set_result(None)
+                waiter.set_result(None)
 
     async def __aenter__(self) -> None:
         await self.acquire()

@@ -1,7 +1,7 @@
-"""The engines' own `/generate`: ids in, ids and logprobs out. Pure functions from calls to bodies and back.
+"""The bodies of SGLang's and vLLM's `/generate`: token ids in, token ids and logprobs out. Pure functions.
 
-An answer that lacks ids, or a logprob for each of them, is an error: text tokenised again need not be what
-was sampled.
+A response without ids, or without a logprob for each of them, is an error: encoding the text again need not
+give the sampled ids.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 from hermes.errors import ProviderError
 
-Answers = tuple[list[list[int]], list[list[float]], list[str]]
-"""For each answer its ids, their logprobs, and its finish reason."""
+Completions = tuple[list[list[int]], list[list[float]], list[str]]
+"""One entry per completion: its ids, their logprobs, its finish reason."""
 
 _NOT_SAMPLING = ("model", "prompt", "messages", "input_ids", "extra_body", "timeout")
 
 
-def sampling_of(kwargs: dict[str, Any]) -> dict[str, Any]:
+def sampling_params(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The sampling settings among the arguments of a completion call."""
     return {
         name: value for name, value in kwargs.items() if name not in _NOT_SAMPLING and value is not None
@@ -24,16 +24,16 @@ def sampling_of(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def sglang_body(ids: list[int], kwargs: dict[str, Any]) -> dict[str, Any]:
-    params = sampling_of(kwargs)
+    params = sampling_params(kwargs)
     if "max_tokens" in params:
         params["max_new_tokens"] = params.pop("max_tokens")
     return {"input_ids": ids, "sampling_params": params, "return_logprob": True}
 
 
-def sglang_answers(answer: Any) -> Answers:
+def sglang_completions(response: Any) -> Completions:
     ids, logprobs, reasons = [], [], []
-    for one in answer if isinstance(answer, list) else [answer]:
-        meta = one.get("meta_info") or {}
+    for completion in response if isinstance(response, list) else [response]:
+        meta = completion.get("meta_info") or {}
         sampled = meta.get("output_token_logprobs")
         if sampled is None:
             raise ProviderError("the server's /generate returned no output_token_logprobs.")
@@ -53,10 +53,10 @@ def sglang_prompt_body(ids: list[int], top_k: int) -> dict[str, Any]:
     }
 
 
-def sglang_prompt_answer(answer: Any) -> tuple[list[list[int]], list[list[float]]]:
-    """The first position has none: nothing comes before it."""
-    one = answer[0] if isinstance(answer, list) else answer
-    positions = (one.get("meta_info") or {}).get("input_top_logprobs")
+def sglang_prompt_logprobs(response: Any) -> tuple[list[list[int]], list[list[float]]]:
+    """Top ids and logprobs of each prompt position; the first has none, because nothing precedes it."""
+    completion = response[0] if isinstance(response, list) else response
+    positions = (completion.get("meta_info") or {}).get("input_top_logprobs")
     if positions is None:
         raise ProviderError("the server's /generate returned no input_top_logprobs.")
     ids = [[int(entry[1]) for entry in position or ()] for position in positions]
@@ -64,12 +64,12 @@ def sglang_prompt_answer(answer: Any) -> tuple[list[list[int]], list[list[float]
 
 
 def vllm_body(ids: list[int], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"prompt": {"prompt_token_ids": ids}, "logprobs": 0, **sampling_of(kwargs)}
+    return {"prompt": {"prompt_token_ids": ids}, "logprobs": 0, **sampling_params(kwargs)}
 
 
-def vllm_answers(answer: Any) -> Answers:
+def vllm_completions(response: Any) -> Completions:
     ids, logprobs, reasons = [], [], []
-    for positions, reason in zip(answer["logprobs"], answer["finish_reasons"], strict=True):
+    for positions, reason in zip(response["logprobs"], response["finish_reasons"], strict=True):
         chosen = [next(iter(position[0].items())) for position in positions]
         ids.append([int(token) for token, _ in chosen])
         logprobs.append([float(logprob) for _, logprob in chosen])
@@ -86,8 +86,9 @@ def vllm_prompt_body(ids: list[int], top_k: int) -> dict[str, Any]:
     }
 
 
-def vllm_prompt_answer(answer: Any) -> tuple[list[list[int]], list[list[float]]]:
-    positions = answer.get("prompt_logprobs")
+def vllm_prompt_logprobs(response: Any) -> tuple[list[list[int]], list[list[float]]]:
+    """Top ids and logprobs of each prompt position."""
+    positions = response.get("prompt_logprobs")
     if positions is None:
         raise ProviderError("the server's /generate returned no prompt_logprobs.")
     if positions and isinstance(positions[0], list) and not _is_position(positions[0]):
@@ -105,14 +106,15 @@ def _is_position(value: list[Any]) -> bool:
 
 def _pairs(position: Any) -> list[tuple[int, float]]:
     entries = position if isinstance(position, list) else [position or {}]
-    found = [pair for entry in entries for pair in (entry or {}).items()]
     return [
-        (int(token), float(value["logprob"] if isinstance(value, dict) else value)) for token, value in found
+        (int(token), float(logprob["logprob"] if isinstance(logprob, dict) else logprob))
+        for entry in entries
+        for token, logprob in (entry or {}).items()
     ]
 
 
 def finish_reason(value: Any) -> str:
-    """Servers say it as a word or as an object with a type."""
+    """Servers send a string, or an object with a `type`."""
     if isinstance(value, dict):
         value = value.get("type")
     return str(value) if value else "stop"

@@ -1,7 +1,7 @@
 """Small functions to write, each a chain of steps on a list, with a reference solution and hidden tests.
 
-A problem is kept only if every step of it changes the result of some test, so that no shorter function
-passes, and only if no constant passes half of them.
+A problem is accepted only if each of its steps changes the result of some test, so that no shorter function
+passes, and only if no constant passes more than half of the tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TESTS = 12
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a step is called in the description, and the Python that does it to `items`."""
+    """A step in words, for the description, and as Python code that works on `items`."""
 
     text: str
     code: str
@@ -31,7 +31,7 @@ class CodeProblem:
     function: str
     description: str
     examples: tuple[Case, ...]
-    """Shown to the agent."""
+    """Part of the prompt."""
     tests: tuple[Case, ...]
     """Hidden, and none of them an example."""
     reference: str
@@ -39,7 +39,7 @@ class CodeProblem:
 
     @property
     def key(self) -> str:
-        """The steps, whatever the function is called."""
+        """The steps without the function's name."""
         return self.reference.partition("\n")[2]
 
 
@@ -110,14 +110,12 @@ _WORDS = (
 _NAMES = ("transform_list", "process_items", "reduce_list", "compute_result", "summarise_items")
 
 
-def code_problem(chance: random.Random) -> CodeProblem:
+def code_problem(rng: random.Random) -> CodeProblem:
     while True:
-        numbers = chance.random() < 0.7
-        steps, end = _chain(
-            chance, *((_NUMBER_STEPS, _NUMBER_ENDS) if numbers else (_WORD_STEPS, _WORD_ENDS))
-        )
-        name = chance.choice(_NAMES)
-        inputs = _inputs(chance, _numbers if numbers else _words)
+        numbers = rng.random() < 0.7
+        steps, end = _chain(rng, *((_NUMBER_STEPS, _NUMBER_ENDS) if numbers else (_WORD_STEPS, _WORD_ENDS)))
+        name = rng.choice(_NAMES)
+        inputs = _inputs(rng, _numbers if numbers else _words)
         reference = _source(name, [*steps, end])
         results = _results(name, reference, inputs)
         shorter = [_source(name, [*steps[:index], *steps[index + 1 :], end]) for index in range(len(steps))]
@@ -125,7 +123,7 @@ def code_problem(chance: random.Random) -> CodeProblem:
             _results(name, source, inputs[2:]) == results[2:] for source in shorter
         ):
             continue
-        cases = [Case((given,), result) for given, result in zip(inputs, results, strict=True)]
+        cases = [Case((argument,), result) for argument, result in zip(inputs, results, strict=True)]
         kind = "list of whole numbers" if numbers else "list of words"
         return CodeProblem(
             name, _describe(name, kind, steps, end), tuple(cases[:2]), tuple(cases[2:]), reference
@@ -133,21 +131,21 @@ def code_problem(chance: random.Random) -> CodeProblem:
 
 
 def _varied(results: Sequence[JSON]) -> bool:
-    """No value is expected by more than half of the tests, so that no constant comes far."""
+    """True if no value is the expected one of more than half of the tests."""
     counts = Counter(map(repr, results))
     return 2 * max(counts.values()) <= len(results)
 
 
 def _chain(
-    chance: random.Random,
+    rng: random.Random,
     steps: Sequence[tuple[str, str, int, int]],
     ends: Sequence[tuple[str, str]],
 ) -> tuple[list[_Step], _Step]:
-    made = []
-    for text, code, low, high in chance.sample(list(steps), chance.randint(2, 3)):
-        number = chance.randint(low, high)
-        made.append(_Step(text.replace("{k}", str(number)), code.replace("{k}", str(number))))
-    return made, _Step(*chance.choice(list(ends)))
+    chain = []
+    for text, code, low, high in rng.sample(list(steps), rng.randint(2, 3)):
+        number = rng.randint(low, high)
+        chain.append(_Step(text.replace("{k}", str(number)), code.replace("{k}", str(number))))
+    return chain, _Step(*rng.choice(list(ends)))
 
 
 def _source(name: str, steps: Sequence[_Step]) -> str:
@@ -163,27 +161,27 @@ def _describe(name: str, kind: str, steps: Sequence[_Step], end: _Step) -> str:
 
 
 def _results(name: str, source: str, inputs: Sequence[JSON]) -> list[JSON]:
-    """What our own source gives; it is made from the tables above and from nothing else."""
+    """Runs our own source, which is built from the tables above and from nothing else."""
     namespace: dict[str, Any] = {}
     exec(compile(source, "<reference>", "exec"), namespace)
-    return [namespace[name](list(given)) for given in inputs]
+    return [namespace[name](list(argument)) for argument in inputs]
 
 
-def _inputs(chance: random.Random, one: Callable[[random.Random, int], list[JSON]]) -> list[list[JSON]]:
+def _inputs(rng: random.Random, make: Callable[[random.Random, int], list[JSON]]) -> list[list[JSON]]:
     """Two examples, then the tests: distinct, of several lengths, with an empty list among them."""
-    found: list[list[JSON]] = []
-    sizes = [6, 7, 0, 1, *(chance.randint(2, 14) for _ in range(TESTS - 2))]
+    inputs: list[list[JSON]] = []
+    sizes = [6, 7, 0, 1, *(rng.randint(2, 14) for _ in range(TESTS - 2))]
     for size in sizes:
-        given = one(chance, size)
-        while given in found:
-            given = one(chance, size + 1)
-        found.append(given)
-    return found
+        argument = make(rng, size)
+        while argument in inputs:
+            argument = make(rng, size + 1)
+        inputs.append(argument)
+    return inputs
 
 
-def _numbers(chance: random.Random, size: int) -> list[JSON]:
-    return [chance.randint(-20, 40) for _ in range(size)]
+def _numbers(rng: random.Random, size: int) -> list[JSON]:
+    return [rng.randint(-20, 40) for _ in range(size)]
 
 
-def _words(chance: random.Random, size: int) -> list[JSON]:
-    return [chance.choice(_WORDS) for _ in range(size)]
+def _words(rng: random.Random, size: int) -> list[JSON]:
+    return [rng.choice(_WORDS) for _ in range(size)]

@@ -1,7 +1,7 @@
-"""GSM8K's problems, from the hub or from a folder with `train.jsonl` and `test.jsonl`.
+"""GSM8K's problems, from the Hugging Face hub or from a folder with `train.jsonl` and `test.jsonl`.
 
-Whether the hub can be reached is found out first and quickly, because its own client goes on trying for half
-a minute. With HF_HUB_OFFLINE set, what was downloaded before is used.
+The hub is probed first with a short timeout, because its own client retries for half a minute. With
+HF_HUB_OFFLINE set, the local download cache is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
 def load_problems(name: str, part: str) -> list[WordProblem]:
-    """Every problem of a part; UsageError says why there are none."""
+    """All problems of a part; UsageError if they cannot be loaded."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _read(name, load_tasks(str(folder / f"{part}.jsonl"), part, "question"))
@@ -45,7 +45,7 @@ def _from_hub(name: str, part: str) -> list[dict[str, Any]]:
 
 
 def _probe(endpoint: str) -> None:
-    """OSError if nothing answers there; nothing is asked where that would prove nothing."""
+    """OSError if the endpoint is unreachable. Skipped offline and behind a proxy, where it proves nothing."""
     if os.environ.get("HF_HUB_OFFLINE") or any(os.environ.get(name) for name in _PROXIES):
         return
     address = urlsplit(endpoint)
@@ -54,13 +54,14 @@ def _probe(endpoint: str) -> None:
 
 
 def _read(name: str, rows: Sequence[dict[str, Any]]) -> list[WordProblem]:
-    found = []
-    for number, row in enumerate(rows, 1):
+    problems = []
+    for index, row in enumerate(rows, 1):
         solution = str(row.get("answer", ""))
-        answer = solution.rpartition("####")[2].strip().replace(",", "")
-        if not answer or "####" not in solution:
+        number = solution.rpartition("####")[2].strip().replace(",", "")
+        if not number or "####" not in solution:
             raise UsageError(
-                f"problem {number} of {name} has no answer after '####'.", "Its field 'answer' must end so."
+                f"problem {index} of {name} has no answer after '####'.",
+                "The field 'answer' must end with '#### NUMBER'.",
             )
-        found.append(WordProblem(str(row["question"]), solution, answer))
-    return found
+        problems.append(WordProblem(str(row["question"]), solution, number))
+    return problems

@@ -1,11 +1,11 @@
-"""Short writing instructions without a right answer, for environments where a reward model judges."""
+"""Short writing instructions without a right answer, for rewards that come from a reward model."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+from hermes.envs.tasks.vocabulary import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
 
 _FORMS = (
     "Write a two-sentence thank-you note to {person} for the {colour} {thing}.",
@@ -28,13 +28,13 @@ class Instruction:
         return self.text
 
 
-def instruction(chance: random.Random) -> Instruction:
+def instruction(rng: random.Random) -> Instruction:
     return Instruction(
-        chance.choice(_FORMS).format(
-            person=chance.choice(PEOPLE),
-            colour=chance.choice(COLOURS),
-            thing=chance.choice(THINGS),
-            city=chance.choice(CITIES),
-            subject=chance.choice(SUBJECTS),
+        rng.choice(_FORMS).format(
+            person=rng.choice(PEOPLE),
+            colour=rng.choice(COLOURS),
+            thing=rng.choice(THINGS),
+            city=rng.choice(CITIES),
+            subject=rng.choice(SUBJECTS),
         )
     )

@@ -1,7 +1,7 @@
-"""A note with several facts of the same kind, a question about one of them, and the form of the answer.
+"""A note with four facts of the same kind, a question about one of them, and the form of the response.
 
-The answer stands in the note, so that a small model can find it; beside it stand others that would be
-wrong, and an answer that names those too is wrong. The note is long: repeating it keeps no word limit.
+The answer is in the note, so that a small model can find it. The note also contains three distractors, and a
+response that names one of them is wrong. The note is long: repeating it exceeds every word limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hermes.envs.rewards.combine import gated
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.envs.rewards.schema import read_json
 from hermes.envs.rewards.text import exact_match, mentions, word_limit
-from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+from hermes.envs.tasks.vocabulary import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
 
 FORMS = ("tag", "json", "bullets", "sentence")
 _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -32,7 +32,7 @@ class Note:
     question: str
     answer: str
     distractors: tuple[str, ...]
-    """What the note says of others."""
+    """What the note says of the other people."""
 
     @property
     def key(self) -> str:
@@ -49,31 +49,31 @@ class FormTask:
         return self.note.key
 
 
-def make_note(chance: random.Random) -> Note:
-    sentence, question, pool = chance.choice(_FACTS)
-    people, values = chance.sample(PEOPLE, 4), chance.sample(list(pool), 4)
-    lines = [sentence.format(who=who, value=value) for who, value in zip(people, values, strict=True)]
-    chance.shuffle(lines)
+def make_note(rng: random.Random) -> Note:
+    sentence, question, pool = rng.choice(_FACTS)
+    people, values = rng.sample(PEOPLE, 4), rng.sample(list(pool), 4)
+    lines = [sentence.format(who=person, value=value) for person, value in zip(people, values, strict=True)]
+    rng.shuffle(lines)
     text = "Here is what I wrote down after talking to the four of them yesterday. " + " ".join(lines)
     return Note(text, question.format(who=people[0]), values[0], tuple(values[1:]))
 
 
-def make_form_task(chance: random.Random) -> FormTask:
-    return FormTask(make_note(chance), chance.choice(FORMS))
+def make_form_task(rng: random.Random) -> FormTask:
+    return FormTask(make_note(rng), rng.choice(FORMS))
 
 
 def limit_prompt(note: Note, limit: int) -> str:
     return f"{note.text}\n\n{note.question} Answer in at most {limit} words."
 
 
-def grade_limit(note: Note, answer: str, limit: int) -> RewardResult:
-    """How well the limit was kept, if the answer is right at all."""
-    right = mentions(answer, note.answer, note.distractors)
-    kept = word_limit(answer, limit, zero_at=3 * limit)
-    return gated(right, kept).with_parts({"right": right.value, "kept": kept.value})
+def grade_limit(note: Note, response: str, limit: int) -> RewardResult:
+    """How close the response is to the word limit; 0 if it does not give the right answer."""
+    right = mentions(response, note.answer, note.distractors)
+    brevity = word_limit(response, limit, zero_at=3 * limit)
+    return gated(right, brevity).with_parts({"right": right.value, "kept": brevity.value})
 
 
-_ASKS = {
+_FORM_INSTRUCTIONS = {
     "tag": "Write the answer between <answer> and </answer>, and nothing else.",
     "json": 'Reply with a JSON object that has one key, "answer", and nothing else.',
     "bullets": "Reply with two lines that each begin with '- ': first the question, then the answer.",
@@ -82,80 +82,79 @@ _ASKS = {
 
 
 def form_prompt(task: FormTask) -> str:
-    return f"{task.note.text}\n\n{task.note.question}\n{_ASKS[task.form]}"
+    return f"{task.note.text}\n\n{task.note.question}\n{_FORM_INSTRUCTIONS[task.form]}"
 
 
 def form_gold(task: FormTask) -> str:
-    answer = task.note.answer
+    fact = task.note.answer
     return {
-        "tag": f"<answer>{answer}</answer>",
-        "json": json.dumps({"answer": answer}),
-        "bullets": f"- {task.note.question}\n- {answer}",
-        "sentence": f"Answer: {answer}.",
+        "tag": f"<answer>{fact}</answer>",
+        "json": json.dumps({"answer": fact}),
+        "bullets": f"- {task.note.question}\n- {fact}",
+        "sentence": f"Answer: {fact}.",
     }[task.form]
 
 
-def grade_form(task: FormTask, answer: str) -> RewardResult:
-    """0.2 for the right answer in any short form, the rest for each part of the form that was kept.
+def grade_form(task: FormTask, response: str) -> RewardResult:
+    """0.2 for the right answer in any short form, the rest in equal parts for each rule of the form.
 
-    Form alone earns nothing: a policy that fills the form with nothing learns nothing about the task.
+    Form without the right answer earns nothing.
     """
-    steps = _FORM_STEPS.get(task.form)
-    if steps is None:
-        raise GraderError(f"there is no form '{task.form}'; there are: {', '.join(FORMS)}")
-    right = mentions(answer, task.note.answer, task.note.distractors)
-    kept = [float(step(task, answer.strip())) for step in steps]
-    form = sum(kept) / len(kept)
-    short = word_limit(answer, 30, zero_at=40)
+    rules = _FORM_RULES.get(task.form)
+    if rules is None:
+        raise GraderError(f"there is no form '{task.form}'; the forms are {', '.join(FORMS)}")
+    right = mentions(response, task.note.answer, task.note.distractors)
+    form = sum(float(rule(task, response.strip())) for rule in rules) / len(rules)
+    short = word_limit(response, 30, zero_at=40)
     value = round(short.value * (0.2 + 0.8 * form), 9)
     return gated(right, RewardResult(value, {"right": right.value, "form": form}, right.detail))
 
 
-_Step = Callable[[FormTask, str], bool]
+_FormRule = Callable[[FormTask, str], bool]
 
 
-def _tag_content(answer: str) -> str:
-    return answer.partition("<answer>")[2].partition("</answer>")[0]
+def _tag_content(response: str) -> str:
+    return response.partition("<answer>")[2].partition("</answer>")[0]
 
 
-def _json_value(answer: str) -> object:
+def _json_value(response: str) -> object:
     try:
-        return read_json(answer)
+        return read_json(response)
     except ValueError:
         return None
 
 
-def _is_json_answer(task: FormTask, answer: str) -> bool:
-    value = _json_value(answer)
-    return isinstance(value, dict) and list(value) == ["answer"] and _says(task, str(value["answer"]))
+def _is_json_answer(task: FormTask, response: str) -> bool:
+    value = _json_value(response)
+    return isinstance(value, dict) and list(value) == ["answer"] and _is_answer(task, str(value["answer"]))
 
 
-def _says(task: FormTask, text: str) -> bool:
+def _is_answer(task: FormTask, text: str) -> bool:
     return exact_match(text, task.note.answer).success if text.strip() else False
 
 
-_FORM_STEPS: dict[str, tuple[_Step, ...]] = {
+_FORM_RULES: dict[str, tuple[_FormRule, ...]] = {
     "tag": (
-        lambda task, answer: "<answer>" in answer,
-        lambda task, answer: answer.count("<answer>") == answer.count("</answer>") == 1,
-        lambda task, answer: _says(task, _tag_content(answer)),
-        lambda task, answer: answer.startswith("<answer>") and answer.endswith("</answer>"),
+        lambda task, response: "<answer>" in response,
+        lambda task, response: response.count("<answer>") == response.count("</answer>") == 1,
+        lambda task, response: _is_answer(task, _tag_content(response)),
+        lambda task, response: response.startswith("<answer>") and response.endswith("</answer>"),
     ),
     "json": (
-        lambda task, answer: "{" in answer and "}" in answer,
-        lambda task, answer: isinstance(_json_value(answer), dict),
+        lambda task, response: "{" in response and "}" in response,
+        lambda task, response: isinstance(_json_value(response), dict),
         _is_json_answer,
     ),
     "bullets": (
-        lambda task, answer: answer.startswith("- "),
-        lambda task, answer: len(answer.split("\n")) == 2,
-        lambda task, answer: all(line.startswith("- ") for line in answer.split("\n")),
-        lambda task, answer: _says(task, answer.split("\n")[-1].removeprefix("- ")),
+        lambda task, response: response.startswith("- "),
+        lambda task, response: len(response.split("\n")) == 2,
+        lambda task, response: all(line.startswith("- ") for line in response.split("\n")),
+        lambda task, response: _is_answer(task, response.split("\n")[-1].removeprefix("- ")),
     ),
     "sentence": (
-        lambda task, answer: answer.startswith("Answer: "),
-        lambda task, answer: "\n" not in answer,
-        lambda task, answer: answer.endswith("."),
-        lambda task, answer: _says(task, answer.removeprefix("Answer: ")),
+        lambda task, response: response.startswith("Answer: "),
+        lambda task, response: "\n" not in response,
+        lambda task, response: response.endswith("."),
+        lambda task, response: _is_answer(task, response.removeprefix("Answer: ")),
     ),
 }

@@ -1,9 +1,9 @@
 """The generators and scorers of reasoning-gym, as items with a key, behind a guard.
 
-Some of its scorers hand the answer to `eval` or to a computer algebra parser. Here a scorer runs in a worker
-with bounded time and memory, and those that evaluate get only answers that are plain data or arithmetic:
-anything else is a wrong answer, and is never run. So is an answer that a scorer stumbles over. Puzzles that
-not even their own answer would solve are left out.
+Some of its scorers pass the answer to `eval` or to a computer algebra parser. Here a scorer runs in a worker
+with bounded time and memory, and a scorer that evaluates gets only answers that are plain data or arithmetic:
+any other answer counts as wrong and is never run. An answer on which a scorer raises counts as wrong too.
+Puzzles whose own answer would not pass the guard are left out.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ EVALUATING = frozenset(
 )
 """Data sets whose scorers evaluate the answer."""
 _BY_TEXT = frozenset({"game_of_life_halting"})
-"""Data sets whose scorers take any text for "True"; here the text decides."""
+"""Data sets whose scorers read any text as "True"; here the text itself is compared."""
 _FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "exp", "log", "ln", "sqrt", "Abs", "abs", "asin", "acos", "atan"}
 )
 _CALLED = re.compile(r"([^\W\d]\w*)\s*\(")
 _UNSAFE = re.compile(r"__|\.\s*[^\W\d]|[^\w\s+\-*/^().,\[\]'\"|]|\*\*\s*\(?\s*-?\d{4,}|\*\*[^+\-]*\*\*")
 _MAX_CHARS, _MAX_EVALUATED_CHARS = 20_000, 2_000
-_CONSOLATION = 0.05
-"""What some scorers give for any answer at all; it says nothing."""
+_PARTICIPATION_SCORE = 0.05
+"""Some scorers give this much for any answer at all; it carries no signal."""
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _GIVE_UP_AFTER = 500
 _BLOCK = 50
@@ -59,12 +59,12 @@ class Puzzle:
     dataset: str
     question: str
     answer: str | None
-    """A right answer; None where the data set gives none."""
+    """A right answer; None where the data set has none."""
     options: JSONObject
     """The data set's own settings."""
     entry: bytes = field(compare=False, repr=False)
-    """What the data set made, pickled for its scorer. To make it again there by its seed would not do: some
-    data sets go through sets, whose order is another in every process."""
+    """The data set's entry, pickled for its scorer. The worker cannot recreate it from the seed: some data
+    sets iterate over sets, whose order differs from process to process."""
 
     @property
     def key(self) -> str:
@@ -72,50 +72,50 @@ class Puzzle:
 
 
 def puzzles(dataset: str, options: Mapping[str, JSON], split: Split, seed: int) -> Iterator[Puzzle]:
-    """Distinct puzzles of a split; ends when no more are found."""
-    seen: set[str] = set()
+    """Distinct puzzles of a split; ends when the generator is exhausted."""
+    keys: set[str] = set()
     misses = 0
-    for puzzle in _every(dataset, dict(options), seed):
+    for puzzle in _all_puzzles(dataset, dict(options), seed):
         if misses == _GIVE_UP_AFTER:
             return
-        if puzzle.key in seen or split_of(puzzle.key) is not split:
+        if puzzle.key in keys or split_of(puzzle.key) is not split:
             misses += 1
             continue
         misses = 0
-        seen.add(puzzle.key)
+        keys.add(puzzle.key)
         yield puzzle
 
 
-def _every(dataset: str, options: JSONObject, seed: int) -> Iterator[Puzzle]:
-    """Without end. In blocks, because some data sets make all they were asked for at the start.
+def _all_puzzles(dataset: str, options: JSONObject, seed: int) -> Iterator[Puzzle]:
+    """Endless. Generated in blocks, because some data sets generate their whole size at the start.
 
-    The seeds of blocks lie a block apart, because other data sets make entry i of seed s from s + i.
+    The seeds of blocks are a block apart, because other data sets make entry i of seed s from s + i.
     """
     for block_seed in itertools.count(seed * 10_000_019, _BLOCK):
         for entry in _open(dataset, options, block_seed):
-            answer = None if entry["answer"] is None else str(entry["answer"])
-            if answer is None or _can_be_scored(dataset, answer):
-                yield Puzzle(dataset, entry["question"], answer, options, pickle.dumps(entry))
+            gold = None if entry["answer"] is None else str(entry["answer"])
+            if gold is None or _can_be_scored(dataset, gold):
+                yield Puzzle(dataset, entry["question"], gold, options, pickle.dumps(entry))
 
 
-def said_answer(text: str) -> str | None:
-    """What stands between the last pair of answer tags; without tags, the whole text; None: nothing."""
+def extract_answer(text: str) -> str | None:
+    """The text between the last pair of answer tags; without tags, the whole text; None if that is empty."""
     tagged = _ANSWER.findall(text)
     return (tagged[-1] if tagged else text).strip() or None
 
 
 class PuzzleGrader:
-    """Scores answers with the data set's own scorer. Keeps one worker; `close` ends it."""
+    """Scores responses with the data set's own scorer, in one worker process; `close` ends it."""
 
     def __init__(self, timeout_s: float = 20.0) -> None:
         self._worker = GraderProcess("hermes.envs.tasks.reasoning", timeout_s)
 
     def grade(self, puzzle: Puzzle, text: str, *, shaped: bool = False) -> RewardResult:
         """1 for a full score, else 0; with `shaped` the score. `score` is a part in either case."""
-        answer = said_answer(text)
-        if answer is None:
+        solution = extract_answer(text)
+        if solution is None:
             return failed("the answer is empty")
-        if not _can_be_scored(puzzle.dataset, answer):
+        if not _can_be_scored(puzzle.dataset, solution):
             return failed("the answer is not in a form that can be scored")
         score = float(
             self._worker.call(
@@ -123,40 +123,40 @@ class PuzzleGrader:
                 dataset=puzzle.dataset,
                 options=json.dumps(puzzle.options),
                 entry=base64.b64encode(puzzle.entry).decode(),
-                answer=answer,
+                solution=solution,
             )
         )
         success = float(score >= 1.0)
-        partial = min(1.0, score) if score > _CONSOLATION else 0.0
+        partial = min(1.0, score) if score > _PARTICIPATION_SCORE else 0.0
         return RewardResult(partial if shaped else success, {"score": score, "success": success})
 
     def close(self) -> None:
         self._worker.close()
 
 
-def _can_be_scored(dataset: str, answer: str) -> bool:
+def _can_be_scored(dataset: str, solution: str) -> bool:
     if dataset in EVALUATING:
-        return 0 < len(answer) <= _MAX_EVALUATED_CHARS and is_plain(answer)
-    return 0 < len(answer.strip()) <= _MAX_CHARS
+        return 0 < len(solution) <= _MAX_EVALUATED_CHARS and is_plain(solution)
+    return 0 < len(solution.strip()) <= _MAX_CHARS
 
 
-def is_plain(answer: str) -> bool:
-    """True for data and arithmetic: no attribute, no call but of known functions, no tower of powers."""
-    if _UNSAFE.search(answer):
+def is_plain(solution: str) -> bool:
+    """True for data and arithmetic: no attribute access, calls of known functions only, no nested powers."""
+    if _UNSAFE.search(solution):
         return False
-    return all(name in _FUNCTIONS or len(name) == 1 for name in _CALLED.findall(answer))
+    return all(name in _FUNCTIONS or len(name) == 1 for name in _CALLED.findall(solution))
 
 
-def score(dataset: str, options: str, entry: str, answer: str) -> float:
+def score(dataset: str, options: str, entry: str, solution: str) -> float:
     """The data set's own score. Runs in the worker, which bounds its time and memory."""
     generator = _reopened(dataset, options)
-    made = pickle.loads(base64.b64decode(entry))  # noqa: S301  our own process wrote it
+    puzzle_entry = pickle.loads(base64.b64decode(entry))  # noqa: S301  our own process wrote it
     if dataset in _BY_TEXT:
-        return float(answer.casefold() == made["answer"].casefold())
+        return float(solution.casefold() == puzzle_entry["answer"].casefold())
     try:
-        return float(generator.score_answer(answer=answer, entry=made))
+        return float(generator.score_answer(answer=solution, entry=puzzle_entry))
     except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError):
-        return 0.0  # it cannot make sense of the answer
+        return 0.0  # the scorer cannot parse the solution
 
 
 @lru_cache(maxsize=64)
@@ -174,7 +174,7 @@ def _open(dataset: str, options: JSONObject, seed: int) -> Any:
         raise MissingDependencyError("reasoning-gym", "envs", "The environment reasoning_gym") from error
     if dataset not in DATASETS:
         near = ", ".join(get_close_matches(dataset, DATASETS)) or "see reasoning_gym.factory.DATASETS"
-        raise UsageError(f"reasoning-gym has no data set '{dataset}'.", f"Near to it: {near}.")
+        raise UsageError(f"reasoning-gym has no data set '{dataset}'.", f"Similar names: {near}.")
     try:
         return create_dataset(dataset, **options, seed=seed, size=_BLOCK)
     except (TypeError, AssertionError, ValueError) as error:

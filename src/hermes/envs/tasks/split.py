@@ -1,8 +1,8 @@
-"""Which items are for training and which are held out: decided by an item's value, never by its position.
+"""The train/eval split of generated items: decided by an item's value, never by its position.
 
-An item's key names what there is to be known about it (the numbers of a sum, the function to be called).
-The hash of the key decides the split, so the two can never overlap, whatever the seed and the size, and an
-item moves from one to the other in no version.
+An item's key names what the item is about (the numbers of a sum, the function to call). The hash of the key
+decides the split, so the two splits never overlap, whatever the seed and the size, and an item stays in its
+split from version to version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hermes.core import content_hash
 
 EVAL_SHARE = 0.1
 _GIVE_UP_AFTER = 2_000
-"""Draws in a row that bring nothing new: what there was has been found."""
+"""Draws in a row without a new item after which the generator counts as exhausted."""
 
 
 class Split(StrEnum):
@@ -27,7 +27,7 @@ class Split(StrEnum):
 class Keyed(Protocol):
     @property
     def key(self) -> str:
-        """What the item is about; items with equal keys ask for the same knowledge."""
+        """What the item is about; items with equal keys test the same knowledge."""
         ...
 
 
@@ -40,7 +40,7 @@ def split_of(key: str) -> Split:
 
 
 def draw(make: Callable[[random.Random], ItemT], split: Split, seed: int) -> Iterator[ItemT]:
-    """Distinct items of a split, in an order that the seed decides; ends when no more are found."""
+    """Distinct items of a split, in an order that the seed decides; ends when the generator is exhausted."""
     return distinct(make, split, seed, lambda item: split_of(item.key) is split)
 
 
@@ -50,15 +50,15 @@ def distinct(
     seed: int,
     belongs: Callable[[ItemT], bool] = lambda item: True,
 ) -> Iterator[ItemT]:
-    """The same for makers that know the split themselves."""
-    chance = random.Random(f"{split} {seed}")
-    seen: set[str] = set()
+    """The same for a `make` that draws from one split already."""
+    rng = random.Random(f"{split} {seed}")
+    keys: set[str] = set()
     misses = 0
     while misses < _GIVE_UP_AFTER:
-        item = make(chance)
-        if item.key in seen or not belongs(item):
+        item = make(rng)
+        if item.key in keys or not belongs(item):
             misses += 1
             continue
         misses = 0
-        seen.add(item.key)
+        keys.add(item.key)
         yield item

@@ -1,7 +1,7 @@
-"""Arithmetic word problems of two to four steps, for where the real data set cannot be had.
+"""Arithmetic word problems of two to four steps, for machines without the GSM8K data set.
 
-Each has a chain of sentences that change one quantity, and a solution in GSM8K's form that ends with
-`#### answer`. Easier than the real thing; made to run the same code, not to replace it.
+Each is a chain of sentences that change one quantity, with a solution in GSM8K's form that ends with
+`#### answer`. They are easier than GSM8K: they exercise the same code and do not replace the benchmark.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from hermes.envs.tasks.names import PEOPLE, THINGS
+from hermes.envs.tasks.vocabulary import PEOPLE, THINGS
 
 _STEPS = (
     ("{name} buys {n} more.", "+"),
@@ -33,14 +33,14 @@ class WordProblem:
         return self.question
 
 
-def word_problem(chance: random.Random) -> WordProblem:
-    name, thing = chance.choice(PEOPLE), chance.choice(THINGS)
-    count = chance.randint(6, 60)
-    story, work = [f"{name} has {count} {thing}s."], []
+def word_problem(rng: random.Random) -> WordProblem:
+    name, noun = rng.choice(PEOPLE), rng.choice(THINGS)
+    count = rng.randint(6, 60)
+    story, work = [f"{name} has {count} {noun}s."], []
     used = {count}
-    for _ in range(chance.randint(2, 4)):
-        sentence, symbol = chance.choice(_STEPS)
-        number = _operand(chance, count, symbol)
+    for _ in range(rng.randint(2, 4)):
+        sentence, symbol = rng.choice(_STEPS)
+        number = _operand(rng, count, symbol)
         if number is None:
             continue
         result = {"+": count + number, "-": count - number, "*": count * number, "/": count // number}[symbol]
@@ -49,18 +49,18 @@ def word_problem(chance: random.Random) -> WordProblem:
         used.add(number)
         count = result
     if count in used or not work:
-        return word_problem(chance)
-    question = f"{' '.join(story)} How many {thing}s does {name.split()[0]} have now?"
+        return word_problem(rng)
+    question = f"{' '.join(story)} How many {noun}s does {name.split()[0]} have now?"
     return WordProblem(question, f"{' '.join(work)}\n#### {count}", str(count))
 
 
-def _operand(chance: random.Random, count: int, symbol: str) -> int | None:
-    """A number that keeps the story sensible; None if there is none."""
+def _operand(rng: random.Random, count: int, symbol: str) -> int | None:
+    """A number that keeps the story plausible; None if there is none."""
     if symbol == "+":
-        return chance.randint(2, 40)
+        return rng.randint(2, 40)
     if symbol == "-":
-        return chance.randint(2, count - 2) if count > 4 else None
+        return rng.randint(2, count - 2) if count > 4 else None
     if symbol == "*":
-        return chance.randint(2, 4) if count < 500 else None
+        return rng.randint(2, 4) if count < 500 else None
     divisors = [number for number in range(2, 10) if count % number == 0 and count > number]
-    return chance.choice(divisors) if divisors else None
+    return rng.choice(divisors) if divisors else None

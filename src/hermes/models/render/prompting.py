@@ -1,7 +1,7 @@
-"""Tools for models whose chat template knows none: schemas, calls and results as plain text.
+"""Tools as plain text: schemas, calls and results for models whose chat template has no tools.
 
-The call form shown to the model is the one the `hermes` parser reads, and the ShareGPT export writes
-the same texts, so a model is prompted, parsed and trained in one dialect. Pure functions.
+The model is shown the call format that the `hermes` parser reads, and the ShareGPT export writes the same
+texts, so a model is prompted, parsed and trained in one format. Pure functions.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from itertools import groupby
 
 from hermes.core import JSON, JSONObject, Message, Role, canonical_json
 from hermes.models.parsers import ToolCallParser
+
+TEXT_TOOLS_PARSER = "hermes"
+"""Name of the parser that reads the calls this module prompts for."""
 
 _INSTRUCTIONS = """\
 You can call tools. Each line inside <tools></tools> describes one tool; its parameters are a JSON schema.
@@ -39,7 +42,7 @@ def _schema_line(tool: JSONObject) -> str:
 
 def tool_response_text(call_id: str, name: str, content: str) -> str:
     """One tool result. Content that is a JSON object or array is embedded as such, other content as text."""
-    response = {"tool_call_id": call_id, "name": name, "content": _structured(content)}
+    response = {"tool_call_id": call_id, "name": name, "content": _parse_structured(content)}
     return f"<tool_response>\n{json.dumps(response, ensure_ascii=False)}\n</tool_response>"
 
 
@@ -63,19 +66,22 @@ def with_tools(
 ) -> tuple[Message, ...]:
     """The conversation as messages of text alone.
 
-    Tools go into the system message, calls into the assistant's content, and results that follow one
-    another into one turn of `result_role`, which is the role the model's template has for them.
+    Tools are described in the system message, calls are written into the assistant's content, and consecutive
+    results become one turn of `result_role`, the role that suits the model's template
+    (`template.result_role`).
     """
     plain: list[Message] = []
-    for is_result, group in groupby(_offered(messages, tools), lambda message: message.role is Role.TOOL):
+    for is_result, group in groupby(
+        _add_tool_system_text(messages, tools), lambda message: message.role is Role.TOOL
+    ):
         if is_result:
             plain.append(Message(result_role, "\n".join(map(_result_text, group))))
         else:
-            plain += [_spoken(message, parser) for message in group]
+            plain += [_as_text(message, parser) for message in group]
     return tuple(plain)
 
 
-def _offered(messages: Sequence[Message], tools: Sequence[JSONObject]) -> list[Message]:
+def _add_tool_system_text(messages: Sequence[Message], tools: Sequence[JSONObject]) -> list[Message]:
     if not tools:
         return list(messages)
     text = tool_system_text(tools)
@@ -84,7 +90,7 @@ def _offered(messages: Sequence[Message], tools: Sequence[JSONObject]) -> list[M
     return [Message.system(text), *messages]
 
 
-def _spoken(message: Message, parser: ToolCallParser) -> Message:
+def _as_text(message: Message, parser: ToolCallParser) -> Message:
     if message.role is not Role.ASSISTANT:
         return message
     return Message.assistant(assistant_text(message, parser))
@@ -94,7 +100,7 @@ def _result_text(message: Message) -> str:
     return tool_response_text(message.tool_call_id or "", message.name or "", message.content)
 
 
-def _structured(content: str) -> JSON:
+def _parse_structured(content: str) -> JSON:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):

@@ -1,16 +1,13 @@
-"""A chat model that speaks tokens: every context grows by appending, and every reply carries its exact ids.
+"""A chat model that samples tokens: every context grows by appending, and every reply carries its exact ids.
 
-A conversation goes on from the very ids that were sampled; only what is new (the template's own marks, tool
-results, user text) is encoded and appended. Nothing sampled is decoded and encoded again. Where the template
-would write the history differently from what was said (it drops old thinking, trims white space, closes a
-turn with another mark), the prompt is written anew from the template, and the two contexts are separate
-training sequences; `envs.sequences` finds that from the recorded ids.
+A conversation continues from the ids that were sampled; only what is new (the template's special tokens, tool
+results, user text) is encoded and appended. Sampled ids are never decoded and encoded again. Where the
+template renders the history differently from what was sampled (it drops old thinking, trims white space,
+closes a turn with another token), the prompt is encoded anew, and the two contexts are separate training
+sequences; `envs.agent.sequences` detects that from the recorded ids.
 
-Tools. With the `hermes` parser they are offered and answered as text, the dialect that the rest of Hermes
-prompts, parses and trains in. Any other parser names a model's own dialect, so the model's template has to
-offer the tools; one that cannot is an error when the model is opened, not a guess.
-
-One instance follows one rollout, its sub-agents included. Tokens are asked of a `TokenSource`.
+One `TokenChat` follows one rollout, its sub-agents included. It samples from a `TokenSource`, which rollouts
+share.
 """
 
 from __future__ import annotations
@@ -20,29 +17,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from hermes.core import JSONObject, Message, ModelCall, Role, Sampling
-from hermes.errors import ConfigError, ContextOverflowError, ProviderError
+from hermes.core import Message, ModelCall, Role, Sampling
+from hermes.errors import ContextOverflowError, ProviderError
 from hermes.models.base import ChatReply, ChatRequest, OnDelta, StreamDelta
-from hermes.models.parsers import get_parser
-from hermes.models.render.prompting import assistant_text, with_tools
-from hermes.models.render.template import Rendered, encode, render, result_role, spelled_out
+from hermes.models.render.escape import Rendered
+from hermes.models.render.template import encode, render_content
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from hermes.models.parsers import ToolCallParser
+    from hermes.models.render.chat import ChatRenderer
     from hermes.models.tokens.completions import TokenReply
-
-OWN_DIALECT = "hermes"
-_PROBE_TOOL: JSONObject = {
-    "name": "probe_tool",
-    "description": "Probes.",
-    "parameters": {"type": "object", "properties": {"x": {"type": "integer", "description": "A number."}}},
-}
 
 
 class TokenSource(Protocol):
-    """Continues a sequence of tokens: a completion endpoint."""
+    """A completion endpoint that continues a sequence of token ids."""
 
     @property
     def name(self) -> str: ...
@@ -54,108 +41,52 @@ class TokenSource(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class ChatRenderer:
-    """How a model is spoken to: the same for all its rollouts, so found out once."""
-
-    tokenizer: PreTrainedTokenizerBase
-    parser: ToolCallParser
-    result_role: Role
-    native: bool
-    """True if the template offers the tools and words their results."""
-    context_tokens: int
-    """Longest sequence, prompt and answer together."""
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, parser: str, context_tokens: int) -> ChatRenderer:
-        """ConfigError if the tokenizer has no chat template, or one that does not fit the parser."""
-        if not tokenizer.chat_template:
-            raise ConfigError(
-                f"the tokenizer {tokenizer.name_or_path} has no chat template.", "Use a model made for chat."
-            )
-        native = get_parser(parser).name != OWN_DIALECT
-        if native and not _offers_tools(tokenizer):
-            raise ConfigError(
-                f"the template of {tokenizer.name_or_path} does not offer tools, and the parser '{parser}' "
-                "reads calls in a model's own form.",
-                f"Set tool_call_parser to {OWN_DIALECT}: then tools are offered as text.",
-            )
-        return cls(tokenizer, get_parser(parser), result_role(tokenizer), native, context_tokens)
-
-    def render(
-        self, request: ChatRequest, spoken: Mapping[int, str], settings: JSONObject | None = None
-    ) -> Rendered:
-        """The prompt; `spoken` is what the model itself said, word for word, by the message's index.
-
-        `settings` are variables of the model's own template, such as enable_thinking.
-        """
-        messages = [
-            Message.assistant(spoken[index]) if index in spoken else message
-            for index, message in enumerate(request.messages)
-        ]
-        if self.native:
-            tools = [{"type": "function", "function": tool} for tool in request.tools]
-            turns = [self._turn(message) for message in messages]
-            return render(self.tokenizer, turns, tools, settings)
-        plain = with_tools(messages, request.tools, self.parser, self.result_role)
-        turns = [{"role": each.role.value, "content": each.content} for each in plain]
-        return render(self.tokenizer, turns, (), settings)
-
-    def _turn(self, message: Message) -> JSONObject:
-        turn: JSONObject = {"role": message.role.value, "content": message.content}
-        if message.role is Role.ASSISTANT:
-            turn["content"] = assistant_text(message, self.parser)
-        if message.role is Role.TOOL:
-            turn |= {"name": message.name, "tool_call_id": message.tool_call_id}
-        return turn
-
-    def decode(self, ids: Sequence[int]) -> str:
-        text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return str(text)
-
-
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """A conversation up to some point."""
+    """A conversation up to some message."""
 
     ids: tuple[int, ...]
     rendered: Rendered
     """The same as text."""
-    spoken: Mapping[int, str] = field(default_factory=dict)
+    assistant_texts: Mapping[int, str] = field(default_factory=dict)
+    """What the model sampled, as text, by the message's index."""
 
 
 class TokenChat:
     """A `ChatModel`; see the module."""
 
-    def __init__(self, source: TokenSource, speech: ChatRenderer) -> None:
+    def __init__(self, source: TokenSource, renderer: ChatRenderer) -> None:
         self._source = source
-        self._speech = speech
+        self._renderer = renderer
         self._contexts: dict[tuple[Message, ...], _Context] = {}
-        """Conversations that end with an answer of ours, by their messages."""
+        """Conversations that end with an answer sampled here, by their messages."""
 
     @property
     def name(self) -> str:
         return self._source.name
 
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
-        """Answers once; see `ChatModel`. The answer is reported in one piece."""
+        """One answer; see `ChatModel`. `on_delta` receives it in one piece."""
         if any(message.images for message in request.messages):
             raise ProviderError(
-                f"{self.name} is spoken to in tokens, which hold no images.", "Leave the images out."
+                f"{self.name} is sampled by token ids, which cannot hold images.", "Leave the images out."
             )
-        before, prompt = self._prompt(request)
-        sampling = replace(request.sampling, max_tokens=self._longest(request.sampling, prompt))
+        previous, prompt = self._prompt(request)
+        sampling = replace(request.sampling, max_tokens=self._max_tokens(request.sampling, prompt))
         started_at = time.perf_counter()
         reply = await self._source.complete_tokens(prompt.ids, sampling, request.timeout_s)
         latency_ms = (time.perf_counter() - started_at) * 1000
-        text, closing = self._taken_apart(reply.sampled_ids)
-        message, finish_reason = self._read(text, reply.finish_reason, request)
-        # A conversation that went on is not needed any more as it was.
-        self._contexts = {key: value for key, value in self._contexts.items() if value is not before}
+        sampled_ids = reply.tokens.sampled_ids
+        text, end_token = self._split_end_token(sampled_ids)
+        message, finish_reason = self._parse(text, reply.finish_reason, request)
+        # The context that was continued is not needed any more: the new one begins with it.
+        self._contexts = {
+            messages: context for messages, context in self._contexts.items() if context is not previous
+        }
         self._contexts[(*request.messages, message)] = _Context(
-            ids=(*prompt.ids, *reply.sampled_ids),
-            rendered=prompt.rendered + spelled_out(self._speech.tokenizer, text) + Rendered(closing),
-            spoken={**prompt.spoken, len(request.messages): text},
+            ids=(*prompt.ids, *sampled_ids),
+            rendered=prompt.rendered + render_content(self._renderer.tokenizer, text) + Rendered(end_token),
+            assistant_texts={**prompt.assistant_texts, len(request.messages): text},
         )
         if on_delta:
             on_delta(StreamDelta(text=message.content, reasoning=message.reasoning or ""))
@@ -169,64 +100,50 @@ class TokenChat:
             cost_usd=reply.cost_usd,
             attempts=reply.attempts,
             raw=reply.raw,
-            tokens=reply.trace(prompt.ids),
-            parser=self._speech.parser.name if message.tool_calls else None,
+            tokens=reply.tokens,
+            parser=self._renderer.parser.name if message.tool_calls else None,
         )
         return ChatReply(message, call)
 
     async def close(self) -> None:
-        """The source is shared by many rollouts; whoever opened it closes it."""
+        """Does nothing: the source is shared by many rollouts, and is closed by the code that opened it."""
 
     def _prompt(self, request: ChatRequest) -> tuple[_Context | None, _Context]:
-        """The context that this request goes on from, if there is one, and the prompt."""
-        before = self._latest(request.messages)
-        spoken = before.spoken if before else {}
-        rendered = self._speech.render(request, spoken)
-        tokenizer = self._speech.tokenizer
-        if before is not None and rendered.continues(before.rendered):
-            new = encode(tokenizer, rendered, len(before.rendered.text))
-            return before, _Context((*before.ids, *new), rendered, spoken)
-        return before, _Context(tuple(encode(tokenizer, rendered)), rendered, spoken)
+        """The context that this request continues, if there is one, and the prompt."""
+        previous = self._latest_context(request.messages)
+        assistant_texts = previous.assistant_texts if previous else {}
+        rendered = self._renderer.render(request, assistant_texts)
+        tokenizer = self._renderer.tokenizer
+        if previous is not None and rendered.continues(previous.rendered):
+            new_ids = encode(tokenizer, rendered, len(previous.rendered.text))
+            return previous, _Context((*previous.ids, *new_ids), rendered, assistant_texts)
+        return previous, _Context(tuple(encode(tokenizer, rendered)), rendered, assistant_texts)
 
-    def _latest(self, messages: tuple[Message, ...]) -> _Context | None:
+    def _latest_context(self, messages: tuple[Message, ...]) -> _Context | None:
         for end in range(len(messages), 0, -1):
             if messages[end - 1].role is Role.ASSISTANT and messages[:end] in self._contexts:
                 return self._contexts[messages[:end]]
         return None
 
-    def _longest(self, sampling: Sampling, prompt: _Context) -> int:
-        used, limit = len(prompt.ids), self._speech.context_tokens
+    def _max_tokens(self, sampling: Sampling, prompt: _Context) -> int:
+        used, limit = len(prompt.ids), self._renderer.context_tokens
         if used >= limit:
             raise ContextOverflowError(
-                f"the conversation has {used} tokens, and a sequence may have {limit} with its answer.",
-                "Raise max_token_length if the model and the trainer take longer sequences.",
+                f"the conversation has {used} tokens; the limit is {limit}, including the answer.",
+                "Raise max_token_length if the model and the trainer accept longer sequences.",
             )
         return min(sampling.max_tokens or limit, limit - used)
 
-    def _taken_apart(self, sampled_ids: Sequence[int]) -> tuple[str, str]:
-        """What was said, and the control token that closed it, if one did."""
-        last = self._speech.tokenizer.added_tokens_decoder.get(sampled_ids[-1]) if sampled_ids else None
+    def _split_end_token(self, sampled_ids: Sequence[int]) -> tuple[str, str]:
+        """The sampled text, and the special token that ended it, if one did."""
+        last = self._renderer.tokenizer.added_tokens_decoder.get(sampled_ids[-1]) if sampled_ids else None
         if last is not None and last.special:
-            return self._speech.decode(sampled_ids[:-1]), str(last.content)
-        return self._speech.decode(sampled_ids), ""
+            return self._renderer.decode(sampled_ids[:-1]), str(last.content)
+        return self._renderer.decode(sampled_ids), ""
 
-    def _read(self, text: str, finish_reason: str, request: ChatRequest) -> tuple[Message, str]:
-        stops = [place for stop in request.sampling.stop if stop and (place := text.find(stop)) >= 0]
-        parsed = self._speech.parser.parse(text[: min(stops)] if stops else text, request.tools)
+    def _parse(self, text: str, finish_reason: str, request: ChatRequest) -> tuple[Message, str]:
+        stops = [index for stop in request.sampling.stop if stop and (index := text.find(stop)) >= 0]
+        parsed = self._renderer.parser.parse(text[: min(stops)] if stops else text, request.tools)
         message = Message.assistant(parsed.content, reasoning=parsed.reasoning, tool_calls=parsed.tool_calls)
-        asks = finish_reason == "stop" and parsed.tool_calls
-        return message, "tool_calls" if asks else finish_reason
-
-
-def _offers_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True if the template shows tools and tool results, and leaves the assistant's own words alone."""
-    turns: list[JSONObject] = [
-        {"role": "user", "content": "probe question"},
-        {"role": "assistant", "content": "probe <words> of mine"},
-        {"role": "tool", "content": "probe result", "name": "probe_tool", "tool_call_id": "a1B2c3D4e"},
-    ]
-    try:
-        text = render(tokenizer, turns, [{"type": "function", "function": _PROBE_TOOL}]).text
-    except ProviderError:
-        return False
-    return all(words in text for words in ("probe_tool", "probe <words> of mine", "probe result"))
+        calls_tools = finish_reason == "stop" and parsed.tool_calls
+        return message, "tool_calls" if calls_tools else finish_reason

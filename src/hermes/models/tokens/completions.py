@@ -1,7 +1,7 @@
 """Token-level completions: ids in, ids and logprobs out, over /v1/completions.
 
-What comes back is what was sampled. Ids and logprobs are the server's own; a server that does not give
-them is an error, since text tokenised again need not be the tokens that were sampled.
+Ids and logprobs are the server's own. A server that does not return them is an error: encoding its text again
+need not give the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -22,25 +22,20 @@ from hermes.models.tokens import traces
 
 @dataclass(frozen=True, slots=True)
 class TokenReply:
-    sampled_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """One per sampled id, under the weights that sampled it."""
+    """One sampled continuation."""
+
+    tokens: TokenTrace
     finish_reason: str
     usage: Usage
     text: str
     raw: JSONObject
     cost_usd: float | None
     """None if the price is unknown."""
-    policy_version: str | None
-    """Which weights answered, where the server names them."""
     attempts: int = 1
-
-    def trace(self, prompt_ids: Sequence[int]) -> TokenTrace:
-        return TokenTrace(tuple(prompt_ids), self.sampled_ids, self.logprobs, self.policy_version)
 
 
 class TokenModel(RemoteModel, ABC):
-    """Continues token sequences on a server; what differs is how the server is asked, and how it answers."""
+    """Continues token sequences on a server. Subclasses define the request and the response format."""
 
     path: ClassVar[str]
 
@@ -51,12 +46,12 @@ class TokenModel(RemoteModel, ABC):
     async def complete_tokens(
         self, prompt_ids: Sequence[int], sampling: Sampling, timeout_s: float | None = None
     ) -> TokenReply:
-        """Samples a continuation. Servers cut it at a few tokens unless `sampling.max_tokens` is set."""
+        """Samples a continuation. Most servers stop early unless `sampling.max_tokens` is set."""
         sampling = self._sampling(sampling)
         body = self._body(prompt_ids, sampling)
 
         async def attempt(spent: Spent) -> TokenReply:
-            reply = self._read(await self._endpoint.post(self.path, body), len(prompt_ids))
+            reply = self._read(await self._endpoint.post(self.path, body), prompt_ids)
             spent.book(reply.usage, reply.cost_usd, reply.text)
             return reply
 
@@ -67,11 +62,11 @@ class TokenModel(RemoteModel, ABC):
     def _body(self, prompt_ids: Sequence[int], sampling: Sampling) -> JSONObject: ...
 
     @abstractmethod
-    def _read(self, raw: JSONObject, prompt_tokens: int) -> TokenReply: ...
+    def _read(self, raw: JSONObject, prompt_ids: Sequence[int]) -> TokenReply: ...
 
 
 class CompletionModel(TokenModel):
-    """Over OpenAI's /completions, as vLLM and SGLang have it."""
+    """Over OpenAI's /completions, as vLLM and SGLang serve it."""
 
     path = "/completions"
 
@@ -84,7 +79,7 @@ class CompletionModel(TokenModel):
             **wire.sampling_to_wire(sampling, self._dialect),
         }
 
-    def _read(self, raw: JSONObject, prompt_tokens: int) -> TokenReply:
+    def _read(self, raw: JSONObject, prompt_ids: Sequence[int]) -> TokenReply:
         choice = self._endpoint.first_choice(raw)
         sampled_ids, logprobs = traces.sampled_of(choice)
         if sampled_ids is None or logprobs is None or len(sampled_ids) != len(logprobs):
@@ -94,14 +89,12 @@ class CompletionModel(TokenModel):
             )
         usage, cost_usd = self._bill(raw)
         return TokenReply(
-            sampled_ids=sampled_ids,
-            logprobs=logprobs,
+            TokenTrace(tuple(prompt_ids), sampled_ids, logprobs, traces.policy_version_of(raw, choice)),
             finish_reason=as_text(choice.get("finish_reason")) or "unknown",
             usage=usage,
             text=as_text(choice.get("text")),
             raw=raw,
             cost_usd=cost_usd,
-            policy_version=traces.policy_version_of(raw, choice),
         )
 
 

@@ -1,7 +1,7 @@
 """Token-level completions in SGLang's form: `POST /generate`, ids in, ids and logprobs out.
 
-The Hermes engine speaks it too. As with `completions`, ids and logprobs are the server's own, and a server
-that does not give them is an error.
+The Hermes engine serves it too. As in `completions`, ids and logprobs are the server's own, and a server that
+does not return them is an error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hermes.core import JSONObject, Sampling, Usage
+from hermes.core import JSONObject, Sampling, TokenTrace, Usage
 from hermes.errors import ProviderError
 from hermes.models.budget import Budget
 from hermes.models.fields import as_count, as_object, as_text
@@ -26,20 +26,22 @@ _NAMES = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
 
 
 class GenerateModel(TokenModel):
-    """Over /generate, as SGLang and the Hermes engine have it."""
+    """Over /generate, as SGLang and the Hermes engine serve it."""
 
     path = "/generate"
 
     def __init__(
         self, target: ModelTarget, price: PriceSettings | None = None, budget: Budget | None = None
     ) -> None:
-        # Unlike the OpenAI paths, /generate lies at the server's root.
+        # Unlike the OpenAI paths, /generate is at the server's root.
         root = target.base_url.removesuffix("/").removesuffix("/v1")
         super().__init__(replace(target, base_url=root), price, budget)
 
     def _body(self, prompt_ids: Sequence[int], sampling: Sampling) -> JSONObject:
         fields = sampling.to_json()
-        fields.pop("reasoning_effort", None)  # the prompt's business, once it is tokens
+        fields.pop(
+            "reasoning_effort", None
+        )  # a variable of the chat template, which has been applied already
         extra = fields.pop("extra_body", {})
         params = {_NAMES.get(name, name): value for name, value in fields.items()}
         return {
@@ -49,13 +51,13 @@ class GenerateModel(TokenModel):
             **extra,
         }
 
-    def _read(self, raw: JSONObject, prompt_tokens: int) -> TokenReply:
+    def _read(self, raw: JSONObject, prompt_ids: Sequence[int]) -> TokenReply:
         meta = as_object(raw.get("meta_info"))
         reason = _finish_reason(meta)
         url = self._endpoint.place.url
         if reason == "abort":
-            said = as_text(as_object(meta.get("finish_reason")).get("message")) or "no reason given"
-            raise ProviderError(f"{url} broke off the generation: {said}", retryable=True)
+            message = as_text(as_object(meta.get("finish_reason")).get("message")) or "no reason given"
+            raise ProviderError(f"{url} aborted the generation: {message}", retryable=True)
         sampled_ids, logprobs = traces.sampled_of(raw)
         if meta.get("output_token_logprobs") == []:
             sampled_ids, logprobs = (), ()
@@ -64,21 +66,19 @@ class GenerateModel(TokenModel):
                 f"{url}{self.path} did not return the ids and logprobs of the tokens it sampled.",
                 "Is it SGLang or a Hermes engine? For vLLM set server_type to vllm.",
             )
-        cached = min(as_count(meta.get("cached_tokens")), prompt_tokens)
-        usage = Usage(prompt_tokens - cached, cached, output_tokens=len(sampled_ids))
+        cached = min(as_count(meta.get("cached_tokens")), len(prompt_ids))
+        usage = Usage(len(prompt_ids) - cached, cached, output_tokens=len(sampled_ids))
         return TokenReply(
-            sampled_ids=sampled_ids,
-            logprobs=logprobs,
+            TokenTrace(tuple(prompt_ids), sampled_ids, logprobs, traces.policy_version_of(raw, raw)),
             finish_reason=reason,
             usage=usage,
             text=as_text(raw.get("text")),
             raw=raw,
             cost_usd=cost_usd(usage, self._price),
-            policy_version=traces.policy_version_of(raw, raw),
         )
 
 
 def _finish_reason(meta: JSONObject) -> str:
-    """SGLang gives an object with a type; others give the word itself."""
-    given = meta.get("finish_reason")
-    return as_text(as_object(given).get("type")) or as_text(given) or "unknown"
+    """SGLang sends an object with a type; other servers send the type itself."""
+    reason = meta.get("finish_reason")
+    return as_text(as_object(reason).get("type")) or as_text(reason) or "unknown"

@@ -25,11 +25,12 @@ from hermes.data.formats.registry import FORMATS
 from hermes.data.importing import read_row, rows_of
 from hermes.errors import HermesError, UsageError
 from hermes.models.base import ChatRequest
+from hermes.models.render.escape import Rendered
 from hermes.models.render.prompting import assistant_text
-from hermes.models.render.template import Rendered, encode, spelled_out
+from hermes.models.render.template import encode, render_content
 
 if TYPE_CHECKING:
-    from hermes.models.tokens.chat import ChatRenderer
+    from hermes.models.render.chat import ChatRenderer
     from hermes.store import Reader
 
 
@@ -111,7 +112,7 @@ def lessons_of(
         if message.role is not Role.ASSISTANT or not said[index]:
             continue
         prompt = speech.render(ChatRequest(tuple(messages[:index]), tuple(tools)), {})
-        answer = spelled_out(tokenizer, assistant_text(message, speech.parser)) + end
+        answer = render_content(tokenizer, assistant_text(message, speech.parser)) + end
         goes_on = written is not None and prompt.continues(written)
         new = encode(tokenizer, prompt, len(written.text) if goes_on and written else 0)
         if not goes_on:

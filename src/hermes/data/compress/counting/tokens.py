@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hermes.core import JSONObject, Role
-from hermes.data.compress.counting.template import ChatTemplate, TemplateRefusalError
 from hermes.data.compress.counting.words import Encode, WordCounts, word_expression
+from hermes.models.render.jinja import ChatTemplate, TemplateRefusalError
 
 _MEMORY_CHARS = 16_000_000
 """How much text the counts are remembered for; what many rows share (system prompts) is counted once."""

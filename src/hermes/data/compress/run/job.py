@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from hermes.core import JSONObject, Message, Relation, canonical_json, content_hash
-from hermes.data.compress.counting.template import TemplateRefusalError
 from hermes.data.compress.counting.tokens import Counter
 from hermes.data.compress.folding.fold import fold
 from hermes.data.compress.folding.plan import FoldSettings, Strategy
@@ -25,6 +24,7 @@ from hermes.data.compress.forms.messages import read_messages, read_record
 from hermes.data.compress.forms.sharegpt import read_sharegpt
 from hermes.data.compress.run.metrics import NOTHING, SummaryCost, fold_map, row_metrics
 from hermes.data.lines import encoded
+from hermes.models.render.jinja import TemplateRefusalError
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 """Half of a pair, as itself or escaped; a whole pair that is escaped matches too, which does no harm."""

@@ -14,7 +14,7 @@ from hermes.core import JSONObject, ToolCall
 from hermes.engine.server.openai.text import held_back
 from hermes.models.parsers import ParsedText, ToolCallParser
 from hermes.models.parsers.scan import NEVER, Grammar, scan
-from hermes.models.tokens.chat import OWN_DIALECT
+from hermes.models.render.prompting import TEXT_TOOLS_PARSER
 
 _CALL = "<tool_call>"
 _THINK, _UNTHINK = "<think>", "</think>"
@@ -46,7 +46,7 @@ class OutputParser:
 
     def so_far(self, text: str) -> ParsedOutput:
         """What is certain of an answer that begins like this."""
-        if self.tools and self.parser.name != OWN_DIALECT:
+        if self.tools and self.parser.name != TEXT_TOOLS_PARSER:
             return ParsedOutput(
                 "", ""
             )  # how calls begin there is the parser's own business: all comes at the end

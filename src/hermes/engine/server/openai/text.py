@@ -24,7 +24,7 @@ from hermes.models.render.template import encode
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from hermes.models.tokens.chat import ChatRenderer
+    from hermes.models.render.chat import ChatRenderer
 
 
 _EMPTY_CELL = -99999.0
@@ -76,7 +76,7 @@ class Detokenizer:
     @cached_property
     def speech(self) -> ChatRenderer:
         """Problem: the model is not made for chat."""
-        from hermes.models.tokens.chat import ChatRenderer
+        from hermes.models.render.chat import ChatRenderer
 
         try:
             return ChatRenderer.of(self.tokenizer, self._parser, self._engine.spec.max_length)

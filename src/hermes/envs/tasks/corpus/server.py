@@ -1,4 +1,4 @@
-"""The encyclopaedia on a loopback port: `/search` in SearXNG's JSON, and a page under each article's path."""
+"""Serves the encyclopaedia on a loopback port: `/search` in SearXNG's JSON, and a page for each article."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from hermes.envs.tasks import corpus
+from hermes.envs.tasks.corpus.pages import Page, page_at, page_path, search
 
 
 class CorpusServer:
-    """Runs in threads of its own from `start` to `stop`."""
+    """Serves from its own threads between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
@@ -27,8 +27,8 @@ class CorpusServer:
     def url(self) -> str:
         return f"http://{self.host}"
 
-    def address_of(self, title: str) -> str:
-        return f"{self.url}{quote(corpus.path_of(title))}"
+    def page_url(self, title: str) -> str:
+        return f"{self.url}{quote(page_path(title))}"
 
     def start(self) -> None:
         self._thread.start()
@@ -46,19 +46,19 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         if parts.path == "/search":
             query = parse_qs(parts.query).get("q", [""])[0]
-            results = [self._result(page) for page in corpus.search(query)]
+            results = [self._result(page) for page in search(query)]
             return self._send(200, "application/json", json.dumps({"query": query, "results": results}))
-        page = corpus.page_at(unquote(parts.path))
+        page = page_at(unquote(parts.path))
         if page is None:
-            return self._send(404, "text/plain", "there is no such page")
+            return self._send(404, "text/plain", "no such page")
         title = escape(page.title)
         head = f"<!doctype html><html><head><title>{title}</title></head>"
         body = f"<body><article><h1>{title}</h1><p>{escape(page.text)}</p></article></body></html>"
         return self._send(200, "text/html; charset=utf-8", head + body)
 
-    def _result(self, page: corpus.Page) -> dict[str, str]:
-        address = f"http://{self.headers['Host']}{quote(page.path)}"
-        return {"title": page.title, "url": address, "content": f"An article about {page.title}."}
+    def _result(self, page: Page) -> dict[str, str]:
+        url = f"http://{self.headers['Host']}{quote(page.path)}"
+        return {"title": page.title, "url": url, "content": f"An article about {page.title}."}
 
     def _send(self, status: int, kind: str, text: str) -> None:
         data = text.encode()
@@ -69,4 +69,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing to say: the rollouts are recorded."""
+        """Requests are not logged: the rollouts record them."""

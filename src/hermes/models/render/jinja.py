@@ -1,7 +1,8 @@
-"""A chat template applied to a conversation, as transformers applies it, without importing transformers.
+"""A chat template rendered as transformers renders it, without importing transformers.
 
-Worker processes and the command itself start in a fraction of a second this way. That the text is the
-same, character for character, is what tests/data/compress/test_tokens.py holds against transformers.
+For counting tokens in worker processes, which start in a fraction of a second this way. The text is the same,
+character for character; tests/data/compress/test_tokens.py compares the two. Nothing is escaped: the count is
+the one a trainer gets that applies the template itself. Prompts for a model are rendered by `template`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hermes.core import JSONObject
-from hermes.errors import HermesError
+from hermes.errors import ProviderError
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Names under which templates look for the assistant's thinking; a message has it under one of them."""
+"""Names under which templates read the assistant's reasoning; a message has it under one of them."""
 
 
-class TemplateRefusalError(HermesError):
-    """The template does not accept this conversation."""
+class TemplateRefusalError(ProviderError):
+    """The chat template does not accept this conversation; trying again cannot help."""
 
 
 class ChatTemplate:
@@ -34,7 +35,7 @@ class ChatTemplate:
         self._special = dict(special)
 
     def render(self, chat: Sequence[JSONObject], tools: Sequence[JSONObject] | None = None) -> str:
-        """The whole conversation as one text, without a prompt for a further answer."""
+        """The whole conversation as one text, without a generation prompt."""
         from jinja2 import TemplateError
 
         try:
@@ -46,14 +47,14 @@ class ChatTemplate:
                 **self._special,
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise TemplateRefusalError(f"the chat template refuses the conversation: {error}") from error
+            raise TemplateRefusalError(f"the chat template rejects the conversation: {error}") from error
 
 
 def _with_reasoning_aliases(message: JSONObject) -> JSONObject:
-    said = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)
-    if said is None:
+    reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)
+    if reasoning is None:
         return message
-    return {**dict.fromkeys(_REASONING_FIELDS, said), **message}
+    return {**dict.fromkeys(_REASONING_FIELDS, reasoning), **message}
 
 
 def _compile(source: str) -> Template:
@@ -62,7 +63,7 @@ def _compile(source: str) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(Extension):
-        """`{% generation %}` marks what the assistant said, for masks; the text is the same without it."""
+        """`{% generation %}` marks the assistant's text for loss masks; it does not change the text."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -75,7 +76,7 @@ def _compile(source: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(source)
 
@@ -92,7 +93,7 @@ def _to_json(
     )
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     from jinja2 import TemplateError
 
     raise TemplateError(message)

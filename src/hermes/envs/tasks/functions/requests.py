@@ -1,7 +1,7 @@
-"""Requests in plain words, the functions on offer, and the calls that are right: made from the table.
+"""Requests in natural language with the functions on offer and the expected calls, generated from the table.
 
-Functions are held out, not requests: a function is met in training or in evaluation, never in both, neither
-as the one to call nor as one that merely stands beside it.
+Functions are held out, not requests: a function occurs in training or in evaluation, never in both, neither
+as the function to call nor as one that is merely on offer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from hermes.core import JSONObject
-from hermes.envs.tasks.function_table import DOMAINS, KINDS, VERBS, ParameterKind
+from hermes.envs.tasks.functions.table import DOMAINS, KINDS, VERBS, ParameterKind
 from hermes.envs.tasks.split import Split, split_of
 
 CATEGORIES = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevant")
@@ -32,14 +32,14 @@ class Function:
 
     @property
     def schema(self) -> JSONObject:
-        """As it is offered to a model: name, description, JSON schema of the parameters."""
+        """The tool definition: name, description, JSON schema of the parameters."""
         properties = {kind: _property(KINDS[kind]) for kind in self.kinds}
         optional = VERBS[self.verb].optional
         if optional is not None:
             properties[optional.kind] = {**_property(KINDS[optional.kind]), "default": optional.default}
         return {
             "name": self.name,
-            "description": f"{VERBS[self.verb].phrase.capitalize()} {_article(self.noun)}.",
+            "description": f"{VERBS[self.verb].phrase.capitalize()} {_with_article(self.noun)}.",
             "parameters": {
                 "type": "object",
                 "properties": properties,
@@ -51,7 +51,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedCall:
-    """A call that is wanted. Optional parameters stand here only where the request names them."""
+    """A call that the request asks for, with the optional arguments that the request names."""
 
     name: str
     arguments: JSONObject
@@ -62,12 +62,14 @@ class FunctionRequest:
     category: str
     text: str
     offered: tuple[Function, ...]
-    wanted: tuple[ExpectedCall, ...]
-    """Empty where none of the functions fits."""
+    expected_calls: tuple[ExpectedCall, ...]
+    """Empty where none of the functions on offer fits."""
 
     @property
     def key(self) -> str:
-        calls = sorted(json.dumps([call.name, call.arguments], sort_keys=True) for call in self.wanted)
+        calls = sorted(
+            json.dumps([call.name, call.arguments], sort_keys=True) for call in self.expected_calls
+        )
         return f"{self.category} {calls or self.text}"
 
 
@@ -81,60 +83,57 @@ def functions_of(split: Split) -> tuple[Function, ...]:
     return tuple(function for function in all_functions() if split_of(function.name) is split)
 
 
-def make_request(
-    chance: random.Random, split: Split, categories: Sequence[str] = CATEGORIES
-) -> FunctionRequest:
+def make_request(rng: random.Random, split: Split, categories: Sequence[str] = CATEGORIES) -> FunctionRequest:
     pool = functions_of(split)
-    category = chance.choice(list(categories))
-    asked = [chance.choice(pool)]
+    category = rng.choice(list(categories))
+    requested = [rng.choice(pool)]
     if category == "parallel":
-        asked *= chance.randint(2, 3)
+        requested *= rng.randint(2, 3)
     elif category == "parallel_multiple":
-        asked += _unfit(chance, pool, asked, 1)
-    clauses, wanted = zip(*(_ask(chance, function) for function in asked), strict=True)
-    offered = list(dict.fromkeys(asked))
+        requested += _from_other_domains(rng, pool, requested, 1)
+    clauses, calls = zip(*(_clause(rng, function) for function in requested), strict=True)
+    offered = list(dict.fromkeys(requested))
     if category == "irrelevant":
-        offered, wanted = _unfit(chance, pool, asked, chance.randint(1, 3)), ()
+        offered, calls = _from_other_domains(rng, pool, requested, rng.randint(1, 3)), ()
     elif category not in ("simple", "parallel"):
         rest = [function for function in pool if function not in offered]
-        offered += chance.sample(rest, chance.randint(1, 3))
-    chance.shuffle(offered)
-    return FunctionRequest(category, _sentence(chance, clauses), tuple(offered), wanted)
+        offered += rng.sample(rest, rng.randint(1, 3))
+    rng.shuffle(offered)
+    return FunctionRequest(category, _sentence(rng, clauses), tuple(offered), calls)
 
 
-def _unfit(
-    chance: random.Random, pool: Sequence[Function], asked: Sequence[Function], count: int
+def _from_other_domains(
+    rng: random.Random, pool: Sequence[Function], requested: Sequence[Function], count: int
 ) -> list[Function]:
-    """Functions of other domains, which cannot do what was asked."""
-    taken = {function.domain for function in asked}
-    return chance.sample([function for function in pool if function.domain not in taken], count)
+    """Functions that cannot do what is requested."""
+    domains = {function.domain for function in requested}
+    return rng.sample([function for function in pool if function.domain not in domains], count)
 
 
-def _ask(chance: random.Random, function: Function) -> tuple[str, ExpectedCall]:
-    """A clause that asks for the function, and the call it asks for."""
-    arguments = {kind: KINDS[kind].values(chance) for kind in function.kinds}
+def _clause(rng: random.Random, function: Function) -> tuple[str, ExpectedCall]:
+    """A clause that asks for the function, and the call it expects."""
+    arguments = {kind: KINDS[kind].values(rng) for kind in function.kinds}
     optional = VERBS[function.verb].optional
-    if optional is not None and chance.random() < _OPTIONAL_SHARE:
-        value = KINDS[optional.kind].values(chance)
+    if optional is not None and rng.random() < _OPTIONAL_SHARE:
+        value = KINDS[optional.kind].values(rng)
         if value != optional.default:
             arguments[optional.kind] = value
-    said = " ".join(_phrase(KINDS[kind], value) for kind, value in arguments.items())
-    return f"{VERBS[function.verb].phrase} {_article(function.noun)} {said}", ExpectedCall(
-        function.name, arguments
-    )
+    details = " ".join(_phrase(KINDS[kind], value) for kind, value in arguments.items())
+    clause = f"{VERBS[function.verb].phrase} {_with_article(function.noun)} {details}"
+    return clause, ExpectedCall(function.name, arguments)
 
 
 def _phrase(kind: ParameterKind, value: object) -> str:
-    shown = " and ".join(value) if isinstance(value, list) else str(value)
-    return kind.phrase.format(shown)
+    text = " and ".join(value) if isinstance(value, list) else str(value)
+    return kind.phrase.format(text)
 
 
-def _sentence(chance: random.Random, clauses: Sequence[str]) -> str:
-    sentence = chance.choice(_FORMS).format("; also ".join(clauses))
+def _sentence(rng: random.Random, clauses: Sequence[str]) -> str:
+    sentence = rng.choice(_FORMS).format("; also ".join(clauses))
     return sentence[0].upper() + sentence[1:]
 
 
-def _article(noun: str) -> str:
+def _with_article(noun: str) -> str:
     plain = noun.replace("_", " ")
     return f"{'an' if plain[0] in 'aeio' else 'a'} {plain}"
 
@@ -149,7 +148,7 @@ def _property(kind: ParameterKind) -> JSONObject:
 
 
 def _parse(table: str) -> list[Function]:
-    found: list[Function] = []
+    functions: list[Function] = []
     domain, verbs = "", ""
     for line in table.strip().splitlines():
         if not line.startswith(" "):
@@ -157,7 +156,7 @@ def _parse(table: str) -> list[Function]:
             continue
         for entry in line.strip().rstrip(";").split("; "):
             noun, _, kinds = entry.partition(": ")
-            found += [
+            functions += [
                 Function(f"{verb}_{noun}", domain, verb, noun, tuple(kinds.split())) for verb in verbs.split()
             ]
-    return found
+    return functions

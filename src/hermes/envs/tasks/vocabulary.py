@@ -1,4 +1,4 @@
-"""Words that generated tasks are filled with. Invented people, nothing current."""
+"""The words that generated tasks are filled with: invented people, and nothing that dates."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hermes.envs.servers.adapter import ManagedServerAdapter
+from hermes.compat import atropos
+from hermes.compat.atropos.servers.managed import ManagedServer, ManagedServerAdapter
+from hermes.compat.atropos.servers.sequences import SequenceNode, SequenceTree
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.servers.engines import SGLangServer
-from hermes.envs.servers.managed import ManagedServer, SequenceNode
 from hermes.envs.servers.manager import ServerManager
+from hermes.errors import UsageError
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
 from tests.envs.token_source import Answer, TokenServer, said
 
@@ -246,6 +248,22 @@ async def test_a_tree_keeps_every_sequence_by_its_text(
     assert long.tokens[: len(short.tokens)] == short.tokens
 
 
+@pytest.fixture
+def shim() -> Iterator[None]:
+    atropos.install()
+    yield
+    atropos.uninstall()
+
+
+async def test_without_the_shim_the_error_names_what_to_install() -> None:
+    manager = ServerManager([APIServerConfig(base_url="http://127.0.0.1:9/v1", server_type="sglang")])
+    with pytest.raises(UsageError, match="managed_server") as failure:
+        async with manager.managed_server():
+            pass
+    assert "hermes.compat.atropos.install()" in failure.value.hint
+
+
+@pytest.mark.usefixtures("shim")
 async def test_over_http_the_ids_are_sent_and_come_back_exactly(bundled_home: Path) -> None:
     tokenizer = bundled_tokenizer(bundled_home)
     with TokenServer(lambda ids, params: said([600, 601, 2])) as server:
@@ -264,6 +282,7 @@ async def test_over_http_the_ids_are_sent_and_come_back_exactly(bundled_home: Pa
     assert answer.usage is not None and answer.usage.completion_tokens == 3
 
 
+@pytest.mark.usefixtures("shim")
 async def test_a_server_that_gives_no_tokens_is_refused_or_marked_untrainable(
     monkeypatch: pytest.MonkeyPatch, bundled_home: Path
 ) -> None:
@@ -281,3 +300,13 @@ async def test_a_server_that_gives_no_tokens_is_refused_or_marked_untrainable(
         await manager.close()
     assert set(node.masked_tokens) == {-100} and node.metadata["trainable"] is False
     assert node.full_text.endswith("assistant:hi")
+
+
+@given(st.lists(st.text("ab", max_size=6), max_size=12), st.text("ab", max_size=10))
+def test_the_tree_finds_the_longest_sequence_that_a_text_begins_with(texts: list[str], prompt: str) -> None:
+    tree = SequenceTree()
+    for text in texts:
+        tree.add(tree.longest_prefix(text), SequenceNode(full_text=text, tokens=[]), answer_count=1)
+    matching = [text for text in texts if prompt.startswith(text)]
+    assert tree.longest_prefix(prompt).node.full_text == max(matching, key=len, default="")
+    assert set(tree.nodes()) == set(texts)

@@ -1,7 +1,7 @@
-"""The functions of the tool-calling tasks, in a form that can be read: kinds of parameters, verbs, domains.
+"""The table of functions for the tool-calling tasks: kinds of parameters, verbs, domains.
 
-In `DOMAINS` a domain stands with its verbs, and below it each of its nouns with the kinds of parameters that
-say which one is meant. Verb and noun make a function; the verb may add one optional parameter with a default.
+`DOMAINS` lists each domain with its verbs, and below it each noun with the kinds of its required parameters.
+A verb and a noun make a function; the verb may add one optional parameter with a default.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hermes.core import JSON
-from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+from hermes.envs.tasks.vocabulary import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
 
 Values = Callable[[random.Random], JSON]
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterKind:
-    """A kind of parameter: how it is declared, how a person says it, which values it takes."""
+    """A kind of parameter: its declaration, its wording in a request, and its values."""
 
     type: str
     description: str
     phrase: str
-    """Words in a request; {} is the value. For a boolean: said when it is true."""
+    """Wording in a request; {} is the value. For a boolean: the wording for true."""
     values: Values
+    """Draws a value."""
     options: tuple[str, ...] = ()
-    """The only values allowed, if they are few."""
+    """The allowed values of an enumeration."""
 
 
 @dataclass(frozen=True, slots=True)
-class Optional:
-    """A parameter that may be left out."""
-
+class OptionalParameter:
     kind: str
     default: JSON
 
@@ -40,23 +39,23 @@ class Optional:
 @dataclass(frozen=True, slots=True)
 class Verb:
     phrase: str
-    optional: Optional | None = None
+    optional: OptionalParameter | None = None
 
 
 def _whole(low: int, high: int) -> Values:
-    return lambda chance: chance.randint(low, high)
+    return lambda rng: rng.randint(low, high)
 
 
 def _amount(low: int, high: int) -> Values:
-    return lambda chance: chance.randint(low * 4, high * 4) / 4
+    return lambda rng: rng.randint(low * 4, high * 4) / 4
 
 
 def _of(values: tuple[str, ...] | list[str]) -> Values:
-    return lambda chance: chance.choice(values)
+    return lambda rng: rng.choice(values)
 
 
 def _several(values: tuple[str, ...] | list[str]) -> Values:
-    return lambda chance: chance.sample(values, chance.randint(2, 3))
+    return lambda rng: rng.sample(values, rng.randint(2, 3))
 
 
 def _options(type_: str, description: str, phrase: str, options: str) -> ParameterKind:
@@ -64,19 +63,19 @@ def _options(type_: str, description: str, phrase: str, options: str) -> Paramet
     return ParameterKind(type_, description, phrase, _of(allowed), allowed)
 
 
-def _date(chance: random.Random) -> str:
-    return f"{chance.randint(2027, 2031)}-{chance.randint(1, 12):02}-{chance.randint(1, 28):02}"
+def _date(rng: random.Random) -> str:
+    return f"{rng.randint(2027, 2031)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
 
 
-def _time(chance: random.Random) -> str:
-    return f"{chance.randint(6, 22):02}:{chance.choice((0, 15, 30, 45)):02}"
+def _time(rng: random.Random) -> str:
+    return f"{rng.randint(6, 22):02}:{rng.choice((0, 15, 30, 45)):02}"
 
 
 def _code(letters: str) -> Values:
-    return lambda chance: f"{letters}-{chance.randint(1000, 9999)}"
+    return lambda rng: f"{letters}-{rng.randint(1000, 9999)}"
 
 
-def _true(chance: random.Random) -> bool:
+def _true(rng: random.Random) -> bool:
     return True
 
 
@@ -139,30 +138,30 @@ KINDS = {
 }
 
 VERBS = {
-    "book": Verb("book", Optional("insured", False)),
-    "cancel": Verb("cancel", Optional("refund", False)),
-    "find": Verb("find", Optional("limit", 10)),
-    "price": Verb("tell me the price of", Optional("detailed", False)),
-    "order": Verb("order", Optional("insured", False)),
-    "track": Verb("track", Optional("detailed", False)),
-    "return": Verb("send back", Optional("refund", True)),
-    "schedule": Verb("schedule", Optional("reminder_minutes", 15)),
-    "move": Verb("reschedule", Optional("notify", False)),
-    "create": Verb("create", Optional("notify", False)),
-    "delete": Verb("delete", Optional("dry_run", False)),
+    "book": Verb("book", OptionalParameter("insured", False)),
+    "cancel": Verb("cancel", OptionalParameter("refund", False)),
+    "find": Verb("find", OptionalParameter("limit", 10)),
+    "price": Verb("tell me the price of", OptionalParameter("detailed", False)),
+    "order": Verb("order", OptionalParameter("insured", False)),
+    "track": Verb("track", OptionalParameter("detailed", False)),
+    "return": Verb("send back", OptionalParameter("refund", True)),
+    "schedule": Verb("schedule", OptionalParameter("reminder_minutes", 15)),
+    "move": Verb("reschedule", OptionalParameter("notify", False)),
+    "create": Verb("create", OptionalParameter("notify", False)),
+    "delete": Verb("delete", OptionalParameter("dry_run", False)),
     "update": Verb("update"),
-    "list": Verb("list", Optional("limit", 20)),
-    "start": Verb("start", Optional("repeat", 1)),
-    "stop": Verb("stop", Optional("notify", False)),
-    "check": Verb("check", Optional("detailed", True)),
-    "send": Verb("send", Optional("notify", True)),
-    "print": Verb("print", Optional("dry_run", False)),
-    "report": Verb("report", Optional("notify", True)),
-    "reserve": Verb("reserve", Optional("reminder_minutes", 30)),
-    "compare": Verb("compare", Optional("limit", 5)),
-    "archive": Verb("archive", Optional("dry_run", False)),
-    "approve": Verb("approve", Optional("notify", True)),
-    "estimate": Verb("estimate", Optional("detailed", False)),
+    "list": Verb("list", OptionalParameter("limit", 20)),
+    "start": Verb("start", OptionalParameter("repeat", 1)),
+    "stop": Verb("stop", OptionalParameter("notify", False)),
+    "check": Verb("check", OptionalParameter("detailed", True)),
+    "send": Verb("send", OptionalParameter("notify", True)),
+    "print": Verb("print", OptionalParameter("dry_run", False)),
+    "report": Verb("report", OptionalParameter("notify", True)),
+    "reserve": Verb("reserve", OptionalParameter("reminder_minutes", 30)),
+    "compare": Verb("compare", OptionalParameter("limit", 5)),
+    "archive": Verb("archive", OptionalParameter("dry_run", False)),
+    "approve": Verb("approve", OptionalParameter("notify", True)),
+    "estimate": Verb("estimate", OptionalParameter("detailed", False)),
 }
 
 DOMAINS = """

@@ -1,4 +1,4 @@
-"""The kinds of shell jobs: each a function from chance to a job with its files, checks and a solution."""
+"""The kinds of shell jobs. Each is a function that draws a job with its files, checks and a solution."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 import random
 from collections.abc import Callable
 
-from hermes.envs.tasks.jobs import Check, FileIs, JsonIs, MissingTool, Prints, TerminalJob
-from hermes.envs.tasks.names import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+from hermes.envs.tasks.jobs.checks import Check, FileAbsent, FileIs, JsonIs, Prints, TerminalJob
+from hermes.envs.tasks.vocabulary import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
 
 
-def make_job(chance: random.Random) -> TerminalJob:
-    return chance.choice(_KINDS)(chance)
+def make_job(rng: random.Random) -> TerminalJob:
+    return rng.choice(_KINDS)(rng)
 
 
-def _write(chance: random.Random) -> TerminalJob:
-    path = f"{chance.choice(SUBJECTS)}/{chance.choice(THINGS)}.txt"
-    text = f"{chance.choice(PEOPLE)} of {chance.choice(CITIES)}"
+def _write(rng: random.Random) -> TerminalJob:
+    path = f"{rng.choice(SUBJECTS)}/{rng.choice(THINGS)}.txt"
+    text = f"{rng.choice(PEOPLE)} of {rng.choice(CITIES)}"
     return TerminalJob(
         "write",
         f"Create the file {path} with exactly this one line: {text}",
@@ -26,15 +26,15 @@ def _write(chance: random.Random) -> TerminalJob:
     )
 
 
-def _log(chance: random.Random) -> tuple[str, list[str]]:
-    levels = chance.choices(("INFO", "WARNING", "ERROR"), k=chance.randint(12, 40))
-    lines = [f"{number:04} {level} {chance.choice(THINGS)}" for number, level in enumerate(levels)]
-    return f"{chance.choice(SUBJECTS)}.log", lines
+def _log(rng: random.Random) -> tuple[str, list[str]]:
+    levels = rng.choices(("INFO", "WARNING", "ERROR"), k=rng.randint(12, 40))
+    lines = [f"{number:04} {level} {rng.choice(THINGS)}" for number, level in enumerate(levels)]
+    return f"{rng.choice(SUBJECTS)}.log", lines
 
 
-def _count(chance: random.Random) -> TerminalJob:
-    path, lines = _log(chance)
-    level = chance.choice(("INFO", "WARNING", "ERROR"))
+def _count(rng: random.Random) -> TerminalJob:
+    path, lines = _log(rng)
+    level = rng.choice(("INFO", "WARNING", "ERROR"))
     count = sum(level in line for line in lines)
     return TerminalJob(
         "count",
@@ -45,32 +45,30 @@ def _count(chance: random.Random) -> TerminalJob:
     )
 
 
-def _extract(chance: random.Random) -> TerminalJob:
-    path, lines = _log(chance)
-    level = chance.choice(("INFO", "WARNING", "ERROR"))
-    kept = [line for line in lines if level in line]
+def _extract(rng: random.Random) -> TerminalJob:
+    path, lines = _log(rng)
+    level = rng.choice(("INFO", "WARNING", "ERROR"))
+    matching = [line for line in lines if level in line]
     return TerminalJob(
         "extract",
         f"Copy every line of {path} that contains {level} to {level.lower()}.txt, in the same order.",
         {path: "\n".join(lines) + "\n"},
-        (FileIs(f"{level.lower()}.txt", "\n".join(kept)), FileIs(path, "\n".join(lines))),
+        (FileIs(f"{level.lower()}.txt", "\n".join(matching)), FileIs(path, "\n".join(lines))),
         f"grep {level} {path} > {level.lower()}.txt || true",
     )
 
 
-def _table(chance: random.Random) -> list[tuple[str, int]]:
-    names = chance.sample(THINGS, chance.randint(6, 15))
-    return [
-        (name, number) for name, number in zip(names, chance.sample(range(1, 900), len(names)), strict=True)
-    ]
+def _table(rng: random.Random) -> list[tuple[str, int]]:
+    names = rng.sample(THINGS, rng.randint(6, 15))
+    return [(name, number) for name, number in zip(names, rng.sample(range(1, 900), len(names)), strict=True)]
 
 
 def _csv(rows: list[tuple[str, int]]) -> str:
     return "item,price\n" + "".join(f"{name},{price}\n" for name, price in rows)
 
 
-def _total(chance: random.Random) -> TerminalJob:
-    rows = _table(chance)
+def _total(rng: random.Random) -> TerminalJob:
+    rows = _table(rng)
     return TerminalJob(
         "total",
         "Add up the price column of prices.csv and write only the total to total.txt.",
@@ -80,8 +78,8 @@ def _total(chance: random.Random) -> TerminalJob:
     )
 
 
-def _cheapest(chance: random.Random) -> TerminalJob:
-    rows = _table(chance)
+def _sort(rng: random.Random) -> TerminalJob:
+    rows = _table(rng)
     ordered = sorted(rows, key=lambda row: row[1])
     return TerminalJob(
         "order",
@@ -92,28 +90,28 @@ def _cheapest(chance: random.Random) -> TerminalJob:
     )
 
 
-def _filter(chance: random.Random) -> TerminalJob:
-    rows = _table(chance)
-    limit = chance.randint(200, 700)
-    kept = [row for row in rows if row[1] > limit]
+def _filter(rng: random.Random) -> TerminalJob:
+    rows = _table(rng)
+    limit = rng.randint(200, 700)
+    expensive = [row for row in rows if row[1] > limit]
     return TerminalJob(
         "filter",
         f"Write the rows of prices.csv with a price above {limit} to dear.csv: header first, same order.",
         {"prices.csv": _csv(rows)},
-        (FileIs("dear.csv", _csv(kept)), FileIs("prices.csv", _csv(rows))),
+        (FileIs("dear.csv", _csv(expensive)), FileIs("prices.csv", _csv(rows))),
         f"awk -F, 'NR == 1 || $2 > {limit}' prices.csv > dear.csv",
     )
 
 
-def _rename(chance: random.Random) -> TerminalJob:
-    folder = chance.choice(SUBJECTS)
-    names = chance.sample(THINGS, 5)
-    texts = {name: f"{chance.choice(COLOURS)} {name}\n" for name in names}
+def _rename(rng: random.Random) -> TerminalJob:
+    folder = rng.choice(SUBJECTS)
+    names = rng.sample(THINGS, 5)
+    texts = {name: f"{rng.choice(COLOURS)} {name}\n" for name in names}
     files = {
         f"{folder}/{name}.{'txt' if index < 3 else 'log'}": texts[name] for index, name in enumerate(names)
     }
     checks: list[Check] = [FileIs(f"{folder}/{name}.md", texts[name]) for name in names[:3]]
-    checks += [MissingTool(f"{folder}/{name}.txt") for name in names[:3]]
+    checks += [FileAbsent(f"{folder}/{name}.txt") for name in names[:3]]
     checks += [FileIs(f"{folder}/{name}.log", texts[name]) for name in names[3:]]
     return TerminalJob(
         "rename",
@@ -125,14 +123,14 @@ def _rename(chance: random.Random) -> TerminalJob:
     )
 
 
-def _replace(chance: random.Random) -> TerminalJob:
-    old, new = chance.sample(CITIES, 2)
-    folder = chance.choice(SUBJECTS)
+def _replace(rng: random.Random) -> TerminalJob:
+    old, new = rng.sample(CITIES, 2)
+    folder = rng.choice(SUBJECTS)
     files = {
-        f"{folder}/{thing}.txt": f"{chance.choice(PEOPLE)} went to {chance.choice((old, old, 'Rome'))}.\n"
-        for thing in chance.sample(THINGS, 4)
+        f"{folder}/{name}.txt": f"{rng.choice(PEOPLE)} went to {rng.choice((old, old, 'Rome'))}.\n"
+        for name in rng.sample(THINGS, 4)
     }
-    files[f"{folder}/first.txt"] = f"{old} is far, says {chance.choice(PEOPLE)} of {old}.\n"
+    files[f"{folder}/first.txt"] = f"{old} is far, says {rng.choice(PEOPLE)} of {old}.\n"
     return TerminalJob(
         "replace",
         f"Replace every {old} by {new} in all files of the folder {folder}.",
@@ -142,8 +140,8 @@ def _replace(chance: random.Random) -> TerminalJob:
     )
 
 
-def _unique(chance: random.Random) -> TerminalJob:
-    names = [chance.choice(PEOPLE[:40]) for _ in range(chance.randint(15, 40))]
+def _unique(rng: random.Random) -> TerminalJob:
+    names = [rng.choice(PEOPLE[:40]) for _ in range(rng.randint(15, 40))]
     text = "\n".join(names) + "\n"
     return TerminalJob(
         "unique",
@@ -154,10 +152,10 @@ def _unique(chance: random.Random) -> TerminalJob:
     )
 
 
-def _settings(chance: random.Random) -> TerminalJob:
-    section, key = chance.choice(SUBJECTS), chance.choice(THINGS)
-    value = chance.randint(10, 9999)
-    before = {section: {key: value + chance.randint(1, 99), "colour": chance.choice(COLOURS)}, "version": 1}
+def _settings(rng: random.Random) -> TerminalJob:
+    section, key = rng.choice(SUBJECTS), rng.choice(THINGS)
+    value = rng.randint(10, 9999)
+    before = {section: {key: value + rng.randint(1, 99), "colour": rng.choice(COLOURS)}, "version": 1}
     after = {**before, section: {**before[section], key: value}}  # type: ignore[dict-item]
     edit = f"import json; d = json.load(open('config.json')); d['{section}']['{key}'] = {value}; "
     return TerminalJob(
@@ -169,11 +167,11 @@ def _settings(chance: random.Random) -> TerminalJob:
     )
 
 
-def _remove(chance: random.Random) -> TerminalJob:
-    folder = chance.choice(SUBJECTS)
-    names = chance.sample(THINGS, 6)
-    texts = {name: "" if index < 3 else f"{chance.choice(CITIES)}\n" for index, name in enumerate(names)}
-    checks: list[Check] = [MissingTool(f"{folder}/{name}.dat") for name in names[:3]]
+def _remove(rng: random.Random) -> TerminalJob:
+    folder = rng.choice(SUBJECTS)
+    names = rng.sample(THINGS, 6)
+    texts = {name: "" if index < 3 else f"{rng.choice(CITIES)}\n" for index, name in enumerate(names)}
+    checks: list[Check] = [FileAbsent(f"{folder}/{name}.dat") for name in names[:3]]
     checks += [FileIs(f"{folder}/{name}.dat", texts[name]) for name in names[3:]]
     return TerminalJob(
         "remove",
@@ -184,23 +182,23 @@ def _remove(chance: random.Random) -> TerminalJob:
     )
 
 
-def _script(chance: random.Random) -> TerminalJob:
-    name, word = chance.choice(THINGS), chance.choice(CITIES)
-    hidden = [chance.choice(PEOPLE).split()[0] for _ in range(2)]
+def _script(rng: random.Random) -> TerminalJob:
+    name, city = rng.choice(THINGS), rng.choice(CITIES)
+    arguments = [rng.choice(PEOPLE).split()[0] for _ in range(2)]
     path = f"{name}.sh"
     return TerminalJob(
         "script",
-        f"Write a shell script {path} that takes one argument and prints 'ARGUMENT lives in {word}', "
+        f"Write a shell script {path} that takes one argument and prints 'ARGUMENT lives in {city}', "
         "with the argument in place of ARGUMENT. It is run with: sh " + path + " NAME",
         {},
-        tuple(Prints(f"sh {path} {who}", f"{who} lives in {word}") for who in hidden),
-        f"echo 'echo \"$1 lives in {word}\"' > {path}",
+        tuple(Prints(f"sh {path} {argument}", f"{argument} lives in {city}") for argument in arguments),
+        f"echo 'echo \"$1 lives in {city}\"' > {path}",
     )
 
 
-def _merge(chance: random.Random) -> TerminalJob:
-    count = chance.randint(3, 12)
-    texts = [f"{chance.choice(PEOPLE)}: {chance.choice(THINGS)}\n" for _ in range(count)]
+def _merge(rng: random.Random) -> TerminalJob:
+    count = rng.randint(3, 12)
+    texts = [f"{rng.choice(PEOPLE)}: {rng.choice(THINGS)}\n" for _ in range(count)]
     return TerminalJob(
         "merge",
         "Join the files part1.txt, part2.txt and so on into whole.txt, in the order of their numbers.",
@@ -215,7 +213,7 @@ _KINDS: tuple[Callable[[random.Random], TerminalJob], ...] = (
     _count,
     _extract,
     _total,
-    _cheapest,
+    _sort,
     _filter,
     _rename,
     _replace,
