@@ -258,20 +258,20 @@ FULL_DISK = """
 import asyncio, json, resource, sys
 from pathlib import Path
 from hermes.errors import StoreError
-from hermes.rollouts.intake import Limits
-from hermes.rollouts.journal import SEGMENT_BYTES, FileJournal
-from hermes.rollouts.parsing.recognise import Incoming
-from hermes.rollouts.service import Service
+from hermes.rollouts.intake import IntakeLimits
+from hermes.rollouts.journal.journal import SEGMENT_BYTES, FileJournal
+from hermes.rollouts.parsing.recognise import IncomingGroup
+from hermes.rollouts.service import TrajectoryService
 
 async def main():
     journal = FileJournal(Path(sys.argv[1]), 0.0)
-    service = Service(journal, Limits())
+    service = TrajectoryService(journal, IntakeLimits())
     acknowledged = []
     for mark in range(30):
         small = mark % 3 == 2
         try:
             payload = json.dumps({"mark": mark}).encode().ljust(100 if small else 3000)
-            await service.intake.post([Incoming(None, 2, payload)], many=False, key=None)
+            await service.intake.post([IncomingGroup(None, 2, payload)], many=False, key=None)
             acknowledged.append(mark)
         except StoreError as error:
             assert "cannot write" in error.message, error
