@@ -226,7 +226,7 @@ async def test_a_child_that_dies_fails_one_body_and_the_next_gets_a_fresh_one() 
 @given(st.binary(max_size=300), st.integers(0, 200))
 def test_gzip_is_read_whole_within_its_limit_or_refused(data: bytes, limit: int) -> None:
     deflater = Deflater()
-    packed = deflater.piece(data) + deflater.end()
+    packed = deflater.compress(data) + deflater.flush()
     if len(data) > limit:
         with pytest.raises(TooLarge):
             inflate(packed, limit)

@@ -1,4 +1,4 @@
-"""Gzip, both ways, bounded. Uses the `isal` package's faster drop-in for zlib where it is installed."""
+"""Bounded gzip compression and decompression, with `isal`'s faster zlib where it is installed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ import functools
 import zlib
 from types import ModuleType
 
-_GZIP = 31  # zlib's window argument for the gzip format
+GZIP_FROM_BYTES = 1000
+"""Smaller responses are sent uncompressed."""
+_GZIP_WINDOW = 31  # zlib's `wbits` for the gzip format
 _INLINE_BYTES = 256 << 10
 _INLINE_INFLATED_BYTES = 2 << 20
+_INLINE_DEFLATE_BYTES = 64 << 10
 
 
 class BadGzip(Exception):
-    """Not gzip, or cut short, or damaged."""
+    """The data is not gzip, is truncated, or is damaged."""
 
 
 class TooLarge(Exception):
-    """More than the limit once inflated."""
+    """The data is larger than the limit once decompressed."""
 
 
 @functools.cache
 def codec() -> ModuleType:
-    """zlib, or what does the same faster."""
+    """zlib, or isal's module of the same interface."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -30,8 +33,8 @@ def codec() -> ModuleType:
     return isal_zlib
 
 
-async def inflated(data: bytes, limit_bytes: int) -> bytes:
-    """`inflate`, off the event loop unless it is quick."""
+async def decompress(data: bytes, limit_bytes: int) -> bytes:
+    """`inflate`, in a thread unless it is quick."""
     if len(data) <= _INLINE_BYTES:
         try:
             return inflate(data, min(limit_bytes, _INLINE_INFLATED_BYTES))
@@ -42,26 +45,26 @@ async def inflated(data: bytes, limit_bytes: int) -> bytes:
 
 
 def inflate(data: bytes, limit_bytes: int) -> bytes:
-    """All members of a gzip stream, one after the other."""
+    """All members of a gzip stream, concatenated. BadGzip; TooLarge."""
     parts: list[bytes] = []
     room = limit_bytes
     while data:
-        part, data = _member(data, room)
+        part, data = _inflate_member(data, room)
         if len(part) > room:
-            raise TooLarge(f"more than {limit_bytes} bytes once inflated")
+            raise TooLarge(f"more than {limit_bytes} bytes once decompressed")
         parts.append(part)
         room -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _member(data: bytes, room: int) -> tuple[bytes, bytes]:
-    """The first member, as far as one byte more than there is room for, and what follows it.
+def _inflate_member(data: bytes, room: int) -> tuple[bytes, bytes]:
+    """The first member, up to one byte more than there is room for, and the data after it.
 
-    A stream says at its end how long its last member is. Asking for just that much first, which is nearly
-    always all, spares a quarter of the time: the buffer need not grow step by step.
+    The last four bytes of a stream are the size of its last member. Allocating that much first, which is
+    nearly always all of it, saves a quarter of the time: the buffer need not grow step by step.
     """
     zlib_like = codec()
-    member = zlib_like.decompressobj(_GZIP)
+    member = zlib_like.decompressobj(_GZIP_WINDOW)
     try:
         part: bytes = member.decompress(data, min(int.from_bytes(data[-4:], "little"), room) + 1)
         if not member.eof and len(part) <= room:
@@ -73,14 +76,26 @@ def _member(data: bytes, room: int) -> tuple[bytes, bytes]:
     return part, member.unused_data.lstrip(b"\0")
 
 
+async def compress(data: bytes) -> bytes:
+    """`data` as one gzip stream; in a thread unless it is quick."""
+    if len(data) <= _INLINE_DEFLATE_BYTES:
+        return _deflate(data)
+    return await asyncio.to_thread(_deflate, data)
+
+
+def _deflate(data: bytes) -> bytes:
+    deflater = Deflater()
+    return deflater.compress(data) + deflater.flush()
+
+
 class Deflater:
-    """One gzip stream, written piece by piece. Call in a thread: it lets others run."""
+    """One gzip stream, written in parts. Call it in a thread: zlib releases the interpreter."""
 
     def __init__(self) -> None:
-        self._stream = codec().compressobj(1, zlib.DEFLATED, _GZIP)
+        self._stream = codec().compressobj(1, zlib.DEFLATED, _GZIP_WINDOW)
 
-    def piece(self, data: bytes) -> bytes:
+    def compress(self, data: bytes) -> bytes:
         return bytes(self._stream.compress(data))
 
-    def end(self) -> bytes:
+    def flush(self) -> bytes:
         return bytes(self._stream.flush())

@@ -44,6 +44,7 @@ def serve(options: TrajectoryServerOptions, announce: Callable[[str], None]) -> 
     """
     try:
         import httptools  # noqa: F401
+        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(error.name or "uvicorn", "web", "the trajectory API") from error
@@ -83,7 +84,7 @@ async def _run(
 ) -> None:
     import uvicorn
 
-    from hermes.rollouts.http.app import App
+    from hermes.rollouts.http.app import build_app
     from hermes.rollouts.http.protocol import HttpConnection
     from hermes.rollouts.journal.journal import FileJournal, GroupJournal, MemoryJournal
     from hermes.rollouts.parsing.worker import Parser
@@ -100,7 +101,7 @@ async def _run(
     service = TrajectoryService(journal, options.limits)
     parser = Parser()
     config = uvicorn.Config(
-        App(service, policy_for(DOOR, options.host, options.token), parser),
+        build_app(service, policy_for(DOOR, options.host, options.token), parser),
         http=HttpConnection,
         ws="none",
         lifespan="off",

@@ -146,7 +146,7 @@ class TrajectoryService:
         self.trainer_wait.served()
         return await self._serve(lease)
 
-    async def replay(self, lease_id: int, lease_s: float | None) -> BatchDelivery:
+    async def redeliver(self, lease_id: int, lease_s: float | None) -> BatchDelivery:
         """A batch that is out, once more."""
         if lease_id not in self.state.leases:
             raise RejectedPostError(404, f"lease {lease_id} is not outstanding")

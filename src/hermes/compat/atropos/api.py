@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
     """`app`: an API of its own for each process, in memory, made when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    from hermes.rollouts.http.app import App
+    from hermes.rollouts.http.app import build_app
     from hermes.rollouts.intake import IntakeLimits
     from hermes.rollouts.journal.journal import MemoryJournal
     from hermes.rollouts.parsing.worker import Parser
@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
     from hermes.rollouts.service import TrajectoryService
     from hermes.safety.access import policy_for
 
-    globals()["app"] = App(
+    globals()["app"] = build_app(
         TrajectoryService(MemoryJournal(), IntakeLimits()), policy_for(DOOR, "127.0.0.1", None), Parser()
     )
     return globals()["app"]

@@ -1,28 +1,29 @@
-"""The trajectory API over HTTP: paths, methods and answers as other people's clients expect them."""
+"""The trajectory API over HTTP: one table of operations, from which routes and documentation are made.
+
+Paths, methods, status codes and bodies are those that Atropos's clients expect. Access is checked before a
+body is read. `protocol.HttpConnection` is needed underneath: it reports whether a batch arrived.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hermes.errors import StoreError
-from hermes.rollouts.http import openapi
-from hermes.rollouts.http.asgi import (
-    ClientGone,
-    HttpError,
-    HttpRequest,
-    HttpResponse,
-    Receive,
-    Scope,
-    Send,
-    failed,
-    invalid,
-    json_answer,
-    send_answer,
-)
-from hermes.rollouts.http.delivery import send_batch
+from hermes.rollouts.compression import BadGzip
+from hermes.rollouts.core.metrics import Metrics
+from hermes.rollouts.http import bodies, openapi
+from hermes.rollouts.http.bodies import Model
+from hermes.rollouts.http.openapi import Operation
+from hermes.rollouts.http.responses import BatchResponse, CompressedResponse, json_response
 from hermes.rollouts.intake import RejectedPostError
 from hermes.rollouts.parsing.parse import BodyError
 from hermes.rollouts.parsing.worker import Parser, WorkerLost
@@ -34,176 +35,291 @@ from hermes.rollouts.schema import (
     LeaseReference,
     LeaseRenewal,
     Registration,
+    ScoredData,
 )
 from hermes.rollouts.service import BatchDelivery, TrajectoryService
 from hermes.rollouts.status import gauges, status
 from hermes.safety.access import HttpAccessPolicy
 
-Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse | BatchDelivery]]
-
 _MAX_KEY_CHARS = 200
+_MAX_LEASE_ID = 2**63
 _RETRY_AFTER_S = 5
 _logger = logging.getLogger(__name__)
 
 
-class App:
-    """An ASGI application. It needs `protocol.Connection` underneath to know what arrived."""
+def build_app(service: TrajectoryService, policy: HttpAccessPolicy, parser: Parser) -> ASGIApp:
+    """The ASGI application."""
+    handlers = Handlers(service, parser)
+    app = Starlette(
+        routes=[_route(operation, handlers) for operation in OPERATIONS],
+        exception_handlers={
+            BodyError: _invalid,
+            RejectedPostError: _rejected,
+            StoreError: _unavailable,
+            WorkerLost: _unavailable,
+            BadGzip: _bad_gzip,
+            HTTPException: _http_error,
+            ClientDisconnect: _send_nothing,  # type: ignore[dict-item]
+        },
+    )
+    app.router.redirect_slashes = False
+    return _Frontend(app, policy, service.metrics)
 
-    def __init__(self, service: TrajectoryService, policy: HttpAccessPolicy, parser: Parser) -> None:
+
+class Handlers:
+    """One method for each operation."""
+
+    def __init__(self, service: TrajectoryService, parser: Parser) -> None:
         self._service = service
-        self._policy = policy
         self._parser = parser
-        self._routes: dict[str, dict[str, Handler]] = {
-            "/": {"GET": self._root},
-            "/register": {"POST": self._register},
-            "/register-env": {"POST": self._register_env},
-            "/disconnect-env": {"POST": self._disconnect_env},
-            "/wandb_info": {"GET": self._wandb_info},
-            "/info": {"GET": self._info},
-            "/batch": {"GET": self._batch},
-            "/batch/ack": {"POST": self._acknowledge},
-            "/batch/renew": {"POST": self._renew},
-            "/latest_example": {"GET": self._latest_example},
-            "/scored_data": {"POST": self._scored_data},
-            "/scored_data_list": {"POST": self._scored_data_list},
-            "/status": {"GET": self._status},
-            "/status-env": {"GET": self._status_env},
-            "/reset_data": {"GET": self._reset_data},
-            "/metrics": {"GET": self._metrics},
-            "/openapi.json": {"GET": self._openapi},
-            "/docs": {"GET": self._docs},
-        }
+
+    async def root(self, request: Request) -> Response:
+        return json_response({"message": "AtroposLib API"})
+
+    async def register(self, request: Request) -> Response:
+        return json_response(await self._service.register(await self._model(request, Registration)))
+
+    async def register_env(self, request: Request) -> Response:
+        return json_response(await self._service.register_env(await self._model(request, EnvRegistration)))
+
+    async def disconnect_env(self, request: Request) -> Response:
+        reference = await self._model(request, EnvReference)
+        return json_response(await self._service.disconnect_env(reference.env_id))
+
+    async def wandb_info(self, request: Request) -> Response:
+        run = self._service.state.registration
+        return json_response(
+            {"group": run.wandb_group if run else None, "project": run.wandb_project if run else None}
+        )
+
+    async def info(self, request: Request) -> Response:
+        run = self._service.state.registration
+        return json_response(
+            {"batch_size": run.batch_size if run else -1, "max_token_len": run.max_token_len if run else -1}
+        )
+
+    async def batch(self, request: Request) -> Response:
+        lease_s = _query_number(request, "lease_s", float, MIN_LEASE_S, MAX_LEASE_S)
+        lease_id = _query_number(request, "lease_id", int, 1, _MAX_LEASE_ID)
+        batch = (
+            await self._service.next_batch(lease_s)
+            if lease_id is None
+            else await self._service.redeliver(int(lease_id), lease_s)
+        )
+        if not isinstance(batch, BatchDelivery):
+            return json_response(batch)
+        lease = batch.lease
+        return BatchResponse(batch, lambda arrived: self._service.sent(lease, arrived=arrived))
+
+    async def acknowledge(self, request: Request) -> Response:
+        reference = await self._model(request, LeaseReference)
+        return json_response(await self._service.acknowledge(reference.lease_id))
+
+    async def renew(self, request: Request) -> Response:
+        renewal = await self._model(request, LeaseRenewal)
+        return json_response(await self._service.renew(renewal.lease_ids, renewal.lease_s))
+
+    async def latest_example(self, request: Request) -> Response:
+        return CompressedResponse(await self._service.latest_example(), media_type="application/json")
+
+    async def scored_data(self, request: Request) -> Response:
+        return await self._post(request, many=False)
+
+    async def scored_data_list(self, request: Request) -> Response:
+        return await self._post(request, many=True)
+
+    async def status(self, request: Request) -> Response:
+        return json_response(status(self._service, time.time()))
+
+    async def status_env(self, request: Request) -> Response:
+        return json_response(self._service.env_status((await self._model(request, EnvReference)).env_id))
+
+    async def reset_data(self, request: Request) -> Response:
+        await self._service.reset()
+        return PlainTextResponse("Reset successful")
+
+    async def metrics(self, request: Request) -> Response:
+        text = self._service.metrics.render(gauges(self._service, time.time()))
+        return CompressedResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        return json_response(openapi.document(OPERATIONS))
+
+    async def docs(self, request: Request) -> Response:
+        return CompressedResponse(openapi.page(OPERATIONS), media_type="text/html")
+
+    async def _post(self, request: Request, *, many: bool) -> Response:
+        key = request.headers.get("idempotency-key") or None
+        if key is not None and len(key) > _MAX_KEY_CHARS:
+            message = f"at most {_MAX_KEY_CHARS} characters"
+            loc = ["header", "idempotency-key"]
+            raise BodyError([{"type": "too_long", "loc": loc, "msg": message, "input": None}])
+        body = await bodies.read_json(request, self._service.limits.max_body_bytes)
+        groups = await self._parser.parse(body, many=many)
+        return json_response(await self._service.intake.post(groups, many=many, key=key))
+
+    async def _model(self, request: Request, model: type[Model]) -> Model:
+        return await bodies.read_model(request, model, self._service.limits.max_body_bytes)
+
+
+_KEY = (("Idempotency-Key", "a second post with the same key is acknowledged and not stored again"),)
+_LEASE = (
+    (
+        "lease_s",
+        {"type": "number", "minimum": MIN_LEASE_S, "maximum": MAX_LEASE_S},
+        "lease the batch for this long, until it is acknowledged",
+    ),
+    (
+        "lease_id",
+        {"type": "integer", "minimum": 1, "maximum": _MAX_LEASE_ID},
+        "deliver this outstanding batch again",
+    ),
+)
+# Routes are matched in this order: what environments and trainers call most comes first.
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/scored_data",
+        "One group.",
+        Handlers.scored_data,
+        ScoredData,
+        headers=_KEY,
+        statuses=(404, 503),
+    ),
+    Operation(
+        "POST",
+        "/scored_data_list",
+        "Several groups, all or none.",
+        Handlers.scored_data_list,
+        ScoredData,
+        many=True,
+        headers=_KEY,
+        statuses=(404, 503),
+    ),
+    Operation(
+        "GET",
+        "/status-env",
+        "What an environment polls; its id is a JSON body.",
+        Handlers.status_env,
+        EnvReference,
+        statuses=(404,),
+    ),
+    Operation(
+        "GET",
+        "/batch",
+        "The next batch, or null and the reason why there is none.",
+        Handlers.batch,
+        query=_LEASE,
+        statuses=(404,),
+    ),
+    Operation(
+        "POST",
+        "/batch/ack",
+        "Acknowledges a leased batch.",
+        Handlers.acknowledge,
+        LeaseReference,
+        statuses=(404,),
+    ),
+    Operation("POST", "/batch/renew", "Renews the leases of batches in use.", Handlers.renew, LeaseRenewal),
+    Operation("GET", "/status", "Step, queue, rates, leases and environments.", Handlers.status),
+    Operation("GET", "/", "Name of the API.", Handlers.root),
+    Operation("POST", "/register", "A trainer registers the run.", Handlers.register, Registration),
+    Operation(
+        "POST", "/register-env", "An environment joins the run.", Handlers.register_env, EnvRegistration
+    ),
+    Operation(
+        "POST", "/disconnect-env", "An environment leaves the run.", Handlers.disconnect_env, EnvReference
+    ),
+    Operation("GET", "/wandb_info", "Group and project of the run.", Handlers.wandb_info),
+    Operation("GET", "/info", "Batch size and longest sequence of the run.", Handlers.info),
+    Operation("GET", "/latest_example", "The group that joined the queue last.", Handlers.latest_example),
+    Operation(
+        "GET",
+        "/reset_data",
+        "Deletes the run and everything queued.",
+        Handlers.reset_data,
+        content_type="text/plain",
+    ),
+    Operation("GET", "/metrics", "For Prometheus.", Handlers.metrics, content_type="text/plain"),
+    Operation("GET", "/openapi.json", "This document.", Handlers.openapi, include_in_schema=False),
+    Operation("GET", "/docs", "This document as a page.", Handlers.docs, include_in_schema=False),
+)
+_PATHS = frozenset(operation.path for operation in OPERATIONS)
+
+
+class _Frontend:
+    """Checks access, ignores a trailing slash, and counts every request by path and status."""
+
+    def __init__(self, app: ASGIApp, policy: HttpAccessPolicy, metrics: Metrics) -> None:
+        self._app = app
+        self._policy = policy
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        request = HttpRequest(scope, receive, self._service.limits.max_body_bytes)
-        path = scope["path"].rstrip("/") or "/"
-        try:
-            answer = await self._handle(request, path)
-        except ClientGone:
-            return
-        except HttpError as failure:
-            answer = failure.answer
-        known = path if path in self._routes else "other"
-        code = 200 if isinstance(answer, BatchDelivery) else answer.status
-        self._service.metrics.count("requests_total", path=known, status=code)
-        if isinstance(answer, HttpResponse):
-            await send_answer(send, answer, gzip=request.accepts_gzip)
-            return
-        lease = answer.lease
-        await send_batch(request, send, answer, lambda arrived: self._service.sent(lease, arrived=arrived))
+        path = scope["path"] = scope["path"].rstrip("/") or "/"
 
-    async def _handle(self, request: HttpRequest, path: str) -> HttpResponse | BatchDelivery:
-        if refusal := self._policy.refusal(request.headers):
-            challenge = (("www-authenticate", 'Basic realm="hermes"'),) if refusal.status == 401 else ()
-            raise failed(refusal.status, refusal.detail, *challenge)
-        methods = self._routes.get(path)
-        if methods is None:
-            raise failed(404, "Not Found")
-        handler = methods.get(request.scope["method"])
-        if handler is None:
-            raise failed(405, "Method Not Allowed", ("allow", ", ".join(methods)))
-        try:
-            return await handler(request)
-        except BodyError as error:
-            raise invalid(error.details) from error
-        except RejectedPostError as error:
-            retry = (("retry-after", str(error.retry_after_s)),) if error.retry_after_s else ()
-            raise failed(error.status, error.detail, *retry) from error
-        except (StoreError, WorkerLost) as error:
-            _logger.error("%s %s: %s", request.scope["method"], path, error)
-            raise failed(503, str(error), ("retry-after", str(_RETRY_AFTER_S))) from error
+        async def count_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                label = path if path in _PATHS else "other"
+                self._metrics.count("requests_total", path=label, status=message["status"])
+            await send(message)
 
-    async def _root(self, request: HttpRequest) -> HttpResponse:
-        return json_answer({"message": "AtroposLib API"})
-
-    async def _register(self, request: HttpRequest) -> HttpResponse:
-        return json_answer(await self._service.register(await request.model(Registration)))
-
-    async def _register_env(self, request: HttpRequest) -> HttpResponse:
-        return json_answer(await self._service.register_env(await request.model(EnvRegistration)))
-
-    async def _disconnect_env(self, request: HttpRequest) -> HttpResponse:
-        return json_answer(await self._service.disconnect_env((await request.model(EnvReference)).env_id))
-
-    async def _wandb_info(self, request: HttpRequest) -> HttpResponse:
-        run = self._service.state.registration
-        return json_answer(
-            {"group": run.wandb_group if run else None, "project": run.wandb_project if run else None}
-        )
-
-    async def _info(self, request: HttpRequest) -> HttpResponse:
-        run = self._service.state.registration
-        return json_answer(
-            {"batch_size": run.batch_size if run else -1, "max_token_len": run.max_token_len if run else -1}
-        )
-
-    async def _batch(self, request: HttpRequest) -> HttpResponse | BatchDelivery:
-        query = request.query()
-        lease_s = _number(query, "lease_s", float, MIN_LEASE_S, MAX_LEASE_S)
-        lease_id = _number(query, "lease_id", int, 1, 2**63)
-        if lease_id is not None:
-            return await self._service.replay(int(lease_id), lease_s)
-        found = await self._service.next_batch(lease_s)
-        return found if isinstance(found, BatchDelivery) else json_answer(found)
-
-    async def _acknowledge(self, request: HttpRequest) -> HttpResponse:
-        return json_answer(await self._service.acknowledge((await request.model(LeaseReference)).lease_id))
-
-    async def _renew(self, request: HttpRequest) -> HttpResponse:
-        renewal = await request.model(LeaseRenewal)
-        return json_answer(await self._service.renew(renewal.lease_ids, renewal.lease_s))
-
-    async def _latest_example(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(await self._service.latest_example())
-
-    async def _scored_data(self, request: HttpRequest) -> HttpResponse:
-        return await self._post(request, many=False)
-
-    async def _scored_data_list(self, request: HttpRequest) -> HttpResponse:
-        return await self._post(request, many=True)
-
-    async def _post(self, request: HttpRequest, *, many: bool) -> HttpResponse:
-        key = request.headers.get(b"idempotency-key", b"").decode("latin-1") or None
-        if key is not None and len(key) > _MAX_KEY_CHARS:
-            message = f"at most {_MAX_KEY_CHARS} characters"
-            loc = ["header", "idempotency-key"]
-            raise invalid([{"type": "too_long", "loc": loc, "msg": message, "input": None}])
-        groups = await self._parser.parse(await request.json_body(), many=many)
-        return json_answer(await self._service.intake.post(groups, many=many, key=key))
-
-    async def _status(self, request: HttpRequest) -> HttpResponse:
-        return json_answer(status(self._service, time.time()))
-
-    async def _status_env(self, request: HttpRequest) -> HttpResponse:
-        return json_answer(self._service.env_status((await request.model(EnvReference)).env_id))
-
-    async def _reset_data(self, request: HttpRequest) -> HttpResponse:
-        await self._service.reset()
-        return HttpResponse(b"Reset successful", content_type="text/plain; charset=utf-8")
-
-    async def _metrics(self, request: HttpRequest) -> HttpResponse:
-        text = self._service.metrics.render(gauges(self._service, time.time()))
-        return HttpResponse(text.encode(), content_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def _openapi(self, request: HttpRequest) -> HttpResponse:
-        return json_answer(openapi.document())
-
-    async def _docs(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(openapi.page().encode(), content_type="text/html; charset=utf-8")
+        if refusal := self._policy.refusal(dict(scope["headers"])):
+            challenge = {"www-authenticate": 'Basic realm="hermes"'} if refusal.status == 401 else None
+            response = json_response({"detail": refusal.detail}, refusal.status, challenge)
+            await response(scope, receive, count_and_send)
+        else:
+            await self._app(scope, receive, count_and_send)
 
 
-def _number(
-    query: dict[str, str], name: str, kind: type[int] | type[float], least: float, most: float
+def _route(operation: Operation, handlers: Handlers) -> Route:
+    route = Route(operation.path, partial(operation.handler, handlers), methods=[operation.method])
+    route.methods = {operation.method}  # without the HEAD that Starlette adds: it would take a batch
+    return route
+
+
+def _query_number(
+    request: Request, name: str, kind: type[int] | type[float], least: float, most: float
 ) -> float | None:
-    if name not in query:
+    text = request.query_params.get(name)
+    if text is None:
         return None
     try:
-        value = kind(query[name])
+        number = kind(text)
     except ValueError:
-        value = least - 1
-    if not least <= value <= most:
+        number = least - 1
+    if not least <= number <= most:
         message = f"a number from {least:g} to {most:g}"
-        raise invalid([{"type": "number", "loc": ["query", name], "msg": message, "input": query[name][:80]}])
-    return value
+        raise BodyError([{"type": "number", "loc": ["query", name], "msg": message, "input": text[:80]}])
+    return number
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BodyError)
+    return json_response({"detail": error.details}, 422)
+
+
+async def _rejected(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RejectedPostError)
+    headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else None
+    return json_response({"detail": error.detail}, error.status, headers)
+
+
+async def _unavailable(request: Request, error: Exception) -> Response:
+    _logger.error("%s %s: %s", request.method, request.url.path, error)
+    return json_response({"detail": str(error)}, 503, {"retry-after": str(_RETRY_AFTER_S)})
+
+
+async def _bad_gzip(request: Request, error: Exception) -> Response:
+    return PlainTextResponse("Invalid gzip payload", 400)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return json_response({"detail": error.detail}, error.status_code, error.headers)
+
+
+async def _send_nothing(request: Request, error: Exception) -> None:
+    """The client closed the connection while its request was being read. Starlette sends nothing for None."""

@@ -1,113 +1,70 @@
-"""The description of the API: an OpenAPI document, and a page of it that loads nothing from elsewhere."""
+"""The API's description, derived from its table of operations: an OpenAPI document, and an HTML page of it.
+
+The page loads nothing from elsewhere.
+"""
 
 from __future__ import annotations
 
-import functools
 import html
 import json
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
 
 from hermes import __version__
 from hermes.core.json import JSONObject
-from hermes.rollouts.schema import (
-    MAX_LEASE_S,
-    MIN_LEASE_S,
-    EnvReference,
-    EnvRegistration,
-    LeaseReference,
-    LeaseRenewal,
-    Registration,
-    ScoredData,
-)
 
 _TITLE = "Hermes trajectory API"
 _REFERENCE = "#/components/schemas/{model}"
 
 
-class Operation(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path: its route and its description."""
+
     method: str
     path: str
     summary: str
+    handler: Callable[[Any, Request], Awaitable[Response]]
+    """A method of the class that holds the handlers."""
     body: type[BaseModel] | None = None
     many: bool = False
     """The body is a list of `body`."""
     query: tuple[tuple[str, JSONObject, str], ...] = ()
-    """Name, schema and meaning of each parameter."""
+    """Name, schema and description of each parameter."""
     headers: tuple[tuple[str, str], ...] = ()
-    answers: tuple[int, ...] = (200,)
+    """Name and description of each request header."""
+    statuses: tuple[int, ...] = ()
+    """Status codes of its own, beside those that every operation with such a body or query has."""
     content_type: str = "application/json"
+    include_in_schema: bool = True
 
 
-_KEY = (("Idempotency-Key", "a second post with the same key is answered and not taken"),)
-_LEASE = (
-    (
-        "lease_s",
-        {"type": "number", "minimum": MIN_LEASE_S, "maximum": MAX_LEASE_S},
-        "keep the batch for the trainer this long, until it is acknowledged",
-    ),
-    (
-        "lease_id",
-        {"type": "integer", "minimum": 1, "maximum": 2**63},
-        "serve this outstanding batch once more",
-    ),
-)
-OPERATIONS = (
-    Operation("get", "/", "Name of the API."),
-    Operation("post", "/register", "A trainer sets up the run.", Registration),
-    Operation("post", "/register-env", "An environment joins the run.", EnvRegistration),
-    Operation("post", "/disconnect-env", "An environment leaves the run.", EnvReference),
-    Operation("get", "/wandb_info", "Group and project of the run."),
-    Operation("get", "/info", "Batch size and longest sequence of the run."),
-    Operation(
-        "get", "/batch", "The next batch, or null and why there is none.", query=_LEASE, answers=(200, 404)
-    ),
-    Operation("post", "/batch/ack", "A leased batch has been used.", LeaseReference, answers=(200, 404)),
-    Operation("post", "/batch/renew", "Leased batches are still in use.", LeaseRenewal),
-    Operation("get", "/latest_example", "The group that joined the queue last."),
-    Operation("post", "/scored_data", "One group.", ScoredData, headers=_KEY, answers=(200, 404, 503)),
-    Operation(
-        "post",
-        "/scored_data_list",
-        "Several groups, all or none.",
-        ScoredData,
-        True,
-        (),
-        _KEY,
-        (200, 404, 503),
-    ),
-    Operation("get", "/status", "Step, queue, rates, leases and environments."),
-    Operation(
-        "get",
-        "/status-env",
-        "What an environment polls; its id is a JSON body.",
-        EnvReference,
-        answers=(200, 404),
-    ),
-    Operation("get", "/reset_data", "Forgets the run and everything queued.", content_type="text/plain"),
-    Operation("get", "/metrics", "For Prometheus.", content_type="text/plain"),
-)
-_MEANINGS = {
-    200: "as asked",
-    400: "not the gzip it claims to be",
-    401: "a token is needed",
-    403: "not from here",
+_STATUS_MEANINGS = {
+    200: "success",
+    400: "the body is not valid gzip",
+    401: "a token is required",
+    403: "the request's host or origin is not allowed",
     404: "unknown id",
-    413: "too large",
-    422: "not understood; `detail` names the field",
-    503: "full, or the disk failed; try again later",
+    413: "the body is too large",
+    422: "invalid request; `detail` names the field",
+    503: "the queue is full, or the disk failed; try again later",
 }
 
 
-@functools.cache
-def document() -> JSONObject:
-    models = (Registration, EnvRegistration, EnvReference, LeaseReference, LeaseRenewal, ScoredData)
+def document(operations: Sequence[Operation]) -> JSONObject:
+    """The OpenAPI document."""
+    documented = [operation for operation in operations if operation.include_in_schema]
+    models = dict.fromkeys(operation.body for operation in documented if operation.body is not None)
     _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
     paths: JSONObject = {}
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    for operation in documented:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
     return {
         "openapi": "3.1.0",
         "info": {"title": _TITLE, "version": __version__},
@@ -123,10 +80,10 @@ def document() -> JSONObject:
     }
 
 
-def _described(operation: Operation) -> JSONObject:
+def _describe(operation: Operation) -> JSONObject:
     parameters = [
-        {"name": name, "in": "query", "required": False, "schema": schema, "description": meaning}
-        for name, schema, meaning in operation.query
+        {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
+        for name, schema, text in operation.query
     ]
     parameters += [
         {
@@ -134,49 +91,54 @@ def _described(operation: Operation) -> JSONObject:
             "in": "header",
             "required": False,
             "schema": {"type": "string"},
-            "description": meaning,
+            "description": text,
         }
-        for name, meaning in operation.headers
+        for name, text in operation.headers
     ]
-    described: JSONObject = {
-        "operationId": f"{operation.method}{operation.path.replace('/', '_').replace('-', '_')}",
+    description: JSONObject = {
+        "operationId": f"{operation.method.lower()}{operation.path.replace('/', '_').replace('-', '_')}",
         "summary": operation.summary,
         "parameters": parameters,
         "responses": {
-            "200": {"description": _MEANINGS[200], "content": {operation.content_type: {}}},
-            **{str(code): {"description": _MEANINGS[code]} for code in (*operation.answers[1:], 401, 403)},
+            "200": {"description": _STATUS_MEANINGS[200], "content": {operation.content_type: {}}},
+            **{
+                str(code): {"description": _STATUS_MEANINGS[code]} for code in (*operation.statuses, 401, 403)
+            },
         },
     }
     if operation.body is not None:
         body: JSONObject = {"$ref": _REFERENCE.format(model=operation.body.__name__)}
         body = {"type": "array", "items": body} if operation.many else body
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        description["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     if operation.body is not None or operation.query:
-        described["responses"] |= {str(code): {"description": _MEANINGS[code]} for code in (400, 413, 422)}
-    return described
+        description["responses"] |= {
+            str(code): {"description": _STATUS_MEANINGS[code]} for code in (400, 413, 422)
+        }
+    return description
 
 
-@functools.cache
-def page() -> str:
+def page(operations: Sequence[Operation]) -> str:
+    """The same as HTML."""
     rows = "".join(
-        f"<tr><td>{o.method.upper()}</td><td><code>{html.escape(o.path)}</code></td>"
-        f"<td>{html.escape(o.summary)}</td><td>{_body(o)}</td></tr>"
-        for o in OPERATIONS
+        f"<tr><td>{operation.method}</td><td><code>{html.escape(operation.path)}</code></td>"
+        f"<td>{html.escape(operation.summary)}</td><td>{_body_link(operation)}</td></tr>"
+        for operation in operations
+        if operation.include_in_schema
     )
     schemas = "".join(
         f"<h2 id='{name}'>{name}</h2><pre>{html.escape(json.dumps(schema, indent=2))}</pre>"
-        for name, schema in document()["components"]["schemas"].items()
+        for name, schema in document(operations)["components"]["schemas"].items()
     )
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{_TITLE}</title>"
         "<style>body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
         "td,th{text-align:left;padding:.2rem .8rem .2rem 0;vertical-align:top}</style>"
-        f"<h1>{_TITLE}</h1><p>The same as a document: <a href=/openapi.json>/openapi.json</a></p>"
-        f"<table><tr><th>Method<th>Path<th>What<th>Body</tr>{rows}</table>{schemas}</html>"
+        f"<h1>{_TITLE}</h1><p>As an OpenAPI document: <a href=/openapi.json>/openapi.json</a></p>"
+        f"<table><tr><th>Method<th>Path<th>Summary<th>Body</tr>{rows}</table>{schemas}</html>"
     )
 
 
-def _body(operation: Operation) -> str:
+def _body_link(operation: Operation) -> str:
     if operation.body is None:
         return ""
     name = operation.body.__name__
