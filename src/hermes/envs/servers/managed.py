@@ -17,19 +17,17 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
+from hermes.core.sequence import MASKED, MASKED_LOGPROB
 from hermes.envs.servers import rendering
 from hermes.envs.servers.base import APIServer
 from hermes.envs.servers.engines import TokenServer
 from hermes.envs.servers.wire import finish_reason
-from hermes.envs.tokenise import IGNORED
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
     from openai.types.completion import Completion
     from transformers import PreTrainedTokenizerBase
 
-MASKED_LOGPROB = 1.0
-"""Stands for the logprob of a token that was not sampled; no true one is above 0."""
 _THINK, _HELD_THINK = ("<think>", "</think>"), ("\ue001think\ue001", "\ue001/think\ue001")
 
 
@@ -133,7 +131,7 @@ class ManagedServer:
             SequenceNode(
                 full_text=text + self._decoded(ids),
                 tokens=[*before.tokens, *new, *ids],
-                masked_tokens=[*before.masked_tokens, *[IGNORED] * len(new), *ids],
+                masked_tokens=[*before.masked_tokens, *[MASKED] * len(new), *ids],
                 logprobs=[*before.logprobs, *[MASKED_LOGPROB] * len(new), *values],
                 metadata={"finish_reason": finish_reason(reason)},
             )
@@ -248,7 +246,7 @@ def _masked(node: SequenceNode) -> SequenceNode:
     return SequenceNode(
         full_text=node.full_text,
         tokens=node.tokens,
-        masked_tokens=[IGNORED] * length,
+        masked_tokens=[MASKED] * length,
         logprobs=[MASKED_LOGPROB] * length,
     )
 

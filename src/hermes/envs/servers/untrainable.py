@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from hermes.core.sequence import MASKED, MASKED_LOGPROB
 from hermes.envs.servers.base import APIServer
 from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.servers.managed import MASKED_LOGPROB, ManagedServer, SequenceNode
-from hermes.envs.tokenise import IGNORED
+from hermes.envs.servers.managed import ManagedServer, SequenceNode
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -54,7 +54,7 @@ class DummyManagedServer:
             SequenceNode(
                 full_text=text,
                 tokens=ids,
-                masked_tokens=[IGNORED] * len(ids),
+                masked_tokens=[MASKED] * len(ids),
                 logprobs=[MASKED_LOGPROB] * len(ids),
                 metadata={"finish_reason": reason, "dummy_tokens": True, "trainable": False},
             )
