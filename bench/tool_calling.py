@@ -37,12 +37,12 @@ from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.stats import interval
 from hermes.envs.tasks.functions.requests import FunctionRequest
 from hermes.envs.tasks.split import Split
-from hermes.quickstart import probes
-from hermes.quickstart.chart import png
-from hermes.quickstart.evaluate import on_engine
-from hermes.quickstart.processes import ProcessGroup, terminated_like_interrupted
+from hermes.quickstart.chart import svg
+from hermes.quickstart.engine_metrics import engine_tokens
+from hermes.quickstart.evaluate import server_config
 from hermes.rl.run import read_metrics
-from hermes.rl.supervise.part import ask
+from hermes.rl.supervise.process import fetch_json
+from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 
 MODEL = "hermes/smollm2"
 MEASURED = ("simple", "parallel")
@@ -84,7 +84,7 @@ def environment(args: argparse.Namespace, categories: Sequence[str], weights: st
         extra_body={"model": weights},
         use_wandb=False,
     )
-    return ToolCallingEnv(config, [on_engine(args.engine, weights, args.at_once)])
+    return ToolCallingEnv(config, [server_config(args.engine, weights, args.at_once)])
 
 
 def write_gold(env: ToolCallingEnv, rows: int, into: Path) -> None:
@@ -140,19 +140,19 @@ def looked_at(item: FunctionRequest, scored: Scored) -> dict[str, Any]:
     }
 
 
-def serve_engine(args: argparse.Namespace, crew: ProcessGroup) -> None:
+def serve_engine(args: argparse.Namespace, processes: ProcessGroup) -> None:
     flags = ("--model", MODEL, "--device", args.device, "--port", args.engine.rsplit(":", 1)[1])
     state = ("--state-dir", str(args.output / "engine"))
-    crew.serve(
-        "engine", ("engine", "serve", *flags, *state), lambda: ask(f"{args.engine}/health") is not None
+    processes.serve(
+        "engine", ("engine", "serve", *flags, *state), lambda: fetch_json(f"{args.engine}/health") is not None
     )
 
 
-def format_start(args: argparse.Namespace, crew: ProcessGroup) -> dict[str, Any]:
+def format_start(args: argparse.Namespace, processes: ProcessGroup) -> dict[str, Any]:
     """The few supervised steps; what `hermes train sft` says of them."""
     rows = args.output / "format.jsonl"
     write_gold(environment(args, args.train_on, MODEL), args.sft_steps * 16, rows)
-    return crew.run(
+    return processes.run(
         "sft",
         (
             *(
@@ -172,13 +172,13 @@ def format_start(args: argparse.Namespace, crew: ProcessGroup) -> dict[str, Any]
     )
 
 
-def reinforce(args: argparse.Namespace, crew: ProcessGroup, weights: str) -> dict[str, Any]:
+def reinforce(args: argparse.Namespace, processes: ProcessGroup, weights: str) -> dict[str, Any]:
     """GRPO by api, trainer and environments; what `hermes train grpo` says at its end."""
     state = ("--state-dir", str(args.output / "api"))
-    crew.serve(
+    processes.serve(
         "api",
         ("api", "--port", args.api.rsplit(":", 1)[1], *state),
-        lambda: ask(f"{args.api}/status") is not None,
+        lambda: fetch_json(f"{args.api}/status") is not None,
     )
     trainer = (
         *("train", "grpo", "--base-url", args.engine, "--start", weights, "--json"),
@@ -194,15 +194,15 @@ def reinforce(args: argparse.Namespace, crew: ProcessGroup, weights: str) -> dic
         *("--num-steps", str(args.steps), "--batch-size", str(args.groups * args.group_size)),
         *("--api-url", args.api, "--checkpoint-every", "1000"),
     )
-    crew.serve("trainer", trainer, lambda: bool((ask(f"{args.api}/status") or {}).get("started")))
+    processes.serve("trainer", trainer, lambda: bool((fetch_json(f"{args.api}/status") or {}).get("started")))
     for number in range(args.envs):
-        crew.serve(f"env-{number}", serve_env(args, number), lambda: True)
-    alarm = threading.Timer(args.ends_s - time.monotonic(), crew.ask_to_end, ["trainer"])
+        processes.serve(f"env-{number}", serve_env(args, number), lambda: True)
+    alarm = threading.Timer(args.ends_s - time.monotonic(), processes.terminate, ["trainer"])
     alarm.daemon = True
     alarm.start()
-    told = crew.finish("trainer")
+    told = processes.finish("trainer")
     for name in (*(f"env-{number}" for number in range(args.envs)), "api"):
-        crew.stop(name)
+        processes.stop(name)
     return told
 
 
@@ -249,15 +249,15 @@ def run(args: argparse.Namespace, found: dict[str, Any]) -> None:
         lap(f"evaluate {name}")
 
     local = {"TINKER_API_KEY": "tml-local", "WANDB_API_KEY": ""}
-    with terminated_like_interrupted(), ProcessGroup(args.output / "logs", args.output, local) as crew:
-        serve_engine(args, crew)
+    with sigterm_as_interrupt(), ProcessGroup(args.output / "logs", args.output, local) as processes:
+        serve_engine(args, processes)
         lap("start")
         measured("base", MODEL)
-        start = format_start(args, crew)
+        start = format_start(args, processes)
         lap("format start")
         measured("format start", start["sampler"])
-        learned = reinforce(args, crew, start["weights"])
-        found["tokens"] = asdict(probes.tokens(args.engine))
+        learned = reinforce(args, processes, start["weights"])
+        found["tokens"] = asdict(engine_tokens(args.engine))
         lap("GRPO")
         measured("after GRPO", learned["sampler"])
 
@@ -281,7 +281,7 @@ def draw_curves(output: Path) -> None:
         for row in rows:
             values = [value for key, value in row.items() if key.startswith(prefix)]
             curve += [(int(row["step"]), sum(values) / len(values))] if values else []
-        (output / f"{name}.png").write_bytes(png(curve))
+        (output / f"{name}.svg").write_text(svg(curve))
 
 
 def parse() -> argparse.Namespace:

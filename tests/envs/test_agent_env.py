@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.config.paths import db_path
 from hermes.core import Source, StopReason
+from hermes.core.sequence import MASKED
 from hermes.envs.agent.result import AgentResult
-from hermes.envs.agent.sequences import MASKED
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.store import Filter, Reader
 from hermes.tools.base import Tool

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hermes.core import Message, StopReason
+from hermes.core.sequence import MASKED
 from hermes.envs.agent.result import AgentResult
-from hermes.envs.agent.sequences import MASKED
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.failures import GroupDroppedError
 from hermes.errors import ConfigError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hermes.core import JSONObject, ToolCall
-from hermes.envs.agent.sequences import MASKED
+from hermes.core.sequence import MASKED
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.tasks.functions.credit import CallMarks, CreditSegment, credit_segments, token_advantages

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.core import ModelCall, TokenTrace
-from hermes.envs.agent.sequences import MASKED, MASKED_LOGPROB, sequences_of
+from hermes.core.sequence import MASKED, MASKED_LOGPROB
+from hermes.envs.agent.sequences import sequences_of
 from tests.records import model_call
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
 from hermes.core import JSONObject, Message, ModelCall, Sampling
-from hermes.envs.agent.sequences import MASKED, MASKED_LOGPROB, sequences_of
+from hermes.core.sequence import MASKED, MASKED_LOGPROB
+from hermes.envs.agent.sequences import sequences_of
 from hermes.errors import ConfigError, ContextOverflowError, ProviderError
 from hermes.models.base import ChatRequest
 from hermes.models.render.chat import ChatRenderer
@@ -396,4 +397,4 @@ async def test_the_bundled_model_gives_its_tokens_the_logprobs_that_were_recorde
     ):
         if mask != MASKED:
             assert float(logits[place - 1, token]) == pytest.approx(logprob, abs=1e-3)
-    assert sequence.sampled_tokens >= 12
+    assert sequence.trained_tokens >= 12

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from hermes.core import Message, ModelCall, Sampling
-from hermes.envs.agent.sequences import MASKED, TrainingSequence, sequences_of
+from hermes.core.sequence import MASKED, TrainSequence
+from hermes.envs.agent.sequences import sequences_of
 from hermes.models.base import ChatRequest
 from hermes.models.local.bundled import model_folder
 from hermes.models.render.chat import ChatRenderer
@@ -124,7 +125,7 @@ async def rollout(mouth: Mouth, seed: int) -> list[ModelCall]:
     return calls
 
 
-def by_the_trainer(engine: Engine, sequence: TrainingSequence) -> Any:
+def by_the_trainer(engine: Engine, sequence: TrainSequence) -> Any:
     """The logprob of every token but the first, under the weights that sampled."""
     from hermes.engine.types import Datum, LoraConfig, Loss
 
@@ -138,7 +139,7 @@ def by_the_trainer(engine: Engine, sequence: TrainingSequence) -> Any:
     return scored.logprobs[0]
 
 
-def by_transformers(scorer: Any, sequence: TrainingSequence) -> Any:
+def by_transformers(scorer: Any, sequence: TrainSequence) -> Any:
     import torch
 
     ids = torch.tensor(sequence.tokens)

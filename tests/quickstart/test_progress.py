@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes.quickstart import probes
+from hermes.quickstart import engine_metrics
 from hermes.quickstart.progress import INTERVAL_S, StageMeter, duration, rate_text
 
 
@@ -52,4 +52,4 @@ def test_the_engines_counts_are_read_from_its_metrics_page() -> None:
     page = (
         "# TYPE hermes_engine_sampled_tokens_total counter\nhermes_engine_sampled_tokens_total 12\nother 3\n"
     )
-    assert probes.read_counts(page) == {"sampled_tokens_total": 12.0}
+    assert engine_metrics.read_counts(page) == {"sampled_tokens_total": 12.0}

@@ -42,7 +42,7 @@ def test_every_stage_runs_and_the_weights_change(home: Path, tmp_path: Path) -> 
     spent = {stage["name"]: stage["tokens"] for stage in told["stages"]}
     assert spent["generate"]["sampled"] > 0 and spent["SFT"]["trained"] > 0 and spent["GRPO"]["sampled"] > 0
     folder = Path(told["folder"])
-    assert {"report.html", "reward.png", "report.json", "sft.jsonl"} <= {
+    assert {"report.html", "reward.svg", "report.json", "sft.jsonl"} <= {
         path.name for path in folder.iterdir()
     }
     rows = [json.loads(line) for line in (folder / "sft.jsonl").read_text("utf-8").splitlines()]

@@ -9,15 +9,15 @@ from pathlib import Path
 from hermes.cli.main import COMMANDS
 from hermes.envs.stats import interval
 from hermes.quickstart import report
-from hermes.quickstart.evaluate import Measured
+from hermes.quickstart.evaluate import PolicyEvaluation
 from hermes.quickstart.outcome import EngineTokens, Point, QuickstartOutcome, Stage
 
 
-def measured(greedy: int, sampled: int) -> Measured:
+def measured(greedy: int, sampled: int) -> PolicyEvaluation:
     def some(right: int) -> list[float]:
         return [1.0] * right + [0.0] * (10 - right)
 
-    return Measured(interval(some(greedy)), interval(some(sampled)))
+    return PolicyEvaluation(interval(some(greedy)), interval(some(sampled)))
 
 
 def outcome(folder: Path, name: str = "quickstart-1") -> QuickstartOutcome:
@@ -75,7 +75,7 @@ def test_page_picture_and_data_are_written_and_say_the_same(tmp_path: Path) -> N
     cells.feed(files.page.read_text("utf-8"))
     assert {"after SFT", "70.0%", "34,567"} <= set(cells.found)
     assert "<svg" in files.page.read_text("utf-8")
-    assert files.picture.read_bytes().startswith(b"\x89PNG")
+    assert files.curve.read_text().startswith("<svg ")
     data = json.loads(files.data.read_text("utf-8"))
     assert data["policies"]["after SFT"]["sampled"]["mean"] == 0.7
     assert data["curve"][1] == {"step": 2, "reward": 0.75, "signal": 0.5}

@@ -43,6 +43,6 @@ def _kill(run: RlRun) -> None:
     run.stop_path.touch()
     if status.supervisor is not None and status.supervisor.alive():
         os.killpg(os.getpgid(status.supervisor.pid), signal.SIGKILL)
-    for part in status.parts.values():
-        if part.process is not None and part.process.alive():
-            os.killpg(part.process.pid, signal.SIGKILL)
+    for part in status.processes.values():
+        if part.process_id is not None and part.process_id.alive():
+            os.killpg(part.process_id.pid, signal.SIGKILL)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hermes.rl.run import RlRun, RunStatus, last_step, now_ms
-from hermes.rl.supervise.part import Part
-from hermes.rl.supervise.supervision import RunSupervisor
-from hermes.rl.supervise.supervisor import detach
+from hermes.rl.supervise.daemon import detach
+from hermes.rl.supervise.process import ProcessSpec
+from hermes.rl.supervise.supervisor import RunSupervisor
 
 ROOT = Path(__file__).parents[2]
 SERVER = """
@@ -129,23 +129,23 @@ def _own(run: RlRun) -> None:
     specs = json.loads((run.folder / "parts.json").read_text())
     hours = float(os.environ["MAX_HOURS"]) if "MAX_HOURS" in os.environ else None
 
-    def plan() -> list[Part]:
+    def plan() -> list[ProcessSpec]:
         return [
-            Part(
+            ProcessSpec(
                 spec["name"],
                 tuple(spec["command"]),
                 run.log_path(spec["name"]),
                 Path(spec["ready"]).exists,
-                ends_with=tuple(spec.get("ends_with", ())),
-                completes=spec.get("completes", False),
-                serves=spec.get("serves", False),
+                restart_with=tuple(spec.get("restart_with", ())),
+                completes_run=spec.get("completes", False),
+                is_server=spec.get("serves", False),
                 start_patience_s=spec.get("patience_s", 30.0),
                 finish_patience_s=spec.get("finish_s", 0.0),
             )
             for spec in specs
         ]
 
-    def move(part: str) -> bool:
+    def reassign_port(part: str) -> bool:
         taken = any("it is taken" in line for line in run.last_lines(part, 4))
         (run.folder / "moved").touch()
         return taken
@@ -153,12 +153,12 @@ def _own(run: RlRun) -> None:
     RunSupervisor(
         run,
         plan,
-        move=move,
+        reassign_port=reassign_port,
         cwd=run.folder,
         max_hours=hours,
         progress=lambda: last_step(run),
-        starving=(run.folder / "starving").exists,
-        rest_s=0.2,
+        is_starving=(run.folder / "starving").exists,
+        idle_check_s=0.2,
     ).supervise()
 
 

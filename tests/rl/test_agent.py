@@ -56,9 +56,9 @@ def test_a_scripted_model_drives_all_ten_tools_through_a_whole_run(home_with: Ma
     script = Script(_whole_run(model))
     with FakeProvider(script.answer) as provider:
         done = ask(home, provider, "Train the tiny model on letters")
-        offered = {tool["function"]["name"] for tool in provider.requests[0].json["tools"]}
+        serve_proxy = {tool["function"]["name"] for tool in provider.requests[0].json["tools"]}
     assert done.returncode == 0 and done.stdout.strip().endswith("The model is trained."), done.stderr
-    assert offered == {tool.name for tool in TOOLS} == {name for name, _, _ in script.said}
+    assert serve_proxy == {tool.name for tool in TOOLS} == {name for name, _, _ in script.said}
     for tool, keys in RETURNS.items():
         good = [said for said in script.results(tool) if "error" not in said and "rate_limited" not in said]
         assert good and all(keys <= said.keys() for said in good), tool

@@ -9,7 +9,7 @@ import pytest
 
 from hermes.config.load import load
 from hermes.errors import HermesError
-from hermes.rl import tool_answers
+from hermes.rl import tool_handlers
 from hermes.rl.checks.machine import has_gpu
 from hermes.rl.run import find_run
 from tests.cli.process import failure
@@ -22,7 +22,7 @@ QWEN = "Qwen/Qwen3-8B"
 def tool(home: Path, tool_name: str, /, **arguments: Any) -> dict[str, Any]:
     """What an rl_* tool answers."""
     config = load(environ={"HERMES_HOME": str(home)})
-    result: dict[str, Any] = getattr(tool_answers, tool_name)(config, arguments, "task")
+    result: dict[str, Any] = getattr(tool_handlers, tool_name)(config, arguments, "task")
     return result
 
 

@@ -11,7 +11,7 @@ import pytest
 from hermes.config.load import Config, load
 from hermes.core import JSON
 from hermes.errors import UsageError
-from hermes.rl.budget import Left, book_test, grant, left, spent_usd
+from hermes.rl.budget import RemainingBudget, charge_test, grant, remaining, spent_usd
 from hermes.rl.config.resolve import Resolved, resolve, select
 from hermes.rl.run import RlRun, RunState, RunStatus, find_run
 from hermes.rl.supervise.plan import RunPlan, write_config
@@ -48,13 +48,15 @@ def a_run(home: Path, run_id: str, task: str, state: RunState, hours: float = 1.
 
 def test_runs_of_one_task_share_its_budget_and_those_of_others_do_not(home_with: MakeHome) -> None:
     config = configured(home_with(), max_steps=100, max_hours=4, max_usd=5.0)
-    assert left(config, "a") == Left(100, 4.0, 5.0)
+    assert remaining(config, "a") == RemainingBudget(100, 4.0, 5.0)
     a_run(config.home, "00000001", "a", RunState.STOPPED, hours=0.5)
     a_run(config.home, "00000002", "b", RunState.COMPLETED)
-    assert left(config, "a") == Left(70, 3.5, 5.0), "a run that has ended counts what it made"
+    assert remaining(config, "a") == RemainingBudget(70, 3.5, 5.0), "a run that has ended counts what it made"
     a_run(config.home, "00000003", "a", RunState.RUNNING, max_hours=3.5, max_usd=2.0)
-    assert left(config, "a") == Left(30, 0.0, 3.0), "one that goes on holds what it was granted"
-    assert left(config, "b") == Left(70, 3.0, 5.0)
+    assert remaining(config, "a") == RemainingBudget(30, 0.0, 3.0), (
+        "one that goes on holds what it was granted"
+    )
+    assert remaining(config, "b") == RemainingBudget(70, 3.0, 5.0)
 
 
 def test_what_a_service_asks_is_reckoned_by_the_tokens_and_stops_the_run(home_with: MakeHome) -> None:
@@ -105,31 +107,31 @@ def test_a_run_beyond_the_budget_or_of_unknown_price_is_refused_to_the_agent(
 
 def test_a_run_gets_what_is_left_and_one_on_an_engine_of_its_own_costs_nothing(home_with: MakeHome) -> None:
     config = configured(home_with(), max_steps=50, max_hours=2, max_usd=1.0)
-    assert grant(config, chosen(config), "a") == Left(50, 2.0, None)
+    assert grant(config, chosen(config), "a") == RemainingBudget(50, 2.0, None)
     paid = configured(config.home, max_usd=1.0, service=SERVICE, price=PRICE)
     assert grant(paid, chosen(paid), "a").usd == 1.0
     a_run(config.home, "00000001", "a", RunState.RUNNING, service=SERVICE, max_usd=1.0, price=PRICE)
     with pytest.raises(UsageError, match=r"the budget of \$1 is used up"):
         grant(paid, chosen(paid), "a")
-    assert grant(configured(config.home), chosen(config), "a") == Left(None, None, None)
+    assert grant(configured(config.home), chosen(config), "a") == RemainingBudget(None, None, None)
 
 
 def test_a_test_is_paid_for_before_it_begins_at_what_it_may_come_to(home_with: MakeHome) -> None:
     config = configured(home_with(), max_usd=0.02)
     resolved = chosen(config)
     with pytest.raises(UsageError, match="the price of qwen/qwen3-8b is unknown"):
-        book_test(config, resolved, "a", ["qwen/qwen3-8b"], 48)
-    book_test(config, resolved, "a", ["hermes/smollm2", str(config.home)], 48)
+        charge_test(config, resolved, "a", ["qwen/qwen3-8b"], 48)
+    charge_test(config, resolved, "a", ["hermes/smollm2", str(config.home)], 48)
     flags: dict[str, JSON] = {
         "rl.max_usd": 0.02,
         "prices": {"openrouter/qwen/qwen3-8b": {"input": 10.0, "output": 20.0}},
     }
     priced = load(flags, {"HERMES_HOME": str(config.home)})
-    book_test(priced, resolved, "a", ["qwen/qwen3-8b"], 48)  # 48 answers of 8 tokens: about a cent
-    assert left(priced, "a").usd == pytest.approx(0.02 - 0.01152)
+    charge_test(priced, resolved, "a", ["qwen/qwen3-8b"], 48)  # 48 answers of 8 tokens: about a cent
+    assert remaining(priced, "a").usd == pytest.approx(0.02 - 0.01152)
     with pytest.raises(UsageError, match=r"may cost up to \$0.01, and \$0.01 are left"):
-        book_test(priced, resolved, "a", ["qwen/qwen3-8b"], 48)
-    book_test(priced, resolved, "b", ["qwen/qwen3-8b"], 48)
+        charge_test(priced, resolved, "a", ["qwen/qwen3-8b"], 48)
+    charge_test(priced, resolved, "b", ["qwen/qwen3-8b"], 48)
 
 
 def _greedy() -> Pilot:

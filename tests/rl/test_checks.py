@@ -13,7 +13,7 @@ import pytest
 
 from hermes.rl.checks.inference_test import _run
 from hermes.rl.run import RlRun, find_run, read_metrics
-from hermes.rl.supervise.processes import ProcessId
+from hermes.rl.supervise.process import ProcessId
 from tests.cli.process import failure
 from tests.fakes.provider import FakeProvider, text
 from tests.rl.conftest import MakeHome
@@ -81,10 +81,10 @@ def test_a_model_of_the_hub_is_looked_at_too_and_one_that_is_not_there_is_named(
 def _used_gb(run: RlRun) -> float:
     """Of all processes of the run, at this moment."""
     pages = 0
-    for part in run.status().parts.values():
-        if part.process is not None:
+    for part in run.status().processes.values():
+        if part.process_id is not None:
             with contextlib.suppress(OSError):
-                pages += int(Path(f"/proc/{part.process.pid}/statm").read_text().split()[1])
+                pages += int(Path(f"/proc/{part.process_id.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e9
 
 
@@ -126,7 +126,7 @@ def test_an_endpoint_is_tested_with_its_key_and_the_key_is_in_no_file(home_with:
 
 def test_a_test_that_takes_too_long_leaves_no_process_behind(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert _run(["sh", "-c", "sleep 300 & echo $!; wait"], log, 1.0) is None
+    assert _run(["sh", "-c", "sleep 300 & echo $!; wait"], log, 1.0, tmp_path / "output") is None
     grandchild = ProcessId(int(log.read_text()), "?")
     wait_for(lambda: not grandchild.alive())
 

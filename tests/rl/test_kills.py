@@ -28,7 +28,7 @@ def test_a_killed_process_does_not_change_how_the_run_ends(home_with: MakeHome, 
     wait_for(lambda: run.status().state is RunState.RUNNING)
     time.sleep(random.uniform(0, 2))
     before = run.status()
-    process = before.supervisor if victim == "supervisor" else before.parts[victim].process
+    process = before.supervisor if victim == "supervisor" else before.processes[victim].process_id
     assert process is not None and process.alive()
     os.kill(process.pid, signal.SIGKILL)
     assert how_it_ended(run) == "completed: None"
@@ -36,7 +36,7 @@ def test_a_killed_process_does_not_change_how_the_run_ends(home_with: MakeHome, 
     if victim == "supervisor":
         assert after.supervisor != before.supervisor
     else:
-        assert after.parts[victim].starts > before.parts[victim].starts
+        assert after.processes[victim].starts > before.processes[victim].starts
     _check_books(run, 20)
 
 
@@ -67,7 +67,7 @@ def test_a_run_ends_the_same_whatever_is_killed_and_whenever(home_with: MakeHome
         wait_for(partial(_beyond, run, made), 240)
         time.sleep(chance.uniform(0, 1.5))
         status = run.status()
-        process = status.supervisor if victim == "supervisor" else status.parts[victim].process
+        process = status.supervisor if victim == "supervisor" else status.processes[victim].process_id
         if not status.state.ended and process is not None and process.alive():
             os.kill(process.pid, signal.SIGKILL)
             killed.append(victim)
@@ -91,7 +91,7 @@ def test_a_run_with_a_service_ends_the_same_whoever_is_killed(
             if victim == "service":
                 service.kill()
                 service = launch(model, tmp_path / "service", "--port", service.url.rpartition(":")[2])
-            elif (process := run.status().parts[victim].process) is not None and process.alive():
+            elif (process := run.status().processes[victim].process_id) is not None and process.alive():
                 os.kill(process.pid, signal.SIGKILL)
         assert how_it_ended(run, 400) == "completed: None"
     finally:

@@ -31,9 +31,9 @@ def test_a_server_whose_port_was_taken_meanwhile_gets_another_one(tmp_path: Path
         run = _run(tmp_path, taken)
         plan = RunPlan(run)
         run.log_path("api").write_text("error: the disk is full\n")
-        assert not plan.move("api"), "that is not about the port"
+        assert not plan.reassign_port("api"), "that is not about the port"
         run.log_path("api").write_text(f"error: cannot listen on 127.0.0.1 port {taken}: it is taken\n")
-        assert plan.move("api")
+        assert plan.reassign_port("api")
         moved = run.config()
     port = moved["run"]["ports"]["api"]
     assert port not in (0, taken, 8001)

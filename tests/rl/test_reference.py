@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from hermes.config.load import Config, load
-from hermes.rl import tool_answers
+from hermes.rl import tool_handlers
 from hermes.rl.run import RlRun, RunState, RunStatus, now_ms
 from hermes.rl.supervise.plan import write_config
-from hermes.rl.supervise.processes import ProcessId
+from hermes.rl.supervise.process import ProcessId
 from hermes.rl.tools import TOOLS
 from tests.cli.process import failure
 from tests.cli.terminal import hermes_terminal
@@ -83,7 +83,7 @@ def test_choosing_and_configuring_answers_with_the_fields_of_the_reference(home_
     config = load(environ={"HERMES_HOME": str(home_with())})
 
     def told(tool: str, **arguments: Any) -> dict[str, Any]:
-        said: dict[str, Any] = getattr(tool_answers, tool.removeprefix("rl_"))(config, arguments, "task")
+        said: dict[str, Any] = getattr(tool_handlers, tool.removeprefix("rl_"))(config, arguments, "task")
         assert RETURNS[tool] <= said.keys(), tool
         return said
 
@@ -99,7 +99,7 @@ def test_choosing_and_configuring_answers_with_the_fields_of_the_reference(home_
     name = next(field for field in shown["configurable_fields"] if field["name"] == "env.wandb_name")
     assert name["current_value"].startswith("letters-20")
     assert told("rl_edit_config", field="group_size", value=4)["value"] == 4
-    refused = tool_answers.edit_config(config, {"field": "slurm", "value": True}, "task")
+    refused = tool_handlers.edit_config(config, {"field": "slurm", "value": True}, "task")
     assert refused["locked_value"] is False and refused["fix"] == "it has no other value"
 
 
@@ -128,7 +128,7 @@ def _record(home: Path, **about: Any) -> Config:
 def test_what_is_told_of_a_run_has_the_fields_of_the_reference(tmp_path: Path) -> None:
     url = "https://wandb.example/letters-1"
     config, run_id = _record(tmp_path, url=url, error="it went away"), {"run_id": "0123abcd"}
-    status = tool_answers.check_status(config, run_id, "task")
+    status = tool_handlers.check_status(config, run_id, "task")
     assert RETURNS["rl_check_status"] <= status.keys()
     assert (status["wandb_url"], status["wandb_error"]) == (url, "it went away")
     assert status["metrics"] == {
@@ -137,12 +137,12 @@ def test_what_is_told_of_a_run_has_the_fields_of_the_reference(tmp_path: Path) -
         "percent_correct": 75.0,
         "eval_percent_correct": 62.5,
     }
-    again = tool_answers.check_status(config, run_id, "task")
+    again = tool_handlers.check_status(config, run_id, "task")
     assert again["rate_limited"] and again["next_check_in_seconds"] > 0
-    results = tool_answers.get_results(config, run_id, "task")
+    results = tool_handlers.get_results(config, run_id, "task")
     assert RETURNS["rl_get_results"] <= results.keys() and results["wandb_error"] == "it went away"
     assert [row["step"] for row in results["history"]] == [1, 3, 5, 7, 9, 12, 14, 16, 18, 20]
-    listed = tool_answers.list_runs(config, {}, "task")
+    listed = tool_handlers.list_runs(config, {}, "task")
     assert listed["count"] == 1 and {*listed["runs"][0]} == {
         *("run_id", "environment", "status", "wandb_run_name")
     }
@@ -180,9 +180,9 @@ def test_the_older_flags_are_taken_and_a_key_on_the_command_line_is_refused(home
         flags = ("--model", "pilot", "--base_url", provider.base_url, "--toolsets", "file", "--json")
         old = ("--max_iterations", "3", "--save_trajectories")
         said = hermes(home, "rl", "Train it", *flags, *old, env={"OPENAI_API_KEY": "k"})
-        offered = {tool["function"]["name"] for tool in provider.requests[0].json["tools"]}
+        serve_proxy = {tool["function"]["name"] for tool in provider.requests[0].json["tools"]}
     assert json.loads(said.stdout)["answer"] == "Done."
-    assert offered > ARGUMENTS.keys() and "read_file" in offered
+    assert serve_proxy > ARGUMENTS.keys() and "read_file" in serve_proxy
 
 
 def test_one_can_talk_to_the_agent_that_trains(home_with: MakeHome) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hermes.config.load import load
-from hermes.rl import tool_answers
-from hermes.rl.results import steps
+from hermes.rl import tool_handlers
+from hermes.rl.results import step_rows
 from hermes.rl.run import find_run
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome
@@ -67,9 +67,9 @@ def test_what_cannot_be_used_is_said_before_anything_is_started(
 
 def test_the_agent_cannot_name_code_to_run(home_with: MakeHome, folder: Path) -> None:
     config = load(environ={"HERMES_HOME": str(home_with())})
-    tool_answers.select_environment(config, {"name": "reward_function"}, "task")
+    tool_handlers.select_environment(config, {"name": "reward_function"}, "task")
     edit = {"field": "reward", "value": f"{folder / 'my.py'}:vowels"}
-    refused = tool_answers.edit_config(config, edit, "task")
+    refused = tool_handlers.edit_config(config, edit, "task")
     assert "names code that runs on this machine" in refused["error"]
 
 
@@ -93,7 +93,7 @@ def test_the_bundled_model_is_trained_on_a_function(tmp_path: Path, folder: Path
     words = ("--prompts", str(folder / "tasks.jsonl"), "--reward", f"{folder / 'my.py'}:vowels", "--unlock")
     run = find_run(home, answer(home, "rl", "start", *words, *flags)["run_id"])
     assert how_it_ended(run) == "completed: None"
-    rows = steps(run)
+    rows = step_rows(run)
     assert [row["step"] for row in rows] == [1, 2]
     assert all(0 < row["reward/mean"] < 1 and row["health/group_signal"] > 0 for row in rows), rows
     assert (Path(answer(home, "rl", "weights", run.run_id)["path"]) / "adapter_config.json").is_file()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hermes.rl.results import kept
+from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import find_run, last_step, read_metrics
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
@@ -40,8 +40,8 @@ def test_a_run_without_any_signal_ends_and_says_so(home_with: MakeHome) -> None:
 STARTER = """
 import time
 from hermes.config.load import load
-from hermes.rl import tool_answers
-print(tool_answers.start_training(load(), {}, "task")["run_id"], flush=True)
+from hermes.rl import tool_handlers
+print(tool_handlers.start_training(load(), {}, "task")["run_id"], flush=True)
 time.sleep(600)
 """
 
@@ -87,7 +87,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_a_step_keeps_what_it_has_learned
             run = start_run(home, env={"TINKER_BASE_URL": service})
             assert in_a_step.wait(120)
             assert answer(home, "rl", "stop", run.run_id)["status"] == "stopped"
-            assert [each["step"] for each in kept(run)] == [last_step(run)] == [3]
+            assert [each["step"] for each in saved_checkpoints(run)] == [last_step(run)] == [3]
             folder = Path(answer(home, "rl", "weights", run.run_id)["path"])
             assert (folder / "adapter_model.safetensors").stat().st_size > 0
         finally:

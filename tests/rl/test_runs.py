@@ -67,7 +67,7 @@ def test_a_run_completes_and_its_weights_can_be_used_in_every_form(home_with: Ma
     assert config["env"]["group_size"] == 4 and config["tinker"]["lora_rank"] == 4
     for part in ("api", "engine", "trainer", "env"):
         assert (home / "logs" / "rl_training" / f"{part}_{run.run_id}.log").stat().st_size > 0
-        process = run.status().parts[part].process
+        process = run.status().processes[part].process_id
         assert process is not None and not process.alive()
     results = answer(home, "rl", "results", run.run_id)
     assert results["steps"] == 4 and len(results["history"]) == 4
@@ -124,7 +124,9 @@ def test_two_runs_at_once_and_a_stop_in_the_middle_of_one(home_with: MakeHome) -
     assert len(set(ports)) == 4
     ended = answer(home, "rl", "stop", second.run_id)
     assert ended["status"] == "stopped"
-    assert all(part.process is None or not part.process.alive() for part in second.status().parts.values())
+    assert all(
+        part.process_id is None or not part.process_id.alive() for part in second.status().processes.values()
+    )
     assert how_it_ended(first) == "completed: None"
     listed = {row["run_id"]: row["status"] for row in answer(home, "rl", "runs")["runs"]}
     assert listed == {first.run_id: "completed", second.run_id: "stopped"}
@@ -149,7 +151,11 @@ def test_a_disk_that_fills_up_fails_the_run_with_that_reason_and_what_was_saved_
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(b"\0" * 65536)
-    wait_for(lambda: not any(part.process.alive() for part in run.status().parts.values() if part.process))
+    wait_for(
+        lambda: (
+            not any(part.process_id.alive() for part in run.status().processes.values() if part.process_id)
+        )
+    )
     ballast.unlink()
     assert "No space left on device" in how_it_ended(run)
     kept = answer(home, "rl", "results", run.run_id)["checkpoints"]
@@ -204,7 +210,7 @@ def test_a_run_with_a_service_that_speaks_tinker_only_trains_samples_and_gives_i
             assert look["rollouts"] == 8 and look["verdict"].startswith("will learn: ")
             run = start_run(home, env={"TINKER_BASE_URL": service})
             assert how_it_ended(run) == "completed: None"
-            assert set(run.status().parts) == {"api", "trainer", "env"}
+            assert set(run.status().processes) == {"api", "trainer", "env"}
             assert not (run.folder / "engine").exists()
             assert _steps(run) == [1, 2, 3, 4]
             rows = list(read_metrics(run.metrics_path))

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from hermes.config.load import Config, load
-from hermes.rl.run import PartStatus, RlRun, RunState, RunStatus, now_ms
+from hermes.rl.run import ProcessStatus, RlRun, RunState, RunStatus, now_ms
 from hermes.rl.supervise.plan import write_config
-from hermes.rl.supervise.processes import ProcessId
-from hermes.rl.tool_answers import CHECK_EVERY_S, check_status
+from hermes.rl.supervise.process import ProcessId
+from hermes.rl.tool_handlers import CHECK_EVERY_S, check_status
 
 ID = "0123abcd"
 
 
-def _config(home: Path, state: RunState, *steps_ago_s: float, trainer: PartStatus | None = None) -> Config:
+def _config(home: Path, state: RunState, *steps_ago_s: float, trainer: ProcessStatus | None = None) -> Config:
     """A home with a run in that state, whose supervisor and trainer are this very process."""
     run = RlRun(home, ID)
     about = {"environment": "letters", "service": None, "ports": {"api": 1, "engine": 2}}
@@ -28,8 +28,10 @@ def _config(home: Path, state: RunState, *steps_ago_s: float, trainer: PartStatu
     supervisor = ProcessId.of(os.getpid())
     rows = [{"step": number, "time_s": time.time() - ago_s} for number, ago_s in enumerate(steps_ago_s, 1)]
     run.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    parts = {"trainer": trainer or PartStatus(supervisor, ready=True, starts=1)}
-    run.write_status(RunStatus(state, reason, started_at_ms=now_ms(), supervisor=supervisor, parts=parts))
+    processes = {"trainer": trainer or ProcessStatus(supervisor, ready=True, starts=1)}
+    run.write_status(
+        RunStatus(state, reason, started_at_ms=now_ms(), supervisor=supervisor, processes=processes)
+    )
     return load(environ={"HERMES_HOME": str(home)})
 
 
@@ -80,13 +82,13 @@ def test_a_run_with_a_dead_part_is_not_healthy_and_one_whose_part_has_done_its_w
     child = subprocess.Popen(["true"])
     dead = ProcessId.of(child.pid)
     child.wait()
-    killed, done = PartStatus(dead, exit_code=-9, starts=1), PartStatus(dead, exit_code=0, starts=1)
+    killed, done = ProcessStatus(dead, exit_code=-9, starts=1), ProcessStatus(dead, exit_code=0, starts=1)
     assert not _limited(_config(tmp_path / "killed", RunState.RUNNING, 40, 20, trainer=killed))
     assert _limited(_config(tmp_path / "done", RunState.RUNNING, 40, 20, trainer=done))
 
 
 def test_a_run_without_a_step_shows_what_the_part_says_that_it_waits_for(tmp_path: Path) -> None:
-    config = _config(tmp_path, RunState.STARTING, trainer=PartStatus(ProcessId.of(os.getpid()), starts=1))
+    config = _config(tmp_path, RunState.STARTING, trainer=ProcessStatus(ProcessId.of(os.getpid()), starts=1))
     log = RlRun(tmp_path, ID).log_path("trainer")
     log.parent.mkdir(parents=True)
     log.write_text("loading\nwaiting for a batch\n")

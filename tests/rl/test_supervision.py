@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from hermes.rl.run import RlRun, RunState, RunStatus
-from hermes.rl.supervise.part import End, Part, judge
+from hermes.rl.supervise.process import ProcessSpec
+from hermes.rl.supervise.supervisor import ExitAction, exit_action
 from tests.rl import drive
 
 
@@ -29,14 +30,14 @@ def test_parts_start_in_order_and_the_run_completes(tmp_path: Path) -> None:
     order = ["api started", "api is ready", "engine started", "engine is ready", "trainer started"]
     assert [text for text in told if text in order] == order
     for name in ("api", "engine", "trainer"):
-        process = status.parts[name].process
+        process = status.processes[name].process_id
         assert process is not None and not process.alive()
-    assert status.parts["trainer"].exit_code == 0
-    assert status.parts["api"].exit_code == -signal.SIGTERM
+    assert status.processes["trainer"].exit_code == 0
+    assert status.processes["api"].exit_code == -signal.SIGTERM
 
 
 def _kill(status: RunStatus, name: str) -> None:
-    process = status.supervisor if name == "supervisor" else status.parts[name].process
+    process = status.supervisor if name == "supervisor" else status.processes[name].process_id
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
 
@@ -50,7 +51,7 @@ def test_a_killed_process_comes_back_and_no_step_is_lost_or_done_twice(tmp_path:
     status = drive.wait(run, drive.ended)
     assert status.state is RunState.COMPLETED, status
     assert drive.steps(run) == list(range(1, 31))
-    starts = {name: part.starts for name, part in status.parts.items()}
+    starts = {name: part.starts for name, part in status.processes.items()}
     if victim == "supervisor":
         assert status.supervisor != before.supervisor
         assert (starts["api"], starts["engine"]) == (1, 1), "what still runs is adopted"
@@ -64,7 +65,9 @@ def test_a_run_survives_many_kills_of_anything_at_any_moment(tmp_path: Path) -> 
     for _ in range(6):
         time.sleep(chance.uniform(0.05, 0.6))
         status = run.status()
-        alive = [name for name, part in status.parts.items() if part.process and part.process.alive()]
+        alive = [
+            name for name, part in status.processes.items() if part.process_id and part.process_id.alive()
+        ]
         if status.state.ended or not alive:
             continue
         _kill(status, chance.choice([*alive, "supervisor"] if status.supervisor else alive))
@@ -75,13 +78,13 @@ def test_a_run_survives_many_kills_of_anything_at_any_moment(tmp_path: Path) -> 
 
 def test_a_part_that_cannot_outlive_another_is_started_again_after_it(tmp_path: Path) -> None:
     def make(run: RlRun) -> list[dict[str, Any]]:
-        return [drive.server(run, "engine"), {**drive.worker(run, 30), "ends_with": ["engine"]}]
+        return [drive.server(run, "engine"), {**drive.worker(run, 30), "restart_with": ["engine"]}]
 
     run = drive.start(tmp_path, make)
     _kill(drive.wait(run, lambda status: status.state is RunState.RUNNING), "engine")
     status = drive.wait(run, drive.ended)
     assert status.state is RunState.COMPLETED
-    assert status.parts["trainer"].starts == 2
+    assert status.processes["trainer"].starts == 2
     assert drive.steps(run) == list(range(1, 31))
 
 
@@ -92,14 +95,15 @@ def test_stopping_while_starting_ends_stopped(tmp_path: Path) -> None:
 
     run = drive.start(tmp_path, make)
     before = drive.wait(
-        run, lambda status: status.parts.get("engine") is not None and status.parts["engine"].starts == 1
+        run,
+        lambda status: status.processes.get("engine") is not None and status.processes["engine"].starts == 1,
     )
     assert before.state is RunState.STARTING
     run.stop_path.touch()
     status = drive.wait(run, drive.ended)
     assert (status.state, status.reason) == (RunState.STOPPED, "stopped on request")
-    assert status.parts["trainer"].starts == 0
-    assert all(part.process is None or not part.process.alive() for part in status.parts.values())
+    assert status.processes["trainer"].starts == 0
+    assert all(part.process_id is None or not part.process_id.alive() for part in status.processes.values())
 
 
 def test_who_is_in_the_middle_of_a_step_finishes_and_saves_it_before_the_run_is_stopped(
@@ -107,9 +111,9 @@ def test_who_is_in_the_middle_of_a_step_finishes_and_saves_it_before_the_run_is_
 ) -> None:
     run = drive.start(tmp_path, lambda run: [drive.server(run, "engine"), drive.saver(run, 6.5)])
     drive.wait(run, lambda status: status.state is RunState.RUNNING)
-    run.ask_to_stop()
+    run.request_stop()
     status = drive.wait(run, drive.ended)
-    assert (status.state, status.parts["trainer"].exit_code) == (RunState.STOPPED, 0)
+    assert (status.state, status.processes["trainer"].exit_code) == (RunState.STOPPED, 0)
     assert (run.folder / "trainer.ready.saved").exists()
 
 
@@ -118,14 +122,14 @@ def test_who_is_in_the_middle_of_a_step_finishes_and_saves_it_before_the_run_is_
 def test_nobody_waits_for_a_step_that_is_not_wanted_or_cannot_end(tmp_path: Path, why: str) -> None:
     run = drive.start(tmp_path, lambda run: [drive.server(run, "engine"), drive.saver(run, 250.0)])
     status = drive.wait(run, lambda status: status.state is RunState.RUNNING)
-    run.ask_to_stop()
+    run.request_stop()
     drive.wait(run, lambda status: (run.folder / "trainer.ready.asked").exists())
     if why == "in a hurry":
-        run.ask_to_stop(now=True)
+        run.request_stop(now=True)
     else:
         _kill(status, "engine")
     status = drive.wait(run, drive.ended)
-    assert (status.state, status.parts["trainer"].exit_code) == (RunState.STOPPED, -signal.SIGTERM)
+    assert (status.state, status.processes["trainer"].exit_code) == (RunState.STOPPED, -signal.SIGTERM)
     assert not (run.folder / "trainer.ready.saved").exists()
 
 
@@ -140,8 +144,8 @@ def test_a_part_that_explains_its_end_fails_the_run_with_its_words(tmp_path: Pat
     status = drive.wait(drive.start(tmp_path, make), drive.ended)
     assert status.state is RunState.FAILED
     assert status.reason == "trainer exited (1): the adapter is stale"
-    assert status.parts["trainer"].starts == 1
-    assert status.parts["api"].exit_code == -signal.SIGTERM
+    assert status.processes["trainer"].starts == 1
+    assert status.processes["api"].exit_code == -signal.SIGTERM
 
 
 @pytest.mark.slow
@@ -154,7 +158,7 @@ def test_a_part_that_crashes_without_progress_is_given_up_after_five_times(tmp_p
     status = drive.wait(drive.start(tmp_path, make), drive.ended, timeout_s=90)
     assert status.state is RunState.FAILED
     assert status.reason == "trainer exited (1) 5 times without progress: boom"
-    assert status.parts["trainer"].starts == 5
+    assert status.processes["trainer"].starts == 5
 
 
 def test_a_part_that_never_gets_ready_fails_the_run(tmp_path: Path) -> None:
@@ -179,7 +183,7 @@ def test_a_server_whose_port_another_one_answers_on_is_moved_and_so_are_those_th
 
     status = drive.wait(drive.start(tmp_path, make), drive.ended)
     assert status.state is RunState.COMPLETED, status
-    assert {name: part.starts for name, part in status.parts.items()} == {"api": 2, "trainer": 2}
+    assert {name: part.starts for name, part in status.processes.items()} == {"api": 2, "trainer": 2}
 
 
 def test_a_program_that_is_not_there_fails_the_run(tmp_path: Path) -> None:
@@ -196,7 +200,7 @@ def test_a_second_supervisor_leaves_the_run_to_the_first(tmp_path: Path) -> None
     drive.spawn(run)
     status = drive.wait(run, drive.ended)
     assert status.supervisor == before.supervisor
-    assert {part.starts for part in status.parts.values()} == {1}
+    assert {part.starts for part in status.processes.values()} == {1}
 
 
 def test_a_used_up_wall_clock_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,39 +212,43 @@ def test_a_used_up_wall_clock_stops_the_run(tmp_path: Path, monkeypatch: pytest.
 def test_status_tells_the_truth_when_everything_was_killed(tmp_path: Path) -> None:
     run = drive.start(tmp_path, lambda run: _all(run, 1000))
     status = drive.wait(run, lambda status: status.state is RunState.RUNNING)
-    assert status.parts["engine"].describe() == "running"
+    assert status.processes["engine"].describe() == "running"
     assert status.supervisor is not None
     keeper = int(Path(f"/proc/{status.supervisor.pid}/stat").read_text().rpartition(")")[2].split()[1])
-    for pid in (keeper, status.supervisor.pid, *(p.process.pid for p in status.parts.values() if p.process)):
+    for pid in (
+        keeper,
+        status.supervisor.pid,
+        *(p.process_id.pid for p in status.processes.values() if p.process_id),
+    ):
         os.kill(pid, signal.SIGKILL)
     drive.wait(run, lambda status: status.supervisor is not None and not status.supervisor.alive())
     seen = run.status()
     assert seen.state is RunState.RUNNING, "nobody was left to write otherwise"
-    drive.wait(run, lambda status: status.parts["engine"].describe() == "exited")
+    drive.wait(run, lambda status: status.processes["engine"].describe() == "exited")
     drive.spawn(run)
     run.stop_path.touch()
     assert drive.wait(run, drive.ended).state is RunState.STOPPED
 
 
 @pytest.mark.parametrize(
-    ("code", "explained", "disturbed", "serves", "expected"),
+    ("code", "explained", "affected_by_restart", "serves", "expected"),
     [
-        (0, False, False, False, End.COMPLETE),
-        (0, False, False, True, End.RESTART),
-        (None, True, False, False, End.RESTART),
-        (-9, True, False, False, End.RESTART),
-        (2, True, True, False, End.FATAL),
-        (1, True, False, False, End.FATAL),
-        (1, True, True, False, End.RESTART),
-        (1, False, False, False, End.RESTART),
-        (1, True, False, True, End.RESTART),
+        (0, False, False, False, ExitAction.COMPLETE),
+        (0, False, False, True, ExitAction.RESTART),
+        (None, True, False, False, ExitAction.RESTART),
+        (-9, True, False, False, ExitAction.RESTART),
+        (2, True, True, False, ExitAction.FAIL),
+        (1, True, False, False, ExitAction.FAIL),
+        (1, True, True, False, ExitAction.RESTART),
+        (1, False, False, False, ExitAction.RESTART),
+        (1, True, False, True, ExitAction.RESTART),
     ],
 )
 def test_what_an_end_means(
-    code: int | None, explained: bool, disturbed: bool, serves: bool, expected: End
+    code: int | None, explained: bool, affected_by_restart: bool, serves: bool, expected: ExitAction
 ) -> None:
-    part = Part("x", (), Path("x"), lambda: True, completes=True, serves=serves)
-    assert judge(part, code, explained, disturbed) is expected
+    spec = ProcessSpec("x", (), Path("x"), lambda: True, completes_run=True, is_server=serves)
+    assert exit_action(spec, code, explained, affected_by_restart) is expected
 
 
 def test_an_environment_that_ended_is_left_alone_while_the_trainer_computes(tmp_path: Path) -> None:
@@ -248,7 +256,7 @@ def test_an_environment_that_ended_is_left_alone_while_the_trainer_computes(tmp_
     run = drive.start(tmp_path, lambda run: [drive.worker(run, 1, pause_s=3.0), drive.quitter(run)])
     status = drive.wait(run, drive.ended)
     assert (status.state, status.reason) == (RunState.COMPLETED, None)
-    assert status.parts["env"].starts == 1
+    assert status.processes["env"].starts == 1
 
 
 def test_an_environment_that_ended_early_is_started_again_while_the_trainer_waits(tmp_path: Path) -> None:
@@ -257,6 +265,6 @@ def test_an_environment_that_ended_early_is_started_again_while_the_trainer_wait
     status = drive.wait(run, drive.ended)
     assert status.state is RunState.FAILED
     assert status.reason is not None and status.reason.startswith("env ended before the training did")
-    assert status.parts["env"].starts == 5
+    assert status.processes["env"].starts == 5
     notes = [event["text"] for event in status.events]
     assert "env ended and the trainer waits for a batch; env is started again" in notes

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hermes.core.sequence import TrainSequence, from_group
 from hermes.training.data.advantages import Baseline, advantages
-from hermes.training.data.batch import BatchConfig, ScoredSequence, prepare, with_penalty
+from hermes.training.data.batch import BatchConfig, prepare, with_penalty
 from hermes.training.data.correction import bounds_of, engine_loss, surrogate, weights
-from hermes.training.data.groups import read_group
 from hermes.training.data.kl import penalties, teacher_terms
 from hermes.training.schedule import Schedule, ScheduleShape, default_rl_rate, default_sft_rate, parameters_of
 from tests.training.world import group
@@ -21,7 +21,7 @@ def served(scores: list[float], **more: Any) -> dict[str, Any]:
     return group([[300 + index, 2] for index in range(size)], [[-1.0, -0.5]] * size, scores, **more)
 
 
-def sent(item: ScoredSequence) -> list[float]:
+def sent(item: TrainSequence) -> list[float]:
     return list(item.advantages)
 
 
@@ -52,24 +52,24 @@ def test_a_rollout_in_several_parts_counts_once_and_each_part_gets_its_advantage
     parts = [{"trajectory_id": "a", "part": part, "parts": 2} for part in range(2)]
     made = served([1.0, 1.0, 0.0], overrides=[*parts, {"trajectory_id": "b"}])
     prepared = prepare([made], BatchConfig(), 0)
-    assert [sent(item)[-1] for item in prepared.items] == [0.5, 0.5, -0.5]
+    assert [sent(item)[-1] for item in prepared.sequences] == [0.5, 0.5, -0.5]
     assert prepared.metrics["reward/mean"] == 0.5 and prepared.metrics["data/rollouts"] == 2
 
 
 def test_advantages_are_on_sampled_tokens_only() -> None:
-    first, second = prepare([served([1.0, 0.0])], BatchConfig(), 0).items
+    first, second = prepare([served([1.0, 0.0])], BatchConfig(), 0).sequences
     assert sent(first) == [0, 0, 0, 0.5, 0.5] and sent(second) == [0, 0, 0, -0.5, -0.5]
 
 
 def test_a_muted_sequence_counts_in_the_mean_and_is_not_trained_on() -> None:
     made = served([1.0, 0.0], overrides=[{"set_advantage_to_zero": True}, {}])
-    (only,) = prepare([made], BatchConfig(), 0).items
+    (only,) = prepare([made], BatchConfig(), 0).sequences
     assert sent(only)[-1] == -0.5
 
 
 def test_the_environments_own_advantages_are_taken_as_they_are() -> None:
     made = served([1.0, 0.0], advantages=[[9, 9, 9, 0.1, 0.2], [9, 9, 9, 0.3, 0.4]])
-    first, second = prepare([made], BatchConfig(), 0).items
+    first, second = prepare([made], BatchConfig(), 0).sequences
     assert sent(first) == [0, 0, 0, 0.1, 0.2] and sent(second) == [0, 0, 0, 0.3, 0.4]
 
 
@@ -77,7 +77,7 @@ def test_equal_scores_are_no_lack_of_signal_where_the_environment_tells_tokens_a
     told = served([0.0, 0.0], advantages=[[0, 0, 0, 0.5, 0], [0, 0, 0, -0.5, 0]])
     silent = served([0.0, 0.0], advantages=[[9, 9, 9, 0, 0], [9, 9, 9, 0, 0]])
     prepared = prepare([told, silent, served([1.0, 1.0])], BatchConfig(), 0)
-    assert [sent(item)[3] for item in prepared.items] == [0.5, -0.5]
+    assert [sent(item)[3] for item in prepared.sequences] == [0.5, -0.5]
     assert prepared.metrics["health/group_signal"] == pytest.approx(1 / 3)
     assert prepared.metrics["health/zero_variance_groups"] == 2
 
@@ -104,9 +104,9 @@ def test_stale_and_overlong_sequences_count_in_the_mean_and_are_dropped() -> Non
         overrides=[{"policy_version": f"tinker://r/sampler_weights/step-{n}@1.5"} for n in (1, 5, 6)],
     )
     prepared = prepare([made], BatchConfig(max_staleness=2), 6)
-    assert [sent(item)[-1] for item in prepared.items] == [-0.5]
+    assert [sent(item)[-1] for item in prepared.sequences] == [-0.5]
     assert prepared.metrics["health/stale_dropped"] == 1 and prepared.metrics["health/staleness_max"] == 5
-    assert not prepare([made], BatchConfig(max_tokens=4), 6).items
+    assert not prepare([made], BatchConfig(max_tokens=4), 6).sequences
 
 
 def aged(*steps: int) -> list[dict[str, str]]:
@@ -114,7 +114,7 @@ def aged(*steps: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("groups", "hopeless"),
+    ("groups", "untrainable"),
     [
         ([served([1.0, 0.0])], False),
         ([served([1.0, 1.0])], False),
@@ -128,10 +128,10 @@ def aged(*steps: int) -> list[dict[str, str]]:
     ],
     ids=["good", "equal", "old", "old-equal", "old-and-equal", "one-old", "blind", "blind-few", "blind-good"],
 )
-def test_a_batch_is_hopeless_if_what_could_teach_is_left_out_not_if_it_has_no_signal(
-    groups: list[dict[str, Any]], hopeless: bool
+def test_a_batch_is_untrainable_if_what_could_teach_is_left_out_not_if_it_has_no_signal(
+    groups: list[dict[str, Any]], untrainable: bool
 ) -> None:
-    assert prepare(groups, BatchConfig(max_staleness=2), 9).hopeless is hopeless
+    assert prepare(groups, BatchConfig(max_staleness=2), 9).untrainable is untrainable
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_a_batch_is_hopeless_if_what_could_teach_is_left_out_not_if_it_has_no_si
     ],
 )
 def test_what_is_not_exact_is_refused_with_its_reason(change: dict[str, Any], why: str) -> None:
-    found = read_group({**served([1.0]), **change})
-    assert found.rollouts == () and dict(found.refused) == {why: 1}
+    found = from_group({**served([1.0]), **change})
+    assert found.sequences == () and dict(found.rejected) == {why: 1}
 
 
 def test_a_ratio_is_capped_from_above_only() -> None:
@@ -178,7 +178,7 @@ def test_capped_importance_sampling_is_asked_for_as_the_loss_with_that_gradient(
 def test_a_penalty_is_centred_over_the_batch() -> None:
     found = penalties([[0.1, 0.3], [0.8]], 0.5)
     assert found == [pytest.approx([0.15, 0.05]), pytest.approx([-0.2])]
-    items = prepare([served([1.0, 0.0])], BatchConfig(), 0).items
+    items = prepare([served([1.0, 0.0])], BatchConfig(), 0).sequences
     changed, drift = with_penalty(items, [[0, 0, 0, -1.5, -0.5], [0, 0, 0, -1.0, -0.5]], 1.0)
     assert drift == pytest.approx(0.125)
     assert sent(changed[0]) == pytest.approx([0, 0, 0, 0.5 + 0.125 - 0.5, 0.5 + 0.125])
@@ -191,7 +191,7 @@ def test_a_teacher_draws_towards_what_it_finds_likelier() -> None:
         distill_token_ids=[[[5], [6], [7], [300], [9]]] * 2,
         distill_logprobs=[[[0.0], [0.0], [0.0], [-3.0], [-1.0]]] * 2,
     )
-    first = prepare([made], BatchConfig(distill=1.0), 0).items[0]
+    first = prepare([made], BatchConfig(distill=1.0), 0).sequences[0]
     assert sent(first) == [0, 0, 0, -2.0, 0.0]  # a token that is not among its best is not judged
 
 

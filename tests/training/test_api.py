@@ -71,7 +71,7 @@ def test_a_batch_without_a_lease_is_taken_once_and_never_asked_for_again(
         api.register({"batch_size": 1})
         batch = api.next_batch()
         assert batch == LeasedBatch(NO_LEASE, [GROUP])
-        assert api.again(NO_LEASE) is None
+        assert api.redeliver(NO_LEASE) is None
         api.acknowledge(NO_LEASE)
         assert api.next_batch() == NoBatch("nothing is queued")
     assert asked == ["POST /register", "GET /batch", "GET /batch"]
@@ -106,7 +106,7 @@ def test_leases_of_a_former_life_are_renewed_before_their_batches_are_asked_for(
         resumed.keep_leases([batch.lease_id])
         time.sleep(2.5)
         assert ask(api, "GET", "/status")["leases"] == {"outstanding": 1, "lost": 0}
-        again = resumed.again(batch.lease_id)
+        again = resumed.redeliver(batch.lease_id)
         assert again is not None
         assert again.groups == batch.groups
 

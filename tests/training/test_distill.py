@@ -13,13 +13,12 @@ import pytest
 
 from hermes.errors import HermesError
 from hermes.training.data.batch import BatchConfig
-from hermes.training.distill import GenerateTeacher, Teacher, TinkerTeacher
-from hermes.training.distill import ask as attached
+from hermes.training.distill import GenerateTeacher, Teacher, TinkerTeacher, add_teacher_logprobs
 from hermes.training.rl import train
 from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
-from tests.training.test_rl import around, feeding, settings, trained
+from tests.training.test_rl import feeding, services, settings, trained
 from tests.training.world import Environment, ask, metrics
 
 
@@ -37,7 +36,7 @@ class Taught:
         """A token's advantage is minus its divergence from the teacher: it shrinks as the pupil learns."""
         given = settings(self._environment.api_url, 8, rules=BatchConfig(distill=1.0, rewards=0.0))
         with feeding(self._environment):
-            train(self.run, given, around(self.run, teacher=teacher))
+            train(self.run, given, services(self.run, teacher=teacher))
         told = [row["advantages/mean"] for row in metrics(self.run.folder)]
         return statistics.fmean(told[-2:]) - told[0]
 
@@ -105,12 +104,12 @@ def test_a_teacher_is_asked_many_things_at_once_with_its_key_and_again_where_it_
 
 
 def test_a_teacher_that_is_not_there_is_an_error_that_names_it() -> None:
-    with pytest.raises(HermesError, match=r"teacher at http://127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(HermesError, match=r"teacher at http://127\.0\.0\.1:9 does not respond"):
         GenerateTeacher("http://127.0.0.1:9/v1", patience_s=0.2).score([[1, 2, 3]])
 
 
 def test_a_teacher_that_refuses_is_not_asked_again(engine: Server) -> None:
-    with pytest.raises(HermesError, match=r"answered 404: .*nothing here is called 'nobody'"):
+    with pytest.raises(HermesError, match=r"returned 404: .*nothing here is called 'nobody'"):
         GenerateTeacher(engine.url, model="nobody").score([[1, 2, 3]])
 
 
@@ -129,7 +128,7 @@ def test_groups_that_bring_the_teachers_word_keep_it_and_the_others_get_it_in_th
 
     brought = {"tokens": [[1, 2]], "distill_token_ids": [[[1], [2]]], "distill_logprobs": [[[0.0], [-0.5]]]}
     silent = [{"tokens": [[3, 4], [5]]}, {"tokens": [[6, 7]]}]
-    found = attached(Numbers(), [silent[0], brought, silent[1]])
+    found = add_teacher_logprobs(Numbers(), [silent[0], brought, silent[1]])
     assert found[1] is brought
     assert found[0]["distill_logprobs"] == [[[-3.0], [-4.0]], [[0.0]]]
     assert found[0]["distill_token_ids"] == [[[3], [4]], [[5]]]

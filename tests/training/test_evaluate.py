@@ -11,12 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from hermes.training.checkpoints import CheckpointRecord, RetentionPolicy, TrainingState, added, revalued
+from hermes.training.checkpoints import (
+    CheckpointRecord,
+    RetentionPolicy,
+    TrainingState,
+    add_checkpoint,
+    update_score,
+)
 from hermes.training.monitor.eval_command import command_evaluation
 from hermes.training.monitor.eval_watcher import EvalWatcher
 from hermes.training.rl import train
 from tests.training.conftest import MakeRun, StartTrainer
-from tests.training.test_rl import around, feeding, settings
+from tests.training.test_rl import feeding, services, settings
 from tests.training.world import Environment, metrics
 
 
@@ -27,7 +33,7 @@ def test_evaluations_are_logged_and_decide_the_best_checkpoint(
     told = {1: 0.1, 2: 0.9, 3: 0.5}
     with feeding(environment):
         given = settings(environment.api_url, 3, eval_every=1)
-        done = train(run, given, around(run, evaluate=lambda step, sampler: {"reward": told[step]}))
+        done = train(run, given, services(run, evaluate=lambda step, sampler: {"reward": told[step]}))
     assert [row["eval/reward"] for row in metrics(run.folder)] == [0.1, 0.9, 0.5]
     assert done.best is not None and done.best.step == 2
 
@@ -40,7 +46,7 @@ def test_only_evaluations_decide_what_is_best_where_there_are_some(
     told = {2: -0.4, 3: 0.9, 4: -0.2, 6: -0.3}  # all rewards in training are higher than those at checkpoints
     with feeding(environment):
         given = settings(environment.api_url, 6, eval_every=3)
-        done = train(run, given, around(run, evaluate=lambda step, sampler: {"reward": told[step]}))
+        done = train(run, given, services(run, evaluate=lambda step, sampler: {"reward": told[step]}))
     assert {row["step"]: row["eval/reward"] for row in metrics(run.folder) if "eval/reward" in row} == told
     assert done.best is not None and (done.best.step, done.best.value) == (4, -0.2)
 
@@ -50,7 +56,9 @@ def test_an_evaluation_that_fails_at_a_checkpoint_does_not_make_it_the_best(
 ) -> None:
     run = make_run(every=1)
     with feeding(environment):
-        found = around(run, evaluate=lambda step, sampler: {"failed": 1} if step == 2 else {"reward": -step})
+        found = services(
+            run, evaluate=lambda step, sampler: {"failed": 1} if step == 2 else {"reward": -step}
+        )
         done = train(run, settings(environment.api_url, 2), found)
     assert done.best is not None and done.best.step == 1
 
@@ -121,39 +129,39 @@ def evaluation(folder: Path, took_s: float, ended_s: float | None = None, **foun
 
 def test_the_environments_own_evaluation_is_told_once_with_the_step_it_began_with(tmp_path: Path) -> None:
     evaluation(tmp_path, 0, mean_reward=0.9)
-    held_out = EvalWatcher(tmp_path)
-    assert held_out.newest() is None, "it is of another life"
+    watcher = EvalWatcher(tmp_path)
+    assert watcher.poll() is None, "it is of another life"
     for step in (0, 1):
-        held_out.published(step)
+        watcher.record_published(step)
     began_s = time.time()
     evaluation(tmp_path, 0, began_s, mean_reward=0.25, success_rate=0.5)
     time.sleep(0.01)
-    held_out.published(2)
-    assert held_out.newest() == (1, 0.25) and held_out.newest() is None
+    watcher.record_published(2)
+    assert watcher.poll() == (1, 0.25) and watcher.poll() is None
     evaluation(tmp_path, 60, began_s + 60, success_rate=0.75)
-    assert held_out.newest() == (1, 0.75), "its weights are those of when it began"
+    assert watcher.poll() == (1, 0.75), "its weights are those of when it began"
     evaluation(tmp_path, 3600, success_rate=0.75)
-    assert held_out.newest() is None
+    assert watcher.poll() is None
     (tmp_path / "metrics.json").write_text("{")
-    assert held_out.newest() is None and EvalWatcher(None).newest() is None
+    assert watcher.poll() is None and EvalWatcher(None).poll() is None
 
 
 def test_an_evaluation_counts_before_any_reward_of_training() -> None:
     kept = tuple(CheckpointRecord(step, f"w{step}", f"s{step}", 0.1 * step) for step in (4, 6, 8))
     state = TrainingState("rl", {}, kept, CheckpointRecord(2, "w2", "s2", 0.9))
-    state, gone = revalued(state, 7, 0.2, higher_is_better=True)
+    state, gone = update_score(state, 7, 0.2, higher_is_better=True)
     assert state.best == CheckpointRecord(6, "w6", "s6", 0.2, True) == state.kept[1] and [
         one.step for one in gone
     ] == [2]
-    state, gone = revalued(state, 7, 0.9, higher_is_better=True)
+    state, gone = update_score(state, 7, 0.9, higher_is_better=True)
     assert state.best is not None and state.best.value == 0.2, "the checkpoint has its evaluation"
-    state, gone = revalued(state, 9, 0.1, higher_is_better=True)
+    state, gone = update_score(state, 9, 0.1, higher_is_better=True)
     assert state.best is not None and state.best.step == 6 and state.kept[2].evaluated and not gone
-    state, _ = added(
+    state, _ = add_checkpoint(
         state, CheckpointRecord(10, "w10", "s10", 5.0), RetentionPolicy(2, 3), higher_is_better=True
     )
     assert state.best is not None and state.best.step == 6
-    assert revalued(state, 3, 1.0, higher_is_better=True) == (state, [])
+    assert update_score(state, 3, 1.0, higher_is_better=True) == (state, [])
 
 
 def test_what_the_environment_found_on_held_out_tasks_decides_which_checkpoint_is_kept(
@@ -167,7 +175,7 @@ def test_what_the_environment_found_on_held_out_tasks_decides_which_checkpoint_i
             evaluation(evals, 0, mean_reward=-1.0)
 
     with feeding(environment):
-        found = replace(around(run, held_out=EvalWatcher(evals)), tell=tell)
+        found = replace(services(run, eval_watcher=EvalWatcher(evals)), progress=tell)
         done = train(run, settings(environment.api_url, 6), found)
     assert done.best is not None and (done.best.step, done.best.value) == (2, -1.0)
     assert done.step == 6

@@ -17,7 +17,7 @@ import hermes.training
 from hermes.errors import HermesError
 from hermes.training.distill import GenerateTeacher, TinkerTeacher
 from hermes.training.service.client import ServiceConnection
-from hermes.training.service.openai_proxy import OpenAIProxy, offered
+from hermes.training.service.openai_proxy import OpenAIProxy, serve_proxy
 from hermes.training.service.token_meter import TokenCounts, TokenMeter, read_tokens
 from tests.engine.http.engine_process import KEY, Server, launch
 from tests.training.proxy import proxy
@@ -48,9 +48,9 @@ def face(
     folder = tmp_path_factory.mktemp("face")
     with (
         closing(TokenMeter(folder)) as meter,
-        offered(ServiceConnection(service, KEY), str(tiny), str(tiny), 0, meter) as made,
+        serve_proxy(ServiceConnection(service, KEY), str(tiny), str(tiny), 0, meter) as made,
     ):
-        made.show(published)
+        made.set_policy(published)
         yield made
 
 
@@ -116,9 +116,9 @@ def test_a_service_that_was_started_anew_is_asked_again_and_answers(tiny: Path, 
     body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}
     with (
         closing(TokenMeter(tmp_path)) as meter,
-        offered(ServiceConnection(first.url, KEY), str(tiny), str(tiny), 0, meter) as face,
+        serve_proxy(ServiceConnection(first.url, KEY), str(tiny), str(tiny), 0, meter) as face,
     ):
-        face.show(path)
+        face.set_policy(path)
         assert post(face, "/generate", body).status_code == 200
         first.kill()
         second = launch(tiny, tmp_path / "state", "--port", first.url.rpartition(":")[2])
@@ -135,7 +135,7 @@ def test_a_port_that_is_taken_is_said(service: str, face: OpenAIProxy, tiny: Pat
     with (
         closing(TokenMeter(tmp_path)) as meter,
         pytest.raises(HermesError, match="it is taken"),
-        offered(ServiceConnection(service, KEY), str(tiny), str(tiny), port, meter),
+        serve_proxy(ServiceConnection(service, KEY), str(tiny), str(tiny), port, meter),
     ):
         pass
 

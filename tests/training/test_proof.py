@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hermes.training.monitor.proof import Proof, ProofError, Reading, begin
+from hermes.training.monitor.proof import Proof, ProofError, Reading, begin_proof
 from hermes.training.session import TrainingRunSpec
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
@@ -102,7 +102,7 @@ def test_an_optimizer_that_does_nothing_ends_supervised_training_too(
 
 def judged(*readings: tuple[list[float], list[float]], pushed: bool = True) -> Proof:
     first, *rest = (Reading(*logprobs) for logprobs in readings)
-    proof = begin(first, first.trainer)
+    proof = begin_proof(first, first.trainer)
     for reading in rest:
         proof.judge(reading, pushed=pushed)
     return proof
@@ -139,7 +139,7 @@ class Arithmetic:
     def begin(self) -> Proof:
         """The same weights give the trainer the same logprobs again."""
         first = self.reading()
-        return begin(first, first.trainer)
+        return begin_proof(first, first.trainer)
 
     def train(self) -> None:
         """Half of a step's movement goes on in the direction of the last one."""

@@ -12,7 +12,7 @@ import pytest
 
 from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.doctor import diagnose
-from hermes.training.checkpoints import alone
+from hermes.training.checkpoints import exclusive_lock
 from hermes.training.data.advantages import Baseline
 from hermes.training.data.api import TrajectoryApiError
 from hermes.training.data.batch import BatchConfig
@@ -46,7 +46,7 @@ def settings(api: str, steps: int = 3, **more: Any) -> RlTrainerConfig:
     return RlTrainerConfig(num_steps=steps, **given)
 
 
-def around(run: TrainingRunSpec, **more: Any) -> RunServices:
+def services(run: TrainingRunSpec, **more: Any) -> RunServices:
     return RunServices(Sinks([JsonLines(run.folder)]), lambda line: None, **more)
 
 
@@ -68,7 +68,7 @@ def trained(
 ) -> TrainResult:
     given = settings(environment.api_url, **more)
     with feeding(environment, change, given.batch_size // environment.group_size):
-        return train(run, given, around(run))
+        return train(run, given, services(run))
 
 
 def test_the_reward_rises_on_a_task_that_can_be_learned_and_the_run_looks_healthy(
@@ -204,10 +204,10 @@ def test_a_run_that_is_asked_to_stop_saves_what_it_has_and_goes_on_later(
 def test_a_run_that_is_under_way_is_not_started_a_second_time(make_run: MakeRun) -> None:
     run = make_run()
     with (
-        alone(run.folder),
+        exclusive_lock(run.folder),
         pytest.raises(UsageError, match=r"another process is training the run in .*/run$") as caught,
     ):
-        train(run, settings("http://127.0.0.1:9"), around(run))
+        train(run, settings("http://127.0.0.1:9"), services(run))
     assert "another run name" in caught.value.hint
     assert not (run.folder / "training.json").exists()
 
@@ -217,7 +217,7 @@ def test_an_api_that_is_not_there_is_said_once_the_patience_is_spent(make_run: M
     with pytest.raises(
         TrajectoryApiError, match=r"no answer from the trajectory API at http://127\.0\.0\.1:9"
     ) as caught:
-        train(run, settings("http://127.0.0.1:9", api_patience_s=0.2), around(run))
+        train(run, settings("http://127.0.0.1:9", api_patience_s=0.2), services(run))
     assert caught.value.hint.startswith("start it with: hermes api")
 
 

@@ -14,7 +14,7 @@ from hermes.data.export.select import TrajectorySelection
 from hermes.data.formats.registry import FORMATS
 from hermes.models.render.chat import ChatRenderer
 from hermes.store import Filter, Reader, Writer
-from hermes.training.data.sft_examples import from_files, from_store, gather, lessons_of
+from hermes.training.data.sft_examples import examples_of, from_files, from_store, gather
 from tests import records
 from tests.cli.process import failure, hermes
 
@@ -46,8 +46,8 @@ def text(spoken: ChatRenderer, tokens: tuple[int, ...]) -> str:
 
 def test_exactly_the_assistants_words_and_their_end_are_learned(tiny: Path) -> None:
     spoken = speech(tiny)
-    (only,) = lessons_of(CHAT, [True] * len(CHAT), (), spoken)
-    learned = [token for token, chosen in zip(only.tokens, only.learned, strict=True) if chosen]
+    (only,) = examples_of(CHAT, [True] * len(CHAT), (), spoken)
+    learned = [token for token, chosen in zip(only.tokens, only.loss_mask, strict=True) if chosen]
     assert text(spoken, tuple(learned)) == (
         '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call></s>It is 4.</s>Welcome.</s>'
     )
@@ -59,15 +59,15 @@ def test_exactly_the_assistants_words_and_their_end_are_learned(tiny: Path) -> N
 
 def test_a_template_that_rewrites_history_gives_a_sequence_for_each_context(tiny: Path) -> None:
     spoken = speech(tiny, FORGETFUL)
-    made = lessons_of(CHAT, [True] * len(CHAT), (), spoken)
+    made = examples_of(CHAT, [True] * len(CHAT), (), spoken)
     assert len(made) == 3
     assert "Be brief." not in text(spoken, made[-1].tokens)
 
 
 def test_turns_that_were_copied_in_are_read_and_not_learned(tiny: Path) -> None:
     spoken = speech(tiny)
-    (only,) = lessons_of(CHAT, [index == 6 for index in range(len(CHAT))], (), spoken)
-    learned = [token for token, chosen in zip(only.tokens, only.learned, strict=True) if chosen]
+    (only,) = examples_of(CHAT, [index == 6 for index in range(len(CHAT))], (), spoken)
+    learned = [token for token, chosen in zip(only.tokens, only.loss_mask, strict=True) if chosen]
     assert text(spoken, tuple(learned)) == "Welcome.</s>"
     assert "It is 4." in text(spoken, only.tokens)
 
@@ -143,8 +143,8 @@ def test_every_export_with_turns_teaches_the_same_as_the_store_itself(
         (expected,) = from_store(reader, TrajectorySelection(Filter()), spoken, left_out)
     (found,) = from_files([output], lambda: spoken, left_out)
     assert text(spoken, found.tokens) == text(spoken, expected.tokens)
-    assert (found.tokens, found.learned) == (expected.tokens, expected.learned) and not left_out
-    learned = [token for token, chosen in zip(found.tokens, found.learned, strict=True) if chosen]
+    assert (found.tokens, found.loss_mask) == (expected.tokens, expected.loss_mask) and not left_out
+    learned = [token for token, chosen in zip(found.tokens, found.loss_mask, strict=True) if chosen]
     said = text(spoken, tuple(learned))
     assert said.startswith('Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": [1]}}')
     assert said.endswith("It is 4.</s>Welcome.</s>")
@@ -163,7 +163,7 @@ def test_turns_that_a_row_marks_are_read_and_not_learned(
     ]
     file.write_text(json.dumps({"messages": turns}) + "\n")
     (only,) = from_files([file], lambda: spoken, Counter())
-    learned = [token for token, chosen in zip(only.tokens, only.learned, strict=True) if chosen]
+    learned = [token for token, chosen in zip(only.tokens, only.loss_mask, strict=True) if chosen]
     assert text(spoken, tuple(learned)) == "new</s>" and "old" in text(spoken, only.tokens)
 
 

@@ -16,12 +16,12 @@ from hermes.training.monitor.sinks import Sinks
 from hermes.training.rl import train as train_rl
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import EngineError, ServiceConnection
-from hermes.training.session import TrainingRunSpec, carry_on
+from hermes.training.session import TrainingRunSpec, retry_on_engine_loss
 from hermes.training.sft import SftSettings, train
 from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import KEY, Server
 from tests.training.conftest import MakeRun, StartTrainer
-from tests.training.test_rl import around, feeding, settings, trained
+from tests.training.test_rl import feeding, services, settings, trained
 from tests.training.test_sft import few, quiet, write_rows
 from tests.training.world import Environment, metrics
 
@@ -50,10 +50,10 @@ def test_an_engine_that_is_lost_again_and_again_is_gone_on_with_only_while_there
     tries: list[int] = []
     attempt = lost_always(run, checkpoint_each, tries)
     if checkpoint_each:
-        carry_on(run, attempt, quiet)
+        retry_on_engine_loss(run, attempt, quiet)
     else:
         with pytest.raises(EngineError, match="gone"):
-            carry_on(run, attempt, quiet)
+            retry_on_engine_loss(run, attempt, quiet)
     assert len(tries) == expected
 
 
@@ -75,7 +75,7 @@ def test_of_what_a_run_published_only_its_checkpoints_are_left_also_after_a_kill
 
     given = settings(environment.api_url, 10)
     with feeding(environment), pytest.raises(KeyboardInterrupt):
-        train_rl(run, given, replace(around(run), tell=die))
+        train_rl(run, given, replace(services(run), progress=die))
     left = samplers(engine) - before
     assert len(left) == 7, "rollouts may be under way with all of them"
     done = trained(run, environment, steps=10)

@@ -18,7 +18,7 @@ from hermes.training.monitor.sinks import Sinks
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import EngineError, ServiceConnection
 from hermes.training.session import TrainingRunSpec, check_finite
-from hermes.training.sft import SftSettings, chosen, datums, train
+from hermes.training.sft import SftSettings, examples_of_step, sft_datums, train
 from tests.engine.http.engine_process import launch
 from tests.training.conftest import MakeRun, StartTrainer
 from tests.training.world import Process, metrics
@@ -45,7 +45,7 @@ def losses(run: TrainingRunSpec) -> dict[int, float]:
 
 def write_rows(path: Path, count: int = 6) -> Path:
     rows = [
-        {"input_ids": list(one.tokens), "mask": [int(bit) for bit in one.learned], "task_id": one.task}
+        {"input_ids": list(one.tokens), "mask": [int(bit) for bit in one.loss_mask], "task_id": one.task}
         for one in few(count).train
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -113,7 +113,7 @@ def test_training_ends_early_when_held_out_loss_stops_falling_and_the_best_is_ke
 
 
 def test_only_what_the_assistant_said_is_weighted_and_the_weights_add_up_to_one() -> None:
-    made = datums([lesson(0), lesson(1, 4)])
+    made = sft_datums([lesson(0), lesson(1, 4)])
     weights = [one.loss_fn_inputs["weights"].tolist() for one in made]
     targets = made[0].loss_fn_inputs["target_tokens"].tolist()
     assert weights[0][:2] == [0, 0] and all(weights[0][2:]) and targets == list(lesson(0).tokens[1:])
@@ -123,7 +123,7 @@ def test_only_what_the_assistant_said_is_weighted_and_the_weights_add_up_to_one(
 def test_every_epoch_has_each_lesson_once_in_an_order_of_its_own() -> None:
     lessons = [lesson(number) for number in range(7)]
     epochs = [
-        [one.task for step in steps for one in chosen(lessons, step, 3, 1)]
+        [one.task for step in steps for one in examples_of_step(lessons, step, 3, 1)]
         for steps in ((1, 2, 3), (4, 5, 6))
     ]
     assert [sorted(epoch) for epoch in epochs] == [[str(number) for number in range(7)]] * 2
@@ -139,7 +139,7 @@ def test_an_engine_that_is_not_there_is_said_at_once(make_run: MakeRun, sinks_of
 
 def test_a_wrong_model_name_is_the_engines_own_words(make_run: MakeRun, sinks_of: SinksOf) -> None:
     run = make_run()
-    run = replace(run, wish=replace(run.wish, base_model="no/such-model"))
+    run = replace(run, lora=replace(run.lora, base_model="no/such-model"))
     with pytest.raises(EngineError, match="no/such-model"):
         train(run, few(), SftSettings(Schedule(0.01)), sinks_of(run), quiet)
 

@@ -12,8 +12,14 @@ import pytest
 
 from hermes.errors import HermesError, UsageError
 from hermes.store import Reader, Writer
-from hermes.training.checkpoints import CheckpointRecord, RetentionPolicy, StateFile, TrainingState, added
-from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, configured
+from hermes.training.checkpoints import (
+    CheckpointRecord,
+    RetentionPolicy,
+    StateFile,
+    TrainingState,
+    add_checkpoint,
+)
+from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, default_sinks
 
 LABEL = Label("r", "p", "t")
 
@@ -118,15 +124,15 @@ def test_a_sink_that_is_not_installed_or_not_known_is_said_before_the_run(tmp_pa
         assert caught.value.hint == "pip install trackio"
     with pytest.raises(UsageError, match="no sink 'paper'"):
         Sinks([]).add("paper", tmp_path, LABEL, {})
-    assert configured({"WANDB_API_KEY": "k"}) == ("wandb",)
-    assert configured({}) == configured({"WANDB_API_KEY": "k", "WANDB_MODE": "disabled"}) == ()
+    assert default_sinks({"WANDB_API_KEY": "k"}) == ("wandb",)
+    assert default_sinks({}) == default_sinks({"WANDB_API_KEY": "k", "WANDB_MODE": "disabled"}) == ()
 
 
 def test_the_last_checkpoints_and_the_best_stay_and_the_others_go() -> None:
     state, gone = TrainingState("rl", {}), []
     for step, value in ((5, math.nan), (10, 0.9), (15, 0.5), (20, 0.4), (25, None)):
         new = CheckpointRecord(step, f"w{step}", f"s{step}", value)
-        state, now = added(state, new, RetentionPolicy(5, 2), higher_is_better=True)
+        state, now = add_checkpoint(state, new, RetentionPolicy(5, 2), higher_is_better=True)
         gone += [one.step for one in now]
     assert [one.step for one in state.kept] == [20, 25] and state.best is not None and state.best.step == 10
     assert gone == [5, 15]
@@ -134,8 +140,8 @@ def test_the_last_checkpoints_and_the_best_stay_and_the_others_go() -> None:
 
 def test_a_checkpoint_settles_the_batches_it_holds_and_still_owes_the_others() -> None:
     state = TrainingState("rl", {}, taken=(4, 5, 6, 7))
-    state, _ = added(
-        state, CheckpointRecord(2, "w", "s"), RetentionPolicy(), higher_is_better=True, owed=[6, 7]
+    state, _ = add_checkpoint(
+        state, CheckpointRecord(2, "w", "s"), RetentionPolicy(), higher_is_better=True, unacked=[6, 7]
     )
     assert state.settled == (4, 5) and state.taken == (6, 7)
 

@@ -20,7 +20,7 @@ from hermes.training.service.client import AdapterClient, ServiceConnection
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import TrainingRunSpec, TrainResult
 from hermes.training.sft import SftSettings, train
-from hermes.training.start import find_folder, find_weights, rank_of
+from hermes.training.start_weights import find_folder, find_weights, rank_of
 from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import KEY, Server, launch
 from tests.ports import free_port
@@ -53,9 +53,9 @@ def another(tiny: Path, tmp_path: Path) -> Iterator[Server]:
 
 
 def scores(run: TrainingRunSpec, start: str | None, connection: ServiceConnection) -> list[float]:
-    wish = replace(run.wish, start=start)
-    with closing(TokenMeter(run.folder)) as meter, AdapterClient(connection, wish, meter) as trainee:
-        return trainee.forward([TEXT])[0]
+    lora = replace(run.lora, start=start)
+    with closing(TokenMeter(run.folder)) as meter, AdapterClient(connection, lora, meter) as client:
+        return client.forward([TEXT])[0]
 
 
 def test_a_folder_is_given_to_an_engine_that_has_never_seen_it(
@@ -65,7 +65,7 @@ def test_a_folder_is_given_to_an_engine_that_has_never_seen_it(
     learned = scores(run, done.weights, run.connection)
     assert learned != pytest.approx(scores(run, None, run.connection), abs=1e-2)
     folder = engine.state_dir / done.weights.removeprefix("tinker://")
-    assert rank_of(folder) == run.wish.rank
+    assert rank_of(folder) == run.lora.rank
     elsewhere = replace(run.connection, url=another.url)
     assert scores(run, str(folder), elsewhere) == pytest.approx(learned, abs=1e-5)
 
@@ -105,7 +105,7 @@ def test_weights_of_a_train_run_and_of_a_tinker_path_are_written_from_the_engine
 ) -> None:
     run, done = warm
     (tmp_path / "engine").symlink_to(engine.state_dir)
-    saved, base = engine.state_dir / done.weights.removeprefix("tinker://"), run.wish.base_model
+    saved, base = engine.state_dir / done.weights.removeprefix("tinker://"), run.lora.base_model
     folder = exported(tmp_path, "warm")
     assert folder == run.folder / "weights" / f"step-{done.step}" and same_adapter(folder, saved, base)
     assert exported(tmp_path, str(run.folder), "--step", str(done.step)) == folder
@@ -127,11 +127,11 @@ def test_weights_that_are_on_no_disk_here_are_downloaded_from_the_service(
     key = {"TINKER_API_KEY": KEY}
     saved = engine.state_dir / done.weights.removeprefix("tinker://")
     folder = exported(tmp_path, "warm", env={**key, "TINKER_BASE_URL": engine.url})
-    assert same_adapter(folder, saved, run.wish.base_model)
+    assert same_adapter(folder, saved, run.lora.base_model)
     words = ("--base-url", engine.url, "--output")
     for name, path in (("sampler", done.sampler), ("run", done.weights.rsplit("/", 2)[0])):
         folder = exported(tmp_path, path, *words, str(tmp_path / name), env=key)
-        assert same_adapter(folder, saved, run.wish.base_model)
+        assert same_adapter(folder, saved, run.lora.base_model)
     lost = done.sampler.replace(f"step-{done.step}", "step-99")
     what, fix = failure(rl_hermes(tmp_path, "rl", "weights", lost, *words, str(tmp_path / "x"), env=key), 1)
     assert "step-99 to export" in what and done.weights in fix and not (tmp_path / "x").exists()
@@ -173,11 +173,14 @@ def test_weights_that_are_not_there_are_said_to_be_missing(tmp_path: Path) -> No
 
 
 def test_a_service_takes_no_files(warm: tuple[TrainingRunSpec, TrainResult], tmp_path: Path) -> None:
-    from hermes.training.start import as_path
+    from hermes.training.service.client import upload_weights
 
     with pytest.raises(UsageError, match="a service does not take the files"):
-        as_path(ServiceConnection("managed", "tml-x"), str(tmp_path))
-    assert as_path(ServiceConnection("managed", "tml-x"), "tinker://a/weights/b") == "tinker://a/weights/b"
+        upload_weights(ServiceConnection("managed", "tml-x"), str(tmp_path))
+    assert (
+        upload_weights(ServiceConnection("managed", "tml-x"), "tinker://a/weights/b")
+        == "tinker://a/weights/b"
+    )
 
 
 @pytest.mark.slow

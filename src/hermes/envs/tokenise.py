@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hermes.core.sequence import MASKED
 from hermes.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-IGNORED = -100
-"""Stands in a mask for a token that is not trained on."""
 _SPEAKERS = ("assistant", "agent")
 
 
@@ -93,14 +92,14 @@ def tokenize_for_trainer(
     masks = _all_turns(tokenizer, chat, tokens) if train_on_all_assistant_turns else None
     if masks is None:
         start = len(encode_chat(tokenizer, chat[:-1], add_generation_prompt=True)) if len(chat) > 1 else 0
-        masks = [IGNORED] * min(start, len(tokens)) + tokens[start:]
+        masks = [MASKED] * min(start, len(tokens)) + tokens[start:]
     if finish_reason == "length" and tokens and tokens[-1] == tokenizer.eos_token_id:
         tokens, masks = tokens[:-1], masks[:-1]
     return {"tokens": tokens, "masks": masks, **({"messages": list(chat)} if include_messages else {})}
 
 
 def _all_turns(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Any], tokens: list[int]) -> list[int]:
-    masks = [IGNORED] * len(tokens)
+    masks = [MASKED] * len(tokens)
     for index, message in enumerate(chat):
         if message["role"] not in _SPEAKERS:
             continue

@@ -1,6 +1,6 @@
-"""Measuring a policy on held-out tasks: the environment's own agent loop, against the engine, no examples.
+"""Evaluates a policy on held-out tasks: the environment's agent loop, at the engine, without examples.
 
-Greedy says what the policy knows, temperature 1 what it does when it samples, as in training.
+Every task is tried greedily and at temperature 1, as in training.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hermes.envs.stats import Interval, interval
-from hermes.quickstart.progress import StageMeter, Tell
+from hermes.quickstart.progress import StageMeter
 from hermes.quickstart.recipe import MODEL, QuickstartRecipe
+from hermes.training.session import ProgressCallback
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,21 +24,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """How a policy does on the held-out tasks."""
+class PolicyEvaluation:
+    """The success rates of a policy on the held-out tasks."""
 
     greedy: Interval
     sampled: Interval
 
 
-def measure(recipe: QuickstartRecipe, engine_url: str, weights: str, tell: Tell) -> Measured:
+def evaluate(
+    recipe: QuickstartRecipe, engine_url: str, weights: str, progress: ProgressCallback
+) -> PolicyEvaluation:
     """`weights`: the base model's name, or a tinker:// path of sampler weights."""
-    return asyncio.run(_measure(recipe, engine_url, weights, tell))
+    return asyncio.run(_evaluate(recipe, engine_url, weights, progress))
 
 
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerBase:
-    """The model's, loaded once; the first time takes seconds."""
+    """The model's tokenizer, loaded once; the first call takes seconds."""
     from hermes.envs.tokenise import load_tokenizer
 
     return load_tokenizer(MODEL)
@@ -55,11 +58,11 @@ def open_env(recipe: QuickstartRecipe, engine_url: str, weights: str = MODEL) ->
         extra_body={"model": weights},
         use_wandb=False,
     )
-    return CalculatorEnv(config, [on_engine(engine_url, weights, recipe.at_once)])
+    return CalculatorEnv(config, [server_config(engine_url, weights, recipe.at_once)])
 
 
-def on_engine(engine_url: str, weights: str, at_once: int) -> APIServerConfig:
-    """Where an environment samples these weights, token by token."""
+def server_config(engine_url: str, weights: str, at_once: int) -> APIServerConfig:
+    """The settings with which an environment samples these weights from the engine."""
     from hermes.envs.servers.config import APIServerConfig
 
     return APIServerConfig(
@@ -71,32 +74,35 @@ def on_engine(engine_url: str, weights: str, at_once: int) -> APIServerConfig:
     )
 
 
-async def _measure(recipe: QuickstartRecipe, engine_url: str, weights: str, tell: Tell) -> Measured:
+async def _evaluate(
+    recipe: QuickstartRecipe, engine_url: str, weights: str, progress: ProgressCallback
+) -> PolicyEvaluation:
     env = open_env(recipe, engine_url, weights)
     env.tokenizer = tokenizer()
     try:
         await env.setup()
         items = await env.eval_items()
         tries = [(item, temperature) for temperature in (0.0, 1.0) for item in items]
-        found = await _successes(env, tries, StageMeter("rollouts, greedy and sampled", len(tries), tell))
+        meter = StageMeter("rollouts, greedy and sampled", len(tries), progress)
+        successes = await _successes(env, tries, meter)
     finally:
         await env.close()
-    return Measured(interval(found[: len(items)]), interval(found[len(items) :]))
+    return PolicyEvaluation(interval(successes[: len(items)]), interval(successes[len(items) :]))
 
 
 async def _successes(
     env: CalculatorEnv, tries: Sequence[tuple[Any, float]], meter: StageMeter
 ) -> list[float]:
-    """1 or 0 for each item at its temperature; all at once, because a larger batch is cheaper."""
+    """1 or 0 for each item at its temperature; all concurrently, because a larger batch is cheaper."""
 
-    async def one(item: Any, temperature: float) -> float:
+    async def run_item(item: Any, temperature: float) -> float:
         scored = await env.run_item(item, temperature=temperature)
         meter.add()
         return float(scored.reward.success)
 
-    # All of them end before the environment is closed, also when one has failed.
-    ended = await asyncio.gather(*(one(*each) for each in tries), return_exceptions=True)
-    for each in ended:
-        if isinstance(each, BaseException):
-            raise each
-    return [each for each in ended if not isinstance(each, BaseException)]
+    # All of them finish before the environment is closed, even if one has failed.
+    outcomes = await asyncio.gather(*(run_item(*attempt) for attempt in tries), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]

@@ -1,7 +1,7 @@
-"""The first data: the base model at the environment's training tasks, with examples before its eyes.
+"""Generates the SFT data: the base model solves the environment's training tasks with examples in its prompt.
 
-The batch path as it is: journal, worker processes, rewards, the store. The examples are ephemeral, so what is
-exported has none, and a model that learns from it learns to do without.
+It uses the ordinary batch path: journal, worker processes, rewards, the store. The examples are ephemeral, so
+the exported rows do not contain them, and a model that is trained on the rows works without them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from hermes.core.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
 from hermes.quickstart import reward
 from hermes.quickstart.evaluate import open_env
-from hermes.quickstart.progress import BatchMeter, StageMeter, Tell
+from hermes.quickstart.progress import BatchMeter, StageMeter
 from hermes.quickstart.recipe import MODEL, TOOLSETS, QuickstartRecipe, examples
+from hermes.training.session import ProgressCallback
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
-    """What the batch made."""
+class GeneratedData:
+    """The result of the batch."""
 
     run_name: str
     trajectories: int
@@ -34,8 +35,10 @@ class Generated:
     """Those that earned the full reward."""
 
 
-def generate(recipe: QuickstartRecipe, engine_url: str, folder: Path, run_name: str, tell: Tell) -> Generated:
-    """Runs the batch in `folder`/batch; the store knows its trajectories by `run_name`."""
+def generate(
+    recipe: QuickstartRecipe, engine_url: str, folder: Path, run_name: str, progress: ProgressCallback
+) -> GeneratedData:
+    """Runs the batch in `folder`/batch; its trajectories are stored under `run_name`."""
     tasks = folder / "tasks.jsonl"
     system_prompt = asyncio.run(_write_tasks(recipe, engine_url, tasks))
     dataset = read_dataset(str(tasks))
@@ -55,14 +58,14 @@ def generate(recipe: QuickstartRecipe, engine_url: str, folder: Path, run_name: 
         prefill=tuple(message.to_json() for message in examples()),
         reward=f"{reward.__file__}:{reward.exact_number.__name__}",
     )
-    place = folder / "batch"
-    open_run(place, spec, accept_changes=False)
-    result = asyncio.run(_run(place, spec, dataset, recipe, tell))
+    batch_folder = folder / "batch"
+    open_run(batch_folder, spec, accept_changes=False)
+    result = asyncio.run(_run(batch_folder, spec, dataset, recipe, progress))
     if not result.complete:
-        why = "; ".join(f"{count} {cause}" for cause, count in result.failed.most_common(3)) or "stopped"
-        raise HermesError(f"the batch in {place} is not complete: {why}", "hermes doctor")
-    summary = finalise(place, spec, dataset)
-    return Generated(run_name, summary.rows, _count_right(place))
+        reasons = "; ".join(f"{count} {cause}" for cause, count in result.failed.most_common(3)) or "stopped"
+        raise HermesError(f"the batch in {batch_folder} is not complete: {reasons}", "hermes doctor")
+    summary = finalise(batch_folder, spec, dataset)
+    return GeneratedData(run_name, summary.rows, _count_right(batch_folder))
 
 
 async def _write_tasks(recipe: QuickstartRecipe, engine_url: str, path: Path) -> str:
@@ -78,13 +81,13 @@ async def _write_tasks(recipe: QuickstartRecipe, engine_url: str, path: Path) ->
 
 
 async def _run(
-    place: Path, spec: RunSpec, dataset: Dataset, recipe: QuickstartRecipe, tell: Tell
+    batch_folder: Path, spec: RunSpec, dataset: Dataset, recipe: QuickstartRecipe, progress: ProgressCallback
 ) -> RunResult:
-    meter = BatchMeter(StageMeter("trajectories", len(dataset.rows), tell))
+    meter = BatchMeter(StageMeter("trajectories", len(dataset.rows), progress))
     options = RunOptions(num_workers=1, concurrency=recipe.at_once)
-    return await Pool(place, spec, dataset, options, meter, ProcessWorkers(place)).run()
+    return await Pool(batch_folder, spec, dataset, options, meter, ProcessWorkers(batch_folder)).run()
 
 
-def _count_right(place: Path) -> int:
-    lines = (place / "trajectories.jsonl").read_text("utf-8").splitlines()
+def _count_right(batch_folder: Path) -> int:
+    lines = (batch_folder / "trajectories.jsonl").read_text("utf-8").splitlines()
     return sum((json.loads(line).get("reward") or 0.0) >= 1.0 for line in lines)

@@ -1,4 +1,4 @@
-"""What the quickstart needs of this machine, found out before anything is started."""
+"""Checks what the quickstart needs of this machine before anything is started."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hermes.models.local.bundled import locate_gguf
 _NEEDED = ("torch", "transformers", "tinker", "starlette", "uvicorn")
 
 
-def choose_device(wish: str) -> str:
-    """cpu or cuda. MissingDependencyError: a package is not there. UsageError: no GPU."""
+def choose_device(requested: str) -> str:
+    """cpu or cuda. MissingDependencyError if a package is missing, UsageError if there is no GPU."""
     for package in _NEEDED:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train,web", "The quickstart")
     locate_gguf()
-    if wish == "cpu":
-        return wish
+    if requested == "cpu":
+        return requested
     import torch
 
     if torch.cuda.is_available():
         return "cuda"
-    if wish == "cuda":
+    if requested == "cuda":
         raise UsageError("there is no CUDA device here", "leave out --device, and it runs on the CPU")
     return "cpu"

@@ -1,4 +1,4 @@
-"""What a quickstart found, as data: for the table, the report and `--json`."""
+"""The outcome of a quickstart as data: for the table, the report and `--json`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hermes.core import JSONObject
-from hermes.quickstart.evaluate import Measured
+from hermes.quickstart.evaluate import PolicyEvaluation
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTokens:
-    """What the engine has counted."""
+    """Token counters of the engine."""
 
     sampled: int = 0
     trained: int = 0
@@ -35,7 +35,7 @@ class Point:
     reward: float
     """Mean over all rollouts of the step, before its update."""
     signal: float
-    """Share of groups whose rollouts did not all earn the same."""
+    """Share of groups whose rollouts have different rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class QuickstartOutcome:
     generated: int
     right: int
     """Generated trajectories with the full reward; the warm start's data."""
-    policies: tuple[tuple[str, Measured], ...]
-    """Base, after SFT, after GRPO: how each does on the held-out tasks."""
+    policies: tuple[tuple[str, PolicyEvaluation], ...]
+    """Base, after SFT, after GRPO: the success of each on the held-out tasks."""
     losses: tuple[float, ...]
     """Of the warm start, step by step."""
     curve: tuple[Point, ...]
     stages: tuple[Stage, ...]
     weights: str
-    """tinker:// path of what was learned."""
+    """tinker:// path of the trained weights."""
     folder: Path
 
     @property

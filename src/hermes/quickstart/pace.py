@@ -1,8 +1,8 @@
-"""How long a quickstart takes on this machine, measured before it begins, and which recipe ends in time.
+"""Estimates how long a quickstart takes on this machine, and chooses the recipe that ends in time.
 
-The engine is timed on a fixed piece of work; the rest is arithmetic. The coefficients come from whole
-quickstarts on two cores (docs/quickstart.md). The estimate is for a machine that has nothing else to do, and
-can be off by a third.
+The engine is timed on a fixed workload; the rest is arithmetic. The coefficients were measured with whole
+quickstarts on two cores (docs/quickstart.md). The estimate assumes an otherwise idle machine, and can be off
+by a third.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATIENCE_S = 300.0
 
 
 class Cost(NamedTuple):
-    """Seconds of one rollout or row: a part that every machine has, and one that grows with the pace."""
+    """Seconds of one rollout or row: a constant part, and one that is proportional to the pace."""
 
     fixed_s: float
     per_pace: float
@@ -45,7 +45,7 @@ _GRPO_ROLLOUT = Cost(0.08, 0.54)
 
 def measure_pace(engine_url: str) -> float:
     """Seconds that the engine takes for 8 prompts of 128 tokens and 8 sampled tokens each."""
-    _sample(engine_url, 1, offset=0)  # what is computed once is not counted
+    _sample(engine_url, 1, offset=0)  # one-time initialisation is not measured
     began_s = time.perf_counter()
     _sample(engine_url, _PROMPTS, offset=1)
     return time.perf_counter() - began_s
@@ -65,12 +65,12 @@ def estimate_s(recipe: QuickstartRecipe, pace_s: float) -> float:
 
 
 def fit(recipes: Sequence[QuickstartRecipe], pace_s: float, limit_s: float = LIMIT_S) -> QuickstartRecipe:
-    """The first recipe that ends within the limit, else the last. They come largest first."""
+    """The first recipe that ends within the limit, else the last. Recipes are sorted largest first."""
     return next((recipe for recipe in recipes if estimate_s(recipe, pace_s) <= limit_s), recipes[-1])
 
 
 def announce(recipes: Sequence[QuickstartRecipe], chosen: QuickstartRecipe, pace_s: float) -> str:
-    """What the person reads before the first stage that takes long."""
+    """The message before the first long stage."""
     seconds = estimate_s(chosen, pace_s)
     lines = [f"   about {_rounded(seconds)} in all on this machine, if it has nothing else to do"]
     full = recipes[0]
@@ -95,9 +95,9 @@ def _rounded(seconds: float) -> str:
 
 
 def _sample(engine_url: str, prompts: int, offset: int) -> None:
-    """Prompts that differ from their first token on, so that none is taken from the cache."""
+    """Samples prompts that differ from their first token on, so that none has a cached prefix."""
     ids = [
-        [_IDS[(offset + number + 31 * place) % len(_IDS)] for place in range(_PROMPT_TOKENS)]
+        [_IDS[(offset + number + 31 * position) % len(_IDS)] for position in range(_PROMPT_TOKENS)]
         for number in range(prompts)
     ]
     params = {"max_new_tokens": _NEW_TOKENS, "temperature": 1.0}

@@ -1,4 +1,4 @@
-"""What a person sees while the quickstart works: at intervals how far it is, how fast, how long still."""
+"""Progress lines of a quickstart: count, rate and remaining time of a stage, at intervals."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from collections.abc import Callable
 
 from hermes.batch.journal import SampleState
 from hermes.core import JSONObject
+from hermes.training.session import ProgressCallback
 
-Tell = Callable[[str], None]
 INTERVAL_S = 5.0
 """Between two lines of one stage."""
 FORESEEABLE = 1 / 20
-"""Share that must be done before the rest can be told from it: the first of many come late and together."""
+"""Share that must be done before the remaining time is estimated: the first items finish late and
+together."""
 
 
 class StageMeter:
-    """Counts what is done of a stage; says so at intervals, and at the end."""
+    """Counts the finished items of a stage, and reports at intervals and at the end."""
 
     def __init__(
-        self, what: str, total: int, tell: Tell, clock: Callable[[], float] = time.monotonic
+        self, label: str, total: int, progress: ProgressCallback, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._what, self._total, self._tell, self._clock = what, total, tell, clock
-        self._began_s = self._said_s = clock()
+        self._label, self._total, self._progress, self._clock = label, total, progress, clock
+        self._began_s = self._reported_s = clock()
         self._done = 0
 
     def add(self, count: int = 1, note: str = "") -> None:
         self._done += count
         now_s = self._clock()
-        if self._done >= self._total or now_s - self._said_s >= INTERVAL_S:
-            self._said_s = now_s
-            self._tell(self._line(now_s - self._began_s) + (f"  {note}" if note else ""))
+        if self._done >= self._total or now_s - self._reported_s >= INTERVAL_S:
+            self._reported_s = now_s
+            self._progress(self._line(now_s - self._began_s) + (f"  {note}" if note else ""))
 
     def _line(self, spent_s: float) -> str:
-        line = f"   {self._what} {self._done}/{self._total}"
+        line = f"   {self._label} {self._done}/{self._total}"
         if spent_s <= 0:
             return line
         rate = self._done / spent_s
@@ -45,16 +46,16 @@ class StageMeter:
 
 
 class BatchMeter:
-    """A `Watcher` of the batch that feeds a meter."""
+    """A `Watcher` of the batch that counts finished samples."""
 
     def __init__(self, meter: StageMeter) -> None:
         self._meter = meter
 
     def started(self, n_total: int, n_finished_before: int) -> None:
-        """The meter knows its total."""
+        """Ignored: the meter has its total."""
 
     def dispatched(self) -> None:
-        """Only what is finished counts."""
+        """Ignored: only finished samples count."""
 
     def finished(
         self,
@@ -67,13 +68,13 @@ class BatchMeter:
         self._meter.add()
 
     def retried(self, reason: str | None) -> None:
-        """It will be finished later."""
+        """Ignored: the sample finishes later."""
 
     def gauges(self, worker: str, in_flight: int, limit: int, waiting: int) -> None:
-        """Not shown."""
+        """Ignored."""
 
     def worker_died(self, worker: str | None = None, lost: int = 0) -> None:
-        """Its samples are handed out again."""
+        """Ignored: its samples are dispatched again."""
 
 
 def rate_text(per_s: float) -> str:

@@ -1,7 +1,7 @@
-"""How much of everything a quickstart does: enough to learn on two CPU cores, less for a test, more on a GPU.
+"""The recipes of a quickstart: enough to learn on two CPU cores, less for a test, more on a GPU.
 
-The figures were found by trying; docs/quickstart.md says what was tried. The warm start is small on purpose:
-it teaches the form of a call, and reinforcement learning the rest.
+The numbers were found by experiments, which docs/quickstart.md describes. The warm start is small on purpose:
+it teaches the format of a tool call, and reinforcement learning the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODEL = "hermes/smollm2"
 
 @dataclass(frozen=True, slots=True)
 class QuickstartRecipe:
-    """What one quickstart does."""
+    """The sizes and learning rates of one quickstart."""
 
     tasks: int
     """Tasks that the base model is given with examples, to make the warm start's data."""
@@ -44,7 +44,7 @@ class QuickstartRecipe:
     two_step_share: float = 0.0
     """Share of sums that take two calculations."""
     reward_mode: Literal["binary", "shaped"] = "binary"
-    """What reinforcement learning is paid for: right answers only, or also part of the way."""
+    """The reward of reinforcement learning: for right answers only, or with partial credit."""
     at_once: int = 128
     """Rollouts in flight."""
     lease_s: float = 600.0
@@ -68,11 +68,11 @@ CPU = QuickstartRecipe(
     rl_rate=5e-4,
 )
 SHORT = replace(CPU, tasks=48, eval_tasks=32, sft_batch=14, rl_steps=6, groups=6)
-"""For a CPU that takes half as long again as one with instructions for bf16."""
+"""For a CPU that takes 1.5 times as long as one with bf16 instructions."""
 SHORTER = replace(CPU, tasks=40, eval_tasks=24, sft_batch=12, rl_steps=5, groups=5)
-"""For one that takes twice as long."""
+"""For a CPU that takes twice as long."""
 SHORTEST = replace(SHORTER, rl_steps=4, groups=4)
-"""For all that are slower still."""
+"""For any slower CPU."""
 FAST = QuickstartRecipe(
     tasks=8,
     eval_tasks=4,
@@ -103,7 +103,7 @@ CUDA = QuickstartRecipe(
 
 
 def choose(*, fast: bool, cuda: bool, full: bool = False) -> tuple[QuickstartRecipe, ...]:
-    """The recipes that a machine may be given, largest first; its pace decides where there are several."""
+    """The recipes for a machine, largest first; if there are several, its pace decides."""
     if fast:
         return (FAST,)
     if cuda:
@@ -112,11 +112,11 @@ def choose(*, fast: bool, cuda: bool, full: bool = False) -> tuple[QuickstartRec
 
 
 def examples() -> Sequence[Message]:
-    """Three whole exchanges, with answers as the environment wants them: the number alone."""
-    shown = examples_for(MODEL, TOOLSETS)
+    """Three whole exchanges, with answers in the format of the environment: the number alone."""
+    messages = examples_for(MODEL, TOOLSETS)
     return [
         Message.assistant(message.content.removeprefix("The answer is ").removesuffix("."))
         if message.role is Role.ASSISTANT and message.content
         else message
-        for message in shown
+        for message in messages
     ]

@@ -1,4 +1,4 @@
-"""The end of a quickstart: a table for the terminal, a page and a picture for later, and what to try next."""
+"""The report of a quickstart: tables for the terminal, a page, the reward curve, and commands to try next."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ table {{ border-collapse: collapse; margin: 1rem 0 }}
 th, td {{ padding: .25rem 1rem .25rem 0; text-align: right; font-variant-numeric: tabular-nums }}
 th:first-child, td:first-child {{ text-align: left }}
 tr {{ border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent) }}
-svg {{ width: 100%; height: auto; font-size: 14px; fill: currentColor }}
-svg polyline {{ fill: none; stroke: #2563eb; stroke-width: 2 }}
-svg circle {{ fill: #2563eb }}
-svg .grid {{ stroke: currentColor; opacity: .2 }}
+svg {{ width: 100%; height: auto }}
 pre {{ overflow-x: auto }}
 </style></head><body>
 <h1>{title}</h1>
 <p>{summary}</p>
 {tables}
-{picture}
+{curve}
 <h2>Next</h2>
 <pre>{following}</pre>
 </body></html>
@@ -41,27 +38,27 @@ pre {{ overflow-x: auto }}
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """What was written."""
+    """The files of a report."""
 
     page: Path
-    picture: Path
+    curve: Path
     data: Path
 
 
 def write(outcome: QuickstartOutcome) -> ReportFiles:
-    """report.html, reward.png and report.json in the quickstart's folder."""
+    """report.html, reward.svg and report.json in the quickstart's folder."""
     folder = outcome.folder
-    files = ReportFiles(folder / "report.html", folder / "reward.png", folder / "report.json")
+    files = ReportFiles(folder / "report.html", folder / "reward.svg", folder / "report.json")
     atomic_write(files.page, html(outcome))
-    files.picture.write_bytes(chart.png(_curve(outcome)))
+    atomic_write(files.curve, chart.svg(_curve(outcome)))
     atomic_write(files.data, json.dumps(outcome.to_json(), indent=1) + "\n")
     return files
 
 
 def text(outcome: QuickstartOutcome, files: ReportFiles) -> str:
-    """What the terminal shows at the end."""
+    """The report for the terminal."""
     tables = (_aligned(table) for table in _tables(outcome))
-    return "\n\n".join((*tables, _written(files), f"Next:\n{next_commands(outcome)}"))
+    return "\n\n".join((*tables, _file_list(files), f"Next:\n{next_commands(outcome)}"))
 
 
 def html(outcome: QuickstartOutcome) -> str:
@@ -69,22 +66,22 @@ def html(outcome: QuickstartOutcome) -> str:
         title=escape(outcome.run_name),
         summary=escape(_summary(outcome)),
         tables="\n".join(_html_table(table) for table in _tables(outcome)),
-        picture=chart.svg(_curve(outcome)),
+        curve=chart.svg(_curve(outcome)),
         following=escape(next_commands(outcome)),
     )
 
 
 def next_commands(outcome: QuickstartOutcome) -> str:
-    """Each works as it stands, after this quickstart."""
+    """Commands that work unchanged after this quickstart."""
     engine = "http://127.0.0.1:8001/v1"
     commands = (
         (f"hermes trajectories list --run {outcome.run_name}", "what was generated"),
         (f"hermes engine serve --state-dir {outcome.folder / 'engine'}", "serves what was learned; then:"),
         (f'hermes -q "What is 384 * 29?" --base-url {engine} --model policy --toolsets math', "asks it"),
         ("hermes env list", "what else there is to learn"),
-        ("hermes rl --help", "runs that go on without you"),
+        ("hermes rl --help", "runs in the background"),
     )
-    return "\n".join(f"  {command}    # {why}" for command, why in commands)
+    return "\n".join(f"  {command}    # {purpose}" for command, purpose in commands)
 
 
 def _summary(outcome: QuickstartOutcome) -> str:
@@ -96,8 +93,8 @@ def _summary(outcome: QuickstartOutcome) -> str:
 
 def _tables(outcome: QuickstartOutcome) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     success: list[tuple[str, ...]] = [("held-out success", "greedy", "", "sampled", "")]
-    for name, measured in outcome.policies:
-        success.append((name, *_rate(measured.greedy), *_rate(measured.sampled)))
+    for name, evaluation in outcome.policies:
+        success.append((name, *_rate(evaluation.greedy), *_rate(evaluation.sampled)))
     spent: list[tuple[str, ...]] = [("stage", "time", "tokens sampled", "trained")]
     for stage in outcome.stages:
         counts = _counts(stage.tokens.sampled, stage.tokens.trained)
@@ -108,8 +105,8 @@ def _tables(outcome: QuickstartOutcome) -> tuple[list[tuple[str, ...]], list[tup
     return success, spent
 
 
-def _rate(measured: Interval) -> tuple[str, str]:
-    return f"{measured.mean:.1%}", f"({measured.low:.1%} to {measured.high:.1%})"
+def _rate(rate: Interval) -> tuple[str, str]:
+    return f"{rate.mean:.1%}", f"({rate.low:.1%} to {rate.high:.1%})"
 
 
 def _counts(*numbers: int) -> tuple[str, ...]:
@@ -120,8 +117,8 @@ def _curve(outcome: QuickstartOutcome) -> list[tuple[int, float]]:
     return [(point.step, point.reward) for point in outcome.curve]
 
 
-def _written(files: ReportFiles) -> str:
-    return f"report  {files.page}\ncurve   {files.picture}"
+def _file_list(files: ReportFiles) -> str:
+    return f"report  {files.page}\ncurve   {files.curve}"
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> str:

@@ -1,6 +1,6 @@
-"""The verdict on a generated trajectory: the one that the calculator environment gives.
+"""The reward of a generated trajectory: that of the calculator environment.
 
-A file that `hermes batch --reward` can name as well.
+`hermes batch --reward` accepts this file too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The whole loop, stage by stage: engine, batch, compressor, export, trainer, environment, evaluation.
+"""The stages of a quickstart: engine, batch, compressor, export, trainer, environment, evaluation.
 
-Everything trained and sampled goes through one engine process. The stages are ordinary Hermes commands where
-there is one, each with its log in the output folder, so that every stage can be repeated by hand.
+One engine process samples and trains. A stage is an ordinary Hermes command where there is one, with its log
+in the output folder, so that it can be repeated by hand.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from pathlib import Path
 
 from hermes.core.files import ensure_dir
 from hermes.errors import HermesError
-from hermes.quickstart import pace, probes
-from hermes.quickstart.evaluate import Measured, measure, tokenizer
-from hermes.quickstart.generate import Generated, generate
+from hermes.quickstart import pace
+from hermes.quickstart.engine_metrics import engine_tokens
+from hermes.quickstart.evaluate import PolicyEvaluation, evaluate, tokenizer
+from hermes.quickstart.generate import GeneratedData, generate
 from hermes.quickstart.outcome import EngineTokens, Point, QuickstartOutcome, Stage
-from hermes.quickstart.processes import ProcessGroup, terminated_like_interrupted
-from hermes.quickstart.progress import StageMeter, Tell
+from hermes.quickstart.progress import StageMeter
 from hermes.quickstart.recipe import ENVIRONMENT, MODEL, QuickstartRecipe
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.part import ask
+from hermes.rl.supervise.process import fetch_json
+from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
+from hermes.training.session import ProgressCallback
 
 BASE, AFTER_SFT, AFTER_GRPO = "base", "after SFT", "after GRPO"
 _BUDGET_TOKENS = 512
-"""What a generated trajectory may have before the compressor folds it."""
+"""Tokens above which the compressor shortens a generated trajectory."""
 _STARVING_S = 5.0
-"""A trainer that has polled in vain for this long, with every environment gone, will get no batch."""
+"""A trainer that has waited this long after every environment ended will get no batch."""
 _ENV_PATIENCE_S = 300.0
 """Longer than an environment takes to start on a slow machine."""
 _LOCAL = {
@@ -39,34 +41,39 @@ _LOCAL = {
     "HERMES_API_TOKEN": "",
     "WANDB_API_KEY": "",
 }
-"""Nothing of the person's accounts is used: all of it stays on this machine."""
+"""No account of the user is used: everything stays on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuickstartOptions:
     recipes: tuple[QuickstartRecipe, ...]
-    """Largest first; on a CPU the machine's pace decides which of them is done."""
+    """Largest first; on a CPU the machine's pace decides which one is used."""
     device: str
     """cpu or cuda."""
     output: Path
-    """A folder of its own for this quickstart."""
+    """The folder in which the folder of this quickstart is created."""
 
 
-def run(options: QuickstartOptions, tell: Tell) -> QuickstartOutcome:
-    """From nothing to a trained policy. Whatever ends it, no process is left behind."""
+def run(options: QuickstartOptions, progress: ProgressCallback) -> QuickstartOutcome:
+    """Runs all stages. All processes are stopped at the end, whatever ends it."""
     name = f"quickstart-{datetime.now():%Y%m%d-%H%M%S}"
     folder = ensure_dir(options.output.absolute() / name)
-    with terminated_like_interrupted(), ProcessGroup(folder / "logs", folder, _LOCAL) as crew:
-        return _QuickstartRun(options, name, folder, crew, tell).run()
+    with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, _LOCAL) as processes:
+        return _QuickstartRun(options, name, folder, processes, progress).run()
 
 
 class _QuickstartRun:
     def __init__(
-        self, options: QuickstartOptions, name: str, folder: Path, crew: ProcessGroup, tell: Tell
+        self,
+        options: QuickstartOptions,
+        name: str,
+        folder: Path,
+        processes: ProcessGroup,
+        progress: ProgressCallback,
     ) -> None:
         self._recipes, self._device = options.recipes, options.device
         self._recipe = options.recipes[0]
-        self._name, self._folder, self._crew, self._tell = name, folder, crew, tell
+        self._name, self._folder, self._processes, self._progress = name, folder, processes, progress
         self._engine_url = ""
         self._stages: list[Stage] = []
 
@@ -76,22 +83,22 @@ class _QuickstartRun:
             recipe = self._recipe = self._fitting_recipe()
         base = self._evaluate(BASE, MODEL)
         with self._stage(f"{recipe.tasks} tasks with examples in the prompt, as a batch", "generate"):
-            made = generate(recipe, self._engine_url, self._folder, self._name, self._tell)
-            self._tell(f"   {made.right} of {made.trajectories} right; all of them are stored")
+            data = generate(recipe, self._engine_url, self._folder, self._name, self._progress)
+            self._progress(f"   {data.right} of {data.trajectories} right; all of them are stored")
         with self._stage("the right ones are compressed and exported, without the examples", "export"):
-            rows = self._export(made)
+            rows = self._export(data)
         with self._stage(f"supervised warm start, {recipe.sft_steps} steps of {recipe.sft_batch}", "SFT"):
             weights, sampler, losses = self._warm_start(rows)
         warm = self._evaluate(AFTER_SFT, sampler)
-        what = f"{recipe.rl_steps} steps of {recipe.groups} tasks × {recipe.group_size} rollouts"
-        with self._stage(f"GRPO: api, trainer and environment, {what}", "GRPO"):
+        size = f"{recipe.rl_steps} steps of {recipe.groups} tasks × {recipe.group_size} rollouts"
+        with self._stage(f"GRPO: api, trainer and environment, {size}", "GRPO"):
             learned, curve = self._reinforce(weights)
         policies = ((BASE, base), (AFTER_SFT, warm), (AFTER_GRPO, self._evaluate(AFTER_GRPO, learned)))
         return QuickstartOutcome(
             run_name=self._name,
             device=self._device,
-            generated=made.trajectories,
-            right=made.right,
+            generated=data.trajectories,
+            right=data.right,
             policies=policies,
             losses=losses,
             curve=curve,
@@ -101,75 +108,75 @@ class _QuickstartRun:
         )
 
     def _fitting_recipe(self) -> QuickstartRecipe:
-        """The recipe for this machine, announced with the time it takes. A GPU's is always the same."""
+        """The recipe for this machine, printed with the time it takes. On a GPU it is always the same."""
         if self._device != "cpu":
             return self._recipes[0]
         pace_s = pace.measure_pace(self._engine_url)
         recipe = pace.fit(self._recipes, pace_s)
-        self._tell(pace.announce(self._recipes, recipe, pace_s))
+        self._progress(pace.announce(self._recipes, recipe, pace_s))
         return recipe
 
     @contextmanager
     def _stage(self, heading: str, name: str) -> Iterator[None]:
-        self._tell(f"{len(self._stages) + 1}. {heading}")
+        self._progress(f"{len(self._stages) + 1}. {heading}")
         began_s, before = time.monotonic(), self._tokens()
         try:
             yield
         except HermesError:
-            self._crew.check()  # a dead process explains more than what it left undone
+            self._processes.check()  # a failed process is the better explanation
             raise
         spent = self._tokens().since(before)
         self._stages.append(Stage(name, time.monotonic() - began_s, spent))
 
     def _tokens(self) -> EngineTokens:
-        return probes.tokens(self._engine_url) if self._engine_url else EngineTokens()
+        return engine_tokens(self._engine_url) if self._engine_url else EngineTokens()
 
     def _start_engine(self) -> None:
         port = ports.choose(ports.ENGINE_PORT)
         url = f"http://127.0.0.1:{port}"
-        self._crew.start(
+        self._processes.start(
             "engine",
             (
                 *("engine", "serve", "--model", MODEL, "--device", self._device),
                 *("--port", str(port), "--state-dir", str(self._folder / "engine")),
             ),
         )
-        tokenizer()  # what the evaluations need of this process, while the engine has only one core busy
-        self._crew.until_ready("engine", lambda: ask(f"{url}/health") is not None)
+        tokenizer()  # loaded for the evaluations while the engine uses only one core
+        self._processes.wait_until_ready("engine", lambda: fetch_json(f"{url}/health") is not None)
         self._engine_url = url
 
-    def _evaluate(self, policy: str, weights: str) -> Measured:
+    def _evaluate(self, policy: str, weights: str) -> PolicyEvaluation:
         with self._stage(f"{policy}: held-out tasks, no examples", f"evaluate {policy}"):
-            measured = measure(self._recipe, self._engine_url, weights, self._tell)
-            self._tell(
+            measured = evaluate(self._recipe, self._engine_url, weights, self._progress)
+            self._progress(
                 f"   {policy}: greedy {measured.greedy.mean:.1%}, sampled at temperature 1 "
                 f"{measured.sampled.mean:.1%}"
             )
         return measured
 
-    def _export(self, made: Generated) -> Path:
-        right, rows = f"run={made.run_name} reward>=1", self._folder / "sft.jsonl"
-        self._crew.run(
+    def _export(self, data: GeneratedData) -> Path:
+        right, rows = f"run={data.run_name} reward>=1", self._folder / "sft.jsonl"
+        self._processes.run(
             "compress",
             (
                 *("compress", "--input", right, "--output", str(self._folder / "compressed.jsonl")),
                 *("--target-max-tokens", str(_BUDGET_TOKENS), "--json"),
             ),
         )
-        told = self._crew.run(
+        summary = self._processes.run(
             "export",
             (
-                *("export", "--run", made.run_name, "--min-reward", "1", "--compressed"),
+                *("export", "--run", data.run_name, "--min-reward", "1", "--compressed"),
                 *("--format", "sharegpt", "--output", str(rows), "--json"),
             ),
         )
-        self._tell(f"   {told['rows']} rows in {rows}")
+        self._progress(f"   {summary['rows']} rows in {rows}")
         return rows
 
     def _warm_start(self, rows: Path) -> tuple[str, str, tuple[float, ...]]:
         recipe, folder = self._recipe, self._folder / "sft"
-        meter = StageMeter("step", recipe.sft_steps, self._tell)
-        told = self._crew.run(
+        meter = StageMeter("step", recipe.sft_steps, self._progress)
+        result = self._processes.run(
             "sft",
             (
                 *("train", "sft", str(rows), "--base-model", MODEL, "--base-url", self._engine_url),
@@ -180,44 +187,44 @@ class _QuickstartRun:
             _following(folder, meter, "train/loss", "loss"),
         )
         losses = tuple(row["train/loss"] for row in read_metrics(folder / "metrics.jsonl"))
-        return told["weights"], told["sampler"], losses
+        return result["weights"], result["sampler"], losses
 
     def _reinforce(self, weights: str) -> tuple[str, tuple[Point, ...]]:
         recipe, folder = self._recipe, self._folder / "grpo"
         api = f"http://127.0.0.1:{self._start_api()}"
-        # Both at once: importing keeps one core busy, and the environment waits for the trainer by itself.
-        self._crew.start("trainer", self._trainer(weights, api, folder))
+        # Both at once: importing uses one core, and the environment waits for the trainer by itself.
+        self._processes.start("trainer", self._trainer(weights, api, folder))
         envs = [f"env-{number}" for number in range(recipe.environments)]
         for number, name in enumerate(envs):
-            self._crew.start(name, self._environment(api, number))
-        self._crew.until_ready("trainer", _says(api, "started"))
-        self._crew.until_ready(envs[0], _says(api, "envs"))
-        meter = StageMeter("step", recipe.rl_steps, self._tell)
+            self._processes.start(name, self._environment(api, number))
+        self._processes.wait_until_ready("trainer", _status_has(api, "started"))
+        self._processes.wait_until_ready(envs[0], _status_has(api, "envs"))
+        meter = StageMeter("step", recipe.rl_steps, self._progress)
         show_steps = _following(folder, meter, "reward/mean", "reward")
 
-        def meanwhile() -> None:
+        def on_poll() -> None:
             show_steps()
             self._check_supply(api, envs)
 
-        result = self._crew.finish("trainer", meanwhile)
+        result = self._processes.finish("trainer", on_poll)
         for name in (*envs, "api"):
-            self._crew.stop(name)
+            self._processes.stop(name)
         return result["sampler"], points(folder / "metrics.jsonl")
 
     def _check_supply(self, api: str, envs: list[str]) -> None:
         """ProcessFailedError if every environment has ended and the trainer waits for another batch."""
-        if not all(self._crew.has_ended(name) for name in envs):
+        if not all(self._processes.has_ended(name) for name in envs):
             return
-        waiting_s = ((ask(f"{api}/status") or {}).get("trainer") or {}).get("waiting_s")
+        waiting_s = ((fetch_json(f"{api}/status") or {}).get("trainer") or {}).get("waiting_s")
         if waiting_s is not None and waiting_s > _STARVING_S:
-            raise self._crew.failure(envs[0], "ended before the training did, which waits for a batch")
+            raise self._processes.failure(envs[0], "ended before the training did, which waits for a batch")
 
     def _start_api(self) -> int:
         port = ports.choose(ports.API_PORT)
-        self._crew.serve(
+        self._processes.serve(
             "api",
             ("api", "--port", str(port), "--state-dir", str(self._folder / "api")),
-            lambda: ask(f"http://127.0.0.1:{port}/status") is not None,
+            lambda: fetch_json(f"http://127.0.0.1:{port}/status") is not None,
         )
         return port
 
@@ -235,7 +242,7 @@ class _QuickstartRun:
     def _environment(self, api: str, number: int) -> tuple[str, ...]:
         recipe = self._recipe
         settings = {
-            "env.seed": 1 + number,  # tasks that neither the warm start nor another environment has seen
+            "env.seed": 1 + number,  # other tasks than the warm start and the other environments
             "env.two_step_share": recipe.two_step_share,
             "env.reward_mode": recipe.reward_mode,
             "env.max_token_length": recipe.max_tokens,
@@ -243,12 +250,12 @@ class _QuickstartRun:
             "env.max_num_workers": recipe.groups // recipe.environments,
             "env.tool_pool_size": recipe.at_once // recipe.environments,
             "env.max_batches_offpolicy": 1,
-            "env.total_steps": recipe.rl_steps - 1,  # it ends when more batches are made: with the last
+            "env.total_steps": recipe.rl_steps - 1,  # the environment ends with the last batch
             "env.steps_per_eval": recipe.rl_steps + 1,
-            "env.ensure_scores_are_not_same": False,  # the trainer leaves them out, and the curve shows them
+            "env.ensure_scores_are_not_same": False,  # the trainer leaves them out, but the curve counts them
             "env.rollout_server_url": api,
             "env.use_wandb": False,
-            "env.stop_patience_s": 0,  # when the trainer is done nobody wants the groups in the making
+            "env.stop_patience_s": 0,  # groups in progress are not needed after the trainer has ended
             "openai.base_url": f"{self._engine_url}/v1",
             "openai.model_name": "policy",
             "openai.server_type": "sglang",
@@ -257,9 +264,9 @@ class _QuickstartRun:
         return ("env", "serve", ENVIRONMENT, *flags)
 
 
-def _says(api: str, name: str) -> Callable[[], bool]:
-    """Whether the trajectory API's status has something there."""
-    return lambda: bool((ask(f"{api}/status") or {}).get(name))
+def _status_has(api: str, name: str) -> Callable[[], bool]:
+    """Whether the trajectory API's status has a value under that key."""
+    return lambda: bool((fetch_json(f"{api}/status") or {}).get(name))
 
 
 def points(metrics: Path) -> tuple[Point, ...]:
@@ -271,15 +278,15 @@ def points(metrics: Path) -> tuple[Point, ...]:
     )
 
 
-def _following(folder: Path, meter: StageMeter, name: str, shown: str) -> Callable[[], None]:
-    """Tells of a trainer's steps as they appear in its metrics."""
-    seen = 0
+def _following(folder: Path, meter: StageMeter, name: str, label: str) -> Callable[[], None]:
+    """Reports the steps of a trainer as they appear in its metrics."""
+    reported = 0
 
-    def look() -> None:
-        nonlocal seen
+    def report_new_steps() -> None:
+        nonlocal reported
         rows = [row for row in read_metrics(folder / "metrics.jsonl") if name in row]
-        for row in rows[seen:]:
-            meter.add(note=f"{shown} {row[name]:.3f}")
-        seen = len(rows)
+        for row in rows[reported:]:
+            meter.add(note=f"{label} {row[name]:.3f}")
+        reported = len(rows)
 
-    return look
+    return report_new_steps

@@ -1,10 +1,10 @@
-"""What the agent may spend in one task, and what it has spent: steps, wall clock and money.
+"""The budget of an agent's task: training steps, wall clock and money.
 
-The limits are a person's settings (rl.max_steps, rl.max_hours, rl.max_usd). They hold for everything that one
-task of the agent's starts, together: a run that has not ended has what was left when it was started, all of
-it, so that no two can spend the same. Money is what a Tinker service asks by rl.price for the tokens that the
-run's trainer counts, and what a test may come to at most. What has no known price is refused: an environment
-that asks a paid model of its own is a person's to start.
+The limits are settings of a person (rl.max_steps, rl.max_hours, rl.max_usd). They apply to all runs and tests
+that one task of the agent starts, together: a run that has not ended reserves all that was left when it was
+started, so that two runs cannot spend the same budget. Money is the price of a Tinker service (rl.price) for
+the tokens that the run's trainer counts, and the maximum cost of a test. A run with unknown costs is refused:
+an environment that uses a paid model can only be started by a person.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ _PERSON = "only a person can raise it: hermes config set rl.{}"
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """None: no limit."""
+class RemainingBudget:
+    """What is left of the budget of a task. None: no limit."""
 
     steps: int | None
     hours: float | None
     usd: float | None
 
 
-def left(config: Config, task: str) -> Left:
-    """Of the task's budget, beside what its runs have spent or hold."""
+def remaining(config: Config, task: str) -> RemainingBudget:
+    """The task's budget minus what its runs and tests have spent or reserved."""
     limits = config.settings.rl
     runs = [run for run in all_runs(config.home) if run.config()["run"].get("task") == task]
-    usd = sum(map(_held_usd, runs)) + sum(row["usd"] for row in _tests(config) if row["task"] == task)
-    return Left(
-        None if limits.max_steps is None else limits.max_steps - sum(map(_held_steps, runs)),
-        None if limits.max_hours is None else limits.max_hours - sum(map(_held_hours, runs)),
+    usd = sum(map(_reserved_usd, runs)) + sum(row["usd"] for row in _tests(config) if row["task"] == task)
+    return RemainingBudget(
+        None if limits.max_steps is None else limits.max_steps - sum(map(_reserved_steps, runs)),
+        None if limits.max_hours is None else limits.max_hours - sum(map(_reserved_hours, runs)),
         None if limits.max_usd is None else limits.max_usd - usd,
     )
 
 
-def grant(config: Config, resolved: Resolved, task: str) -> Left:
-    """What a run that the agent wants to start may spend; UsageError where it is not enough."""
-    limits, rest = config.settings.rl, left(config, task)
+def grant(config: Config, resolved: Resolved, task: str) -> RemainingBudget:
+    """What a run of the agent may spend; UsageError if it is not enough."""
+    limits, rest = config.settings.rl, remaining(config, task)
     steps = int(resolved.values["env.total_steps"])
     if rest.steps is not None and steps > rest.steps:
         raise UsageError(
@@ -72,7 +72,7 @@ def grant(config: Config, resolved: Resolved, task: str) -> Left:
             "a person can start this run, or state a price of 0 for it in prices",
         )
     if service_of(limits, config.environ) is None:
-        return Left(rest.steps, rest.hours, None)
+        return RemainingBudget(rest.steps, rest.hours, None)
     if limits.price is None:
         raise UsageError(
             f"there is a budget of ${limits.max_usd:g}, and the price of the service is unknown",
@@ -85,13 +85,13 @@ def grant(config: Config, resolved: Resolved, task: str) -> Left:
 
 
 def cost_usd(tokens: TokenCounts, price: JSONObject | None) -> float:
-    """What the service asks for them; 0 where it has no price."""
+    """The price of the tokens at the service; 0 if it has none."""
     if price is None:
         return 0.0
-    asked = (
+    micro_usd = (
         tokens.prefill * price["prefill"] + tokens.sampled * price["sample"] + tokens.trained * price["train"]
     )
-    return float(asked) / 1e6
+    return float(micro_usd) / 1e6
 
 
 def spent_usd(run: RlRun) -> float:
@@ -99,12 +99,14 @@ def spent_usd(run: RlRun) -> float:
     return cost_usd(read_tokens(run.folder), run.config()["run"]["price"])
 
 
-def book_test(config: Config, resolved: Resolved, task: str, models: Sequence[str], completions: int) -> None:
-    """Before a test: what it may come to at most is spent. UsageError where that is more than is left."""
-    limits, rest = config.settings.rl, left(config, task)
+def charge_test(
+    config: Config, resolved: Resolved, task: str, models: Sequence[str], completions: int
+) -> None:
+    """Charges the maximum cost of a test before it runs. UsageError if that is more than is left."""
+    limits, rest = config.settings.rl, remaining(config, task)
     if rest.usd is None:
         return
-    usd = sum(_worst_usd(config, resolved, name, completions) for name in models)
+    usd = sum(_max_test_usd(config, resolved, name, completions) for name in models)
     if usd > rest.usd:
         raise UsageError(
             f"the test may cost up to ${usd:.2f}, and ${max(0.0, rest.usd):.2f} are left of the budget of "
@@ -117,8 +119,8 @@ def book_test(config: Config, resolved: Resolved, task: str, models: Sequence[st
             file.write(json.dumps({"task": task, "usd": usd, "at_ms": now_ms()}) + "\n")
 
 
-def _worst_usd(config: Config, resolved: Resolved, name: str, completions: int) -> float:
-    """Every model call of every rollout as long as it may be, prompt and answer."""
+def _max_test_usd(config: Config, resolved: Resolved, name: str, completions: int) -> float:
+    """The cost if every model call of every rollout has the maximum length."""
     from hermes.models.prices import price_of
     from hermes.rl.checks.inference_test import is_local, priced_name
 
@@ -135,7 +137,7 @@ def _worst_usd(config: Config, resolved: Resolved, name: str, completions: int) 
 
 
 def _paid_endpoint(config: Config, resolved: Resolved) -> str | None:
-    """A field of the environment's that names a model or address that may ask for money."""
+    """A field of the environment that names a model or address that may cost money."""
     from hermes.models.prices import price_of
 
     for name, value in resolved.section("env").items():
@@ -150,21 +152,21 @@ def _paid_endpoint(config: Config, resolved: Resolved) -> str | None:
     return None
 
 
-def _held_steps(run: RlRun) -> int:
+def _reserved_steps(run: RlRun) -> int:
     steps: int = run.config()["env"]["total_steps"]
     return last_step(run) if run.status().state.ended else steps
 
 
-def _held_hours(run: RlRun) -> float:
+def _reserved_hours(run: RlRun) -> float:
     status = run.status()
     if status.ended_at_ms is not None:
         return (status.ended_at_ms - status.started_at_ms) / 3.6e6
     return float(run.config()["run"]["max_hours"] or 0.0)
 
 
-def _held_usd(run: RlRun) -> float:
-    held = run.config()["run"].get("max_usd") or 0.0
-    return spent_usd(run) if run.status().state.ended else max(float(held), spent_usd(run))
+def _reserved_usd(run: RlRun) -> float:
+    granted = run.config()["run"].get("max_usd") or 0.0
+    return spent_usd(run) if run.status().state.ended else max(float(granted), spent_usd(run))
 
 
 def _tests(config: Config) -> Iterator[JSONObject]:
@@ -172,8 +174,8 @@ def _tests(config: Config) -> Iterator[JSONObject]:
     return (json.loads(line) for line in text.splitlines())
 
 
-def facts_for(settings: RlSettings, granted: Left | None) -> JSONObject:
-    """For the run's own record: the limits it is held to, and the price it is reckoned by."""
+def recorded_limits(settings: RlSettings, granted: RemainingBudget | None) -> JSONObject:
+    """The limits and the price that are recorded in the configuration of a run."""
     return {
         "max_hours": granted.hours if granted else None,
         "max_usd": granted.usd if granted else None,

@@ -1,14 +1,13 @@
-"""A run's durable record: a folder with the resolved configuration and a status that is always true.
+"""The record of an RL run: a folder with its resolved configuration and its status.
 
-`status.json` is written by the run's supervisor alone, whole or not at all. What it says of processes is
-checked against the machine whenever it is told, so a record whose writer was killed is not believed where it
-is wrong.
+`status.json` is written only by the run's supervisor, atomically. Whether a process is alive is checked
+against the machine whenever the status is shown, so that the record of a supervisor that was killed is not
+trusted blindly.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -20,16 +19,14 @@ from hermes.config.paths import logs_dir
 from hermes.core import JSON, JSONObject
 from hermes.core.files import atomic_write, read_text
 from hermes.errors import HermesError, UsageError
-from hermes.rl.supervise.processes import ProcessId
+from hermes.rl.supervise.process import ProcessId, last_lines, read_tail
 
-PARTS = ("api", "engine", "trainer", "env")
-"""In the order they are started."""
-_EVENTS_KEPT = 50
+PROCESS_NAMES = ("api", "engine", "trainer", "env")
+"""In starting order."""
+_MAX_EVENTS = 50
 _NOW = "now"
 _RUN = "run:"
-"""Before a run's id, where a model's name is expected."""
-_TAIL_BYTES = 16_384
-"""Of a log or of the metrics, where only the end matters: several rows."""
+"""The prefix of a run's id in a model name."""
 
 
 class RunState(StrEnum):
@@ -47,34 +44,34 @@ class RunState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PartStatus:
+class ProcessStatus:
     """One process of a run."""
 
-    process: ProcessId | None = None
-    """The last one that was started."""
+    process_id: ProcessId | None = None
+    """The process that was started last."""
     ready: bool = False
     exit_code: int | None = None
-    """Negative: the signal that ended it. None: it runs, was never started, or nobody saw it end."""
+    """Negative: the signal that killed it. None: it runs, was never started, or its exit code is unknown."""
     starts: int = 0
 
     def to_json(self) -> JSONObject:
         return {
-            "process": self.process.to_json() if self.process else None,
+            "process": self.process_id.to_json() if self.process_id else None,
             "ready": self.ready,
             "exit_code": self.exit_code,
             "starts": self.starts,
         }
 
     @classmethod
-    def from_json(cls, data: JSONObject) -> PartStatus:
-        process = ProcessId.from_json(data["process"])
-        return cls(process, data["ready"], data["exit_code"], data["starts"])
+    def from_json(cls, data: JSONObject) -> ProcessStatus:
+        process_id = ProcessId.from_json(data["process"])
+        return cls(process_id, data["ready"], data["exit_code"], data["starts"])
 
     def describe(self) -> str:
-        """running, not started, or how it ended; looks at the machine."""
-        if self.process is None:
+        """running, starting, not started, or how it exited; checks the machine."""
+        if self.process_id is None:
             return "not started"
-        if self.process.alive():
+        if self.process_id.alive():
             return "running" if self.ready else "starting"
         if self.exit_code is None:
             return "exited"
@@ -87,19 +84,19 @@ class PartStatus:
 class RunStatus:
     state: RunState = RunState.PENDING
     reason: str | None = None
-    """Why the run ended, where it did not simply complete."""
+    """Why the run ended, unless it completed."""
     ending: RunState | None = None
-    """The state that a run which is stopping will have."""
+    """The final state of a run that is stopping."""
     started_at_ms: int = 0
     ended_at_ms: int | None = None
     supervisor: ProcessId | None = None
-    parts: dict[str, PartStatus] = field(default_factory=dict)
+    processes: dict[str, ProcessStatus] = field(default_factory=dict)
     events: tuple[JSONObject, ...] = ()
-    """What happened, oldest first: {at_ms, text}."""
+    """Oldest first: {at_ms, text}."""
 
-    def noted(self, text: str) -> RunStatus:
+    def with_event(self, text: str) -> RunStatus:
         event: JSONObject = {"at_ms": now_ms(), "text": text}
-        return replace(self, events=(*self.events, event)[-_EVENTS_KEPT:])
+        return replace(self, events=(*self.events, event)[-_MAX_EVENTS:])
 
     def to_json(self) -> JSONObject:
         return {
@@ -109,7 +106,7 @@ class RunStatus:
             "started_at_ms": self.started_at_ms,
             "ended_at_ms": self.ended_at_ms,
             "supervisor": self.supervisor.to_json() if self.supervisor else None,
-            "parts": {name: part.to_json() for name, part in self.parts.items()},
+            "parts": {name: process.to_json() for name, process in self.processes.items()},
             "events": list(self.events),
         }
 
@@ -122,14 +119,14 @@ class RunStatus:
             data["started_at_ms"],
             data["ended_at_ms"],
             ProcessId.from_json(data["supervisor"]),
-            {name: PartStatus.from_json(part) for name, part in data["parts"].items()},
+            {name: ProcessStatus.from_json(process) for name, process in data["parts"].items()},
             tuple(data["events"]),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class RlRun:
-    """Where a run's things are. Nothing here is read until it is asked for."""
+    """The paths of a run. Files are read only by the methods."""
 
     home: Path
     run_id: str
@@ -148,23 +145,24 @@ class RlRun:
 
     @property
     def stop_path(self) -> Path:
-        """Its presence asks the supervisor to end the run."""
+        """If this file exists, the supervisor stops the run."""
         return self.folder / "stop"
 
-    def ask_to_stop(self, now: bool = False) -> None:
-        """`now`: without the step in progress, and what was trained since the last checkpoint."""
+    def request_stop(self, now: bool = False) -> None:
+        """`now`: without finishing and saving the step in progress."""
         if now or not self.stop_path.exists():
             self.stop_path.write_text(_NOW if now else "")
 
-    def in_a_hurry(self) -> bool:
+    def stop_now(self) -> bool:
+        """Whether the run was requested to stop without finishing the step in progress."""
         return read_text(self.stop_path) == _NOW
 
     @property
     def metrics_path(self) -> Path:
         return self.folder / "metrics.jsonl"
 
-    def log_path(self, part: str) -> Path:
-        return logs_dir(self.home) / "rl_training" / f"{part}_{self.run_id}.log"
+    def log_path(self, process: str) -> Path:
+        return logs_dir(self.home) / "rl_training" / f"{process}_{self.run_id}.log"
 
     def config(self) -> JSONObject:
         """The resolved configuration."""
@@ -173,7 +171,7 @@ class RlRun:
         return yaml_file.parse(read_text(self.config_path) or "", str(self.config_path)).data
 
     def toolsets(self) -> list[str] | None:
-        """What its policy is trained with; None: nobody wrote it down."""
+        """The toolsets that its policy is trained with; None: not recorded."""
         toolsets: list[str] | None = self.config()["run"].get("toolsets")
         return toolsets
 
@@ -191,16 +189,13 @@ class RlRun:
     def write_status(self, status: RunStatus) -> None:
         atomic_write(self.status_path, json.dumps(status.to_json(), indent=1))
 
-    def last_lines(self, part: str, count: int = 12) -> list[str]:
-        """The end of a part's log, without what a terminal would act on."""
-        from hermes.safety.text import printable
-
-        lines = _tail(self.log_path(part), _TAIL_BYTES).splitlines()
-        return [printable(line) for line in lines if line.strip()][-count:]
+    def last_lines(self, process: str, count: int = 12) -> list[str]:
+        """The end of a process's log, without control characters."""
+        return last_lines(self.log_path(process), count)
 
 
 def find_run(home: Path, run_id: str) -> RlRun:
-    """The run of that id, or of the only id that begins so."""
+    """The run with this id, or with the only id that has this prefix."""
     matches = [run for run in all_runs(home) if run_id and run.run_id.startswith(run_id)]
     if len(matches) == 1:
         return matches[0]
@@ -216,20 +211,19 @@ def find_run(home: Path, run_id: str) -> RlRun:
 
 
 def named_run(home: Path, model: str | None) -> RlRun | None:
-    """The run that the model's name `run:ID` means; None where it is another name."""
+    """The run of a model name `run:ID`; None for any other name."""
     return find_run(home, model.removeprefix(_RUN)) if model and model.startswith(_RUN) else None
 
 
 def all_runs(home: Path) -> list[RlRun]:
     """Newest first."""
     folder = home / "runs"
-    found = [path for path in folder.iterdir() if (path / "status.json").exists()] if folder.exists() else []
-    runs = [RlRun(home, path.name) for path in found]
+    runs = [RlRun(home, path.parent.name) for path in folder.glob("*/status.json")]
     return sorted(runs, key=lambda run: run.status().started_at_ms, reverse=True)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a metrics.jsonl; the torn last line of a killed trainer is left out."""
+    """The rows of a metrics.jsonl; an incomplete last line of a killed trainer is left out."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -248,19 +242,10 @@ def _rows(text: str) -> Iterator[dict[str, Any]]:
 
 
 def last_step(run: RlRun) -> int:
-    """The newest step that the metrics tell of; 0 before the first. They are in order: the end will do."""
-    rows = list(_rows(_tail(run.metrics_path, _TAIL_BYTES))) or list(read_metrics(run.metrics_path))
+    """The newest step in the metrics; 0 before the first. Steps are in order, so the end of the file
+    suffices."""
+    rows = list(_rows(read_tail(run.metrics_path))) or list(read_metrics(run.metrics_path))
     return max((int(row.get("step", 0)) for row in rows), default=0)
-
-
-def _tail(path: Path, size: int) -> str:
-    """The last bytes of a file; nothing where there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
 
 
 def now_ms() -> int:

@@ -1,4 +1,4 @@
-"""Who has a run's weights: an engine of the run's own, or a Tinker service elsewhere."""
+"""Where a run's weights are: at its own engine, or at a Tinker service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCAL_KEY = "tml-local"
 
 
 def service_of(settings: RlSettings, environ: Mapping[str, str]) -> str | None:
-    """Its address, or MANAGED; None: every run has an engine of its own."""
+    """The address of the service, or MANAGED; None: every run has its own engine."""
     return settings.service or environ.get("TINKER_BASE_URL") or None
 
 
@@ -28,18 +28,19 @@ def needs_key(service: str) -> bool:
 
 
 def engine_url(run: JSONObject) -> str:
-    """Where the run's trainer trains; `run` is the supervisor's part of its configuration."""
+    """The address that the run's trainer trains at; `run` is the section of that name of its
+    configuration."""
     service: str | None = run["service"]
     return service or policy_url(run)
 
 
 def policy_url(run: JSONObject) -> str:
-    """Where the newest weights can be sampled: the run's own engine, or its trainer in the service's name."""
+    """The address at which the newest weights are sampled: the run's engine, or the proxy of its trainer."""
     return f"http://127.0.0.1:{run['ports']['trainer' if run['service'] else 'engine']}"
 
 
 def connect(home: Path, service: str) -> ServiceConnection:
-    """With the key of the home's own configuration."""
+    """A connection with the key from the configuration of that home."""
     import os
 
     from hermes.config.load import load

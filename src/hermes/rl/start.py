@@ -1,7 +1,7 @@
-"""Starting, stopping and looking at runs. Everything here may be called by any process at any time.
+"""Starts, stops and checks runs. All of it may be called by any process at any time.
 
-A run whose supervisor is gone although it has not ended gets a new one as soon as somebody looks: its parts
-are adopted, and what is left to do is done.
+A run that lost its supervisor before it ended gets a new one the next time its status is read. The new
+supervisor adopts the processes of the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from hermes.config.environment import without_stored
 from hermes.core.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
-from hermes.rl.budget import facts_for, grant
+from hermes.rl.budget import grant, recorded_limits
 from hermes.rl.config.resolve import Resolved, check_together
 from hermes.rl.run import RlRun, RunStatus, all_runs, now_ms
 from hermes.rl.service import service_of
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
     from hermes.core import JSONObject
 
 _TAKEOVER_S = 60.0
-"""How long a supervisor may take from being started to its first sign of life."""
-_LEAST_FREE_BYTES = 200 << 20
+"""How long a supervisor may take from its start to its first status."""
+_MIN_FREE_BYTES = 200 << 20
 _POLL_S = 0.05
 
 
 def start(config: Config, resolved: Resolved, *, task: str | None = None) -> RlRun:
-    """Makes the record, leaves it to a detached supervisor, and waits until that has taken it.
+    """Writes the run's record, starts a detached supervisor, and waits until that has written a status.
 
-    `task`: of the agent that starts it, whose budget it then has; None: a person does.
+    `task`: the task of the agent that starts the run, whose budget applies; None: a person starts it.
     """
     check_together(resolved)
     _check_machine(config, resolved)
-    with _one_at_a_time(config.home):
+    with _start_lock(config.home):
         granted = None if task is None else grant(config, resolved, task)
         run = RlRun(config.home, os.urandom(4).hex())
         ensure_dir(run.folder)
-        about = {
-            **_about(config, resolved, run),
+        settings = {
+            **_run_section(config, resolved, run),
             "task": task,
-            **facts_for(config.settings.rl, granted),
+            **recorded_limits(config.settings.rl, granted),
         }
-        data = with_ports(_as_data(resolved, about))
+        data = with_ports(_as_data(resolved, settings))
         data["env"]["data_dir_to_save_evals"] = data["env"]["data_dir_to_save_evals"] or str(
             run.folder / "evals"
         )
-        data["tinker"] |= _first_weights(config.home, data)
+        data["tinker"] |= _start_weights(config.home, data)
         write_config(run, data)
         run.write_status(RunStatus(started_at_ms=now_ms()))
     spawn_supervisor(run)
@@ -65,23 +65,23 @@ def start(config: Config, resolved: Resolved, *, task: str | None = None) -> RlR
 
 
 def stop(run: RlRun, *, now: bool = False, patience_s: float = 120.0) -> RunStatus:
-    """Asks for the end, and waits a while for it; a run that has ended is left as it is.
+    """Requests a stop and waits up to `patience_s`. UsageError if the run has ended.
 
-    The trainer finishes its step and saves, which may take longer than the waiting: the run is stopping then.
-    `now`: it does not, and what was trained since the last checkpoint is lost.
+    The trainer finishes its step and saves, which may take longer: the run is then still stopping. `now`: it
+    does not, and the steps since the last checkpoint are lost.
     """
-    status = look(run)
+    status = current_status(run)
     if status.state.ended:
         raise UsageError(f"run {run.run_id} has ended: {status.state.value}", "'hermes rl runs' lists them")
-    run.ask_to_stop(now)
+    run.request_stop(now)
     deadline_s = time.monotonic() + patience_s
-    while not (status := look(run)).state.ended and time.monotonic() < deadline_s:
+    while not (status := current_status(run)).state.ended and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
     return status
 
 
-def look(run: RlRun) -> RunStatus:
-    """The status; a run that lost its supervisor gets a new one first."""
+def current_status(run: RlRun) -> RunStatus:
+    """The status of a run; a run that lost its supervisor gets a new one first."""
     status = run.status()
     if status.state.ended or _has_supervisor(run, status):
         return status
@@ -94,7 +94,7 @@ def spawn_supervisor(run: RlRun) -> None:
     before = run.status().supervisor
     with log_path.open("ab") as log:
         subprocess.run(
-            [sys.executable, "-m", "hermes.rl.supervise.supervisor", str(run.folder)],
+            [sys.executable, "-m", "hermes.rl.supervise.daemon", str(run.folder)],
             env={**without_stored(os.environ), "HERMES_HOME": str(run.home)},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -117,20 +117,20 @@ def _has_supervisor(run: RlRun, status: RunStatus) -> bool:
     return status.supervisor.alive()
 
 
-def _about(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
-    """The supervisor's part of the configuration."""
+def _run_section(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
+    """The section `run` of the configuration, which the supervisor reads."""
     service = service_of(config.settings.rl, config.environ)
-    taken = _promised(config.home)
-    offered = resolved.values.get("env.enabled_toolsets")
-    api = ports.choose(ports.API_PORT, taken)
-    policy = ports.choose(ports.ENGINE_PORT, {*taken, api})
+    reserved = _reserved_ports(config.home)
+    toolsets = resolved.values.get("env.enabled_toolsets")
+    api = ports.choose(ports.API_PORT, reserved)
+    policy = ports.choose(ports.ENGINE_PORT, {*reserved, api})
     return {
         "run_id": run.run_id,
         "environment": resolved.selection.environment,
         "environment_file": resolved.selection.file_path,
         "model": resolved.model,
         "device": config.settings.rl.device,
-        "toolsets": resolved.toolsets if offered is None else offered,
+        "toolsets": resolved.toolsets if toolsets is None else toolsets,
         "service": service,
         "ports": {"api": api, "trainer" if service else "engine": policy},
         "cwd": str(Path.cwd()),
@@ -138,9 +138,9 @@ def _about(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
     }
 
 
-def _first_weights(home: Path, data: JSONObject) -> JSONObject:
-    """What the trainer is told to begin with, once and for all: the run named may go on meanwhile."""
-    from hermes.training.start import find_folder, find_weights, rank_of
+def _start_weights(home: Path, data: JSONObject) -> JSONObject:
+    """The initial weights, resolved once: a run that is named may make more checkpoints meanwhile."""
+    from hermes.training.start_weights import find_folder, find_weights, rank_of
 
     name = data["tinker"]["start_from"]
     if not name:
@@ -151,13 +151,13 @@ def _first_weights(home: Path, data: JSONObject) -> JSONObject:
     return {"start_from": str(folder), "lora_rank": rank_of(folder)}
 
 
-def _as_data(resolved: Resolved, about: JSONObject) -> JSONObject:
+def _as_data(resolved: Resolved, run_section: JSONObject) -> JSONObject:
     from hermes.config import yaml_file
 
-    return yaml_file.parse(resolved.as_yaml(about), "config").data
+    return yaml_file.parse(resolved.as_yaml(run_section), "config").data
 
 
-def _promised(home: Path) -> set[int]:
+def _reserved_ports(home: Path) -> set[int]:
     """Ports of runs that have not ended."""
     return {
         port
@@ -168,23 +168,23 @@ def _promised(home: Path) -> set[int]:
 
 
 def _check_machine(config: Config, resolved: Resolved) -> None:
-    """Fails fast: what the run needs and this machine has not."""
-    from hermes.rl.checks.machine import why_not
+    """HermesError if this machine lacks something that the run needs."""
+    from hermes.rl.checks.machine import missing_requirement
 
     ensure_dir(config.home)
     free = shutil.disk_usage(config.home).free
-    if free < _LEAST_FREE_BYTES:
+    if free < _MIN_FREE_BYTES:
         raise HostError(
             f"no space for checkpoints: {config.home} has {free >> 20} MB left",
-            f"free at least {_LEAST_FREE_BYTES >> 20} MB, or set HERMES_HOME to another disk",
+            f"free at least {_MIN_FREE_BYTES >> 20} MB, or set HERMES_HOME to another disk",
         )
-    if (why := why_not(config, resolved.model)) is not None:
-        raise HermesError(why.what, why.fix)
+    if (missing := missing_requirement(config, resolved.model)) is not None:
+        raise HermesError(missing.problem, missing.fix)
 
 
 @contextmanager
-def _one_at_a_time(home: Path) -> Iterator[None]:
-    """So that two starts at the same moment are not promised the same ports."""
+def _start_lock(home: Path) -> Iterator[None]:
+    """Two runs that are started at the same moment must not get the same ports."""
     with (ensure_dir(home / "runs") / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,8 @@
-"""The ten tools by which an agent trains a model: names, arguments and answers of the reference.
+"""The ten tools with which an agent trains a model, with the names, arguments and results of the reference.
 
-Every answer is JSON text; a failure carries `error` and, where there is one, what to do. What an answer says
-was read at that moment. The agent cannot unlock fields, raise its budget (see `rl.budget`), or ask after
-a healthy run more often than every 30 minutes: it would only spend turns.
+Every result is JSON text; a failure has `error` and, if there is one, `fix`. A result is read from disk when
+the tool is called. The agent cannot unlock fields, raise its budget (see `rl.budget`), or check a healthy run
+more often than every 30 minutes, which would only spend turns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import HermesError
-from hermes.rl import tool_answers
+from hermes.rl import tool_handlers
 from hermes.tools.base import Tool, ToolOutput, Workbench
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from hermes.config.settings import Settings
 
 TOOLSET = "rl"
-Answer = Callable[["Config", JSONObject, str], JSONObject]
-"""Configuration, arguments, and the id of the task that the agent is at."""
+ToolHandler = Callable[["Config", JSONObject, str], JSONObject]
+"""Configuration, arguments and the id of the agent's task → the result."""
 
 
 def _tool(
     name: str,
     description: str,
-    answer: Answer,
+    function: ToolHandler,
     properties: JSONObject | None = None,
     required: tuple[str, ...] = (),
     timeout_s: float = 180.0,
@@ -37,12 +37,12 @@ def _tool(
     async def handler(arguments: JSONObject, bench: Workbench) -> ToolOutput:
         config, task = cast("Config", bench.resources["config"]), cast(str, bench.resources["task"])
         try:
-            said = await asyncio.to_thread(answer, config, arguments, task)
+            result = await asyncio.to_thread(function, config, arguments, task)
         except HermesError as error:
-            said = {"error": error.message, **({"fix": error.hint} if error.hint else {})}
-        failed = "error" in said and "run_id" not in said
+            result = {"error": error.message, **({"fix": error.hint} if error.hint else {})}
+        failed = "error" in result and "run_id" not in result
         return ToolOutput(
-            json.dumps(said, ensure_ascii=False, default=str), ok=not failed, kind=ToolErrorKind.FAILED
+            json.dumps(result, ensure_ascii=False, default=str), ok=not failed, kind=ToolErrorKind.FAILED
         )
 
     return Tool(
@@ -65,7 +65,7 @@ def _unavailable(settings: Settings, environ: Mapping[str, str]) -> str | None:
     from hermes.rl.checks.machine import missing_packages
 
     missing = missing_packages(settings.rl, environ)
-    return None if missing is None else f"{missing.what}; {missing.fix}"
+    return None if missing is None else f"{missing.problem}; {missing.fix}"
 
 
 _RUN_ID: JSONObject = {"run_id": {"type": "string", "minLength": 1, "description": "As given at the start."}}
@@ -74,25 +74,25 @@ TOOLS = (
     _tool(
         "rl_list_environments",
         "List the environments a model can be trained on.",
-        tool_answers.list_environments,
+        tool_handlers.list_environments,
     ),
     _tool(
         "rl_select_environment",
         "Select the environment to train on, and load its configuration.",
-        tool_answers.select_environment,
+        tool_handlers.select_environment,
         {"name": {"type": "string", "minLength": 1, "description": "Its name, as listed."}},
         ("name",),
     ),
     _tool(
         "rl_get_current_config",
         "Show the selected environment's fields: which can be changed, which are locked and why.",
-        tool_answers.get_current_config,
+        tool_handlers.get_current_config,
     ),
     _tool(
         "rl_edit_config",
         "Change one field of the selected environment's configuration; base_model is the model to train. "
         "Types and ranges are checked.",
-        tool_answers.edit_config,
+        tool_handlers.edit_config,
         {
             "field": {"type": "string", "minLength": 1, "description": "Its name, as shown."},
             "value": {"description": "The new value, of the field's type."},
@@ -101,35 +101,35 @@ TOOLS = (
     ),
     _tool(
         "rl_start_training",
-        "Start training with the current configuration. Returns at once; the run goes on by itself.",
-        tool_answers.start_training,
+        "Start training with the current configuration. Returns at once; the run continues by itself.",
+        tool_handlers.start_training,
     ),
     _tool(
         "rl_check_status",
-        "How a run stands: processes, newest metrics, logs. A healthy run can be asked every 30 minutes.",
-        tool_answers.check_status,
+        "The status of a run: processes, newest metrics, logs. Check a healthy run every 30 minutes at most.",
+        tool_handlers.check_status,
         _RUN_ID,
         ("run_id",),
     ),
     _tool(
         "rl_stop_training",
         "Stop a run and all its processes.",
-        tool_answers.stop_training,
+        tool_handlers.stop_training,
         _RUN_ID,
         ("run_id",),
     ),
     _tool(
         "rl_get_results",
         "Final metrics, their history, and the path of the trained weights.",
-        tool_answers.get_results,
+        tool_handlers.get_results,
         _RUN_ID,
         ("run_id",),
     ),
-    _tool("rl_list_runs", "List all runs, newest first, with their status.", tool_answers.list_runs),
+    _tool("rl_list_runs", "List all runs, newest first, with their status.", tool_handlers.list_runs),
     _tool(
         "rl_test_inference",
         "Try the selected environment with a few models before training: are its tasks solvable and scored?",
-        tool_answers.test_inference,
+        tool_handlers.test_inference,
         {
             "num_steps": {"type": "integer", "minimum": 1, "maximum": 50, "description": "Groups; 3."},
             "group_size": {
@@ -150,7 +150,7 @@ TOOLS = (
 
 
 def register_tools() -> None:
-    """Makes the toolset known in this process, unless a plug-in entry already has."""
+    """Registers the toolset in this process, unless a plug-in entry already has."""
     from hermes.tools import registry
 
     if TOOLSET not in registry.toolset_names():

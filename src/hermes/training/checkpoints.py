@@ -1,9 +1,9 @@
-"""Where a run stands, on disk: enough to go on exactly as if it had never been interrupted.
+"""The state of a training run on disk: enough to resume exactly as if it had never been interrupted.
 
-`training.json` in the run's folder is replaced whole, after the weights it points at are safe with the
-engine. The order of data is a function of seed and step, so the step is also the state of every random
-choice. Steps after the checkpoint are in `taken`: their batches are still the trainer's, and are trained
-again in the same order, on top of the same weights. A batch is acknowledged once a checkpoint holds it.
+`training.json` in the run's folder is replaced atomically, after the engine has saved the weights it names.
+The order of data is a function of seed and step, so the step is also the state of every random choice. Leases
+of steps after the checkpoint are in `taken`: a resumed run trains their batches again in the same order, on
+top of the same weights. A batch is acknowledged once a checkpoint contains it.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ class CheckpointRecord(NamedTuple):
 
     step: int
     weights: str
-    """To go on from: tinker://…/weights/…"""
+    """To resume from: tinker://…/weights/…"""
     sampler: str
     """To sample from: tinker://…/sampler_weights/…"""
     value: float | None = None
-    """Of the metric that decides which is best."""
+    """The score that decides which checkpoint is best."""
     evaluated: bool = False
-    """The value is an evaluation's: it counts before any that is not."""
+    """The score is of an evaluation: it takes precedence over scores that are not."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What `training.json` says."""
+    """The content of `training.json`."""
 
     kind: str
     """sft or rl."""
     settings: JSONObject
-    """What the run was started with; another run may not go on from here."""
+    """What the run was started with; a run with other settings cannot resume from it."""
     kept: tuple[CheckpointRecord, ...] = ()
-    """Checkpoints, oldest first; the last is where to go on."""
+    """Checkpoints, oldest first; a resumed run starts from the last."""
     best: CheckpointRecord | None = None
     taken: tuple[int, ...] = ()
     """Leases of the steps after the last checkpoint, in order."""
     settled: tuple[int, ...] = ()
-    """Leases that the last checkpoint holds; whoever goes on from it acknowledges them, again if need be."""
+    """Leases of batches that the last checkpoint contains; a resumed run acknowledges them again."""
     last_lease: int = 0
-    """The newest one ever taken; 0: none."""
+    """The newest lease the run has received; 0: none."""
     probe: tuple[int, ...] = ()
-    """The tokens by which sampler and trainer are compared."""
+    """The tokens on which sampler and trainer are compared."""
     best_loss: float | None = None
     """SFT: the lowest held-out loss up to the checkpoint."""
     waited: int = 0
-    """SFT: evaluations since then."""
+    """SFT: evaluations since the lowest held-out loss."""
     finished: str | None = None
-    """Why it ended, once it has."""
+    """Why the run ended; None: it has not."""
     published: tuple[str, ...] = ()
-    """Sampler weights that are there still, oldest first; some may be those of checkpoints."""
+    """Sampler weights that are not deleted, oldest first; some may belong to checkpoints."""
 
     @property
     def step(self) -> int:
@@ -79,28 +79,28 @@ class TrainingState:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Which checkpoints stay."""
+    """Which checkpoints are kept."""
 
     every: int = 25
-    """Steps between two."""
+    """Steps between two checkpoints."""
     last: int = 3
-    """How many stay, beside the best one."""
+    """How many are kept, besides the best one."""
 
 
 class StateFile:
-    """The file of one run."""
+    """The state file of one run."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
 
     def read(self, kind: str, settings: Mapping[str, object]) -> TrainingState:
-        """The run as it stands; a new one if there is none. UsageError if another run lives here."""
+        """The state on disk, or a new one. UsageError if it belongs to a run with other settings."""
         text = read_text(self.path)
-        wanted = json.loads(json.dumps(dict(settings)))
+        requested = json.loads(json.dumps(dict(settings)))
         if text is None:
-            return TrainingState(kind, wanted)
+            return TrainingState(kind, requested)
         state = _decode(text, self.path)
-        changed = [name for name in wanted if state.settings.get(name) != wanted[name]]
+        changed = [name for name in requested if state.settings.get(name) != requested[name]]
         if state.kind != kind:
             changed = ["kind"]
         if changed:
@@ -108,10 +108,10 @@ class StateFile:
                 f"{self.path.parent} holds a run with another {', '.join(changed)}",
                 "use another run name, or the settings it was started with",
             )
-        return replace(state, settings=wanted)
+        return replace(state, settings=requested)
 
     def state(self) -> TrainingState | None:
-        """As it stands, whichever run it is; None: the run never got anywhere."""
+        """The state on disk, whatever its settings; None: there is none."""
         text = read_text(self.path)
         return None if text is None else _decode(text, self.path)
 
@@ -120,8 +120,8 @@ class StateFile:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One trainer for each run: two would train on the same batches. The lock goes with the process."""
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """One trainer per run: two would train on the same batches. The lock ends with the process."""
     path = ensure_dir(folder) / "training.lock"
     try:
         file = path.open("w")
@@ -137,41 +137,47 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def added(
+def add_checkpoint(
     state: TrainingState,
     new: CheckpointRecord,
-    keep: RetentionPolicy,
+    retention: RetentionPolicy,
     *,
     higher_is_better: bool,
-    owed: Sequence[int] = (),
+    unacked: Sequence[int] = (),
 ) -> tuple[TrainingState, list[CheckpointRecord]]:
-    """The state with one more checkpoint, and the checkpoints that nobody needs any more.
+    """The state with one more checkpoint, and the checkpoints that are no longer kept.
 
-    `owed`: leases of later steps, taken by a former life of the run, that this checkpoint does not hold.
+    `unacked`: leases of later steps of an earlier process, whose batches this checkpoint does not contain.
     """
     best = new if _better(new, state.best, higher_is_better) else state.best
-    every = [*state.kept, new]
-    stays = every[-keep.last :]
-    former = {one.step: one for one in (*every, *([state.best] if state.best else []))}
-    gone = [one for one in former.values() if one not in stays and one != best]
-    held = tuple(lease_id for lease_id in state.taken if lease_id not in owed)
-    return replace(state, kept=tuple(stays), best=best, taken=tuple(owed), settled=held), gone
+    checkpoints = [*state.kept, new]
+    recent = checkpoints[-retention.last :]
+    by_step = {checkpoint.step: checkpoint for checkpoint in (*checkpoints, state.best) if checkpoint}
+    dropped = [
+        checkpoint for checkpoint in by_step.values() if checkpoint not in recent and checkpoint != best
+    ]
+    settled = tuple(lease_id for lease_id in state.taken if lease_id not in unacked)
+    return replace(state, kept=tuple(recent), best=best, taken=tuple(unacked), settled=settled), dropped
 
 
-def revalued(
+def update_score(
     state: TrainingState, step: int, value: float, *, higher_is_better: bool
 ) -> tuple[TrainingState, list[CheckpointRecord]]:
-    """The state once the newest checkpoint up to that step was evaluated, and what nobody needs any more."""
-    found = [one for one in state.kept if one.step <= step][-1:]
-    if not found or found[0].evaluated:
+    """The state with an evaluation of the newest checkpoint up to that step, and the checkpoints no longer
+    kept."""
+    candidates = [checkpoint for checkpoint in state.kept if checkpoint.step <= step]
+    if not candidates or candidates[-1].evaluated:
         return state, []
-    new = found[0]._replace(value=value, evaluated=True)
-    state = replace(state, kept=tuple(new if one.step == new.step else one for one in state.kept))
-    rival = state.best if state.best and state.best.step != new.step else None
-    if not _better(new, rival, higher_is_better):
+    scored = candidates[-1]._replace(value=value, evaluated=True)
+    kept_checkpoints = tuple(
+        scored if checkpoint.step == scored.step else checkpoint for checkpoint in state.kept
+    )
+    state = replace(state, kept=kept_checkpoints)
+    former_best = state.best if state.best and state.best.step != scored.step else None
+    if not _better(scored, former_best, higher_is_better):
         return state, []
-    stays = {one.step for one in state.kept}
-    return replace(state, best=new), [rival] if rival and rival.step not in stays else []
+    steps = {checkpoint.step for checkpoint in state.kept}
+    return replace(state, best=scored), [former_best] if former_best and former_best.step not in steps else []
 
 
 def _better(new: CheckpointRecord, best: CheckpointRecord | None, higher: bool) -> bool:
@@ -189,7 +195,7 @@ def _decode(text: str, path: Path) -> TrainingState:
         data = json.loads(text)
         if data.pop("format") != _FORMAT:
             raise HermesError(f"{path} was written by another version of Hermes", "use another run name")
-        data["kept"] = tuple(CheckpointRecord(*one) for one in data["kept"])
+        data["kept"] = tuple(CheckpointRecord(*record) for record in data["kept"])
         data["best"] = CheckpointRecord(*data["best"]) if data["best"] else None
         data |= {name: tuple(data[name]) for name in _LISTS if name in data}
         return TrainingState(**data)

@@ -1,9 +1,9 @@
-"""On-policy distillation: a teacher says of every token that the policy sampled how likely it finds it.
+"""On-policy distillation: a teacher model gives the logprob of every token that the policy sampled.
 
-The teacher is any endpoint that scores a prompt: one that speaks Tinker (a Hermes engine, the managed
-service) or one with SGLang's `/generate`. It must have the policy's tokenizer: it is asked in token ids.
-Environments may bring the teacher's word along (`distill_token_ids`, `distill_logprobs`); then nobody is
-asked.
+The teacher is any endpoint that scores a prompt: the Tinker API (a Hermes engine, the managed service) or
+SGLang's `/generate`. It must have the policy's tokenizer, because sequences are sent as token ids. A group in
+which the environment sent the teacher's logprobs (`distill_token_ids`, `distill_logprobs`) is not scored
+again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ KEY_VARIABLE = "HERMES_TEACHER_KEY"
 """For a teacher behind `/generate`."""
 GENERATE = "/generate"
 _PATIENCE_S = 300.0
-_AT_ONCE = 16
-"""Sequences that a teacher is asked about at the same time."""
+_CONCURRENCY = 16
+"""Sequences that are scored at the same time."""
 _RETRIES = RetryPolicy(max_retries=100, cap_s=10.0)
-"""It is the patience that ends them."""
+"""More than the patience allows, which is the limit that counts."""
 
 
 class Teacher(Protocol):
@@ -59,22 +59,22 @@ class TinkerTeacher:
         import tinker
 
         try:
-            asked = [
+            futures = [
                 self._sampler.compute_logprobs(tinker.ModelInput.from_ints(list(tokens)))
                 for tokens in sequences
             ]
-            return [[one or 0.0 for one in future.result()] for future in asked]
+            return [[logprob or 0.0 for logprob in future.result()] for future in futures]
         except tinker.TinkerError as error:
             raise ProviderError(f"the teacher at {self._url} failed: {error}") from error
 
 
 class GenerateTeacher:
-    """A server with SGLang's `/generate`. What fails in passing is asked again while the patience lasts."""
+    """A server with SGLang's `/generate`. Transient failures are retried until the patience is spent."""
 
     def __init__(
         self, url: str, key: str | None = None, model: str | None = None, patience_s: float = _PATIENCE_S
     ) -> None:
-        """`model`: an adapter of that server; None: whatever it serves."""
+        """`model`: an adapter of that server; None: its default."""
         self._url = url.rstrip("/").removesuffix(GENERATE).removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._model = model
@@ -86,41 +86,43 @@ class GenerateTeacher:
     async def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         import httpx2
 
-        turns = asyncio.Semaphore(_AT_ONCE)
+        slots = asyncio.Semaphore(_CONCURRENCY)
         async with httpx2.AsyncClient(
             headers=self._headers, timeout=self._patience_s, trust_env=False
         ) as session:
 
-            async def in_turn(tokens: Sequence[int]) -> list[float]:
-                async with turns:
-                    return await self._patiently(session, tokens)
+            async def score_one(tokens: Sequence[int]) -> list[float]:
+                async with slots:
+                    return await self._score_with_retries(session, tokens)
 
-            return list(await asyncio.gather(*map(in_turn, sequences)))
+            return list(await asyncio.gather(*map(score_one, sequences)))
 
-    async def _patiently(self, session: httpx2.AsyncClient, tokens: Sequence[int]) -> list[float]:
+    async def _score_with_retries(self, session: httpx2.AsyncClient, tokens: Sequence[int]) -> list[float]:
         try:
             async with asyncio.timeout(self._patience_s) as scope:
-                found, _ = await with_retries(
-                    lambda: self._once(session, tokens), _RETRIES, scope, random.Random()
+                logprobs, _ = await with_retries(
+                    lambda: self._request(session, tokens), _RETRIES, scope, random.Random()
                 )
-                return found
+                return logprobs
         except TimeoutError as error:
             raise ProviderError(
-                f"the teacher at {self._url} gave no answer within {self._patience_s:g} s"
+                f"the teacher at {self._url} did not respond within {self._patience_s:g} s"
             ) from error
 
-    async def _once(self, session: httpx2.AsyncClient, tokens: Sequence[int]) -> list[float]:
+    async def _request(self, session: httpx2.AsyncClient, tokens: Sequence[int]) -> list[float]:
         import httpx2
 
         try:
             response = await session.post(f"{self._url}{GENERATE}", json=_body(tokens, self._model))
         except httpx2.HTTPError as error:
-            why = f"the teacher at {self._url} does not answer: {error or type(error).__name__}"
-            raise ProviderError(why, retryable=True) from error
+            reason = f"{error or type(error).__name__}"
+            raise ProviderError(
+                f"the teacher at {self._url} does not respond: {reason}", retryable=True
+            ) from error
         status = response.status_code
         if status >= 400:
             raise ProviderError(
-                f"the teacher at {self._url} answered {status}: {response.text[:300]}",
+                f"the teacher at {self._url} returned {status}: {response.text[:300]}",
                 f"its key is read from {KEY_VARIABLE}" if status in (401, 403) else "",
                 status=status,
                 retryable=status in (408, 409, 429) or status >= 500,
@@ -129,15 +131,15 @@ class GenerateTeacher:
         return self._read(tokens, response)
 
     def _read(self, tokens: Sequence[int], response: httpx2.Response) -> list[float]:
-        answer = response.json()
-        one = answer[0] if isinstance(answer, list) else answer
-        told = (one.get("meta_info") or {}).get("input_token_logprobs")
-        if told is None or len(told) != len(tokens):
+        content = response.json()
+        completion = content[0] if isinstance(content, list) else content
+        entries = (completion.get("meta_info") or {}).get("input_token_logprobs")
+        if entries is None or len(entries) != len(tokens):
             raise ProviderError(
-                f"the teacher at {self._url} gives no logprobs of the prompt",
+                f"the teacher at {self._url} returned no logprobs of the prompt",
                 "use an SGLang server or a Hermes engine",
             )
-        return [0.0, *(float(entry[0]) for entry in told[1:])]
+        return [0.0, *(float(entry[0]) for entry in entries[1:])]
 
 
 def _body(tokens: Sequence[int], model: str | None) -> JSONObject:
@@ -150,18 +152,21 @@ def _body(tokens: Sequence[int], model: str | None) -> JSONObject:
     }
 
 
-def ask(teacher: Teacher, served: Sequence[JSONObject]) -> list[JSONObject]:
-    """The groups with the teacher's word, as environments would bring it; those that have it stay."""
-    silent = [group for group in served if group.get("distill_logprobs") is None]
-    known = [tokens for group in silent for tokens in group["tokens"] if len(tokens) > 1]
-    answers = iter(teacher.score(known)) if known else iter(())
-    return [group if group.get("distill_logprobs") is not None else _told(group, answers) for group in served]
+def add_teacher_logprobs(teacher: Teacher, served: Sequence[JSONObject]) -> list[JSONObject]:
+    """The groups with the teacher's logprobs, in the format in which environments send them."""
+    unscored = [group for group in served if group.get("distill_logprobs") is None]
+    sequences = [tokens for group in unscored for tokens in group["tokens"] if len(tokens) > 1]
+    logprobs = iter(teacher.score(sequences)) if sequences else iter(())
+    return [
+        group if group.get("distill_logprobs") is not None else _with_logprobs(group, logprobs)
+        for group in served
+    ]
 
 
-def _told(group: JSONObject, answers: Iterator[list[float]]) -> JSONObject:
-    scores = [next(answers) if len(tokens) > 1 else [0.0] * len(tokens) for tokens in group["tokens"]]
+def _with_logprobs(group: JSONObject, logprobs: Iterator[list[float]]) -> JSONObject:
+    scores = [next(logprobs) if len(tokens) > 1 else [0.0] * len(tokens) for tokens in group["tokens"]]
     return {
         **group,
         "distill_token_ids": [[[token] for token in tokens] for tokens in group["tokens"]],
-        "distill_logprobs": [[[one] for one in each] for each in scores],
+        "distill_logprobs": [[[logprob] for logprob in row] for row in scores],
     }

@@ -1,12 +1,12 @@
-"""Learning from scored rollouts: one loop for GRPO and PPO, whatever the loss.
+"""Reinforcement learning from scored rollouts: one loop for GRPO and PPO, whatever the loss.
 
 Takes batches from the trajectory API under a lease, computes advantages, updates the adapter through the
-Tinker API, and publishes the new weights, which environments sample from that moment on. A batch is
-acknowledged when a checkpoint holds its step; batches of later steps are noted on disk and trained again, in
-the same order, by whoever goes on. So a kill at any moment loses no batch and trains none twice.
+Tinker API, and publishes the new weights, which environments sample from then on. A batch is acknowledged
+once a checkpoint contains its step. The leases of later steps are recorded on disk, and a resumed run trains
+their batches again in the same order. So a kill at any moment loses no batch and trains none twice.
 
-A trainer without a batch waits as long as an environment is connected. Without one it waits for the patience
-that the settings state, saves what it has trained, and ends with the reason.
+A trainer without a batch waits as long as an environment is connected. Without one it waits for
+`env_patience_s`, saves what it has trained, and ends with the reason.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from hermes.core.json import JSONObject
-from hermes.training.checkpoints import StateFile, alone
+from hermes.training.checkpoints import StateFile, exclusive_lock
 from hermes.training.data.api import DEFAULT_URL, LEASE_S, LeasedBatch, NoBatch, TrainerApi
 from hermes.training.data.batch import BatchConfig, TrainBatch, prepare, with_penalty
 from hermes.training.data.correction import IMPORTANCE_SAMPLING
 from hermes.training.data.waiting import ENV_PATIENCE_S, BatchWait, NoEnvironmentError
-from hermes.training.distill import Teacher, ask
+from hermes.training.distill import Teacher, add_teacher_logprobs
 from hermes.training.monitor.eval_watcher import EvalWatcher
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.monitor.stall_guard import StallGuard
@@ -36,8 +36,8 @@ from hermes.training.session import (
     TrainingRunSpec,
     TrainingSession,
     TrainResult,
-    carry_on,
-    outcome,
+    result_of,
+    retry_on_engine_loss,
 )
 from hermes.training.update import Update
 
@@ -45,7 +45,7 @@ KIND = "rl"
 _POLL_S = 0.2
 
 Evaluate = Callable[[int, str], dict[str, float]]
-"""Step and sampler path → numbers, which are logged as eval/NAME."""
+"""Step and sampler path → metrics, which are logged as eval/NAME."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class RlTrainerConfig:
     """Sequences a batch."""
     loss: str = IMPORTANCE_SAMPLING
     cap: float | None = 2.0
-    """Most that a token is weighed by for the mismatch of sampler and trainer; None: no correction."""
+    """Upper bound of the importance weight of a token; None: no correction."""
     clip: tuple[float, float] | None = None
-    """Bounds of the ratio, for ppo and cispo; None: the engine's own."""
+    """Bounds of the ratio, for ppo and cispo; None: the engine's defaults."""
     epochs: int = 1
     """Updates from one batch."""
     kl: float = 0.0
-    """Weight of the penalty for leaving the base model; 0: there is none."""
+    """Weight of the KL penalty towards the base model; 0: no penalty."""
     rules: BatchConfig = field(default_factory=BatchConfig)
     beta1: float = 0.9
     beta2: float = 0.95
@@ -73,102 +73,103 @@ class RlTrainerConfig:
     env_patience_s: float = ENV_PATIENCE_S
     """How long the trainer waits for a batch while no environment is connected."""
     lease_s: float = LEASE_S
-    """Time limit of a batch's lease; it is renewed while the trainer lives."""
+    """Time limit of a batch's lease; it is renewed while the trainer runs."""
     project: str = "hermes"
     wandb_group: str | None = None
-    """What environments group their own metrics by; None: the run's name."""
+    """The W&B group that environments log their metrics under; None: the run's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIProxyConfig:
-    """An OpenAI face to be offered by the trainer."""
+    """An OpenAI endpoint that the trainer serves for the newest weights."""
 
     port: int
     tokenizer: str
-    """Where transformers finds the base model's."""
+    """The folder or hub name of the base model's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """What a loop talks to besides engine and API."""
+    """What the loop uses besides the engine and the trajectory API."""
 
     sinks: Sinks
-    tell: ProgressCallback
+    progress: ProgressCallback
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set: finish the step, save, and end."""
+    """Once set, the run finishes the step, saves, and ends."""
     evaluate: Evaluate | None = None
-    held_out: EvalWatcher = field(default_factory=lambda: EvalWatcher(None))
-    """Evaluations that the environment makes by itself."""
+    eval_watcher: EvalWatcher = field(default_factory=lambda: EvalWatcher(None))
+    """Evaluations that the environment runs by itself."""
     teacher: Teacher | None = None
-    face: OpenAIProxyConfig | None = None
-    """Where environments can sample the newest weights, if the engine or service has no such face itself."""
+    proxy: OpenAIProxyConfig | None = None
+    """Serves the newest weights to environments if the Tinker service has no OpenAI endpoint."""
 
 
-def train(run: TrainingRunSpec, settings: RlTrainerConfig, around: RunServices) -> TrainResult:
-    """Trains to the end, from wherever the run stands."""
-    with alone(run.folder):
-        return carry_on(run, lambda: _attempt(run, settings, around), around.tell)
+def train(run: TrainingRunSpec, settings: RlTrainerConfig, services: RunServices) -> TrainResult:
+    """Trains to the end, from the last checkpoint of the run."""
+    with exclusive_lock(run.folder):
+        return retry_on_engine_loss(run, lambda: _attempt(run, settings, services), services.progress)
 
 
-def _attempt(run: TrainingRunSpec, settings: RlTrainerConfig, around: RunServices) -> TrainResult:
-    file = StateFile(run.folder)
-    state = file.read(KIND, _identity(run, settings))
+def _attempt(run: TrainingRunSpec, settings: RlTrainerConfig, services: RunServices) -> TrainResult:
+    state = StateFile(run.folder).read(KIND, _identity(run, settings))
     if state.finished and state.step >= settings.num_steps:
-        return outcome(state, {})
+        return result_of(state, {})
     with (
         TrainerApi(settings.api_url, settings.api_patience_s, settings.lease_s) as api,
         closing(TokenMeter(run.folder)) as meter,
-        AdapterClient(run.connection, run.wish, meter, state.weights) as trainee,
-        _shown(run, around.face, meter) as show,
+        AdapterClient(run.connection, run.lora, meter, state.weights) as client,
+        _proxy(run, services.proxy, meter) as set_policy,
     ):
-        session = TrainingSession(run, state, trainee, around.sinks, higher=True, show=show)
+        session = TrainingSession(
+            run, state, client, services.sinks, higher_is_better=True, on_publish=set_policy
+        )
         session.write(finished=None)
         session.publish(state.step)
         for lease_id in state.settled:
             api.acknowledge(lease_id)
         api.register(_registration(run, settings, state.step))
         api.keep_leases(state.taken)
-        return _RlLoop(session, api, settings, around).run()
+        return _RlLoop(session, api, settings, services).run()
 
 
 @contextmanager
-def _shown(
-    run: TrainingRunSpec, offer: OpenAIProxyConfig | None, meter: TokenMeter
+def _proxy(
+    run: TrainingRunSpec, config: OpenAIProxyConfig | None, meter: TokenMeter
 ) -> Iterator[Callable[[str], None]]:
-    """Whom to tell what was published."""
-    if offer is None:
+    """Yields the function that is called with the path of weights that were published."""
+    if config is None:
         yield lambda path: None
         return
-    from hermes.training.service.openai_proxy import offered
+    from hermes.training.service.openai_proxy import serve_proxy
 
-    with offered(run.connection, run.wish.base_model, offer.tokenizer, offer.port, meter) as face:
-        yield face.show
+    with serve_proxy(run.connection, run.lora.base_model, config.tokenizer, config.port, meter) as proxy:
+        yield proxy.set_policy
 
 
 class _RlLoop:
     def __init__(
-        self, session: TrainingSession, api: TrainerApi, settings: RlTrainerConfig, around: RunServices
+        self, session: TrainingSession, api: TrainerApi, settings: RlTrainerConfig, services: RunServices
     ) -> None:
         self._session = session
         self._api = api
         self._settings = settings
-        self._around = around
-        self._owed = list(session.state.taken)
-        """Leases of steps that a former life of this run made after its last checkpoint."""
-        self._update = Update(session.trainee, settings)
-        self._held: list[LeasedBatch] = []
-        """Leased to us, and not yet noted."""
-        self._fruitless = StallGuard(learned=session.state.step > 0)
+        self._services = services
+        self._unacked = list(session.state.taken)
+        """Leases of steps after the last checkpoint, which an earlier process of this run made."""
+        self._prefetched: list[LeasedBatch] = []
+        """Leased to this trainer, and not yet recorded in the state."""
+        self._update = Update(session.client, settings)
+        self._stall_guard = StallGuard(has_updates=session.state.step > 0)
         self._rewards: list[float] = []
         """Of the steps since the last checkpoint."""
-        around.held_out.published(session.state.step)
+        services.eval_watcher.record_published(session.state.step)
 
     def run(self) -> TrainResult:
         session, last = self._session, self._settings.num_steps
         step = session.state.step
         while step < last:
             try:
-                batch = self._next(step)
+                batch = self._wait_for_batch(step)
             except NoEnvironmentError:
                 if step > session.state.step:
                     self._checkpoint(step, {})
@@ -176,121 +177,129 @@ class _RlLoop:
             if batch is None:
                 break
             step += 1
-            values = self._step(step, batch)
-            session.log(step, values)
-            self._around.tell(_line(step, last, values))
+            metrics = self._step(step, batch)
+            session.log(step, metrics)
+            self._services.progress(_progress_line(step, last, metrics))
             if session.due(step, last):
-                self._checkpoint(step, values)
+                self._checkpoint(step, metrics)
         if step > session.state.step or not session.state.kept:
             self._checkpoint(step, {})
         if step >= last:
-            self._fruitless.conclude()
-        return session.finished("all steps made" if step >= last else "stopped")
+            self._stall_guard.check_any_signal()
+        return session.finish("all steps made" if step >= last else "stopped")
 
-    def _next(self, step: int) -> LeasedBatch | None:
-        """The batch after this many steps, noted on disk; None when the run is to stop."""
-        stop = self._around.stop
+    def _wait_for_batch(self, step: int) -> LeasedBatch | None:
+        """The batch for the step after `step`, recorded in the state; None once the run is to stop."""
+        stop = self._services.stop
         wait = BatchWait(self._settings.env_patience_s)
         while not stop.is_set():
-            batch = self._take()
+            batch = self._next_batch()
             if isinstance(batch, LeasedBatch):
                 return batch
             if (line := wait.line_if_due(batch)) is not None:
-                self._around.tell(f"step {step}: {line}")
+                self._services.progress(f"step {step}: {line}")
             stop.wait(_POLL_S)
         return None
 
-    def _take(self) -> LeasedBatch | NoBatch:
-        while self._owed:
-            lease_id = self._owed.pop(0)
-            redelivered = self._api.again(lease_id)
-            if redelivered is not None:
-                return redelivered
-            self._around.tell(f"the API has lost the batch of lease {lease_id}; going on without it")
-            remaining = tuple(taken for taken in self._session.state.taken if taken != lease_id)
-            self._session.write(taken=remaining)
-        state = self._session.state
-        batch = self._held.pop(0) if self._held else self._fresh(state.last_lease)
-        if isinstance(batch, NoBatch):
+    def _next_batch(self) -> LeasedBatch | NoBatch:
+        """An unacknowledged batch of an earlier process first, then one that this run has not trained yet."""
+        if (batch := self._redeliver_unacked()) is not None:
             return batch
-        # An API without a memory counts from 1 again: only what is served again is what we had.
-        if batch.redelivered and batch.lease_id in state.settled:
-            self._api.acknowledge(batch.lease_id)
-            return NoBatch("the API served a batch again that is trained already")
-        if batch.redelivered and batch.lease_id in state.taken:
-            return NoBatch("the API served a batch again that is being trained")
-        self._session.write(taken=(*state.taken, batch.lease_id), last_lease=batch.lease_id)
-        return batch
+        new = self._prefetched.pop(0) if self._prefetched else self._next_new()
+        if isinstance(new, NoBatch):
+            return new
+        state = self._session.state
+        # An API without a journal counts leases from 1 again, so a known id alone proves nothing.
+        if new.redelivered and new.lease_id in state.settled:
+            self._api.acknowledge(new.lease_id)
+            return NoBatch("the API redelivered a batch that is part of a checkpoint")
+        if new.redelivered and new.lease_id in state.taken:
+            return NoBatch("the API redelivered a batch that is being trained")
+        self._session.write(taken=(*state.taken, new.lease_id), last_lease=new.lease_id)
+        return new
 
-    def _fresh(self, last_lease: int) -> LeasedBatch | NoBatch:
-        """The batch after `last_lease`, also one that was served before and got lost on the way."""
-        lost = self._api.again(last_lease + 1) if last_lease else None
+    def _redeliver_unacked(self) -> LeasedBatch | None:
+        """The next batch of an earlier process; a batch that the API no longer has is skipped."""
+        while self._unacked:
+            lease_id = self._unacked.pop(0)
+            batch = self._api.redeliver(lease_id)
+            if batch is not None:
+                return batch
+            self._services.progress(f"the API has lost the batch of lease {lease_id}; it is skipped")
+            remaining = tuple(lease for lease in self._session.state.taken if lease != lease_id)
+            self._session.write(taken=remaining)
+        return None
+
+    def _next_new(self) -> LeasedBatch | NoBatch:
+        """The batch after the last recorded lease, even if it was served before and its response was lost."""
+        last_lease = self._session.state.last_lease
+        lost = self._api.redeliver(last_lease + 1) if last_lease else None
         batch = lost or self._api.next_batch()
-        if isinstance(batch, LeasedBatch) and last_lease and batch.lease_id > last_lease + 1:
-            missed = [self._api.again(lease_id) for lease_id in range(last_lease + 1, batch.lease_id)]
-            first, *self._held = [*(skipped for skipped in missed if skipped is not None), batch]
-            return first
-        return batch
+        if isinstance(batch, NoBatch) or not last_lease:
+            return batch
+        missed = [self._api.redeliver(lease_id) for lease_id in range(last_lease + 1, batch.lease_id)]
+        first, *self._prefetched = [*(skipped for skipped in missed if skipped is not None), batch]
+        return first
 
-    def _step(self, step: int, batch: LeasedBatch) -> dict[str, float]:
+    def _step(self, step: int, leased: LeasedBatch) -> dict[str, float]:
         began_s = time.monotonic()
         session, settings = self._session, self._settings
-        prepared = self._prepare(batch, step - 1)
-        values = {**prepared.metrics, "data/lease_id": float(batch.lease_id)}
+        batch = self._prepare(leased, step - 1)
+        metrics = {**batch.metrics, "data/lease_id": float(leased.lease_id)}
         rate = settings.schedule.at(step)
-        values["train/learning_rate"] = rate
-        if prepared.items:
+        metrics["train/learning_rate"] = rate
+        if batch.sequences:
             if session.proof is None:
-                session.begin_proof(prepared.items[0].rollout.tokens)
-            values |= self._update.make(prepared.items, step, rate, session.proof)
+                session.begin_proof(batch.sequences[0].tokens)
+            metrics |= self._update.apply(batch.sequences, step, rate, session.proof)
         session.publish(step)
-        self._around.held_out.published(step)
-        if prepared.items:
-            values |= session.prove(pushed=rate > 0 and values.get("optim/grad_norm", 1.0) > 0)
+        self._services.eval_watcher.record_published(step)
+        if batch.sequences:
+            metrics |= session.prove(pushed=rate > 0 and metrics.get("optim/grad_norm", 1.0) > 0)
         due = step % settings.eval_every == 0 or session.due(step, settings.num_steps)
-        if self._around.evaluate is not None and due:
-            told = self._around.evaluate(step, session.sampler)
-            values |= {f"eval/{name}": value for name, value in told.items()}
-        values["time/step_s"] = time.monotonic() - began_s
-        self._rewards += [values["reward/mean"]] if "reward/mean" in values else []
-        return values
+        if self._services.evaluate is not None and due:
+            evaluation = self._services.evaluate(step, session.sampler)
+            metrics |= {f"eval/{name}": value for name, value in evaluation.items()}
+        metrics["time/step_s"] = time.monotonic() - began_s
+        self._rewards += [metrics["reward/mean"]] if "reward/mean" in metrics else []
+        return metrics
 
-    def _prepare(self, batch: LeasedBatch, step: int) -> TrainBatch:
-        settings, groups = self._settings, batch.groups
-        if self._around.teacher is not None:
-            groups = ask(self._around.teacher, groups)
-        prepared = prepare(groups, settings.rules, step)
-        self._fruitless.judge(prepared)
-        if not settings.kl or not prepared.items:
-            return prepared
-        unknown = [item.rollout.tokens for item in prepared.items if item.rollout.reference is None]
-        scored = iter(self._session.trainee.score(self._session.run.wish.base_model, unknown))
-        references = [item.rollout.reference or next(scored) for item in prepared.items]
-        items, drift = with_penalty(prepared.items, references, settings.kl)
-        return replace(prepared, items=tuple(items), metrics={**prepared.metrics, "kl/reference": drift})
+    def _prepare(self, leased: LeasedBatch, step: int) -> TrainBatch:
+        settings, groups = self._settings, leased.groups
+        if self._services.teacher is not None:
+            groups = add_teacher_logprobs(self._services.teacher, groups)
+        batch = prepare(groups, settings.rules, step)
+        self._stall_guard.check(batch)
+        if not settings.kl or not batch.sequences:
+            return batch
+        base_model, client = self._session.run.lora.base_model, self._session.client
+        unscored = [sequence.tokens for sequence in batch.sequences if not sequence.ref_logprobs]
+        scored = iter(client.score(base_model, unscored))
+        references = [sequence.ref_logprobs or next(scored) for sequence in batch.sequences]
+        sequences, divergence = with_penalty(batch.sequences, references, settings.kl)
+        metrics = {**batch.metrics, "kl/reference": divergence}
+        return replace(batch, sequences=tuple(sequences), metrics=metrics)
 
-    def _checkpoint(self, step: int, values: dict[str, float]) -> None:
-        """What is best is decided by one quantity: an evaluation's, where there is one."""
-        found = self._around.held_out.newest()
-        if found is not None:
-            self._session.revalue(found.step, found.value)
+    def _checkpoint(self, step: int, metrics: dict[str, float]) -> None:
+        """The best checkpoint is decided by one metric: of an evaluation if there is one, else the reward."""
+        evaluation = self._services.eval_watcher.poll()
+        if evaluation is not None:
+            self._session.update_score(evaluation.step, evaluation.value)
         rewards, self._rewards = self._rewards, []
-        value = statistics.fmean(rewards) if rewards else None
-        evaluated = self._around.evaluate is not None
-        self._session.checkpoint(
-            step, values.get("eval/reward") if evaluated else value, self._owed, evaluated=evaluated
-        )
+        reward = statistics.fmean(rewards) if rewards else None
+        evaluated = self._services.evaluate is not None
+        score = metrics.get("eval/reward") if evaluated else reward
+        self._session.checkpoint(step, score, self._unacked, evaluated=evaluated)
         for lease_id in self._session.state.settled:
             self._api.acknowledge(lease_id)
 
 
 def _identity(run: TrainingRunSpec, settings: RlTrainerConfig) -> JSONObject:
-    wish = run.wish
     return {
-        "base_model": wish.base_model,
-        "rank": wish.rank,
-        "seed": wish.seed,
-        "start": wish.start,
+        "base_model": run.lora.base_model,
+        "rank": run.lora.rank,
+        "seed": run.lora.seed,
+        "start": run.lora.start,
         "batch_size": settings.batch_size,
         "loss": settings.loss,
     }
@@ -303,17 +312,17 @@ def _registration(run: TrainingRunSpec, settings: RlTrainerConfig, step: int) ->
         "batch_size": settings.batch_size,
         "max_token_len": settings.rules.max_tokens,
         "checkpoint_dir": str(run.folder),
-        "save_checkpoint_interval": run.keep.every,
+        "save_checkpoint_interval": run.retention.every,
         "starting_step": step,
         "num_steps": settings.num_steps,
     }
 
 
-def _line(step: int, last: int, values: dict[str, float]) -> str:
-    told = f"step {step}/{last}"
-    if "reward/mean" in values:
-        told += f"  reward {values['reward/mean']:.3f}"
-    told += f"  signal {values['health/group_signal']:.0%}"
-    if "train/loss" in values:
-        told += f"  loss {values['train/loss']:+.4f}  gap {values['probe/gap']:.1e}"
-    return f"{told}  {values['time/step_s']:.2f} s"
+def _progress_line(step: int, last: int, metrics: dict[str, float]) -> str:
+    line = f"step {step}/{last}"
+    if "reward/mean" in metrics:
+        line += f"  reward {metrics['reward/mean']:.3f}"
+    line += f"  signal {metrics['health/group_signal']:.0%}"
+    if "train/loss" in metrics:
+        line += f"  loss {metrics['train/loss']:+.4f}  gap {metrics['probe/gap']:.1e}"
+    return f"{line}  {metrics['time/step_s']:.2f} s"

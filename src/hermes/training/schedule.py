@@ -1,7 +1,7 @@
-"""Learning rates: how they change over a run, and what to begin with for a LoRA of a model's size. Pure.
+"""Learning-rate schedules, and default learning rates of a LoRA by the size of the model. Pure.
 
-The defaults meet what is known to work: 4e-5 for RL on 8 billion parameters, about 2e-4 on 135 million; for
-SFT 3e-4 and 1.3e-3. In between they follow a power of the size.
+The defaults match rates that are known to work: 4e-5 for RL on 8 billion parameters, about 2e-4 on 135
+million; for SFT 3e-4 and 1.3e-3. In between they follow a power of the size.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def default_sft_rate(parameters: float | None) -> float:
 
 
 def parameters_of(model: str) -> float | None:
-    """How many parameters a model has, by its folder's config or its name; None if neither tells."""
+    """The number of parameters, from the config in the model's folder or from its name; None: unknown."""
     if model == _BUNDLED[0]:
         return _BUNDLED[1]
     config = Path(model) / "config.json"
     if config.is_file():
         return _from_config(config)
-    found = _SIZE.search(Path(model).name)
-    return float(found[1]) * (1e6 if found[2] in "mM" else 1e9) if found else None
+    match = _SIZE.search(Path(model).name)
+    return float(match[1]) * (1e6 if match[2] in "mM" else 1e9) if match else None
 
 
 def _from_config(path: Path) -> float | None:
@@ -78,7 +78,7 @@ def _from_config(path: Path) -> float | None:
 
 
 def _smaller(parameters: float | None) -> float:
-    """How many times smaller than 8 billion; a model of unknown size is taken for that."""
+    """How many times smaller than 8 billion, which is also assumed for a model of unknown size."""
     return _EIGHT_BILLION / min(max(parameters or _EIGHT_BILLION, 1e6), 1e12)
 
 

@@ -1,8 +1,8 @@
-"""What every training loop needs around it: the adapter, the state on disk, the numbers, the proof.
+"""What every training loop shares: the adapter, the state on disk, the metrics, the proof of training.
 
-A loop says which step it has made; the session publishes the weights under `step-N`, compares sampler and
-trainer, writes the numbers, keeps checkpoints and throws away those that nobody needs. It can be left at any
-moment, by any means, and entered again: it then stands at the last checkpoint.
+The loop makes the steps; the session publishes the weights as `step-N`, compares sampler and trainer, logs
+the metrics, saves checkpoints and deletes those that the retention policy does not keep. A run may be killed
+at any moment and started again: it then resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from hermes.training.checkpoints import (
     RetentionPolicy,
     StateFile,
     TrainingState,
-    added,
-    revalued,
+    add_checkpoint,
+    update_score,
 )
 from hermes.training.monitor import proof as probe
 from hermes.training.monitor.sinks import Sinks
-from hermes.training.service.client import AdapterClient, EngineError, LoraSpec, ServiceConnection, answers
+from hermes.training.service.client import AdapterClient, EngineError, LoraSpec, ServiceConnection, is_ready
 
 ProgressCallback = Callable[[str], None]
 T = TypeVar("T")
 
 _LIVE_SAMPLERS = 8
-"""Published weights that stay for rollouts under way, beside those of checkpoints."""
+"""Published weights that are kept for rollouts in progress, besides those of checkpoints."""
 _TRIES = 3
-"""How often an engine may be lost without a checkpoint in between."""
+"""How often the engine may be lost without a new checkpoint in between."""
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.2
 
@@ -45,92 +45,92 @@ class TrainingRunSpec:
     id: str
     folder: Path
     connection: ServiceConnection
-    wish: LoraSpec
-    keep: RetentionPolicy = field(default_factory=RetentionPolicy)
+    lora: LoraSpec
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run leaves."""
+    """The result of a run."""
 
     step: int
     reason: str
     weights: str
-    """To train on from: tinker://…/weights/…"""
+    """To continue training from: tinker://…/weights/…"""
     sampler: str
-    """To sample: tinker://…/sampler_weights/…"""
+    """To sample from: tinker://…/sampler_weights/…"""
     best: CheckpointRecord | None
     metrics: dict[str, float]
-    """Of the last step made now; empty if the run had ended before."""
+    """Of the last step of this process; empty if the run had ended before."""
 
 
 class TrainingSession:
-    """A run while it is under way."""
+    """A training run in progress."""
 
     def __init__(
         self,
         run: TrainingRunSpec,
         state: TrainingState,
-        trainee: AdapterClient,
+        client: AdapterClient,
         sinks: Sinks,
         *,
-        higher: bool,
-        show: Callable[[str], None] = lambda path: None,
+        higher_is_better: bool,
+        on_publish: Callable[[str], None] = lambda path: None,
     ) -> None:
-        """`higher`: of two checkpoints the one with the higher value is better. `show` hears what is
-        published."""
-        self._show = show
+        """`higher_is_better`: for the score of a checkpoint. `on_publish` is called with the path of
+        published weights."""
+        self._on_publish = on_publish
         self.run = run
         self.state = state
-        self.trainee = trainee
+        self.client = client
         self.sinks = sinks
         self.sampler = ""
-        """What was published last."""
+        """The path of the weights that were published last."""
         self.metrics: dict[str, float] = {}
-        """What was logged last."""
-        self._higher = higher
+        """The metrics that were logged last."""
+        self._higher_is_better = higher_is_better
         self._file = StateFile(run.folder)
         self._saved = state
-        """What is on disk."""
+        """The state on disk."""
         self._proof: probe.Proof | None = None
         sinks.rewind(state.step)
 
     def write(self, **changes: Any) -> None:
-        """Changes the state, on disk."""
-        self.note(**changes)
+        """Changes the state and writes it to disk."""
+        self.update_state(**changes)
         self._save(self.state)
 
     def _save(self, state: TrainingState) -> None:
         self._file.write(state)
         self._saved = state
 
-    def note(self, **changes: Any) -> None:
-        """Changes the state; on disk with the next checkpoint, so that it never says more than that one."""
+    def update_state(self, **changes: Any) -> None:
+        """Changes the state in memory; it is written with the next checkpoint, which it belongs to."""
         self.state = replace(self.state, **changes)
 
     def publish(self, step: int) -> None:
-        """The sampler gets the weights of this step; rollouts name it as the version that sampled them."""
-        self.sampler = self.trainee.publish(f"step-{step}")
-        self._show(self.sampler)
-        every = (*self.state.published, self.sampler)
-        self.note(published=every[-_LIVE_SAMPLERS:])
-        # On disk at once, and nothing else with it: whoever goes on after a kill knows what is left.
+        """Publishes the weights to samplers as `step-N`; rollouts report the name as their policy version."""
+        self.sampler = self.client.publish(f"step-{step}")
+        self._on_publish(self.sampler)
+        published = (*self.state.published, self.sampler)
+        self.update_state(published=published[-_LIVE_SAMPLERS:])
+        # On disk at once, and nothing else with it, so that a resumed run can delete what a killed one left.
         self._save(replace(self._saved, published=self.state.published))
-        self._forget(every[:-_LIVE_SAMPLERS])
+        self._delete_samplers(published[:-_LIVE_SAMPLERS])
 
-    def _forget(self, samplers: Sequence[str]) -> None:
-        """These are not sampled any more: all but those of checkpoints go."""
-        kept = {one.sampler for one in (*self.state.kept, *([self.state.best] if self.state.best else []))}
-        for path in samplers:
-            if path not in kept:
-                self.trainee.delete(path)
+    def _delete_samplers(self, paths: Sequence[str]) -> None:
+        """Deletes sampler weights, except those of checkpoints."""
+        checkpoints = {checkpoint.sampler for checkpoint in (*self.state.kept, self.state.best) if checkpoint}
+        for path in paths:
+            if path not in checkpoints:
+                self.client.delete(path)
 
     def begin_proof(self, tokens: Sequence[int]) -> None:
-        """The first reading; `tokens` become the probe, unless the run has one."""
+        """Takes the first reading; `tokens` become the probe, unless the run has one."""
         if not self.state.probe:
             self.write(probe=tuple(tokens[: probe.PROBE_TOKENS]))
         first = self._reading()
-        self._proof = probe.begin(first, self.trainee.forward([self.state.probe])[0])
+        self._proof = probe.begin_proof(first, self.client.forward([self.state.probe])[0])
 
     @property
     def proof(self) -> probe.Proof | None:
@@ -143,95 +143,102 @@ class TrainingSession:
         return self._proof.judge(self._reading(), pushed=pushed)
 
     def _reading(self) -> probe.Reading:
-        trainer = self.trainee.forward([self.state.probe])[0]
+        trainer = self.client.forward([self.state.probe])[0]
         check_finite({"the logprob of a probe token": sum(trainer)})
-        sampler = self.trainee.score(self.sampler, [self.state.probe])[0]
+        sampler = self.client.score(self.sampler, [self.state.probe])[0]
         return probe.Reading(trainer, sampler)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.metrics = self.sinks.write(step, values)
 
     def due(self, step: int, last_step: int) -> bool:
-        """Whether this step is to be a checkpoint."""
-        return step % self.run.keep.every == 0 or step >= last_step
+        """Whether a checkpoint is due at this step."""
+        return step % self.run.retention.every == 0 or step >= last_step
 
     def checkpoint(
-        self, step: int, value: float | None, owed: Sequence[int] = (), *, evaluated: bool = False
+        self, step: int, value: float | None, unacked: Sequence[int] = (), *, evaluated: bool = False
     ) -> None:
-        """Safe with the engine first, then in the state; then what it replaces goes. `owed`: see `added`."""
-        kept = CheckpointRecord(step, self.trainee.save(f"step-{step}"), self.sampler, value, evaluated)
-        state, gone = added(self.state, kept, self.run.keep, higher_is_better=self._higher, owed=owed)
-        self._replace(state, gone)
+        """Saves at the engine first, then in the state, then deletes what the retention policy drops.
 
-    def revalue(self, step: int, value: float) -> None:
-        """An evaluation of the weights of this step has come in."""
-        state, gone = revalued(self.state, step, value, higher_is_better=self._higher)
-        self._replace(state, gone)
+        `unacked`: see `add_checkpoint`.
+        """
+        record = CheckpointRecord(step, self.client.save(f"step-{step}"), self.sampler, value, evaluated)
+        state, dropped = add_checkpoint(
+            self.state,
+            record,
+            self.run.retention,
+            higher_is_better=self._higher_is_better,
+            unacked=unacked,
+        )
+        self._replace(state, dropped)
 
-    def _replace(self, state: TrainingState, gone: Sequence[CheckpointRecord]) -> None:
+    def update_score(self, step: int, value: float) -> None:
+        """Records an evaluation of the weights of this step."""
+        state, dropped = update_score(self.state, step, value, higher_is_better=self._higher_is_better)
+        self._replace(state, dropped)
+
+    def _replace(self, state: TrainingState, dropped: Sequence[CheckpointRecord]) -> None:
         self._save(state)
         self.state = state
-        for one in gone:
-            self.trainee.delete(one.weights)
-            self.trainee.delete(one.sampler)
+        for checkpoint in dropped:
+            self.client.delete(checkpoint.weights)
+            self.client.delete(checkpoint.sampler)
 
-    def finished(self, reason: str) -> TrainResult:
-        """Marks the run as ended; of what was published, only checkpoints stay."""
-        self._forget(self.state.published)
+    def finish(self, reason: str) -> TrainResult:
+        """Marks the run as ended; of the published weights, only checkpoints are kept."""
+        self._delete_samplers(self.state.published)
         self.write(finished=reason, published=())
-        return outcome(self.state, self.metrics)
+        return result_of(self.state, self.metrics)
 
 
-def outcome(state: TrainingState, metrics: dict[str, float]) -> TrainResult:
+def result_of(state: TrainingState, metrics: dict[str, float]) -> TrainResult:
     last = state.kept[-1]
     return TrainResult(last.step, state.finished or "", last.weights, last.sampler, state.best, metrics)
 
 
-def carry_on(run: TrainingRunSpec, attempt: Callable[[], T], tell: ProgressCallback) -> T:
-    """Runs the attempt; begins again from the last checkpoint when the engine was lost, a few times."""
+def retry_on_engine_loss(run: TrainingRunSpec, attempt: Callable[[], T], progress: ProgressCallback) -> T:
+    """Runs the attempt, again if the engine was lost: at most three times without a new checkpoint."""
     file = StateFile(run.folder)
-    lost, before = 0, _reached(file)
+    losses, last_step = 0, _checkpoint_step(file)
     while True:
         try:
             return attempt()
         except EngineError as error:
-            now = _reached(file)
-            lost = 1 if now != before else lost + 1
-            if not error.lost or now is None or lost > _TRIES:
+            step = _checkpoint_step(file)
+            losses = 1 if step != last_step else losses + 1
+            if not error.lost or step is None or losses > _TRIES:
                 raise
-            before = now
-            tell(f"the engine was lost ({error.message}); going on from the last checkpoint")
+            last_step = step
+            progress(f"the engine was lost ({error.message}); resuming from the last checkpoint")
         _await_engine(run.connection)
 
 
-def _reached(file: StateFile) -> int | None:
-    """The step of the last checkpoint; None: the run never got anywhere."""
+def _checkpoint_step(file: StateFile) -> int | None:
+    """The step of the last checkpoint; None: the run has no state on disk."""
     state = file.state()
     return None if state is None else state.step
 
 
 def _await_engine(connection: ServiceConnection) -> None:
-    """One that is coming up listens before it has loaded its model, so it is asked rather than knocked at."""
+    """Waits until it is ready: an engine accepts connections before it has loaded its model."""
     deadline_s = time.monotonic() + _PATIENCE_S
-    while connection.local and time.monotonic() < deadline_s and not answers(connection.url):
+    while connection.local and time.monotonic() < deadline_s and not is_ready(connection.url):
         time.sleep(_PAUSE_S)
 
 
-_GO_BACK = "go on from the last checkpoint with a lower learning rate: --start, and another --name"
-_LEARNED = 1e-6
-"""A loss at which no gradient is no wonder."""
+_GO_BACK = "continue from the last checkpoint with a lower learning rate: --start, and another --name"
+_CONVERGED_LOSS = 1e-6
+"""Below this loss a zero gradient is expected."""
 
 
 def check_finite(values: Mapping[str, float]) -> None:
-    """HermesError if a number says that the weights are, or are about to be, lost."""
+    """HermesError if a metric is NaN or infinite: the weights are broken, or the next update breaks them."""
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise HermesError(f"{', '.join(sorted(bad))} is not a finite number", _GO_BACK)
 
 
 def check_gradient(loss: float, norm: float | None) -> None:
-    """HermesError if there is something to learn and nothing that could: the weights have run away."""
-    if norm == 0 and loss > _LEARNED:
-        raise HermesError(
-            f"the gradient is 0 at a loss of {loss:.3g}: the weights no longer answer", _GO_BACK
-        )
+    """HermesError if the gradient vanished although the loss has not: the weights have diverged."""
+    if norm == 0 and loss > _CONVERGED_LOSS:
+        raise HermesError(f"the gradient is 0 at a loss of {loss:.3g}: the weights have diverged", _GO_BACK)

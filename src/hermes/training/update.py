@@ -1,4 +1,4 @@
-"""One update from prepared sequences: the passes over the data, the optimizer, and the numbers of both."""
+"""One policy update from a batch: the passes over the data, the optimizer step, and the metrics of both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from hermes.training.data.batch import ScoredSequence
+from hermes.core.sequence import TrainSequence
 from hermes.training.data.correction import (
     IMPORTANCE_SAMPLING,
     PPO,
@@ -15,7 +15,7 @@ from hermes.training.data.correction import (
     surrogate,
     weights,
 )
-from hermes.training.data.datums import rewarded
+from hermes.training.data.datums import rl_datum
 from hermes.training.data.metrics import TokenStats, clip_fraction, token_metrics
 from hermes.training.monitor.proof import Proof
 from hermes.training.service.client import AdapterClient, ForwardOutput
@@ -43,118 +43,124 @@ class UpdateConfig(Protocol):
 
 
 class Update:
-    def __init__(self, trainee: AdapterClient, settings: UpdateConfig) -> None:
-        self._trainee = trainee
+    def __init__(self, client: AdapterClient, settings: UpdateConfig) -> None:
+        self._client = client
         self._settings = settings
         self._loss = engine_loss(settings.loss, settings.cap, settings.clip)
 
-    def make(
-        self, items: Sequence[ScoredSequence], step: int, rate: float, proof: Proof | None
+    def apply(
+        self, sequences: Sequence[TrainSequence], step: int, rate: float, proof: Proof | None
     ) -> dict[str, float]:
-        """`step`: the one that this update makes. The sum of the losses is the mean over trained tokens."""
+        """Makes step `step`. The losses are scaled so that their sum is the mean over trained tokens."""
         settings = self._settings
-        each = 1.0 / sum(item.rollout.trained_tokens for item in items)
-        data, behaviour, scaled = self._data(items, step - 1, each)
-        values: dict[str, float] = {}
-        clipped: list[float] = []
-        bounds, sent = bounds_of(self._loss), _of_trained(items, behaviour)
+        scale = 1.0 / sum(sequence.trained_tokens for sequence in sequences)
+        data, behaviour, scaled = self._data(sequences, step - 1, scale)
+        metrics: dict[str, float] = {}
+        clip_fractions: list[float] = []
+        bounds, sent_logprobs = bounds_of(self._loss), _trained_only(sequences, behaviour)
         for epoch in range(settings.epochs):
-            passed = self._trainee.forward_backward(data, self._loss)
+            output = self._client.forward_backward(data, self._loss)
             if bounds is not None:
-                clipped.append(clip_fraction(_of_trained(items, passed.logprobs), sent, bounds))
+                trained = _trained_only(sequences, output.logprobs)
+                clip_fractions.append(clip_fraction(trained, sent_logprobs, bounds))
             if epoch == 0:
-                values = self._numbers(items, passed, behaviour, scaled)
+                metrics = self._metrics(sequences, output, behaviour, scaled)
                 if proof is not None:
-                    _judge(proof, items, passed.logprobs, step - 1)
-            check_finite({"train/loss": passed.loss})
-            told = self._trainee.optim_step(rate, settings.beta1, settings.beta2, settings.clip_norm)
-            optim = {f"optim/{name.partition(':')[0]}": value for name, value in told.items()}
+                    _check_logprobs(proof, sequences, output.logprobs, step - 1)
+            check_finite({"train/loss": output.loss})
+            optimizer = self._client.optim_step(rate, settings.beta1, settings.beta2, settings.clip_norm)
+            optim = {f"optim/{name.partition(':')[0]}": value for name, value in optimizer.items()}
             check_finite(optim)
-            values |= optim
-        return values | ({"health/clip_fraction": statistics.fmean(clipped)} if clipped else {})
+            metrics |= optim
+        return metrics | (
+            {"health/clip_fraction": statistics.fmean(clip_fractions)} if clip_fractions else {}
+        )
 
     def _data(
-        self, items: Sequence[ScoredSequence], step: int, each: float
+        self, sequences: Sequence[TrainSequence], step: int, scale: float
     ) -> tuple[list[tinker.Datum], list[list[float]], list[list[float]]]:
-        """Datums, the logprobs that ratios are taken to, and the advantages as sent."""
-        behaviour = [list(item.rollout.logprobs) for item in items]
-        scaled = [[each * value for value in item.advantages] for item in items]
-        if any(self._replaced(item, step) for item in items):
-            present = self._trainee.forward([item.rollout.tokens for item in items])
-            for index, item in enumerate(items):
-                if self._replaced(item, step):
-                    scaled[index] = self._weighed(item, scaled[index], present[index])
+        """The datums, the logprobs that ratios are relative to, and the advantages as sent."""
+        behaviour = [list(sequence.logprobs) for sequence in sequences]
+        scaled = [[scale * advantage for advantage in sequence.advantages] for sequence in sequences]
+        if any(self._uses_trainer_logprobs(sequence, step) for sequence in sequences):
+            present = self._client.forward([sequence.tokens for sequence in sequences])
+            for index, sequence in enumerate(sequences):
+                if self._uses_trainer_logprobs(sequence, step):
+                    scaled[index] = self._weighted(sequence, scaled[index], present[index])
                     behaviour[index] = present[index]
         masked = [
-            [one if trained else 0.0 for one, trained in zip(values, item.rollout.trained, strict=True)]
-            for item, values in zip(items, behaviour, strict=True)
+            [value if in_loss else 0.0 for value, in_loss in zip(values, sequence.loss_mask, strict=True)]
+            for sequence, values in zip(sequences, behaviour, strict=True)
         ]
         data = [
-            rewarded(item.rollout.tokens, old, values)
-            for item, old, values in zip(items, masked, scaled, strict=True)
+            rl_datum(sequence.tokens, logprobs, advantages)
+            for sequence, logprobs, advantages in zip(sequences, masked, scaled, strict=True)
         ]
         return data, masked, scaled
 
-    def _replaced(self, item: ScoredSequence, step: int) -> bool:
-        """Whether the trainer's own logprobs take the place of the sampler's."""
-        if item.rollout.temperature != 1.0:
+    def _uses_trainer_logprobs(self, sequence: TrainSequence, step: int) -> bool:
+        """Whether the trainer's logprobs replace the sampler's in the ratio."""
+        if sequence.temperature != 1.0:
             return True
-        return self._settings.loss == PPO and self._settings.cap is not None and item.stale_by(step) != 0
+        return self._settings.loss == PPO and self._settings.cap is not None and sequence.staleness(step) != 0
 
-    def _weighed(self, item: ScoredSequence, advantages: list[float], present: list[float]) -> list[float]:
+    def _weighted(
+        self, sequence: TrainSequence, advantages: list[float], present: list[float]
+    ) -> list[float]:
+        """The advantages times the capped importance weights."""
         cap = self._settings.cap
-        if item.rollout.temperature != 1.0 or cap is None:
+        if sequence.temperature != 1.0 or cap is None:
             return advantages
-        ratios = weights(present, item.rollout.logprobs, cap)
-        return [value * ratio for value, ratio in zip(advantages, ratios, strict=True)]
+        ratios = weights(present, sequence.logprobs, cap)
+        return [advantage * ratio for advantage, ratio in zip(advantages, ratios, strict=True)]
 
-    def _numbers(
+    def _metrics(
         self,
-        items: Sequence[ScoredSequence],
-        passed: ForwardOutput,
+        sequences: Sequence[TrainSequence],
+        output: ForwardOutput,
         behaviour: list[list[float]],
         scaled: list[list[float]],
     ) -> dict[str, float]:
         settings = self._settings
-        stated = [item.rollout.logprobs for item in items]
         comparable = [
-            item.rollout.logprobs if item.rollout.temperature == 1.0 else old
-            for item, old in zip(items, behaviour, strict=True)
+            sequence.logprobs if sequence.temperature == 1.0 else logprobs
+            for sequence, logprobs in zip(sequences, behaviour, strict=True)
         ]
         tokens = TokenStats(
-            _of_trained(items, stated),
-            _of_trained(items, comparable),
-            _of_trained(items, passed.logprobs),
-            _of_trained(items, [item.advantages for item in items]),
+            _trained_only(sequences, [sequence.logprobs for sequence in sequences]),
+            _trained_only(sequences, comparable),
+            _trained_only(sequences, output.logprobs),
+            _trained_only(sequences, [sequence.advantages for sequence in sequences]),
         )
-        loss = passed.loss
+        loss = output.loss
         if settings.loss == IMPORTANCE_SAMPLING and settings.cap is not None:
-            sent = _of_trained(items, behaviour)
-            loss = surrogate(tokens.trainer, sent, _of_trained(items, scaled), settings.cap)
+            sent_logprobs = _trained_only(sequences, behaviour)
+            loss = surrogate(tokens.trainer, sent_logprobs, _trained_only(sequences, scaled), settings.cap)
         return {"train/loss": loss, **token_metrics(tokens)}
 
 
-def _of_trained(items: Sequence[ScoredSequence], values: Sequence[Sequence[float]]) -> list[float]:
-    """What is known by sequence and token, of the trained tokens."""
+def _trained_only(sequences: Sequence[TrainSequence], values: Sequence[Sequence[float]]) -> list[float]:
+    """The values of the trained tokens of all sequences; `values` are by sequence and token."""
     return [
         value
-        for item, row in zip(items, values, strict=True)
-        for value, trained in zip(row, item.rollout.trained, strict=True)
-        if trained
+        for sequence, row in zip(sequences, values, strict=True)
+        for value, in_loss in zip(row, sequence.loss_mask, strict=True)
+        if in_loss
     ]
 
 
-def _judge(
-    proof: Proof, items: Sequence[ScoredSequence], trainer: Sequence[Sequence[float]], step: int
+def _check_logprobs(
+    proof: Proof, sequences: Sequence[TrainSequence], trainer: Sequence[Sequence[float]], step: int
 ) -> None:
-    """Stated against present logprobs: of what these weights sampled, else of what nobody dates."""
-    for age in (0, None):
-        fresh = [
-            (item, logprobs)
-            for item, logprobs in zip(items, trainer, strict=True)
-            if item.rollout.temperature == 1.0 and item.stale_by(step) == age
+    """Compares the sampler's logprobs with the trainer's: of sequences that the present weights sampled, then
+    of sequences that do not state which weights sampled them."""
+    for staleness in (0, None):
+        pairs = [
+            (sequence, logprobs)
+            for sequence, logprobs in zip(sequences, trainer, strict=True)
+            if sequence.temperature == 1.0 and sequence.staleness(step) == staleness
         ]
-        of = [item for item, _ in fresh]
-        stated = _of_trained(of, [item.rollout.logprobs for item in of])
-        present = _of_trained(of, [logprobs for _, logprobs in fresh])
-        proof.judge_batch(stated, present, certain=age == 0)
+        comparable = [sequence for sequence, _ in pairs]
+        stated = _trained_only(comparable, [sequence.logprobs for sequence in comparable])
+        present = _trained_only(comparable, [logprobs for _, logprobs in pairs])
+        proof.judge_batch(stated, present, certain=staleness == 0)

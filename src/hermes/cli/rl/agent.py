@@ -46,22 +46,22 @@ def agent(
     from hermes.config.load import load
     from hermes.config.providers import BUNDLED_PROVIDER
     from hermes.errors import HermesError, UsageError
-    from hermes.rl.checks.machine import why_not
+    from hermes.rl.checks.machine import missing_requirement
     from hermes.rl.config.base_model import allowed_models
     from hermes.rl.tools import TOOLSET, register_tools
 
     refuse_key({"api_key": api_key})
     config = load()
     if list_environments:
-        from hermes.rl.views import environments
+        from hermes.rl.render import environments_text
 
-        click.echo(environments(config, as_json))
+        click.echo(environments_text(config, as_json))
         return
-    reasons = {model: why_not(config, model) for model in allowed_models(config.settings.rl)}
+    reasons = {model: missing_requirement(config, model) for model in allowed_models(config.settings.rl)}
     trainable = [model for model, missing in reasons.items() if missing is None]
     missing = next(iter(reasons.values()))
     if not trainable and missing is not None:
-        raise HermesError(missing.what, missing.fix)
+        raise HermesError(missing.problem, missing.fix)
     if check_server:
         click.echo(f"{', '.join(trainable)} can be trained here")
         return

@@ -26,7 +26,7 @@ def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        from hermes.rl.views import inference_text
+        from hermes.rl.render import inference_text
 
         click.echo(inference_text(found))
     if not found["summary"]["environment_working"]:
@@ -58,7 +58,7 @@ def preflight(groups: int, seconds: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        from hermes.rl.views import preflight_text
+        from hermes.rl.render import preflight_text
 
         click.echo(preflight_text(found))
 
@@ -71,13 +71,13 @@ def doctor(run_id: str, as_json: bool) -> None:
     """Why a run does not learn: named causes with their evidence."""
     from hermes.config.load import load
     from hermes.rl.checks.doctor import diagnose
-    from hermes.rl.results import steps
+    from hermes.rl.results import step_rows
     from hermes.rl.run import find_run
-    from hermes.rl.start import look
+    from hermes.rl.start import current_status
 
     run = find_run(load().home, run_id)
-    status = look(run)
-    causes = diagnose(steps(run), status.state.value, status.reason)
+    status = current_status(run)
+    causes = diagnose(step_rows(run), status.state.value, status.reason)
     if as_json:
         click.echo(json.dumps([cause.to_json() for cause in causes], indent=2, ensure_ascii=False))
         return

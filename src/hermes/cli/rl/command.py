@@ -65,9 +65,9 @@ def _print(data: Any) -> None:
 @json_option
 def list_(as_json: bool) -> None:
     """List the environments to train on."""
-    from hermes.rl.views import environments
+    from hermes.rl.render import environments_text
 
-    click.echo(environments(_config(), as_json))
+    click.echo(environments_text(_config(), as_json))
 
 
 @rl.command()
@@ -93,7 +93,7 @@ def config(field: str | None, value: str | None, unlock: bool, as_json: bool) ->
     """Show the fields of the selected environment, or set one: FIELD VALUE."""
     from hermes.errors import UsageError
     from hermes.rl.config.resolve import edit, resolve, selected
-    from hermes.rl.views import fields
+    from hermes.rl.render import fields_text
 
     settings = _config()
     if field is None:
@@ -102,7 +102,7 @@ def config(field: str | None, value: str | None, unlock: bool, as_json: bool) ->
         raise UsageError(f"no value for {field}", f"hermes rl config {field} VALUE")
     else:
         resolved = edit(settings, field, _value(value), unlock=unlock)
-    click.echo(fields(resolved, as_json))
+    click.echo(fields_text(resolved, as_json))
 
 
 def _value(text: str) -> Any:
@@ -151,7 +151,7 @@ def start(
 
     settings = _config({"rl.service": service} if service else {})
     if prompts or reward:
-        from hermes.rl.reward_run import select_reward_function
+        from hermes.rl.config.reward_function import select_reward_function
 
         select_reward_function(settings, environment, prompts, reward)
         environment = None
@@ -196,13 +196,13 @@ def _prepared(
 @json_option
 def status(run_id: str, as_json: bool) -> None:
     """How a run stands: processes, newest metrics, why it ended."""
+    from hermes.rl.render import run_text
     from hermes.rl.results import describe
     from hermes.rl.run import find_run
-    from hermes.rl.start import look
-    from hermes.rl.views import run_text
+    from hermes.rl.start import current_status
 
     run = find_run(_config().home, run_id)
-    told = describe(run, look(run))
+    told = describe(run, current_status(run))
     click.echo(json.dumps(told, indent=2, ensure_ascii=False) if as_json else run_text(told))
 
 
@@ -230,13 +230,13 @@ def stop(run_id: str, now: bool, as_json: bool) -> None:
 @json_option
 def results(run_id: str, as_json: bool) -> None:
     """Final metrics, their history, and where the weights are."""
+    from hermes.rl.render import results_text
     from hermes.rl.results import results as read
     from hermes.rl.run import find_run
-    from hermes.rl.start import look
-    from hermes.rl.views import results_text
+    from hermes.rl.start import current_status
 
     run = find_run(_config().home, run_id)
-    found = read(run, look(run))
+    found = read(run, current_status(run))
     click.echo(
         json.dumps(found, indent=2, ensure_ascii=False, default=str) if as_json else results_text(found)
     )
@@ -246,6 +246,6 @@ def results(run_id: str, as_json: bool) -> None:
 @json_option
 def runs(as_json: bool) -> None:
     """List all runs, newest first."""
-    from hermes.rl.views import runs_text
+    from hermes.rl.render import runs_text
 
     click.echo(runs_text(_config().home, as_json))

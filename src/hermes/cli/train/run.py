@@ -100,7 +100,7 @@ def run_rl(given: dict[str, Any]) -> None:
         f"run {run.id}: {settings.num_steps} steps of {settings.batch_size} sequences from {settings.api_url}"
     )
     with _engine(config, run, given, tell), _sinks(config, run, given, settings) as sinks:
-        around = RunServices(
+        services = RunServices(
             sinks,
             tell,
             _stop_on_signals(),
@@ -109,7 +109,7 @@ def run_rl(given: dict[str, Any]) -> None:
             teacher,
             _face(config, given),
         )
-        _report(run, train(run, settings, around), given)
+        _report(run, train(run, settings, services), given)
 
 
 def _run(config: Config, given: dict[str, Any], kind: str) -> TrainingRunSpec:
@@ -117,7 +117,7 @@ def _run(config: Config, given: dict[str, Any], kind: str) -> TrainingRunSpec:
     from hermes.training.checkpoints import RetentionPolicy
     from hermes.training.service.client import LoraSpec, connection
     from hermes.training.session import TrainingRunSpec
-    from hermes.training.start import find_weights
+    from hermes.training.start_weights import find_weights
 
     model = given["base_model"]
     if Path(model).is_dir():
@@ -175,18 +175,18 @@ def _with_total(settings: Any, total: int) -> Any:
 @contextmanager
 def _sinks(config: Config, run: TrainingRunSpec, given: dict[str, Any], settings: Any) -> Iterator[Sinks]:
     from hermes.agent.build import open_writer
-    from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, configured
+    from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, default_sinks
 
     with open_writer(config) as writer:
         sinks = Sinks([JsonLines(run.folder), StoreSink(writer, run.id)])
         requested = given["extra_sinks"]
-        names = dict.fromkeys((*requested, *configured(config.environ)))
+        names = dict.fromkeys((*requested, *default_sinks(config.environ)))
         if given["no_wandb"]:
             names = {name: None for name in names if not name.startswith("wandb")}
         if "wandb-offline" in names:
             names.pop("wandb", None)
         label = Label(run.id, given["project"], given["title"] or run.id, given["wandb_group"])
-        facts = json.loads(json.dumps({**asdict(settings), **asdict(run.wish)}, default=str))
+        facts = json.loads(json.dumps({**asdict(settings), **asdict(run.lora)}, default=str))
         try:
             for name in names:
                 sinks.add(name, run.folder, label, facts, required=name in requested)
@@ -233,16 +233,16 @@ def _engine(
     """With --with-engine: an engine at the run's address, unless one answers there or a service trains."""
     from hermes.config.paths import logs_dir
     from hermes.rl.supervise.engine_process import engine_process
-    from hermes.training.service.client import answers
+    from hermes.training.service.client import is_ready
 
     url = run.connection.url
-    if not given["with_engine"] or not run.connection.local or answers(url):
+    if not given["with_engine"] or not run.connection.local or is_ready(url):
         yield
         return
     log = logs_dir(config.home) / "rl_training" / f"engine_{run.id}.log"
     port = urlsplit(url).port or 80
-    tell(f"starting an engine for {run.wish.base_model} at {url}; its log is {log}")
-    with engine_process(run.wish.base_model, config.settings.rl.device, port, log, config.home / "engine"):
+    tell(f"starting an engine for {run.lora.base_model} at {url}; its log is {log}")
+    with engine_process(run.lora.base_model, config.settings.rl.device, port, log, config.home / "engine"):
         yield
 
 

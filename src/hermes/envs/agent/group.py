@@ -1,16 +1,17 @@
-"""From scored rollouts to the group that a trainer or a file gets. Pure."""
+"""From scored rollouts to the group that is sent to a trainer or written to a file. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
-from hermes.envs.agent.sequences import TrainingSequence
+from hermes.core.sequence import RolloutInfo, TrainSequence, to_group
 from hermes.envs.failures import GroupDroppedError
 from hermes.envs.rewards.result import GraderError
-from hermes.envs.types import ScoredDataGroup
+from hermes.envs.types import Message, ScoredDataGroup
 
-_NOTHING = TrainingSequence((), (), (), (), ())
+_EMPTY = TrainSequence((), (), ())
 
 if TYPE_CHECKING:
     from hermes.envs.agent.config import HermesAgentEnvConfig
@@ -22,60 +23,35 @@ def as_group(
 ) -> ScoredDataGroup:
     """Every exact context of every rollout, with its rollout's score. `kind`: of the task.
 
-    A rollout whose template rewrote the history has several; `overrides` says which belong together. One
-    without exact tokens has an empty sequence and says why: there is nothing in it to train on.
+    A rollout whose template rewrote the history has several; `overrides` names those that belong together. A
+    rollout without exact tokens has an empty sequence and the reason: there is nothing in it to train on.
     """
-    tokens: list[list[int]] = []
-    masks: list[list[int]] = []
-    logprobs: list[list[float]] = []
-    scores: list[float] = []
-    messages: list[list[Any]] = []
-    overrides: list[dict[str, Any]] = []
-    for each in scored:
-        parts = each.result.sequences or (_NOTHING,)
-        for number, part in enumerate(parts):
-            tokens.append(list(part.tokens))
-            masks.append(list(part.masks))
-            logprobs.append(list(part.logprobs))
-            scores.append(each.reward.value)
-            messages.append(each.result.messages)
-            overrides.append({**_facts(each, kind), **_place(part, number, len(parts))})
-    group: ScoredDataGroup = {
-        "tokens": tokens,
-        "masks": masks,
-        "scores": scores,
-        "inference_logprobs": logprobs,
-        "overrides": overrides,
-        "generation_params": {"temperature": config.agent_temperature},
-    }
+    sequences = [
+        (replace(sequence, rollout=_rollout_info(rollout, kind)), rollout.result.messages)
+        for rollout in scored
+        for sequence in rollout.result.sequences or (_EMPTY,)
+    ]
+    group = cast("ScoredDataGroup", to_group([sequence for sequence, _ in sequences]))
+    group["generation_params"] = {"temperature": config.agent_temperature}
     if config.include_messages:
-        group["messages"] = messages
-    if len(tokens) != config.group_size:
-        group["group_overrides"] = {"group_size": len(tokens)}
+        group["messages"] = cast("list[list[Message]]", [messages for _, messages in sequences])
+    if len(sequences) != config.group_size:
+        group["group_overrides"] = {"group_size": len(sequences)}
     return group
 
 
-def _facts(scored: Scored, kind: str | None) -> dict[str, Any]:
-    """What a trainer's health metrics ask of a rollout."""
+def _rollout_info(scored: Scored, kind: str | None) -> RolloutInfo:
     result = scored.result
-    facts: dict[str, Any] = {
-        "trajectory_id": result.trajectory.header.id,
-        "stop_reason": result.outcome.stop_reason.value,
-        "tool_calls": sum(len(step.message.tool_calls) for step in result.trajectory.steps),
-        "tool_errors": len(result.tool_errors),
-        "success": scored.reward.success,
-    }
-    if kind is not None:
-        facts["kind"] = kind
-    if result.exactness.inexact is not None:
-        facts["not_trainable"] = result.exactness.inexact
-    return facts
-
-
-def _place(part: TrainingSequence, number: int, parts: int) -> dict[str, Any]:
-    versions = sorted({version for version in part.policy_versions if version is not None})
-    place: dict[str, Any] = {"policy_versions": versions} if versions else {}
-    return place | ({"part": number, "parts": parts} if parts > 1 else {})
+    return RolloutInfo(
+        id=result.trajectory.header.id,
+        score=scored.reward.value,
+        success=scored.reward.success,
+        kind=kind,
+        stop_reason=result.outcome.stop_reason.value,
+        tool_calls=sum(len(step.message.tool_calls) for step in result.trajectory.steps),
+        tool_errors=len(result.tool_errors),
+        not_trainable=result.exactness.inexact,
+    )
 
 
 def of_group(error: BaseException) -> BaseException:

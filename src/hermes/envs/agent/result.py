@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes.core import JSONObject, Message, Outcome, Role, StepKind, StopReason, ToolCall, Trajectory, Usage
+from hermes.core.sequence import TrainSequence
 from hermes.core.step import Step
-from hermes.envs.agent.sequences import Exactness, TrainingSequence, sequences_of
+from hermes.envs.agent.sequences import Exactness, sequences_of
 
 _ARGUMENT_CHARS = 200
 
@@ -47,7 +48,7 @@ class AgentResult:
     exactness: Exactness
 
     @property
-    def sequences(self) -> tuple[TrainingSequence, ...]:
+    def sequences(self) -> tuple[TrainSequence, ...]:
         """What can be trained on; empty if the rollout is not token-exact."""
         return self.exactness.sequences
 

@@ -1,10 +1,10 @@
-"""From the recorded calls of a rollout to what a trainer can learn from.
+"""From the recorded model calls of a rollout to its training sequences. Pure.
 
-A call whose prompt goes on exactly where an earlier one ended (its prompt, then what was sampled) extends
-that sequence; any other begins a new one. So every sampled token is trained on once, in the context in which
-it was sampled, and on no context that the model never saw. Pure functions over recorded ids.
+A call whose prompt continues exactly where an earlier call ended (its prompt, then its sampled tokens)
+extends the sequence of that call; any other call begins a new one. So every sampled token is trained on once,
+in the context in which it was sampled, and no context is made up that the model never saw.
 
-A rollout of which some call has no exact tokens gives no sequences, and the reason instead.
+A rollout with a call without exact tokens has no sequences, and the reason instead.
 """
 
 from __future__ import annotations
@@ -13,37 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hermes.core import ModelCall, TokenTrace
-
-MASKED = -100
-"""The mask of a token that is not trained on."""
-MASKED_LOGPROB = 1.0
-"""What stands for the logprob of such a token; no real one is above 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSequence:
-    """One context as it grew. The three lists are of equal length."""
-
-    tokens: tuple[int, ...]
-    masks: tuple[int, ...]
-    """The token's own id where it was sampled, MASKED elsewhere."""
-    logprobs: tuple[float, ...]
-    """Under the weights that sampled it; MASKED_LOGPROB elsewhere."""
-    calls: tuple[int, ...]
-    """Which of the rollout's model calls are in it, counted from 0."""
-    policy_versions: tuple[str | None, ...]
-    """The weights that answered each of those calls."""
-
-    @property
-    def sampled_tokens(self) -> int:
-        return sum(mask != MASKED for mask in self.masks)
+from hermes.core.sequence import MASKED_LOGPROB, TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
     """What a rollout offers a trainer."""
 
-    sequences: tuple[TrainingSequence, ...]
+    sequences: tuple[TrainSequence, ...]
     inexact: str | None = None
     """Why there is nothing to train on; None if the sequences are exact and complete."""
 
@@ -54,63 +31,63 @@ class Exactness:
 
 def sequences_of(calls: Iterable[ModelCall]) -> Exactness:
     """The training sequences of a rollout's calls, in order."""
-    grown: list[_Growing] = []
+    contexts: list[_GrowingContext] = []
     count = 0
     for index, call in enumerate(calls):
         count += 1
         if call.tokens is None:
-            return Exactness((), _why_not(index, call))
-        _grow(grown, index, call.tokens)
-    if not any(each.sampled for each in grown):
+            return Exactness((), _missing_tokens(index, call))
+        _add_call(contexts, index, call.tokens)
+    sampled = [context for context in contexts if any(context.loss_mask)]
+    if not sampled:
         return Exactness((), "the model sampled nothing" if count else "the model was never called")
-    return Exactness(tuple(each.finished() for each in grown if each.sampled))
+    return Exactness(tuple(context.to_sequence() for context in sampled))
 
 
-class _Growing:
-    """A sequence in the making."""
+class _GrowingContext:
+    """The context of a sequence of calls that continue one another."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.masks: list[int] = []
+        self.loss_mask: list[bool] = []
         self.logprobs: list[float] = []
         self.calls: list[int] = []
-        self.policy_versions: list[str | None] = []
-        self.sampled = 0
+        self.policy_versions: list[str] = []
 
-    def takes(self, prompt_ids: Sequence[int]) -> bool:
+    def is_prefix_of(self, prompt_ids: Sequence[int]) -> bool:
         size = len(self.tokens)
         return size <= len(prompt_ids) and list(prompt_ids[:size]) == self.tokens
 
-    def add(self, index: int, trace: TokenTrace) -> None:
-        new = trace.prompt_ids[len(self.tokens) :]
-        self.tokens += (*new, *trace.sampled_ids)
-        self.masks += (*[MASKED] * len(new), *trace.sampled_ids)
-        self.logprobs += (*[MASKED_LOGPROB] * len(new), *trace.logprobs)
+    def extend(self, index: int, trace: TokenTrace) -> None:
+        new_ids = trace.prompt_ids[len(self.tokens) :]
+        self.tokens += (*new_ids, *trace.sampled_ids)
+        self.loss_mask += (*[False] * len(new_ids), *[True] * len(trace.sampled_ids))
+        self.logprobs += (*[MASKED_LOGPROB] * len(new_ids), *trace.logprobs)
         self.calls.append(index)
-        self.policy_versions.append(trace.policy_version)
-        self.sampled += len(trace.sampled_ids)
+        if trace.policy_version is not None:
+            self.policy_versions.append(trace.policy_version)
 
-    def finished(self) -> TrainingSequence:
-        return TrainingSequence(
+    def to_sequence(self) -> TrainSequence:
+        return TrainSequence(
             tuple(self.tokens),
-            tuple(self.masks),
+            tuple(self.loss_mask),
             tuple(self.logprobs),
-            tuple(self.calls),
             tuple(self.policy_versions),
+            tuple(self.calls),
         )
 
 
-def _grow(grown: list[_Growing], index: int, trace: TokenTrace) -> None:
-    """Adds the call to the longest sequence it goes on from, or to a new one."""
-    fitting = [each for each in grown if each.takes(trace.prompt_ids)]
-    if fitting:
-        best = max(fitting, key=lambda each: len(each.tokens))
+def _add_call(contexts: list[_GrowingContext], index: int, trace: TokenTrace) -> None:
+    """Extends the longest context that the call continues, or begins a new one."""
+    prefixes = [context for context in contexts if context.is_prefix_of(trace.prompt_ids)]
+    if prefixes:
+        longest = max(prefixes, key=lambda context: len(context.tokens))
     else:
-        grown.append(best := _Growing())
-    best.add(index, trace)
+        contexts.append(longest := _GrowingContext())
+    longest.extend(index, trace)
 
 
-def _why_not(index: int, call: ModelCall) -> str:
+def _missing_tokens(index: int, call: ModelCall) -> str:
     if call.tokens_withheld is not None:
         return f"the tokens of model call {index + 1} were withheld: {call.tokens_withheld}"
     return f"{call.model} at {call.endpoint} gave no token ids and logprobs for model call {index + 1}"

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from hermes.core import JSON, JSONObject, Message, ToolCall
+from hermes.core.sequence import MASKED
 from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.rollout import Scored
-from hermes.envs.agent.sequences import MASKED
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
 from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn

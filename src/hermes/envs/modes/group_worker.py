@@ -14,9 +14,9 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from hermes.core.sequence import MASKED
 from hermes.envs.failures import MAX_TRIES, NO_GROUP, TIMED_OUT, EnvironmentRunError, GroupFailure, classify
 from hermes.envs.groups import refusal
-from hermes.envs.tokenise import IGNORED
 from hermes.envs.types import Item
 from hermes.errors import HermesError
 
@@ -151,7 +151,7 @@ async def keep_and_send(env: BaseEnv, scored_data: Any, item: Item, send: bool, 
         if group is None:
             continue
         for mask in group.get("masks") or ():
-            env.completion_lengths.append(sum(token != IGNORED for token in mask))
+            env.completion_lengths.append(sum(token != MASKED for token in mask))
         if (reason := refusal(group, env.config, longest)) is not None:
             logger.warning("left out a group: %s", reason)
             env.tally.leave_out(reason)

@@ -1,6 +1,7 @@
-"""From a run's metrics to named causes, each with its evidence and what to do. Pure, but for reading the run.
+"""Diagnoses a run from its metrics: named causes, each with its evidence and advice. Pure.
 
-A cause is named only if the numbers show it; a run that shows none is said to look healthy, not to be fine.
+A cause is reported only if the metrics show it. A run without one looks healthy, which does not prove that it
+is.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class Cause:
 
 def diagnose(rows: Rows, state: str, reason: str | None) -> list[Cause]:
     """Worst first. `rows` are the run's metrics, one a step."""
-    found = [cause for check in _CHECKS if (cause := check(rows[-_RECENT:])) is not None]
+    causes = [cause for check in _CHECKS if (cause := check(rows[-_RECENT:])) is not None]
     if state == "failed":
-        found.insert(0, Cause("the run failed", reason or "no reason is recorded", "see its last log lines"))
+        causes.insert(0, Cause("the run failed", reason or "no reason is recorded", "see its last log lines"))
     elif not rows:
-        found.append(Cause("no step yet", f"the run is {state}", "see 'hermes rl status'"))
-    return found
+        causes.append(Cause("no step yet", f"the run is {state}", "see 'hermes rl status'"))
+    return causes
 
 
 def _mean(rows: Rows, name: str) -> float | None:
@@ -72,8 +73,8 @@ def _truncation(rows: Rows) -> Cause | None:
 
 
 def _stale_adapter(rows: Rows) -> Cause | None:
-    """By what a stale adapter does: it does not follow the trainer. A gap alone is no evidence, in bf16 it is
-    0.05 to 0.25 nats in runs that learn."""
+    """A stale adapter does not follow the trainer. A gap alone is no evidence: in bf16 it is 0.05 to 0.25
+    nats in runs that learn."""
     shares = [float(row["probe/followed"]) for row in rows if "probe/followed" in row]
     behind = [share for share in shares if share < FOLLOWED]
     if len(behind) < 2:
@@ -126,7 +127,7 @@ def _tool_errors(rows: Rows) -> Cause | None:
     )
 
 
-def _reward_parse(rows: Rows) -> Cause | None:
+def _constant_reward(rows: Rows) -> Cause | None:
     low, high = _mean(rows, "reward/min"), _mean(rows, "reward/max")
     if low is None or high is None or low != high or len(rows) < 3:
         return None
@@ -137,16 +138,16 @@ def _reward_parse(rows: Rows) -> Cause | None:
     )
 
 
-def _many(rows: Rows, name: str) -> str | None:
-    """How many sequences of a batch, in words, where it is a tenth or more."""
-    some, made = _mean(rows, name), _mean(rows, "data/sequences")
-    if not some or not made or some < 0.1 * made:
+def _large_share(rows: Rows, name: str) -> str | None:
+    """How many sequences of a batch the metric counts, in words; None if fewer than a tenth."""
+    count, total = _mean(rows, name), _mean(rows, "data/sequences")
+    if not count or not total or count < 0.1 * total:
         return None
-    return f"{some:.1f} of {made:.1f} sequences a batch"
+    return f"{count:.1f} of {total:.1f} sequences a batch"
 
 
-def _refused(rows: Rows) -> Cause | None:
-    if (refused := _many(rows, "data/refused")) is None:
+def _rejected(rows: Rows) -> Cause | None:
+    if (refused := _large_share(rows, "data/refused")) is None:
         return None
     return Cause(
         "untrainable rollouts",
@@ -156,7 +157,7 @@ def _refused(rows: Rows) -> Cause | None:
 
 
 def _too_long(rows: Rows) -> Cause | None:
-    if (long := _many(rows, "data/too_long")) is None:
+    if (long := _large_share(rows, "data/too_long")) is None:
         return None
     return Cause(
         "rollouts too long",
@@ -165,7 +166,7 @@ def _too_long(rows: Rows) -> Cause | None:
     )
 
 
-def _flat(rows: Rows) -> Cause | None:
+def _no_progress(rows: Rows) -> Cause | None:
     if len(rows) < _RECENT or "reward/mean" not in rows[0]:
         return None
     rewards = [float(row["reward/mean"]) for row in rows if "reward/mean" in row]
@@ -183,13 +184,13 @@ def _flat(rows: Rows) -> Cause | None:
 
 _CHECKS: tuple[Callable[[Rows], Cause | None], ...] = (
     _stale_adapter,
-    _reward_parse,
+    _constant_reward,
     _no_signal,
-    _refused,
+    _rejected,
     _too_long,
     _truncation,
     _learning_rate,
     _off_policy,
     _tool_errors,
-    _flat,
+    _no_progress,
 )

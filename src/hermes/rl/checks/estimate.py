@@ -1,8 +1,8 @@
-"""How long a run will take, and how much memory: from what was measured, or not at all.
+"""Estimates the time and memory of a run from measurements.
 
-An update is made with an engine like the run's own, on a group that it sampled. At a service that would cost
-money, so there only the sampling is known. Memory is reckoned for a run on a CPU; a GPU's engine plans its
-own, and a service has none of this machine's.
+The update is measured with an engine like the run's own, on a group that it sampled. At a service it would
+cost money, so there only the sampling is measured. Memory is estimated for a run on a CPU: an engine on a GPU
+plans its own, and a service uses none of this machine.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from hermes.core.sequence import MASKED
 from hermes.rl.service import LOCAL_KEY
 from hermes.training.schedule import parameters_of
 
@@ -22,21 +23,20 @@ if TYPE_CHECKING:
     from hermes.rl.config.resolve import Resolved
 
 _PROCESSES_GB = 1.3
-"""What engine, trainer, environment and API need with nothing in them."""
+"""Memory of engine, trainer, environment and API without a model."""
 _TRAINED_AT_ONCE = 1024
 """Tokens of one training micro-batch on a CPU."""
 _KNOWN_PARAMETERS, _KNOWN_ACTIVATIONS = 135e6, 322e3
-"""Of one model: numbers that a token leaves for the way back. They grow as the square root of the size."""
-_NOT_SAMPLED = -100
+"""Values per token that one model keeps for the backward pass. They grow as the square root of the size."""
 
 
 def update_seconds(url: str, model: str, resolved: Resolved, groups: Sequence[JSONObject]) -> float | None:
-    """Of one sequence's part in an update, by the engine there; None: no group is short enough to try.
+    """The time of an update per sequence, at that engine; None: every group is too long for the trainer.
 
-    The second of two equal updates counts: the first one also sets things up.
+    The second of two equal updates is measured: the first one also initialises the engine.
     """
     from hermes.training.data.correction import LossSpec
-    from hermes.training.data.datums import weighted
+    from hermes.training.data.datums import sft_datum
     from hermes.training.service.client import AdapterClient, LoraSpec, ServiceConnection
     from hermes.training.service.token_meter import TokenMeter
 
@@ -45,17 +45,17 @@ def update_seconds(url: str, model: str, resolved: Resolved, groups: Sequence[JS
     if not fitting:
         return None
     pairs = zip(fitting[0]["tokens"], fitting[0]["masks"], strict=True)
-    data = [weighted(tokens, [float(one != _NOT_SAMPLED) for one in mask]) for tokens, mask in pairs]
-    wish = LoraSpec(model, resolved.values["tinker.lora_rank"])
+    data = [sft_datum(tokens, [float(token != MASKED) for token in mask]) for tokens, mask in pairs]
+    lora = LoraSpec(model, resolved.values["tinker.lora_rank"])
     with (
-        TemporaryDirectory() as counted,
-        closing(TokenMeter(Path(counted))) as meter,
-        AdapterClient(ServiceConnection(url, LOCAL_KEY), wish, meter) as trainee,
+        TemporaryDirectory() as meter_folder,
+        closing(TokenMeter(Path(meter_folder))) as meter,
+        AdapterClient(ServiceConnection(url, LOCAL_KEY), lora, meter) as client,
     ):
         for _ in range(2):
             begun_s = time.monotonic()
-            trainee.forward_backward(data, LossSpec("cross_entropy", {}))
-            trainee.optim_step(1e-6, 0.9, 0.95, 1.0)
+            client.forward_backward(data, LossSpec("cross_entropy", {}))
+            client.optim_step(1e-6, 0.9, 0.95, 1.0)
             took_s = time.monotonic() - begun_s
     return took_s / len(data)
 

@@ -1,8 +1,8 @@
-"""Does an environment work before anything is trained: a few groups by several models, scored, in files.
+"""Tests an environment before training: several models each sample a few groups, which are scored.
 
-Every test writes new files under logs/rl_training/inference_tests; nothing of an earlier one is read. A model
-that cannot be asked is reported with its error beside the others. Keys are handed over in a private file that
-is removed afterwards.
+Every test writes new files under logs/rl_training/inference_tests; none of an earlier test is read. A model
+that cannot be sampled is reported with its error beside the others. Keys are passed in a private file that is
+removed afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hermes.config.settings import LOCAL
 from hermes.core.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
 from hermes.rl.config.resolve import POLICY, Resolved, dump_yaml
-from hermes.rl.supervise.processes import ProcessId, signal_group
+from hermes.rl.supervise.process import ProcessId, last_error, signal_group
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -36,12 +36,12 @@ DEFAULT_MODELS = (
 STEPS, GROUP_SIZE = 3, 16
 _TIMEOUT_S = 600.0
 _TAIL_CHARS = 2000
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class TestedServer:
-    """Where a tested model is, as an environment is told."""
+    """The server of a tested model, as settings of an environment."""
 
     name: str
     settings: JSONObject
@@ -59,10 +59,10 @@ def run_inference_test(
     folder = ensure_dir(logs_dir(config.home) / "rl_training" / "inference_tests")
     tested = []
     for name in models or scales:
-        tested.append(_test_one(config, resolved, name, num_steps, group_size, folder))
+        tested.append(_test_model(config, resolved, name, num_steps, group_size, folder))
         tested[-1]["scale"] = scales.get(name, "custom")
-    worked = [each for each in tested if "error" not in each]
-    best = max(worked, key=lambda each: each["accuracy"], default=None)
+    succeeded = [result for result in tested if "error" not in result]
+    best = max(succeeded, key=lambda result: result["accuracy"], default=None)
     return {
         "environment": resolved.selection.environment,
         "environment_file": resolved.selection.file_path,
@@ -76,16 +76,18 @@ def run_inference_test(
         "summary": {
             "steps_requested": num_steps,
             "models_tested": len(tested),
-            "models_succeeded": len(worked),
+            "models_succeeded": len(succeeded),
             "best_model": best["model"] if best else None,
-            "avg_accuracy": sum(each["accuracy"] for each in worked) / len(worked) if worked else None,
-            "environment_working": bool(worked),
+            "avg_accuracy": (
+                sum(result["accuracy"] for result in succeeded) / len(succeeded) if succeeded else None
+            ),
+            "environment_working": bool(succeeded),
             "output_directory": str(folder),
         },
     }
 
 
-def _test_one(
+def _test_model(
     config: Config, resolved: Resolved, name: str, steps: int, group_size: int, folder: Path
 ) -> dict[str, Any]:
     stem = f"test_{resolved.selection.environment}_{_file_name(name)}_{time.time_ns() // 1000}"
@@ -97,7 +99,7 @@ def _test_one(
     except HermesError as error:
         return {**result, **_figures([], 0), "error": f"{error.message}; {error.hint}".rstrip("; ")}
     overrides = {"total_steps": steps, "group_size": group_size, "use_wandb": False}
-    problem = process(resolved, server, overrides, output, log)
+    problem = run_process_mode(resolved, server, overrides, output, log)
     groups = read_groups(output)
     figures = _figures(groups, steps)
     if problem is None and not groups:
@@ -108,7 +110,7 @@ def _test_one(
     return {**result, **figures}
 
 
-def process(
+def run_process_mode(
     resolved: Resolved,
     server: TestedServer,
     overrides: JSONObject,
@@ -117,9 +119,9 @@ def process(
     timeout_s: float = _TIMEOUT_S,
     start_s: float = 0.0,
 ) -> str | None:
-    """Runs the environment's process mode as a process of its own; what went wrong, or None.
+    """Runs the process mode of the environment in a child process; the problem, or None.
 
-    `start_s`: how long it may take beforehand, until it begins to sample.
+    `start_s`: how long it may take until it begins to sample.
     """
     config = log.with_suffix(".yaml")
     env = {**resolved.section("env"), **overrides, "data_path_to_save_groups": str(output)}
@@ -132,50 +134,50 @@ def process(
         config.unlink(missing_ok=True)
     if code is None:
         return f"it took longer than {timeout_s:g} s"
-    return None if code == 0 else last_error(log, code)
+    return None if code == 0 else last_error(log, f"it ended with exit code {code}")
 
 
 def _run(
-    command: Sequence[str], log: Path, timeout_s: float, begun: Path | None = None, start_s: float = 0.0
+    command: Sequence[str], log: Path, timeout_s: float, output: Path, start_s: float = 0.0
 ) -> int | None:
-    """Its exit code; None: it took too long. Whatever ends it, nothing that it started is left.
+    """Its exit code; None: it took too long. In any case its whole process group is killed at the end.
 
-    `begun`: the file that is there once the time counts; until then it has `start_s` more.
+    The timeout starts when `output` exists, at the latest after `start_s`.
     """
     with log.open("wb") as file:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
-    group = ProcessId.of(child.pid)
-    deadline_s, counts = time.monotonic() + start_s + timeout_s, start_s == 0
+    process_id = ProcessId.of(child.pid)
+    deadline_s, has_begun = time.monotonic() + start_s + timeout_s, start_s == 0
     try:
         while (code := child.poll()) is None and time.monotonic() < deadline_s:
-            if not counts and begun is not None and begun.exists():
-                deadline_s, counts = time.monotonic() + timeout_s, True
-            time.sleep(_LOOK_EVERY_S)
+            if not has_begun and output.exists():
+                deadline_s, has_begun = time.monotonic() + timeout_s, True
+            time.sleep(_POLL_S)
         return code
     finally:
-        signal_group(group, signal.SIGKILL)
+        signal_group(process_id, signal.SIGKILL)
         child.wait()
 
 
 def is_local(name: str) -> bool:
-    """Whether the model runs in a process of this machine, and costs nothing."""
+    """Whether the model runs on this machine and is free of charge."""
     from hermes.config.providers import BUNDLED_PROVIDER
 
     return Path(name).is_dir() or name.partition("/")[0] == BUNDLED_PROVIDER
 
 
 def priced_name(config: Config, name: str) -> str:
-    """As provider/name, where a bare name is OpenRouter's."""
+    """As provider/name; a bare name is a model of OpenRouter."""
     from hermes.config.providers import profiles
 
-    known = name.partition("/")[0] in profiles(config.settings, config.environ)
-    return name if known else f"openrouter/{name}"
+    has_provider = name.partition("/")[0] in profiles(config.settings, config.environ)
+    return name if has_provider else f"openrouter/{name}"
 
 
 def server_for(config: Config, name: str) -> TestedServer:
-    """Any model: bundled, a folder, run:ID, provider/name, or a bare OpenRouter name."""
+    """The server of a model: bundled, a folder, run:ID, provider/name, or a bare OpenRouter name."""
     from hermes.config.providers import resolve_model
     from hermes.rl.run import named_run
     from hermes.rl.weights.export import export_merged
@@ -214,32 +216,25 @@ def _figures(groups: Sequence[JSONObject], steps: int) -> dict[str, Any]:
     rows = [
         {
             "step": number,
-            "completions": len(each),
-            "correct": sum(score > 0 for score in each),
-            "mean_score": sum(each) / len(each),
+            "completions": len(group),
+            "correct": sum(score > 0 for score in group),
+            "mean_score": sum(group) / len(group),
         }
-        for number, each in enumerate(scores, start=1)
-        if each
+        for number, group in enumerate(scores, start=1)
+        if group
     ]
     total = sum(row["completions"] for row in rows)
     correct = sum(row["correct"] for row in rows)
-    lucky = sum(row["correct"] > 0 for row in rows)
+    solved_steps = sum(row["correct"] > 0 for row in rows)
     return {
         "steps": rows,
         "steps_tested": len(rows),
         "total_completions": total,
         "correct_completions": correct,
         "accuracy": correct / total if total else 0.0,
-        "steps_with_correct": lucky,
-        "step_success_rate": lucky / len(rows) if rows else 0.0,
+        "steps_with_correct": solved_steps,
+        "step_success_rate": solved_steps / len(rows) if rows else 0.0,
     }
-
-
-def last_error(log: Path, code: int) -> str:
-    """Why a process ended, by the last error of its log."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error:")]
-    return (errors or lines or [f"it ended with exit code {code}"])[-1]
 
 
 def _file_name(model: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether this machine can train a model, and what is missing where it cannot."""
+"""Whether this machine can train a model, and what is missing if it cannot."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from hermes.config.settings import RlSettings
 
 _NEEDED = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "tinker")
-_MOST_ON_CPU = 3e9
+_MAX_ON_CPU = 3e9
 """Parameters above which a run on a CPU would not end in reasonable time."""
 
 
 class MissingRequirement(NamedTuple):
-    what: str
+    problem: str
     fix: str
 
 
-def why_not(config: Config, model: str) -> MissingRequirement | None:
-    """None if a run of this model can be started here."""
+def missing_requirement(config: Config, model: str) -> MissingRequirement | None:
+    """What a run of this model needs and this machine lacks; None: nothing."""
     settings = config.settings.rl
     return missing_packages(settings, config.environ) or _missing_gpu(settings, config.environ, model)
 
 
 def missing_packages(settings: RlSettings, environ: Mapping[str, str]) -> MissingRequirement | None:
-    """Without any model in mind: packages, or the key of a service elsewhere."""
+    """A package that is not installed, or the key of a service; independent of the model."""
     for package in _NEEDED:
         if find_spec(package) is None:
             return MissingRequirement(
@@ -64,7 +64,7 @@ def _missing_gpu(settings: RlSettings, environ: Mapping[str, str], model: str) -
             "rl.device is cuda, and this machine has no GPU", "hermes config set rl.device auto"
         )
     parameters = parameters_of(model)
-    if parameters is None or parameters < _MOST_ON_CPU:
+    if parameters is None or parameters < _MAX_ON_CPU:
         return None
     return MissingRequirement(
         f"{model} has {parameters / 1e9:.3g} billion parameters and needs a GPU; this machine has none",

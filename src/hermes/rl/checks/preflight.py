@@ -1,8 +1,8 @@
-"""Sixty seconds that say whether a run will learn, before it is started.
+"""Predicts within sixty seconds whether a run will learn, before it is started.
 
-A few groups are sampled from the untrained policy, scored by the environment, and looked at as the trainer
-would: does any group have something to learn from? What is not made in time is left, and the rest is judged.
-The suggestions follow from what was measured, by fixed rules; `estimate` has time and memory.
+A few groups are sampled from the untrained policy and scored by the environment. The prediction is whether
+they have signal for the trainer. Groups that are not finished in time are ignored. The suggestions follow
+from the measurements by fixed rules; `estimate` has time and memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hermes.config.paths import logs_dir
 from hermes.core.files import ensure_dir
 from hermes.errors import HermesError
 from hermes.rl.checks.estimate import estimate, update_seconds
-from hermes.rl.checks.inference_test import TestedServer, is_local, process, read_groups
+from hermes.rl.checks.inference_test import TestedServer, is_local, read_groups, run_process_mode
 from hermes.rl.checks.machine import has_gpu
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
     from hermes.rl.config.resolve import Resolved
 
 GROUPS, SECONDS = 4, 60.0
-"""To be sampled, and how long that may take."""
+"""How many groups are sampled, and how long that may take."""
 _START_S = 120.0
-"""How long the environment may take before it begins to."""
-_LOOK_EVERY_S = 0.05
-_MUCH_CUT = 0.3
-_ALIKE, _WARMER, _HOTTEST = 0.5, 0.2, 1.4
-"""Where less than this share of a group's answers differ, a higher temperature may help; by how much."""
+"""How long the environment may take before it begins to sample."""
+_POLL_S = 0.05
+_HIGH_TRUNCATION = 0.3
+_MIN_DISTINCT, _TEMPERATURE_STEP, _MAX_TEMPERATURE = 0.5, 0.2, 1.4
+"""If a smaller share of a group's answers differ, a higher temperature is suggested; by how much."""
 _NO_TOKEN = {"HERMES_ENGINE_TOKEN": ""}
-"""It listens on loopback, and nobody else is told where."""
+"""The engine listens on loopback only, so it needs no token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the untrained policy did."""
+    """Statistics of the groups that the untrained policy sampled."""
 
     scores: tuple[tuple[float, ...], ...]
     sequence_tokens: float
     """Mean length, prompt included."""
     truncated: float | None
-    """Share of rollouts cut off; None where the environment does not tell."""
+    """Share of rollouts that were cut off; None: not reported."""
     tool_errors: float | None
     """Share of tool calls that failed."""
     distinct: float
@@ -74,38 +74,41 @@ def preflight(
     overrides: JSONObject = {"total_steps": groups, "group_size": size, "use_wandb": False}
     engine_log = folder / f"{stem}_engine.log"
     with _policy(config, resolved.model, engine_log) as policy:
-        with _appearance_of(output) as begun_s:
-            problem = process(resolved, policy.server, overrides, output, log, seconds, _START_S)
-        made = read_groups(output)
-        if not made:
+        with _creation_time(output) as began_s:
+            problem = run_process_mode(resolved, policy.server, overrides, output, log, seconds, _START_S)
+        sampled_groups = read_groups(output)
+        if not sampled_groups:
             raise HermesError(
-                f"no group could be sampled: {problem or 'the environment gave none'}",
-                f"see {log}; --seconds gives it longer",
+                f"no group could be sampled: {problem or 'the environment returned none'}",
+                f"see {log}; --seconds raises the time limit",
             )
-        sampled = summarise(made, _last_write_s(output) - begun_s())
-        update_s = update_seconds(policy.url, policy.server.name, resolved, made) if policy.own else None
-    on_cpu = policy.own and (config.settings.rl.device == "cpu" or not has_gpu())
-    told = estimate(resolved, sampled.seconds / sum(map(len, sampled.scores)), update_s, on_cpu)
+        sampled = summarise(sampled_groups, _last_write_s(output) - began_s())
+        update_s = None
+        if policy.is_own_engine:
+            update_s = update_seconds(policy.url, policy.server.name, resolved, sampled_groups)
+    on_cpu = policy.is_own_engine and (config.settings.rl.device == "cpu" or not has_gpu())
+    sampling_s = sampled.seconds / sum(map(len, sampled.scores))
+    costs = estimate(resolved, sampling_s, update_s, on_cpu)
     files = {"output_file": str(output), "log_file": str(log)}
-    return {**judge(sampled, resolved), "estimate": told, **files}
+    return {**judge(sampled, resolved), "estimate": costs, **files}
 
 
 @contextmanager
-def _appearance_of(path: Path) -> Iterator[Callable[[], float]]:
-    """When the file came to be: sampling begins then, after imports and set-up."""
-    seen: list[float] = []
+def _creation_time(path: Path) -> Iterator[Callable[[], float]]:
+    """Yields a function that returns when the file was created: sampling begins then, after the set-up."""
+    created_s: list[float] = []
     done = threading.Event()
 
     def watch() -> None:
         while not path.exists():
-            if done.wait(_LOOK_EVERY_S):
+            if done.wait(_POLL_S):
                 return
-        seen.append(time.time())
+        created_s.append(time.time())
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield lambda: seen[0] if seen else _last_write_s(path)
+        yield lambda: created_s[0] if created_s else _last_write_s(path)
     finally:
         done.set()
         watcher.join()
@@ -116,47 +119,47 @@ def _last_write_s(path: Path) -> float:
 
 
 class _Policy(NamedTuple):
-    """The untrained one."""
+    """The server of the untrained policy."""
 
     server: TestedServer
     url: str
-    own: bool
-    """Whether an engine of this machine's has it, like a run's own."""
+    is_own_engine: bool
+    """Whether it is an engine of this machine, like the engine of a run."""
 
 
 @contextmanager
 def _policy(config: Config, model: str, log: Path) -> Iterator[_Policy]:
-    """At the service where there is one, else with an engine of its own."""
+    """The policy at the configured service, else at a temporary engine."""
     service = service_of(config.settings.rl, config.environ)
     if service is None:
         with _engine(config, model if is_local(model) else _downloaded(model), log) as policy:
             yield policy
         return
-    from hermes.training.service.openai_proxy import offered, tokenizer_of
+    from hermes.training.service.openai_proxy import serve_proxy, tokenizer_of
     from hermes.training.service.token_meter import TokenMeter
 
     with (
-        TemporaryDirectory() as counted,
-        offered(
+        TemporaryDirectory() as meter_folder,
+        serve_proxy(
             connection(service, config.environ),
             model,
             tokenizer_of(model, config.home),
             0,
-            TokenMeter(Path(counted)),
-        ) as face,
+            TokenMeter(Path(meter_folder)),
+        ) as proxy,
     ):
-        yield _Policy(_server(face.url, model), face.url, own=False)
+        yield _Policy(_server(proxy.url, model), proxy.url, is_own_engine=False)
 
 
 @contextmanager
 def _engine(config: Config, model: str, log: Path) -> Iterator[_Policy]:
-    """An engine for as long as the sampling takes."""
+    """A temporary engine."""
     port, device = ports.choose(ports.ENGINE_PORT), config.settings.rl.device
     with (
         TemporaryDirectory() as state,
         engine_process(model, device, port, log, Path(state), _NO_TOKEN) as url,
     ):
-        yield _Policy(_server(url, model), url, own=True)
+        yield _Policy(_server(url, model), url, is_own_engine=True)
 
 
 def _server(url: str, model: str) -> TestedServer:
@@ -164,7 +167,7 @@ def _server(url: str, model: str) -> TestedServer:
 
 
 def _downloaded(model: str) -> str:
-    """The folder of a model of the hub."""
+    """The folder of a downloaded model of the hub."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -172,16 +175,16 @@ def _downloaded(model: str) -> str:
         return str(snapshot_download(model))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise HermesError(
-            f"the model {model} cannot be had: {error}",
+            f"the model {model} cannot be downloaded: {error}",
             "check its name in rl.model and your connection; a folder works too",
         ) from error
 
 
 def summarise(groups: Sequence[JSONObject], seconds: float) -> Sampled:
-    overrides = [each for group in groups for each in group.get("overrides") or []]
-    stops = [each["stop_reason"] for each in overrides if each.get("stop_reason")]
-    calls = sum(int(each.get("tool_calls", 0)) for each in overrides)
-    errors = sum(int(each.get("tool_errors", 0)) for each in overrides)
+    rollouts = [overrides for group in groups for overrides in group.get("overrides") or []]
+    stops = [rollout["stop_reason"] for rollout in rollouts if rollout.get("stop_reason")]
+    calls = sum(int(rollout.get("tool_calls", 0)) for rollout in rollouts)
+    errors = sum(int(rollout.get("tool_errors", 0)) for rollout in rollouts)
     lengths = [len(tokens) for group in groups for tokens in group["tokens"]]
     cut = ("max_tokens", "truncated", "context_full", "length")
     return Sampled(
@@ -216,7 +219,7 @@ def judge(sampled: Sampled, resolved: Resolved) -> JSONObject:
 def verdict(passed: float, mean: float, signal: float, truncated: float) -> str:
     """`passed`: the share of rollouts that earned anything; `mean`: their mean reward, 1 being the most."""
     cut = f"; {truncated:.0%} of the rollouts are cut off: raise max_token_length"
-    note = cut if truncated > _MUCH_CUT else ""
+    note = cut if truncated > _HIGH_TRUNCATION else ""
     if passed == 0:
         advice = "warm up with SFT (start_from) or shape the reward"
         return f"will not learn: no rollout earned anything; {advice}{note}"
@@ -230,18 +233,18 @@ def verdict(passed: float, mean: float, signal: float, truncated: float) -> str:
 
 
 def _suggested(passed: float, signal: float, distinct: float, resolved: Resolved) -> JSONObject:
-    """A group needs a success and a failure: rarer successes need larger groups. Answers that are much alike
-    need a higher temperature; otherwise it is well as it is."""
-    now = int(resolved.values["env.group_size"])
+    """A group needs a success and a failure: rarer successes need larger groups. Answers that are too similar
+    need a higher temperature."""
+    current = int(resolved.values["env.group_size"])
     rare = min(passed, 1 - passed) or 0.02
     needed = next((size for size in (4, 8, 16, 32) if 1 - (1 - rare) ** size >= 0.8), 32)
     suggestion: JSONObject = {
-        "group_size": max(now, needed) if signal < 0.5 else now,
+        "group_size": max(current, needed) if signal < 0.5 else current,
         "learning_rate": default_rl_rate(parameters_of(resolved.model)),
     }
     temperature: float | None = resolved.values.get("env.agent_temperature")
     if temperature is not None:
-        alike = signal < 0.5 and distinct < _ALIKE
-        warmer = round(min(_HOTTEST, temperature + _WARMER), 2)
-        suggestion["agent_temperature"] = max(temperature, warmer) if alike else temperature
+        too_similar = signal < 0.5 and distinct < _MIN_DISTINCT
+        higher = round(min(_MAX_TEMPERATURE, temperature + _TEMPERATURE_STEP), 2)
+        suggestion["agent_temperature"] = max(temperature, higher) if too_similar else temperature
     return suggestion

@@ -1,4 +1,4 @@
-"""Which base model a run trains: the configured one, or another of those that a person allows.
+"""The base model of a run: the configured one, or another that a person allows.
 
 The agent chooses with the field `tinker.base_model` among `rl.model` and `rl.models`. A person may name any
 model by unlocking the field. The recipe follows the chosen model's size.

@@ -1,7 +1,7 @@
-"""The fields of a run: which there are, what each takes, and which are locked and why.
+"""The configuration fields of a run: their types and ranges, and which are locked and why.
 
-A locked field is infrastructure, or decides what a run costs. A person may give it another value, or unlock
-it for the agent (settings rl.values, rl.unlock); the agent by itself may not.
+A locked field is infrastructure, or decides what a run costs. A person may set it, or unlock it for the agent
+(settings rl.values, rl.unlock); the agent may not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WANDB_PROJECT = "atropos-tinker"
 _SERVERS = "the run's own servers are found by the supervisor"
 _COST = "it decides how long a run takes and what it costs"
 _POLICY = "policy, tokenizer and engine have to be one model"
-_STEADY = "results are comparable only under the same value"
+_COMPARABLE = "results are comparable only under the same value"
 _LENGTH = "engine memory is planned for it"
 
 LOCKS: Mapping[str, str] = MappingProxyType(
@@ -39,14 +39,14 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "env.max_num_workers": "the engine's own limits pace the environment",
         "env.worker_timeout": "a slow group is waited for, not paid for twice",
         "env.total_steps": _COST,
-        "env.steps_per_eval": _STEADY,
+        "env.steps_per_eval": _COMPARABLE,
         "env.max_batches_offpolicy": "older groups than this teach the wrong policy",
         "env.inference_weight": "the run has one environment",
-        "env.eval_limit_ratio": _STEADY,
+        "env.eval_limit_ratio": _COMPARABLE,
         "openai.model_name": "it is the trained policy's own name",
         "openai.base_url": _SERVERS,
         "openai.api_key": _SERVERS,
-        "openai.num_requests_for_eval": _STEADY,
+        "openai.num_requests_for_eval": _COMPARABLE,
         "openai.timeout": "a slow answer is waited for, not paid for twice",
         "openai.server_type": "only this one gives exact tokens and logprobs",
         "tinker.base_model": "a person decides which models may be trained (settings rl.model, rl.models)",
@@ -72,7 +72,7 @@ _RANGES: Mapping[str, tuple[float | None, float | None]] = MappingProxyType(
         "env.max_eval_workers": (1, 4096),
     }
 )
-"""Bounds that the environments' own settings do not state."""
+"""Bounds that the settings classes of environments do not declare."""
 
 
 class TrainerFields(BaseModel):
@@ -119,10 +119,10 @@ class FieldInfo:
     maximum: float | None = None
     choices: tuple[JSON, ...] = ()
     lock: str | None = None
-    """Why only a person may change it; None: anybody may."""
+    """Why only a person may change it; None: it is not locked."""
 
     def to_json(self, value: JSON) -> JSONObject:
-        shown: JSONObject = {
+        data: JSONObject = {
             "name": self.name,
             "type": self.type,
             "default": self.default,
@@ -130,10 +130,10 @@ class FieldInfo:
             "current_value": value,
         }
         bounds = {"minimum": self.minimum, "maximum": self.maximum, "choices": list(self.choices) or None}
-        shown |= {key: bound for key, bound in bounds.items() if bound is not None}
+        data |= {key: bound for key, bound in bounds.items() if bound is not None}
         if self.lock is not None:
-            shown |= {"locked_value": value, "reason": self.lock}
-        return shown
+            data |= {"locked_value": value, "reason": self.lock}
+        return data
 
 
 FIXED: Mapping[str, FieldInfo] = MappingProxyType(
@@ -145,18 +145,18 @@ FIXED: Mapping[str, FieldInfo] = MappingProxyType(
         )
     }
 )
-"""What the reference lists and a run has only one value for."""
+"""Fields of the reference that have only one value here."""
 UNCHANGEABLE = frozenset({*FIXED, "env.rollout_server_url", "openai.base_url", "tinker.checkpoint_dir"})
-"""What nobody can change: the run decides it itself, whatever else is asked for."""
+"""Fields that nobody can change: the run sets them itself."""
 
 
 def fields_of(section: str, model: type[BaseModel], defaults: Mapping[str, Any]) -> dict[str, FieldInfo]:
     """The fields of one section, by dotted name."""
-    found = {}
+    fields = {}
     for name, info in model.model_fields.items():
         dotted = f"{section}.{name}"
         low, high = _bounds(info.metadata, _RANGES.get(dotted, (None, None)))
-        found[dotted] = FieldInfo(
+        fields[dotted] = FieldInfo(
             dotted,
             _type_name(info.annotation),
             defaults.get(name),
@@ -166,7 +166,7 @@ def fields_of(section: str, model: type[BaseModel], defaults: Mapping[str, Any])
             _choices(info.annotation),
             LOCKS.get(dotted),
         )
-    return found
+    return fields
 
 
 def find_field(name: str, fields: Mapping[str, FieldInfo]) -> FieldInfo:
@@ -174,27 +174,30 @@ def find_field(name: str, fields: Mapping[str, FieldInfo]) -> FieldInfo:
     for candidate in (name, f"env.{name}", f"tinker.{name}", f"openai.{name}"):
         if candidate in fields:
             return fields[candidate]
-    short = {each.rpartition(".")[2]: each for each in fields}
-    close = get_close_matches(name.rpartition(".")[2], short, n=3)
+    short_names = [field.rpartition(".")[2] for field in fields]
+    close = get_close_matches(name.rpartition(".")[2], short_names, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "'hermes rl config' lists the fields"
     raise UsageError(f"there is no field '{name}'", hint)
 
 
-def checked(field: FieldInfo, value: Any, model: type[BaseModel], others: Mapping[str, Any]) -> Any:
-    """The value as the field's type, within its range; UsageError says what is allowed."""
+def checked_value(field: FieldInfo, value: Any, model: type[BaseModel], section: Mapping[str, Any]) -> Any:
+    """The value converted to the field's type. UsageError with the allowed values if it is not valid.
+
+    `section`: the values of the other fields."""
     name = field.name.partition(".")[2]
     if isinstance(value, bool) and field.type in ("integer", "number"):
         raise UsageError(f"{field.name} is a {field.type}, not {value}", field.description)
     try:
-        settings = model.model_validate({**others, name: value})
+        settings = model.model_validate({**section, name: value})
     except ValidationError as error:
-        said = next((each for each in error.errors() if each["loc"][:1] == (name,)), error.errors()[0])
-        raise UsageError(f"{field.name} = {value!r}: {said['msg'].lower()}", _allowed(field)) from error
-    taken = getattr(settings, name)
-    if isinstance(taken, int | float) and not isinstance(taken, bool):
+        problems = [problem for problem in error.errors() if problem["loc"][:1] == (name,)] or error.errors()
+        message = problems[0]["msg"].lower()
+        raise UsageError(f"{field.name} = {value!r}: {message}", _allowed(field)) from error
+    converted = getattr(settings, name)
+    if isinstance(converted, int | float) and not isinstance(converted, bool):
         low = -math.inf if field.minimum is None else field.minimum
         high = math.inf if field.maximum is None else field.maximum
-        if not math.isfinite(taken) or not low <= taken <= high:
+        if not math.isfinite(converted) or not low <= converted <= high:
             raise UsageError(f"{field.name} = {value!r} is out of range", _allowed(field))
     return settings.model_dump(mode="json")[name]
 
@@ -211,12 +214,12 @@ def _allowed(field: FieldInfo) -> str:
 
 
 def _bounds(
-    metadata: Iterable[Any], known: tuple[float | None, float | None]
+    metadata: Iterable[Any], declared: tuple[float | None, float | None]
 ) -> tuple[float | None, float | None]:
-    """The tightest of what the class states and what is known besides."""
-    stated = list(metadata)
-    lows = [known[0], *(getattr(each, key, None) for each in stated for key in ("ge", "gt"))]
-    highs = [known[1], *(getattr(each, key, None) for each in stated for key in ("le", "lt"))]
+    """The tightest bounds of the settings class and of `declared`."""
+    constraints = list(metadata)
+    lows = [declared[0], *(getattr(limit, key, None) for limit in constraints for key in ("ge", "gt"))]
+    highs = [declared[1], *(getattr(limit, key, None) for limit in constraints for key in ("le", "lt"))]
     low = max((bound for bound in lows if bound is not None), default=None)
     return low, min((bound for bound in highs if bound is not None), default=None)
 

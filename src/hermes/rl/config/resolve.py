@@ -1,8 +1,8 @@
-"""From a chosen environment to one resolved configuration.
+"""Resolves the configuration of a run from the selected environment.
 
-The environment's own `config_init` < recipe < the person's values < edits; locked fields take no edits from
-the agent. The choice and its edits last between commands in `rl/selection.json` of the home; a started run
-has a copy of its own, which nothing changes any more.
+Precedence: the environment's `config_init` < recipe < the settings of a person < edits. The agent cannot edit
+locked fields. The selection and its edits are stored in `rl/selection.json` of the home; a started run has
+its own copy, which does not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hermes.rl.config.fields import (
     UNCHANGEABLE,
     FieldInfo,
     TrainerFields,
-    checked,
+    checked_value,
     fields_of,
     find_field,
 )
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from hermes.envs.cli.discover import Found
 
 POLICY = "policy"
-"""What the engine calls the newest weights of a run."""
-_LEFT_TO_THE_ENVIRONMENT = ("group_size", "batch_size")
-"""What the recipe says only where the environment has no opinion."""
+"""The engine's name of the newest weights of a run."""
+_ENVIRONMENT_FIRST = ("group_size", "batch_size")
+"""Fields that the recipe sets only if the environment has the default."""
 _SMALL = 3e9
 """Parameters below which the recipe is the one for small models."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSelection:
-    """A chosen environment and what was changed about it."""
+    """The selected environment and the edits of its fields."""
 
     environment: str
     file_path: str
@@ -55,7 +55,7 @@ class EnvSelection:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Everything a run needs to know, and how each field may be changed."""
+    """The configuration of a run, and how each field may be changed."""
 
     selection: EnvSelection
     model: str
@@ -65,7 +65,7 @@ class Resolved:
     classes: dict[str, type[BaseModel]]
     """Section → the class that checks it."""
     toolsets: list[str] | None
-    """What the environment offers its agent by itself; None: it has none."""
+    """The default toolsets of the environment; None: it has none."""
 
     def section(self, name: str) -> JSONObject:
         prefix = f"{name}."
@@ -74,7 +74,7 @@ class Resolved:
         }
 
     def as_yaml(self, run: JSONObject) -> str:
-        """The one file that environment, trainer and supervisor read; `run` is the supervisor's part."""
+        """The one file that environment, trainer and supervisor read; `run` is the supervisor's section."""
         return dump_yaml(
             {
                 "env": self.section("env"),
@@ -103,17 +103,17 @@ def list_environments(config: Config) -> Found:
 
 
 def select(config: Config, name: str) -> EnvSelection:
-    """Chooses an environment by name or file, and forgets the edits of the one before."""
+    """Selects an environment by name or file, and discards the edits of the previous one."""
     from hermes.envs.cli.discover import environment_folders, locate
 
     path = locate(name, environment_folders(config.home, _folders(config))).resolve()
-    found = [each for each in list_environments(config).environments if each.path == path]
-    shown = found[0].name if found else path.stem
+    names = [env.name for env in list_environments(config).environments if env.path == path]
+    label = names[0] if names else path.stem
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    chosen = EnvSelection(shown, str(path), {"env.wandb_name": f"{shown}-{stamp}"})
-    resolve(config, chosen)
-    save(config.home, chosen)
-    return chosen
+    selection = EnvSelection(label, str(path), {"env.wandb_name": f"{label}-{stamp}"})
+    resolve(config, selection)
+    save(config.home, selection)
+    return selection
 
 
 def save(home: Path, selection: EnvSelection) -> None:
@@ -126,7 +126,7 @@ def save(home: Path, selection: EnvSelection) -> None:
 
 
 def selected(home: Path) -> EnvSelection:
-    """What was chosen last; UsageError if nothing was."""
+    """The current selection; UsageError if there is none."""
     text = read_text(_selection_path(home))
     if text is None:
         raise UsageError("no environment is selected", "select one first: hermes rl select NAME")
@@ -140,35 +140,35 @@ def selected(home: Path) -> EnvSelection:
 def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
     """Changes one field of the selection; UsageError for one that is unknown, locked or out of range.
 
-    A locked field takes the value that it has already. `unlock`: a person wants this, whatever is locked.
+    Setting a locked field to its present value is no error. `unlock`: a person overrides the lock.
     """
     selection = selected(config.home)
-    now = resolve(config, selection)
-    field = find_field(name, now.fields)
+    current = resolve(config, selection)
+    field = find_field(name, current.fields)
     section = field.name.partition(".")[0]
     if field.name == BASE_MODEL and isinstance(value, str):
         value = check_model(config.settings.rl, value, unlock=unlock)
-    locked = LockedFieldError(field, now.values[field.name])
+    locked = LockedFieldError(field, current.values[field.name])
     if field.name in UNCHANGEABLE:
         raise locked
     try:
-        taken = checked(field, value, now.classes[section], now.section(section))
+        checked = checked_value(field, value, current.classes[section], current.section(section))
     except UsageError as error:
         raise (error if field.lock is None or unlock else locked) from error
     if field.lock is not None and not unlock:
-        if taken == now.values[field.name]:
-            return now
+        if checked == current.values[field.name]:
+            return current
         raise locked
-    changed = replace(selection, edits={**selection.edits, field.name: taken})
+    changed = replace(selection, edits={**selection.edits, field.name: checked})
     resolved = resolve(config, changed)
     save(config.home, changed)
     return resolved
 
 
 def apply_run_file(config: Config, path: Path) -> Resolved:
-    """Changes the selection by the reference's YAML file, which a person names: locks do not hold.
+    """Edits the selection from a YAML file of the reference. A person names the file: locks do not apply.
 
-    What a run decides itself (addresses, the checkpoints' folder) is not taken from the file.
+    Fields that the run sets itself (addresses, the checkpoints' folder) are not read from the file.
     """
     from hermes.rl.config.run_file import read_run_file
 
@@ -187,11 +187,13 @@ def apply_values(config: Config, values: Mapping[str, JSON]) -> Resolved:
 
 
 class LockedFieldError(UsageError):
-    """The agent asked to change what only a person may, or somebody what nobody can."""
+    """The agent may not change this field, or nobody can."""
 
     def __init__(self, field: FieldInfo, value: JSON) -> None:
         short = field.name.rpartition(".")[2]
-        unlock = f"a person can let the agent (hermes config set rl.unlock '[{short}]'), or use --unlock"
+        unlock = (
+            f"a person can unlock it for the agent (hermes config set rl.unlock '[{short}]'), or use --unlock"
+        )
         super().__init__(
             f"{field.name} is locked at {value!r}: {field.lock}",
             "it has no other value" if field.name in UNCHANGEABLE else unlock,
@@ -210,20 +212,20 @@ def resolve(config: Config, selection: EnvSelection) -> Resolved:
         "openai": type(server),
         "tinker": TrainerFields,
     }
-    own = {
+    defaults_by_section = {
         "env": defaults.model_dump(mode="json"),
         "openai": server.model_dump(mode="json"),
         "tinker": TrainerFields().model_dump(mode="json"),
     }
     model = chosen_model(settings, selection.edits)
-    recipe = _recipe(model, own["env"], wandb=bool(config.environ.get("WANDB_API_KEY")))
-    for name in _LEFT_TO_THE_ENVIRONMENT:
-        if own["env"][name] != BaseEnvConfig.model_fields[name].default:
+    recipe = _recipe(model, defaults_by_section["env"], wandb=bool(config.environ.get("WANDB_API_KEY")))
+    for name in _ENVIRONMENT_FIRST:
+        if defaults_by_section["env"][name] != BaseEnvConfig.model_fields[name].default:
             del recipe[f"env.{name}"]
     fields = {
         name: info
         for section in classes
-        for name, info in fields_of(section, classes[section], own[section]).items()
+        for name, info in fields_of(section, classes[section], defaults_by_section[section]).items()
     }
     unlocked = {find_field(name, fields).name for name in settings.unlock} - UNCHANGEABLE
     fields = {
@@ -234,7 +236,9 @@ def resolve(config: Config, selection: EnvSelection) -> Resolved:
     }
     fields[BASE_MODEL] = model_field(settings, fields[BASE_MODEL])
     values: dict[str, JSON] = {
-        f"{section}.{name}": value for section in own for name, value in own[section].items()
+        f"{section}.{name}": value
+        for section in defaults_by_section
+        for name, value in defaults_by_section[section].items()
     }
     values |= {name: value for name, value in recipe.items() if name in fields}
     fields |= FIXED
@@ -244,7 +248,7 @@ def resolve(config: Config, selection: EnvSelection) -> Resolved:
 
 
 def check_together(resolved: Resolved) -> None:
-    """What fields must fulfil with each other, before a run is started."""
+    """UsageError if fields contradict each other, before a run is started."""
     group, batch = resolved.values["env.group_size"], resolved.values["env.batch_size"]
     if batch % group:
         raise UsageError(
@@ -253,15 +257,15 @@ def check_together(resolved: Resolved) -> None:
         )
 
 
-def _with_values(resolved: Resolved, given: Mapping[str, Any]) -> Resolved:
+def _with_values(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
     values = dict(resolved.values)
-    for name, value in given.items():
+    for name, value in changes.items():
         field = find_field(name, resolved.fields)
         if field.name in UNCHANGEABLE:
             raise LockedFieldError(field, values[field.name])
         section = field.name.partition(".")[0]
-        now = replace(resolved, values=values).section(section)
-        values[field.name] = checked(field, value, resolved.classes[section], now)
+        current = replace(resolved, values=values).section(section)
+        values[field.name] = checked_value(field, value, resolved.classes[section], current)
     return replace(resolved, values=values)
 
 
@@ -285,7 +289,7 @@ def _recipe(model: str, env: JSONObject, *, wandb: bool) -> JSONObject:
         "env.eval_limit_ratio": 0.1,
         "env.group_size": 8 if small else 16,
         "env.batch_size": 32 if small else 128,
-        # The trainer leaves such groups out and counts them; unseen, they would hold a run up for ever.
+        # The trainer leaves such groups out and counts them; dropped by the environment, they stall a run.
         "env.ensure_scores_are_not_same": False,
         "openai.model_name": POLICY,
         "openai.base_url": "http://127.0.0.1:8001/v1",
@@ -314,7 +318,7 @@ def _load_defaults(path: Path) -> tuple[Any, Any, list[str] | None]:
         defaults, _ = cls.config_init()
     except HermesError:
         raise
-    except Exception as error:  # a stranger's code
+    except Exception as error:  # code of the environment's author
         raise EnvironmentFileError(
             f"config_init of {path} fails: {type(error).__name__}: {error}", f"hermes env check {path}"
         ) from error

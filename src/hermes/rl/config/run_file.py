@@ -1,8 +1,8 @@
 """The reference's one YAML file for environment and trainer, with the sections `env`, `openai` and `tinker`.
 
-Every key is checked: an unknown one is refused by its name, with the nearest that exists. The base model is
-`tinker.base_model`, or `env.tokenizer_name` as the reference has it. Keys that mean nothing here and that the
-reference's files contain are accepted (`openai.weight`).
+Every key is checked: an unknown one is refused by name, with the closest match. The base model is
+`tinker.base_model`, or `env.tokenizer_name` as in the reference. Keys of the reference's files that have no
+effect here are accepted (`openai.weight`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _as_run_file(path: Path, values: dict[str, Any]) -> RunFile:
             f"{path}: openai.model_name is {policy}, and the model that is trained is {model or 'not named'}",
             "name the same model under env.tokenizer_name and openai.model_name",
         )
-    if values.get("tinker.save_checkpoint_interval") == 0:  # the reference's word for: only at the end
+    if values.get("tinker.save_checkpoint_interval") == 0:  # in the reference: only at the end
         del values["tinker.save_checkpoint_interval"]
         if values.get("env.total_steps"):
             values["tinker.save_checkpoint_interval"] = values["env.total_steps"]
@@ -127,8 +127,8 @@ def _accepted(section: str, env_fields: Collection[str] | None) -> list[str]:
         "openai": APIServerConfig.model_fields,
         "tinker": TrainerFields.model_fields,
     }
-    others = [name.partition(".")[2] for name in (*_WITHOUT_EFFECT, _RUN_NAME) if name.startswith(section)]
-    return [*fields[section], *others]
+    aliases = [name.partition(".")[2] for name in (*_WITHOUT_EFFECT, _RUN_NAME) if name.startswith(section)]
+    return [*fields[section], *aliases]
 
 
 def _unknown(path: Path, name: str, accepted: Collection[str]) -> ConfigError:

@@ -1,8 +1,9 @@
-"""The parts of a run as commands, by its resolved configuration.
+"""The processes of a run as commands, from its resolved configuration.
 
-Keys reach a part by its environment, never by its command line. Readiness is asked where it shows: the API
-says whether the trainer has asked for a batch and whether the environment is connected. Where a service has
-the weights there is no engine: the trainer offers them to the environment.
+Keys are passed to a process in its environment variables, never on its command line. The readiness of trainer
+and environment is read from the API's status: whether the trainer has requested a batch, and whether the
+environment is connected. If a service has the weights there is no engine: the trainer serves them to the
+environment.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from hermes.core.files import atomic_write
 from hermes.rl.budget import cost_usd
 from hermes.rl.config.resolve import dump_yaml
 from hermes.rl.config.run_file import TRAIN_OPTIONS
-from hermes.rl.results import kept
+from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.part import HERMES, Part, ask
+from hermes.rl.supervise.process import HERMES, ProcessSpec, fetch_json
 from hermes.training.service.token_meter import read_tokens
 
 _API_PATIENCE_S = 300.0
-"""Longer than the API takes to come back after it was killed."""
+"""Longer than the API takes to restart after it was killed."""
 _ENV_PATIENCE_S = 900.0
-"""Longer than an environment may take to start; the supervisor restarts one that ends."""
+"""Longer than an environment may take to start; the supervisor restarts one that exits."""
 _STARVING_S = 10.0
 _STEP_AND_SAVE_S = 900.0
-"""Longer than a step and a checkpoint take, of a large model or on a busy machine."""
+"""Longer than a step and a checkpoint of a large model or on a busy machine take."""
 
 
 class RunPlan:
-    """Reads the run's configuration, and may move a server to another port."""
+    """Reads the run's configuration, and may assign a server another port."""
 
     def __init__(self, run: RlRun) -> None:
         self._run = run
@@ -39,7 +40,7 @@ class RunPlan:
 
     @property
     def cwd(self) -> Path:
-        """Where the run was started; its folder, should that be gone."""
+        """Where the run was started; its folder if that no longer exists."""
         started = Path(self._config["run"]["cwd"])
         return started if started.is_dir() else self._run.folder
 
@@ -49,51 +50,51 @@ class RunPlan:
         return hours
 
     def over_budget(self) -> str | None:
-        """Why the run has to stop, once it has spent what it may."""
-        about = self._config["run"]
-        most: float | None = about["max_usd"]
-        if most is None or cost_usd(read_tokens(self._run.folder), about["price"]) < most:
+        """Why the run has to stop, once its budget is spent."""
+        settings = self._config["run"]
+        max_usd: float | None = settings["max_usd"]
+        if max_usd is None or cost_usd(read_tokens(self._run.folder), settings["price"]) < max_usd:
             return None
-        return f"the budget of ${most:.4g} is used up"
+        return f"the budget of ${max_usd:.4g} is used up"
 
     def progress(self) -> int:
         """Steps trained so far."""
         return last_step(self._run)
 
-    def starving(self) -> bool:
-        """Whether the trainer has polled for a batch for longer than an environment needs to send a group."""
-        trainer = (ask(f"{self._api_url}/status") or {}).get("trainer", {})
+    def is_starving(self) -> bool:
+        """Whether the trainer has waited for a batch for longer than an environment needs to send a group."""
+        trainer = (fetch_json(f"{self._api_url}/status") or {}).get("trainer", {})
         return (trainer.get("waiting_s") or 0.0) > _STARVING_S
 
-    def move(self, part: str) -> bool:
-        """Another port for a server whose own was taken; False if that is not what ended it."""
-        promised = self._config["run"]["ports"]
-        if part not in promised or not any("it is taken" in line for line in self._run.last_lines(part, 4)):
+    def reassign_port(self, name: str) -> bool:
+        """Another port for a server whose port was in use; False if it exited for another reason."""
+        assigned = self._config["run"]["ports"]
+        if name not in assigned or not any("it is taken" in line for line in self._run.last_lines(name, 4)):
             return False
-        others = {port for name, port in promised.items() if name != part}
-        promised[part] = ports.choose(promised[part], others)
+        reserved = {port for server, port in assigned.items() if server != name}
+        assigned[name] = ports.choose(assigned[name], reserved)
         write_config(self._run, with_ports(self._config))
         return True
 
-    def parts(self) -> list[Part]:
-        config = self._config
-        parts = [self._api(), self._trainer(), self._env()]
-        return parts if config["run"]["service"] else [parts[0], self._engine(), *parts[1:]]
+    def processes(self) -> list[ProcessSpec]:
+        """In starting order."""
+        engine = [] if self._config["run"]["service"] else [self._engine()]
+        return [self._api(), *engine, self._trainer(), self._env()]
 
-    def _api(self) -> Part:
+    def _api(self) -> ProcessSpec:
         port = str(self._config["run"]["ports"]["api"])
-        return Part(
+        return ProcessSpec(
             "api",
             (*HERMES, "api", "--port", port, "--state-dir", str(self._run.folder / "api")),
             self._run.log_path("api"),
-            lambda: ask(f"{self._api_url}/status") is not None,
-            serves=True,
+            lambda: fetch_json(f"{self._api_url}/status") is not None,
+            is_server=True,
             start_patience_s=120.0,
         )
 
-    def _engine(self) -> Part:
+    def _engine(self) -> ProcessSpec:
         run = self._config["run"]
-        return Part(
+        return ProcessSpec(
             "engine",
             (
                 *(*HERMES, "engine", "serve", "--model", run["model"], "--device", run["device"]),
@@ -101,26 +102,26 @@ class RunPlan:
                 *("--state-dir", str(self._run.folder / "engine")),
             ),
             self._run.log_path("engine"),
-            lambda: ask(f"{policy_url(run)}/health") is not None,
-            serves=True,
+            lambda: fetch_json(f"{policy_url(run)}/health") is not None,
+            is_server=True,
             start_patience_s=1800.0,
         )
 
-    def _trainer(self) -> Part:
-        return Part(
+    def _trainer(self) -> ProcessSpec:
+        return ProcessSpec(
             "trainer",
             (*HERMES, *trainer_arguments(self._run, self._config)),
             self._run.log_path("trainer"),
-            lambda: bool((ask(f"{self._api_url}/status") or {}).get("started")),
+            lambda: bool((fetch_json(f"{self._api_url}/status") or {}).get("started")),
             environ=trainer_environ(self._config),
-            completes=True,
-            done=self._all_steps_made,
+            completes_run=True,
+            is_done=self._all_steps_made,
             finish_patience_s=_STEP_AND_SAVE_S,
         )
 
-    def _env(self) -> Part:
+    def _env(self) -> ProcessSpec:
         file = self._config["run"]["environment_file"]
-        return Part(
+        return ProcessSpec(
             "env",
             (*HERMES, "env", "serve", file, "--config", str(self._run.config_path)),
             self._run.log_path("env"),
@@ -130,10 +131,10 @@ class RunPlan:
 
     def _all_steps_made(self) -> bool:
         total: int = self._config["env"]["total_steps"]
-        return any(each["step"] >= total for each in kept(self._run))
+        return any(checkpoint["step"] >= total for checkpoint in saved_checkpoints(self._run))
 
     def _env_connected(self) -> bool:
-        envs = (ask(f"{self._api_url}/status") or {}).get("envs", [])
+        envs = (fetch_json(f"{self._api_url}/status") or {}).get("envs", [])
         return any(env["connected"] for env in envs)
 
     @property
@@ -167,20 +168,20 @@ def trainer_arguments(run: RlRun, config: JSONObject) -> tuple[str, ...]:
 
 
 def trainer_environ(config: JSONObject) -> dict[str, str]:
-    """A service's key is where `hermes train` looks for it; the run's own engine takes any."""
+    """The key of a service is read by `hermes train` itself; the run's own engine accepts any."""
     key = {} if config["run"]["service"] else {"TINKER_API_KEY": LOCAL_KEY}
     return {**key, **wandb_environ(config)}
 
 
 def wandb_environ(config: JSONObject) -> dict[str, str]:
-    """What is not to be uploaded is not, whatever key there is."""
+    """Disables uploads if W&B is off, even if there is a key."""
     if "wandb-offline" in config["tinker"]["sinks"]:
         return {"WANDB_MODE": "offline"}
     return {} if config["env"]["use_wandb"] else {"WANDB_MODE": "disabled"}
 
 
 def with_ports(config: JSONObject) -> JSONObject:
-    """The configuration with every address as the run's ports say."""
+    """The configuration with the addresses that follow from the run's ports."""
     run = config["run"]
     config["env"]["rollout_server_url"] = f"http://127.0.0.1:{run['ports']['api']}"
     config["openai"][0]["base_url"] = f"{policy_url(run)}/v1"

@@ -1,4 +1,4 @@
-"""Ports for a run's servers: the well-known one where it is free, otherwise any that is."""
+"""Ports for a run's servers: the well-known one if it is free, otherwise any free one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENGINE_PORT = 8001
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen there on loopback now."""
+    """Whether a server could listen on this port of loopback now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -20,13 +20,13 @@ def is_free(port: int) -> bool:
         return True
 
 
-def choose(preferred: int, taken: Collection[int] = ()) -> int:
-    """A port that nobody listens on and no other run has been promised (`taken`)."""
-    if preferred not in taken and is_free(preferred):
+def choose(preferred: int, reserved: Collection[int] = ()) -> int:
+    """A free port that is not reserved for another run."""
+    if preferred not in reserved and is_free(preferred):
         return preferred
     while True:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.bind(("127.0.0.1", 0))
             port: int = probe.getsockname()[1]
-        if port not in taken:
+        if port not in reserved:
             return port

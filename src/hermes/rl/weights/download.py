@@ -1,4 +1,5 @@
-"""Weights from an engine or service elsewhere, by the public SDK: exported there, fetched file by file."""
+"""Downloads weights from an engine or service through the public SDK: exported there, fetched file by
+file."""
 
 from __future__ import annotations
 
@@ -16,20 +17,20 @@ if TYPE_CHECKING:
     from hermes.training.service.client import ServiceConnection
 
 _TIMEOUT_S = 600.0
-_GOODBYE_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
 _TRAINING = "weights"
-_KEPT_S = 3600
-"""How long the service keeps what it exported: the least that it offers."""
+_EXPORT_TTL_S = 3600
+"""How long the service keeps the export: the shortest time it offers."""
 
 
 def download(connection: ServiceConnection, path: str, target: Path) -> None:
     """Writes the adapter's files into the folder. `path`: tinker://RUN/KIND/NAME, or tinker://RUN."""
     import tinker
 
-    from hermes.training.service.client import knock
+    from hermes.training.service.client import check_reachable
 
     if connection.local:
-        knock(connection.url)
+        check_reachable(connection.url)
     try:
         service = tinker.ServiceClient(base_url=connection.base_url, api_key=connection.key)
         try:
@@ -37,7 +38,7 @@ def download(connection: ServiceConnection, path: str, target: Path) -> None:
             _download(service, rest, _training_path(rest, path), target)
         finally:
             with contextlib.suppress(tinker.TinkerError, TimeoutError):
-                service.close("success").result(timeout=_GOODBYE_S)
+                service.close("success").result(timeout=_CLOSE_TIMEOUT_S)
     except (tinker.TinkerError, OSError, ValueError) as error:
         raise HermesError(
             f"{path} cannot be fetched from {connection.url}: {error}",
@@ -68,7 +69,7 @@ def _download(
     service: tinker.ServiceClient, rest: tinker.RestClient, weights_path: str, target: Path
 ) -> None:
     client = service.create_training_client_from_state(weights_path)
-    export = client.save_weights_external(f"export-{time.time_ns()}", ttl_seconds=_KEPT_S)
+    export = client.save_weights_external(f"export-{time.time_ns()}", ttl_seconds=_EXPORT_TTL_S)
     files = rest.get_external_weights_urls(export.result().path).result().urls
     target.mkdir(parents=True, exist_ok=True)
     for name, address in files.items():
@@ -76,6 +77,6 @@ def _download(
 
 
 def _fetch(address: str, target: Path) -> None:
-    with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer, target.open("wb") as file:
-        while block := answer.read(1 << 20):
+    with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response, target.open("wb") as file:
+        while block := response.read(1 << 20):
             file.write(block)

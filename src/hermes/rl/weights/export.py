@@ -1,8 +1,8 @@
-"""What was trained, as files others can load: a PEFT folder, a merged model, a GGUF file.
+"""Exports trained weights as a PEFT folder, a merged model or a GGUF file.
 
-The adapter is copied as the engine saved it, or downloaded from the service that has it, with the base
-model's name as it can be found on this machine. A merged model is complete: it needs neither the adapter nor
-its base any more. Other weights that are already at the target are never overwritten.
+The adapter is copied from the engine's files, or downloaded from the service, and names its base model as
+transformers finds it on this machine. A merged model is complete: it needs neither the adapter nor the base
+model. Other weights at the target are never overwritten.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def export_adapter(source: WeightsSource, output: Path | None = None) -> Path:
         else:
             for name in ADAPTER_FILES:
                 shutil.copyfile(source.folder / name, draft.path / name)
-        _name_base(draft.path, _base_model(source, draft.path))
+        _set_base_model(draft.path, _base_model(source, draft.path))
         _check_same_weights(draft.path, target)
         target.mkdir(exist_ok=True)
         for file in draft.path.iterdir():
@@ -44,7 +44,7 @@ def export_adapter(source: WeightsSource, output: Path | None = None) -> Path:
 
 
 def export_merged(source: WeightsSource, output: Path | None = None) -> Path:
-    """The base model with the adapter in it."""
+    """Writes the base model with the adapter merged into it."""
     target = output or source.merged_folder
     if output is None and (target / "config.json").exists():
         return target
@@ -61,7 +61,7 @@ def export_merged(source: WeightsSource, output: Path | None = None) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep(target)
     with draft_folder(target) as draft:
-        whole = draft.path / target.name  # with the rights of any new folder
+        whole = draft.path / target.name  # with the permissions of a new folder
         model.merge_and_unload().save_pretrained(whole)
         AutoTokenizer.from_pretrained(base).save_pretrained(whole)
         whole.rename(target)
@@ -69,7 +69,7 @@ def export_merged(source: WeightsSource, output: Path | None = None) -> Path:
 
 
 def export_gguf(source: WeightsSource, output: Path | None = None) -> Path:
-    """By llama.cpp's converter, where that is installed."""
+    """Writes a GGUF file with llama.cpp's converter, if that is installed."""
     converter = find_converter()
     target = output or source.gguf_path
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,10 +88,10 @@ def export_gguf(source: WeightsSource, output: Path | None = None) -> Path:
 
 
 def find_converter() -> Path:
-    places = [shutil.which(_CONVERTER), str(Path(os.environ.get("LLAMA_CPP", "")) / _CONVERTER)]
-    for place in places:
-        if place and Path(place).is_file():
-            return Path(place)
+    candidates = [shutil.which(_CONVERTER), str(Path(os.environ.get("LLAMA_CPP", "")) / _CONVERTER)]
+    for candidate in candidates:
+        if candidate and Path(candidate).is_file():
+            return Path(candidate)
     raise HermesError(
         f"GGUF needs llama.cpp's {_CONVERTER}, which is not on the PATH",
         "get llama.cpp and set LLAMA_CPP to its folder",
@@ -111,13 +111,13 @@ def _adapter_config(adapter: Path) -> dict[str, Any]:
     return config
 
 
-def _name_base(adapter: Path, base: str) -> None:
+def _set_base_model(adapter: Path, base: str) -> None:
     config = {**_adapter_config(adapter), "base_model_name_or_path": base}
     (adapter / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def _check_same_weights(adapter: Path, target: Path) -> None:
-    """UsageError if the target has files of another adapter: an export replaces only itself."""
+    """UsageError if the target has files of another adapter."""
     for name in ADAPTER_FILES[1:]:
         if (target / name).exists() and not filecmp.cmp(adapter / name, target / name, shallow=False):
             raise UsageError(f"{target} has other weights already", "name another folder with --output")

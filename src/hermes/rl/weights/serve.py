@@ -1,4 +1,4 @@
-"""Using what a run has learned: an engine over its checkpoints, or its merged model in this process."""
+"""Serves the weights of a run: an engine over its checkpoints, or its merged model in this process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hermes.errors import UsageError
 from hermes.rl.run import RlRun
 from hermes.rl.service import connect, policy_url
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.part import HERMES, ask
+from hermes.rl.supervise.process import HERMES, fetch_json
 from hermes.rl.weights.export import export_merged
-from hermes.rl.weights.source import choose, run_source
+from hermes.rl.weights.source import choose_checkpoint, run_source
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -22,53 +22,55 @@ if TYPE_CHECKING:
 
 
 def endpoint(run: RlRun) -> str:
-    """Where the run's policy can be asked as the model `policy`, by as many as like."""
+    """The OpenAI endpoint of a running run, where its policy is the model `policy`."""
     url = None if run.status().state.ended else running_engine(run)
     if url is None:
         raise UsageError(
             f"nothing serves the policy of run {run.run_id}",
-            f"hermes rl serve {run.run_id}, and then --base-url with the address it tells, --model policy",
+            f"hermes rl serve {run.run_id}, and then --base-url with the address it prints, --model policy",
         )
     return f"{url}/v1"
 
 
 def running_engine(run: RlRun) -> str | None:
-    """Where the run's newest weights can be sampled, while it is up."""
+    """The address at which the run's newest weights are sampled; None if it does not respond."""
     url = policy_url(run.config()["run"])
-    return url if ask(f"{url}/health") is not None else None
+    return url if fetch_json(f"{url}/health") is not None else None
 
 
 def serve_command(run: RlRun, port: int | None) -> list[str]:
     """`hermes engine serve` over the run's checkpoints; `policy` is the newest."""
-    choose(run, None)
-    about = run.config()["run"]
+    choose_checkpoint(run, None)
+    settings = run.config()["run"]
     chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
-    arguments = ["engine", "serve", "--model", about["model"], "--device", about["device"]]
+    arguments = ["engine", "serve", "--model", settings["model"], "--device", settings["device"]]
     return [*HERMES, *arguments, "--port", str(chosen), "--state-dir", str(run.folder / "engine")]
 
 
 def serve_service(run: RlRun, port: int | None, announce: Callable[[str], None]) -> None:
-    """The newest weights of a run whose weights lie with a service, until a signal ends it."""
-    from hermes.training.service.openai_proxy import offered, tokenizer_of
+    """Serves the newest weights of a run that are at a service, until SIGINT or SIGTERM."""
+    from hermes.training.service.openai_proxy import serve_proxy, tokenizer_of
     from hermes.training.service.token_meter import TokenMeter
 
-    about, path = run.config()["run"], choose(run, None)["path"]
+    settings, path = run.config()["run"], choose_checkpoint(run, None)["path"]
     chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
-    tokenizer = tokenizer_of(about["model"], run.home)
+    tokenizer = tokenizer_of(settings["model"], run.home)
     with (
         closing(TokenMeter(run.folder)) as meter,
-        offered(connect(run.home, about["service"]), about["model"], tokenizer, chosen, meter) as face,
+        serve_proxy(
+            connect(run.home, settings["service"]), settings["model"], tokenizer, chosen, meter
+        ) as proxy,
     ):
-        face.show(path)
-        announce(f"serving {path} at {face.url}/v1, model policy")
+        proxy.set_policy(path)
+        announce(f"serving {path} at {proxy.url}/v1, model policy")
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *about: ended.set())
+            signal.signal(number, lambda *frame: ended.set())
         ended.wait()
 
 
 def open_run_model(config: Config, run: RlRun, progress: Callable[[str], None] | None = None) -> ChatModel:
-    """The model `run:ID`: its engine's while that is up, otherwise its newest weights in this process."""
+    """The model `run:ID`: at its engine while that runs, otherwise its newest weights in this process."""
     url = running_engine(run) if not run.status().state.ended else None
     if url is not None:
         from hermes.models.open import open_model

@@ -1,7 +1,7 @@
-"""Trained weights by any of their names: an RL run, a run of `hermes train`, or a tinker:// path.
+"""Finds trained weights by name: an RL run, a run of `hermes train`, or a tinker:// path.
 
-A source says which checkpoint is meant and where its files are: in a folder of an engine on this machine, or
-with a Tinker service that can export them. Nothing is downloaded or written here.
+A source is a checkpoint and where its files are: in a folder of an engine on this machine, or at a Tinker
+service that can export them. Nothing is downloaded or written here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.errors import UsageError
-from hermes.rl.results import checkpoint_folder, kept
+from hermes.rl.results import checkpoint_folder, saved_checkpoints
 from hermes.rl.run import RlRun, find_run
 from hermes.rl.service import service_of
 from hermes.training.checkpoints import NAME, CheckpointRecord, StateFile
-from hermes.training.start import engine_folders, start_checkpoint
+from hermes.training.start_weights import engine_folders, start_checkpoint
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -76,24 +76,24 @@ def find_source(
 
 def run_source(run: RlRun, step: int | None = None) -> WeightsSource:
     """A checkpoint of a run of `hermes rl`; None: the newest."""
-    checkpoint = choose(run, step)
-    about, stem = run.config()["run"], f"step-{checkpoint['step']}"
+    checkpoint = choose_checkpoint(run, step)
+    settings, stem = run.config()["run"], f"step-{checkpoint['step']}"
     folder = checkpoint_folder(run, checkpoint["path"])
     return WeightsSource(
         checkpoint["weights"],
         folder if _complete(folder) else None,
-        about["service"],
+        settings["service"],
         run.home,
-        about["model"],
+        settings["model"],
         run.folder / "weights" / stem,
         run.folder / "merged" / stem,
         run.folder / "weights" / f"{stem}.gguf",
     )
 
 
-def choose(run: RlRun, step: int | None) -> dict[str, Any]:
+def choose_checkpoint(run: RlRun, step: int | None) -> dict[str, Any]:
     """The checkpoint of that step; None: the newest."""
-    checkpoints = kept(run)
+    checkpoints = saved_checkpoints(run)
     if not checkpoints:
         raise UsageError(f"run {run.run_id} has no checkpoint yet", "it saves one at its end at the latest")
     if step is None:
@@ -122,7 +122,7 @@ def _training_source(home: Path, folder: Path, step: int | None, service: str) -
     state = StateFile(folder).state()
     if state is None or not state.kept:
         raise UsageError(f"the run in {folder} has no checkpoint yet", "wait for its first, or its end")
-    checkpoint = start_checkpoint(state) if step is None else _of_step(folder.name, state, step)
+    checkpoint = start_checkpoint(state) if step is None else _checkpoint_of_step(folder.name, state, step)
     stem = f"step-{checkpoint.step}"
     return WeightsSource(
         checkpoint.weights,
@@ -136,7 +136,7 @@ def _training_source(home: Path, folder: Path, step: int | None, service: str) -
     )
 
 
-def _of_step(name: str, state: TrainingState, step: int) -> CheckpointRecord:
+def _checkpoint_of_step(name: str, state: TrainingState, step: int) -> CheckpointRecord:
     by_step = {checkpoint.step: checkpoint for checkpoint in (*state.kept, state.best) if checkpoint}
     _check_step(name, step, by_step)
     return by_step[step]

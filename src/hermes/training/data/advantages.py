@@ -1,7 +1,7 @@
-"""How much better a rollout was than the others of its group. Pure.
+"""Group-relative advantages: how much better a rollout was than the others of its group. Pure.
 
-A rollout that was split into several sequences counts once in every mean. A group whose rollouts all have one
-score says nothing about what is better: it has no advantages, and its caller counts it.
+A rollout that was split into several sequences counts once in every mean. A group whose rollouts all have the
+same score has no signal: it gets no advantages, and the caller counts it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The trajectory API as a trainer asks it: registers, takes batches under a lease, acknowledges.
+"""Client of the trajectory API for a trainer: registers, takes batches under a lease, acknowledges them.
 
-A request that fails in passing (nobody there, a server that is full or broken for the moment) is tried again
-until the patience is spent. A batch is the trainer's until it acknowledges it, so that one that was taken and
-not yet part of a checkpoint can be asked for again after any crash. A thread renews the leases of all batches
-that are not acknowledged, so a lease lives as long as its trainer, however long a step takes.
+A request that fails transiently (no connection, 429, 5xx) is retried until the patience is spent. A batch
+stays leased until it is acknowledged, so that after a crash a batch that is not part of a checkpoint can be
+requested again. A thread renews the leases of all unacknowledged batches, so a lease lasts as long as its
+trainer, however long a step takes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LEASE_S = 600.0
 _RENEWALS_PER_LEASE = 4
 """How often a lease is renewed within its time, so that a few lost requests do no harm."""
 NO_LEASE = 0
-"""The lease of a batch from an API that knows none (the original): it is gone once it was served."""
+"""The lease id of a batch from an API without leases (the original): it is served only once."""
 _TIMEOUT_S = 60.0
 _RENEWAL_TIMEOUT_S = 10.0
-"""Short, because the end of a training waits for a renewal under way."""
+"""Short, because the end of a run waits for a renewal in progress."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _HINT = "start it with: hermes api; --api-url or RL_API_URL names another address"
 
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 
 class TrajectoryApiError(HermesError):
-    """The trajectory API is not there, or refused."""
+    """The trajectory API cannot be reached, or refused a request."""
 
     def __init__(self, message: str, hint: str = "", *, status: int | None = None) -> None:
         super().__init__(message, hint)
         self.status = status
-        """None: nothing answered."""
+        """The HTTP status; None: no response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class NoBatch:
 
     reason: str
     envs_connected: int | None = None
-    """Environments that may still send groups; None: this API does not tell."""
+    """Environments that may still send groups; None: this API does not report it."""
 
 
 class TrainerApi:
-    """One trainer's standing with one API."""
+    """One trainer at one API. A context manager: on exit the leases are no longer renewed."""
 
     def __init__(self, url: str, patience_s: float, lease_s: float = LEASE_S) -> None:
         self.url = url.rstrip("/")
@@ -81,53 +81,53 @@ class TrainerApi:
         self._lock = threading.Lock()
         """Guards `_unacknowledged`, which the renewing thread reads."""
         self._closed = threading.Event()
-        self._renewing: threading.Thread | None = None
+        self._renewer: threading.Thread | None = None
 
     def register(self, registration: JSONObject) -> None:
         self._registration = registration
-        self._ask("POST", "/register", registration)
+        self._request("POST", "/register", registration)
 
     def next_batch(self) -> LeasedBatch | NoBatch:
         """The next batch, or why there is none yet."""
-        answer = self._ask("GET", f"/batch?lease_s={self._lease_s:g}")
-        if answer.get("status") == "error":  # an API without a memory was started anew
+        response = self._request("GET", f"/batch?lease_s={self._lease_s:g}")
+        if response.get("status") == "error":  # an API without a journal was restarted
             self.register(self._registration)
-            return NoBatch(str(answer.get("message")))
-        if not answer.get("batch"):
-            return NoBatch(str(answer.get("reason") or "nothing is queued"), answer.get("envs_connected"))
-        lease_id, redelivered = answer.get("lease_id", NO_LEASE), answer.get("redelivered", 0)
+            return NoBatch(str(response.get("message")))
+        if not response.get("batch"):
+            return NoBatch(str(response.get("reason") or "nothing is queued"), response.get("envs_connected"))
+        lease_id, redelivered = response.get("lease_id", NO_LEASE), response.get("redelivered", 0)
         self.keep_leases([lease_id])
-        return LeasedBatch(int(lease_id), answer["batch"], int(redelivered))
+        return LeasedBatch(int(lease_id), response["batch"], int(redelivered))
 
-    def again(self, lease_id: int) -> LeasedBatch | None:
-        """A batch that was taken before; None if it is not outstanding."""
+    def redeliver(self, lease_id: int) -> LeasedBatch | None:
+        """A batch that was served before; None if its lease is not outstanding."""
         if lease_id == NO_LEASE:
             return None
         try:
-            answer = self._ask("GET", f"/batch?lease_id={lease_id}&lease_s={self._lease_s:g}")
+            response = self._request("GET", f"/batch?lease_id={lease_id}&lease_s={self._lease_s:g}")
         except TrajectoryApiError as error:
             if error.status == 404:
                 self._drop_lease(lease_id)
                 return None
             raise
         self.keep_leases([lease_id])
-        return LeasedBatch(lease_id, answer["batch"], int(answer["redelivered"]))
+        return LeasedBatch(lease_id, response["batch"], int(response["redelivered"]))
 
     def keep_leases(self, lease_ids: Iterable[int]) -> None:
         """Renews these leases until they are acknowledged or this trainer ends."""
         with self._lock:
             self._unacknowledged.update(lease_id for lease_id in lease_ids if lease_id != NO_LEASE)
-            idle = not self._unacknowledged or self._renewing is not None
+            idle = not self._unacknowledged or self._renewer is not None
         if not idle:
-            self._renewing = threading.Thread(target=self._renew, name="renew-leases", daemon=True)
-            self._renewing.start()
+            self._renewer = threading.Thread(target=self._renew, name="renew-leases", daemon=True)
+            self._renewer.start()
 
     def acknowledge(self, lease_id: int) -> None:
-        """May be repeated. A lease that the API does not know belonged to another life of it."""
+        """May be repeated. A lease that the API does not have is from before it was reset."""
         if lease_id == NO_LEASE:
             return
         try:
-            self._ask("POST", "/batch/ack", {"lease_id": lease_id})
+            self._request("POST", "/batch/ack", {"lease_id": lease_id})
         except TrajectoryApiError as error:
             if error.status != 404:
                 raise
@@ -140,8 +140,8 @@ class TrainerApi:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed.set()
-        if self._renewing is not None:
-            self._renewing.join()
+        if self._renewer is not None:
+            self._renewer.join()
         if self._session is not None:
             self._session.close()
 
@@ -150,8 +150,8 @@ class TrainerApi:
             self._unacknowledged.discard(lease_id)
 
     def _renew(self) -> None:
-        """The thread that renews. A failed renewal is logged and repeated with the next one: the lease has
-        time left, and an API that stays away ends the training by its own requests."""
+        """Renews the leases at intervals. A failed renewal is logged and not retried: the lease outlasts
+        several intervals, and if the API stays unreachable, the trainer's own requests end the run."""
         while not self._closed.wait(self._lease_s / _RENEWALS_PER_LEASE):
             with self._lock:
                 lease_ids = sorted(self._unacknowledged)
@@ -159,46 +159,46 @@ class TrainerApi:
                 continue
             try:
                 renewal: JSONObject = {"lease_ids": lease_ids, "lease_s": self._lease_s}
-                self._try("POST", "/batch/renew", renewal, timeout_s=_RENEWAL_TIMEOUT_S)
+                self._send("POST", "/batch/renew", renewal, timeout_s=_RENEWAL_TIMEOUT_S)
             except TrajectoryApiError as error:
                 if error.status in (404, 405):
-                    logger.warning("leases are not renewed, the API cannot do it: %s", error.message)
+                    logger.warning("leases are not renewed, the API does not support it: %s", error.message)
                     return
                 logger.warning("%d leases were not renewed: %s", len(lease_ids), error.message)
 
-    def _ask(self, method: str, path: str, body: JSONObject | None = None) -> JSONObject:
+    def _request(self, method: str, path: str, body: JSONObject | None = None) -> JSONObject:
         deadline_s = time.monotonic() + self._patience_s
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return self._try(method, path, body)
+                return self._send(method, path, body)
             except TrajectoryApiError as error:
-                passing = error.status is None or error.status == 429 or error.status >= 500
-                if not passing or time.monotonic() + pause_s > deadline_s:
+                transient = error.status is None or error.status == 429 or error.status >= 500
+                if not transient or time.monotonic() + pause_s > deadline_s:
                     raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _try(
+    def _send(
         self, method: str, path: str, body: JSONObject | None, timeout_s: float = _TIMEOUT_S
     ) -> JSONObject:
         with self._errors():
             response = self._open().request(method, self.url + path, json=body, timeout=timeout_s)
         if response.status_code >= 400:
-            wants = response.status_code in (401, 403)
+            is_auth_error = response.status_code in (401, 403)
             raise TrajectoryApiError(
-                f"the trajectory API at {self.url} answered {response.status_code} to {path}: "
+                f"the trajectory API at {self.url} returned {response.status_code} for {path}: "
                 f"{response.text[:300]}",
-                f"it wants its token: set {TOKEN_VARIABLE}" if wants else "",
+                f"it requires a token: set {TOKEN_VARIABLE}" if is_auth_error else "",
                 status=response.status_code,
             )
         try:
-            answer: Any = response.json()
+            content: Any = response.json()
         except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise TrajectoryApiError(f"what answers at {self.url} is not a trajectory API", _HINT, status=400)
-        return answer
+            content = None
+        if not isinstance(content, dict):
+            raise TrajectoryApiError(f"the server at {self.url} is not a trajectory API", _HINT, status=400)
+        return content
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -211,9 +211,9 @@ class TrainerApi:
                 f"'{self.url}' is not an address: {error}", f"write it like {DEFAULT_URL}", status=400
             ) from error
         except httpx2.HTTPError as error:
-            why = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
             raise TrajectoryApiError(
-                f"no answer from the trajectory API at {self.url}: {why}", _HINT
+                f"no response from the trajectory API at {self.url}: {reason}", _HINT
             ) from error
 
     def _open(self) -> httpx2.Client:

@@ -1,8 +1,8 @@
-"""From served groups to what one update learns: which sequences, and how good each of their tokens was. Pure.
+"""From served groups to the batch of one update: its sequences and their token advantages. Pure.
 
-Everything that is not trained on is counted by its reason: refused sequences, stale ones, ones too long,
-groups without signal. A stale or over-long rollout still counts in its group's mean, for it was as good as it
-was.
+Every sequence that is not trained on is counted by its reason: rejected, stale or too long. Groups without
+signal are counted too. A stale or overlong sequence still counts in the mean of its group, because its score
+is as valid as any other.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hermes.core.json import JSONObject
+from hermes.core.sequence import RolloutGroup, TrainSequence, from_group
 from hermes.training.data.advantages import Baseline, advantages
-from hermes.training.data.groups import Rollout, RolloutGroup, read_group
 from hermes.training.data.kl import divergence, penalties, teacher_terms
 from hermes.training.data.metrics import group_metrics, staleness_metrics
 
@@ -24,127 +24,129 @@ _FOREIGN = "sampled with weights that this run does not have"
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredSequence:
-    """A sequence to train on."""
-
-    rollout: Rollout
-    advantages: tuple[float, ...]
-    """By token; 0 where it was not sampled."""
-
-    def stale_by(self, step: int) -> int | None:
-        """How many steps ago its oldest token was sampled; None: not told."""
-        return step - min(self.rollout.versions) if self.rollout.versions else None
-
-
-@dataclass(frozen=True, slots=True)
 class TrainBatch:
-    items: tuple[ScoredSequence, ...]
+    sequences: tuple[TrainSequence, ...]
+    """Those to train on, each with advantages that are not all 0."""
     metrics: dict[str, float]
     left_out: Counter[str]
     """Reason → sequences that are not trained on, whatever their scores."""
-    hopeless: bool
-    """Nothing is trained on, and not for want of signal."""
+    untrainable: bool
+    """There is nothing to train on, and the reason is not a lack of signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
     baseline: Baseline = Baseline.MEAN
     max_staleness: int = DEFAULT_STALENESS
-    """Steps; what was sampled longer ago is not trained on."""
+    """Steps; a sequence that was sampled earlier is not trained on."""
     max_tokens: int = 1 << 20
     """Longest sequence."""
     distill: float = 0.0
-    """Weight of the teacher's word in the advantages; 0: it has none."""
+    """Weight of the teacher in the advantages; 0: no distillation."""
     rewards: float = 1.0
-    """Weight of the scores; 0: only the teacher teaches."""
+    """Weight of the scores in the advantages; 0: distillation only."""
 
 
-def prepare(served: Sequence[JSONObject], rules: BatchConfig, step: int) -> TrainBatch:
-    """`step`: how many steps the weights have that are to be updated."""
-    groups = [read_group(item) for item in served]
-    refused = sum((group.refused for group in groups), Counter[str]())
-    scored = [group for group in groups if group.rollouts]
-    found = advantages([group.scores for group in scored], rules.baseline)
-    fit: list[ScoredSequence] = []
-    unfit: Counter[str] = Counter()
-    taught = False
-    for group, values in zip(scored, found, strict=True):
-        for item in _items(group, values, rules):
-            why = _why_not(item, rules, step)
-            if why is None:
-                fit.append(item)
-            else:
-                unfit[why] += 1
-                taught = taught or any(item.advantages)
-    items = tuple(item for item in fit if any(item.advantages))
-    refused += Counter({_FOREIGN: unfit.pop(_FOREIGN, 0)})
-    signals = sum(values is not None or group.told for group, values in zip(scored, found, strict=True))
-    metrics = group_metrics(scored, signals)
-    rollouts = [rollout for group in scored for rollout in group.rollouts]
-    metrics |= staleness_metrics(rollouts, step, unfit[TOO_OLD]) | {"data/too_long": float(unfit[TOO_LONG])}
-    left_out = refused + unfit
-    hopeless = not items and (taught or left_out.total() >= max(1, len(fit)))
-    return TrainBatch(items, metrics | {"data/refused": float(refused.total())}, left_out, hopeless)
+def prepare(served: Sequence[JSONObject], config: BatchConfig, step: int) -> TrainBatch:
+    """The batch for an update of weights that have made `step` steps."""
+    groups = [from_group(group) for group in served]
+    scored = [group for group in groups if group.sequences]
+    values = advantages([group.scores for group in scored], config.baseline)
+    candidates = [
+        sequence
+        for group, by_rollout in zip(scored, values, strict=True)
+        for sequence in _with_advantages(group, by_rollout, config)
+    ]
+    reasons = [_skip_reason(sequence, config, step) for sequence in candidates]
+    rejected = sum((group.rejected for group in groups), Counter[str]())
+    left_out = rejected + Counter(reason for reason in reasons if reason is not None)
+    trained = tuple(
+        sequence
+        for sequence, reason in zip(candidates, reasons, strict=True)
+        if reason is None and any(sequence.advantages)
+    )
+    signals = sum(
+        by_rollout is not None or group.has_token_advantages
+        for group, by_rollout in zip(scored, values, strict=True)
+    )
+    sequences = [sequence for group in scored for sequence in group.sequences]
+    metrics = group_metrics(scored, signals) | staleness_metrics(sequences, step, left_out[TOO_OLD])
+    metrics["data/too_long"] = float(left_out[TOO_LONG])
+    metrics["data/refused"] = float(rejected.total() + left_out[_FOREIGN])
+    return TrainBatch(trained, metrics, left_out, not trained and _lost_signal(candidates, reasons, left_out))
 
 
-def _why_not(item: ScoredSequence, rules: BatchConfig, step: int) -> str | None:
-    age = item.stale_by(step)
-    if max(item.rollout.versions, default=0) > step:
+def _lost_signal(
+    candidates: Sequence[TrainSequence], reasons: Sequence[str | None], left_out: Counter[str]
+) -> bool:
+    """Whether a sequence with signal was left out, or at least as many were left out as could be used."""
+    usable = sum(reason is None for reason in reasons)
+    return left_out.total() >= max(1, usable) or any(
+        reason is not None and any(sequence.advantages)
+        for sequence, reason in zip(candidates, reasons, strict=True)
+    )
+
+
+def _skip_reason(sequence: TrainSequence, config: BatchConfig, step: int) -> str | None:
+    if max(sequence.policy_steps, default=0) > step:
         return _FOREIGN
-    if age is not None and age > rules.max_staleness:
+    staleness = sequence.staleness(step)
+    if staleness is not None and staleness > config.max_staleness:
         return TOO_OLD
-    return TOO_LONG if len(item.rollout.tokens) > rules.max_tokens else None
+    return TOO_LONG if len(sequence.tokens) > config.max_tokens else None
 
 
-def _items(group: RolloutGroup, values: list[float] | None, rules: BatchConfig) -> list[ScoredSequence]:
-    by_key = dict(zip({rollout.key: None for rollout in group.rollouts}, values or (), strict=False))
-    made = []
-    for rollout in group.rollouts:
-        if rollout.muted:
-            continue
-        earned = rollout.advantages or [by_key.get(rollout.key, 0.0)] * len(rollout.tokens)
-        taught = _taught(rollout, rules.distill)
-        made.append(
-            ScoredSequence(
-                rollout,
-                tuple(
-                    rules.rewards * own + more if trained else 0.0
-                    for own, more, trained in zip(earned, taught, rollout.trained, strict=True)
-                ),
-            )
-        )
-    return made
+def _with_advantages(
+    group: RolloutGroup, by_rollout: list[float] | None, config: BatchConfig
+) -> list[TrainSequence]:
+    """The sequences of a group that are to be trained on, with their final advantages.
+
+    `by_rollout`: the advantages of its rollouts; None: the group has no signal."""
+    rollout_ids = {sequence.rollout.id: None for sequence in group.sequences}
+    by_id = dict(zip(rollout_ids, by_rollout or (), strict=False))
+    return [
+        replace(sequence, advantages=_advantages(sequence, by_id.get(sequence.rollout.id, 0.0), config))
+        for sequence in group.sequences
+        if not sequence.exclude_from_loss
+    ]
 
 
-def _taught(rollout: Rollout, weight: float) -> list[float]:
-    if not weight or rollout.teacher is None:
-        return [0.0] * len(rollout.tokens)
-    return teacher_terms(rollout.logprobs, rollout.teacher, weight)
+def _advantages(sequence: TrainSequence, advantage: float, config: BatchConfig) -> tuple[float, ...]:
+    size = len(sequence.tokens)
+    earned = sequence.advantages or (advantage,) * size
+    taught = [0.0] * size
+    if config.distill and sequence.teacher_logprobs:
+        taught = teacher_terms(sequence.logprobs, sequence.teacher_logprobs, config.distill)
+    return tuple(
+        config.rewards * reward_term + teacher_term if in_loss else 0.0
+        for reward_term, teacher_term, in_loss in zip(earned, taught, sequence.loss_mask, strict=True)
+    )
 
 
 def with_penalty(
-    items: Sequence[ScoredSequence], references: Sequence[Sequence[float]], coefficient: float
-) -> tuple[list[ScoredSequence], float]:
-    """The items with the penalty for leaving the reference in their advantages, and the divergence's mean."""
-    drifts = [
-        _of_trained(item, divergence(item.rollout.logprobs, reference))
-        for item, reference in zip(items, references, strict=True)
+    sequences: Sequence[TrainSequence], references: Sequence[Sequence[float]], coefficient: float
+) -> tuple[list[TrainSequence], float]:
+    """The sequences with the KL penalty in their advantages, and the mean divergence from the reference."""
+    divergences = [
+        _trained_only(sequence, divergence(sequence.logprobs, reference))
+        for sequence, reference in zip(sequences, references, strict=True)
     ]
-    every = [value for drift in drifts for value in drift]
-    changed = [
-        replace(item, advantages=_added(item, terms))
-        for item, terms in zip(items, penalties(drifts, coefficient), strict=True)
+    values = [value for row in divergences for value in row]
+    penalised = [
+        replace(sequence, advantages=_added(sequence, terms))
+        for sequence, terms in zip(sequences, penalties(divergences, coefficient), strict=True)
     ]
-    return changed, sum(every) / len(every) if every else 0.0
+    return penalised, sum(values) / len(values) if values else 0.0
 
 
-def _of_trained(item: ScoredSequence, values: Sequence[float]) -> list[float]:
-    return [value for value, trained in zip(values, item.rollout.trained, strict=True) if trained]
+def _trained_only(sequence: TrainSequence, values: Sequence[float]) -> list[float]:
+    return [value for value, in_loss in zip(values, sequence.loss_mask, strict=True) if in_loss]
 
 
-def _added(item: ScoredSequence, terms: Sequence[float]) -> tuple[float, ...]:
-    rest = iter(terms)
+def _added(sequence: TrainSequence, terms: Sequence[float]) -> tuple[float, ...]:
+    """The advantages plus `terms`, which has a value for each trained token."""
+    remaining = iter(terms)
     return tuple(
-        own + next(rest) if trained else 0.0
-        for own, trained in zip(item.advantages, item.rollout.trained, strict=True)
+        advantage + next(remaining) if in_loss else 0.0
+        for advantage, in_loss in zip(sequence.advantages, sequence.loss_mask, strict=True)
     )

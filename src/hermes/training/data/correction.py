@@ -1,12 +1,13 @@
-"""Sampler and trainer never agree to the last bit, and the sampler may be some steps behind. Pure.
+"""Importance-sampling correction for the mismatch between sampler and trainer. Pure.
 
-The token-level correction weighs each token by min(cap, π/μ): π the trainer's probability of it before the
-update, μ the sampler's. For importance sampling that is the loss `cispo` with bounds 0 and cap and no further
-pass over the data: its gradient is min(π/μ, cap)·A·∇log π. For `ppo`, which must clip around π and not
-around μ, the weight goes into the advantage and π takes μ's place, after one forward pass.
+The two never agree to the last bit, and the sampler may be some steps behind. The correction weights each
+token by min(cap, π/μ): π the trainer's probability of it before the update, μ the sampler's. For importance
+sampling that is the loss `cispo` with bounds 0 and cap and no further pass over the data: its gradient is
+min(π/μ, cap)·A·∇log π. For `ppo`, which must clip around π and not around μ, the weight goes into the
+advantage and π takes μ's place, after one forward pass.
 
-A sampler at a temperature other than 1 states logprobs of another distribution than the trainer's. There is
-no ratio between the two worth having: π takes μ's place, with weight 1.
+A sampler at a temperature other than 1 reports logprobs of another distribution than the trainer's. The ratio
+of the two is meaningless: π takes μ's place, with weight 1.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ PPO = "ppo"
 CISPO = "cispo"
 LOSSES = (IMPORTANCE_SAMPLING, PPO, CISPO)
 _ENGINE_BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType({PPO: (0.8, 1.2), CISPO: (0.0, 4.0)})
-"""Those of a loss that is asked for without any."""
+"""The engine's bounds for a loss that is requested without any."""
 
 
 class LossSpec(NamedTuple):
-    """What the engine is asked for."""
+    """The loss function of a forward-backward request."""
 
     name: str
     config: Mapping[str, float]
 
 
 def engine_loss(name: str, cap: float | None, clip: tuple[float, float] | None) -> LossSpec:
-    """The loss with its correction (`cap` None: none) and the bounds of its ratio, where it has some.
+    """The loss with its correction (`cap` None: none) and the bounds of its ratio, if it has any.
 
-    What `cispo` clips is the correction itself: without bounds of its own the cap is its upper one.
+    `cispo` clips the correction itself: without `clip` its upper bound is the cap.
     """
     bounds = None if name == IMPORTANCE_SAMPLING else clip
     if bounds is None and cap is not None and name in (IMPORTANCE_SAMPLING, CISPO):
@@ -45,7 +46,7 @@ def engine_loss(name: str, cap: float | None, clip: tuple[float, float] | None) 
 
 
 def bounds_of(loss: LossSpec) -> tuple[float, float] | None:
-    """Between which the ratio of a loss counts as it is; None: everywhere."""
+    """The bounds outside of which the loss clips the ratio; None: it does not clip."""
     if loss.config:
         return loss.config["clip_low_threshold"], loss.config["clip_high_threshold"]
     return _ENGINE_BOUNDS.get(loss.name)
@@ -59,6 +60,6 @@ def weights(trainer: Sequence[float], sampler: Sequence[float], cap: float) -> l
 def surrogate(
     trainer: Sequence[float], sampler: Sequence[float], advantages: Sequence[float], cap: float
 ) -> float:
-    """The capped importance-sampling loss of tokens: the number that goes with the gradient above."""
+    """The capped importance-sampling loss of tokens, whose gradient is the one above."""
     ratios = weights(trainer, sampler, cap)
     return -sum(ratio * value for ratio, value in zip(ratios, advantages, strict=True))

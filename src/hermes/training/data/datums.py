@@ -1,7 +1,7 @@
 """Token sequences as the data of the Tinker API: position i of the input predicts the token at i + 1. Pure.
 
-Only the SDK's public types are used. Losses are sums over tokens, so whoever wants a mean scales the weights
-or advantages that go in here.
+Only the SDK's public types are used. Losses are sums over tokens: a caller that wants a mean scales the
+weights or advantages it passes in.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import tinker
 
 
-def weighted(tokens: Sequence[int], weights: Sequence[float]) -> tinker.Datum:
+def sft_datum(tokens: Sequence[int], weights: Sequence[float]) -> tinker.Datum:
     """For cross_entropy; `weights[i]` is that of predicting `tokens[i]`, so the first never counts."""
     return _datum(tokens, {"weights": weights})
 
 
-def rewarded(tokens: Sequence[int], logprobs: Sequence[float], advantages: Sequence[float]) -> tinker.Datum:
+def rl_datum(tokens: Sequence[int], logprobs: Sequence[float], advantages: Sequence[float]) -> tinker.Datum:
     """For the RL losses; logprobs and advantages are by token, 0 where the token was not sampled."""
     return _datum(tokens, {"logprobs": logprobs, "advantages": advantages})
 
@@ -29,12 +29,15 @@ def _datum(tokens: Sequence[int], inputs: Mapping[str, Sequence[float]]) -> tink
     size = len(tokens) - 1
     targets = TensorData(data=list(tokens[1:]), dtype="int64", shape=[size])
     floats = {
-        name: TensorData(data=[float(one) for one in values[1:]], dtype="float32", shape=[size])
+        name: TensorData(data=[float(value) for value in values[1:]], dtype="float32", shape=[size])
         for name, values in inputs.items()
     }
     return Datum(ModelInput.from_ints(list(tokens[:-1])), {"target_tokens": targets, **floats})
 
 
 def token_logprobs(output: tinker.ForwardBackwardOutput) -> list[list[float]]:
-    """Of each datum, its tokens' logprobs, with a 0 in front: as long as the sequence was."""
-    return [[0.0, *(float(one) for one in record["logprobs"].tolist())] for record in output.loss_fn_outputs]
+    """The logprobs of each datum's tokens, with a 0 for the first, which nothing predicts."""
+    return [
+        [0.0, *(float(logprob) for logprob in record["logprobs"].tolist())]
+        for record in output.loss_fn_outputs
+    ]

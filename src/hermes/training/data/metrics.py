@@ -1,7 +1,7 @@
-"""The numbers of a step: the names of the predecessor, and what tells a healthy run from a sick one. Pure.
+"""The metrics of a training step, and the health metrics that show whether a run works. Pure.
 
-`train/loss` of a group-relative loss is about 0 by construction; it says nothing about progress. Look at
-`reward/mean`, and at `health/*` for whether the reward can be trusted to mean something.
+`train/loss` of a group-relative loss is about 0 by construction and does not measure progress. `reward/mean`
+does, as long as `health/*` is normal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hermes.training.data.groups import Rollout, RolloutGroup
+from hermes.core.sequence import RolloutGroup, TrainSequence
 
 _TRUNCATED = ("max_tokens", "truncated", "context_full", "length")
 
@@ -24,14 +24,14 @@ class TokenStats:
     sampler: list[float] = field(default_factory=list)
     """Logprobs as stated by the environment."""
     behaviour: list[float] = field(default_factory=list)
-    """The same, but for those of another temperature: there the trainer's own, as the loss has them."""
+    """The same, except that a sequence of another temperature has the trainer's, as in the loss."""
     trainer: list[float] = field(default_factory=list)
     """Logprobs before the update."""
     advantages: list[float] = field(default_factory=list)
 
 
 def token_metrics(tokens: TokenStats) -> dict[str, float]:
-    """What the first pass over the data tells."""
+    """The metrics of the first pass over the data."""
     if not tokens.trainer:
         return {}
     drifts = [old - new for new, old in zip(tokens.trainer, tokens.sampler, strict=True)]
@@ -62,57 +62,59 @@ def _ratio(gap: float) -> float:
 
 
 def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, float]:
-    """What the groups say of themselves; `signals` of them had rollouts or tokens better than others."""
+    """Metrics of the served groups; `signals` of them have rollouts or tokens better than others."""
     scores = [score for group in groups for score in group.scores]
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    refused = sum((group.refused for group in groups), Counter[str]())
-    found = {
+    sequences = [sequence for group in groups for sequence in group.sequences]
+    metrics = {
         "data/groups": float(len(groups)),
         "data/rollouts": float(len(scores)),
-        "data/sequences": float(len(rollouts)),
-        "data/refused": float(refused.total()),
-        "data/trained_tokens": float(sum(rollout.trained_tokens for rollout in rollouts)),
+        "data/sequences": float(len(sequences)),
+        "data/trained_tokens": float(sum(sequence.trained_tokens for sequence in sequences)),
         "health/group_signal": signals / len(groups) if groups else 0.0,
         "health/zero_variance_groups": float(len(groups) - signals),
     }
     if scores:
-        found |= {"reward/mean": statistics.fmean(scores), "reward/std": statistics.pstdev(scores)}
-        found |= {"reward/min": min(scores), "reward/max": max(scores)}
-        found["reward/positive"] = sum(score > 0 for score in scores) / len(scores)
-    if rollouts:
-        found["data/sequence_tokens"] = statistics.fmean(len(rollout.tokens) for rollout in rollouts)
-    return found | _behaviour(rollouts) | _successes(groups)
+        metrics |= {"reward/mean": statistics.fmean(scores), "reward/std": statistics.pstdev(scores)}
+        metrics |= {"reward/min": min(scores), "reward/max": max(scores)}
+        metrics["reward/positive"] = sum(score > 0 for score in scores) / len(scores)
+    if sequences:
+        metrics["data/sequence_tokens"] = statistics.fmean(len(sequence.tokens) for sequence in sequences)
+    return metrics | _behaviour_metrics(sequences) | _success_metrics(groups)
 
 
-def _successes(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """The share of strict successes, of all and by kind of task, where their environment tells."""
-    found: dict[str, list[bool]] = {}
+def _success_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """The share of strict successes, of all and by kind of task, where the environment reports them."""
+    verdicts: dict[str, list[bool]] = {}
     for group in groups:
-        for rollout in {one.key: one for one in group.rollouts}.values():
+        for rollout in {sequence.rollout.id: sequence.rollout for sequence in group.sequences}.values():
             for name in ("mean", rollout.kind):
                 if name is not None and rollout.success is not None:
-                    found.setdefault(name, []).append(rollout.success)
-    return {f"success/{name}": statistics.fmean(values) for name, values in sorted(found.items())}
+                    verdicts.setdefault(name, []).append(rollout.success)
+    return {f"success/{name}": statistics.fmean(values) for name, values in sorted(verdicts.items())}
 
 
-def staleness_metrics(rollouts: Sequence[Rollout], step: int, dropped: int) -> dict[str, float]:
-    """How far behind the sampler was, in steps."""
-    ages = [step - min(rollout.versions) for rollout in rollouts if rollout.versions]
-    found = {"health/stale_dropped": float(dropped)}
+def staleness_metrics(sequences: Sequence[TrainSequence], step: int, dropped: int) -> dict[str, float]:
+    """How many steps the sampler was behind."""
+    ages = [age for sequence in sequences if (age := sequence.staleness(step)) is not None]
+    metrics = {"health/stale_dropped": float(dropped)}
     if ages:
-        found |= {"health/staleness": statistics.fmean(ages), "health/staleness_max": float(max(ages))}
-    return found
+        metrics |= {"health/staleness": statistics.fmean(ages), "health/staleness_max": float(max(ages))}
+    return metrics
 
 
-def _behaviour(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """How the rollouts ended, where their environment tells."""
-    told = [rollout for rollout in rollouts if rollout.stop_reason is not None]
-    found: dict[str, float] = {}
-    if told:
-        reasons = Counter(str(rollout.stop_reason) for rollout in told)
-        found = {f"stop/{reason}": count / len(told) for reason, count in sorted(reasons.items())}
-        found["health/truncated"] = sum(reasons[reason] for reason in _TRUNCATED) / len(told)
-    calls = sum(rollout.tool_calls for rollout in rollouts)
+def _behaviour_metrics(sequences: Sequence[TrainSequence]) -> dict[str, float]:
+    """How the rollouts ended, where the environment reports it."""
+    reasons = Counter(
+        str(sequence.rollout.stop_reason)
+        for sequence in sequences
+        if sequence.rollout.stop_reason is not None
+    )
+    metrics: dict[str, float] = {}
+    if reasons:
+        total = reasons.total()
+        metrics = {f"stop/{reason}": count / total for reason, count in sorted(reasons.items())}
+        metrics["health/truncated"] = sum(reasons[reason] for reason in _TRUNCATED) / total
+    calls = sum(sequence.rollout.tool_calls for sequence in sequences)
     if calls:
-        found["health/tool_errors"] = sum(rollout.tool_errors for rollout in rollouts) / calls
-    return found
+        metrics["health/tool_errors"] = sum(sequence.rollout.tool_errors for sequence in sequences) / calls
+    return metrics

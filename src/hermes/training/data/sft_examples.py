@@ -1,11 +1,9 @@
-"""What SFT learns from: exported files or the store's own trajectories, as tokens and which of them are
-learned.
+"""SFT examples from exported files or from the trajectories of the store: token ids and their loss mask.
 
-Only what the model said is learned: assistant turns, each with the mark that ends it. Conversations are
-written exactly as the rest of Hermes speaks to a model (`models.token_chat`), and where a template rewrites
-history, the conversation becomes several sequences, each a context that a model would really see. Rows that
-hold token ids (`hermes export --format tokens`) are taken as they are. What cannot be used is counted with
-its reason.
+Only the model's own turns are trained on, each with its end token. Conversations are rendered exactly as for
+inference (`models.tokens.chat`). Where a template rewrites the history, the conversation becomes several
+sequences, each a context that a model would really see. Rows with token ids (`hermes export --format tokens`)
+are used unchanged. Rows and sequences that cannot be used are counted by reason.
 """
 
 from __future__ import annotations
@@ -36,16 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SftExample:
-    """One sequence to learn from."""
+    """One sequence to train on."""
 
     tokens: tuple[int, ...]
-    learned: tuple[bool, ...]
+    loss_mask: tuple[bool, ...]
     task: str = ""
-    """Lessons of one task fall on the same side of the eval split."""
+    """Examples of one task are on the same side of the eval split."""
 
     @property
-    def learned_tokens(self) -> int:
-        return sum(self.learned[1:])
+    def trained_tokens(self) -> int:
+        return sum(self.loss_mask[1:])
 
 
 @dataclass
@@ -57,90 +55,90 @@ class SftExamples:
 
 
 def from_files(
-    paths: Sequence[Path], speech: Callable[[], ChatRenderer], left_out: Counter[str]
+    paths: Sequence[Path], renderer: Callable[[], ChatRenderer], left_out: Counter[str]
 ) -> Iterator[SftExample]:
-    """`speech` is asked for only if some row is text."""
+    """`renderer` is called only if a row is text."""
     for file, line in rows_of(list(paths)):
         if line.row is not None and "input_ids" in line.row:
-            yield _exact(line.row, f"{file}:{line.number}")
+            yield _from_token_ids(line.row, f"{file}:{line.number}")
             continue
         try:
-            example = read_row(line, FORMATS["trl-sft"] if _objects(line.row) else None, None)
+            example = read_row(line, FORMATS["trl-sft"] if _has_object_arguments(line.row) else None, None)
         except BadRowError as error:
             raise UsageError(f"{file}:{line.number}: {error}", "see hermes export --formats") from error
-        yield from _lessons(example, speech(), left_out, _muted(line.row or {}))
+        yield from _sft_examples(example, renderer(), left_out, _excluded_turns(line.row or {}))
 
 
 def from_store(
-    reader: Reader, selection: TrajectorySelection, speech: ChatRenderer, left_out: Counter[str]
+    reader: Reader, selection: TrajectorySelection, renderer: ChatRenderer, left_out: Counter[str]
 ) -> Iterator[SftExample]:
     unfit = LeftOut()
     for example in select(reader, selection, unfit):
-        yield from _lessons(example, speech, left_out)
+        yield from _sft_examples(example, renderer, left_out)
     left_out.update(unfit.reasons)
 
 
 def gather(
-    lessons: Iterable[SftExample], left_out: Counter[str], *, longest: int, eval_share: float
+    examples: Iterable[SftExample], left_out: Counter[str], *, longest: int, eval_share: float
 ) -> SftExamples:
     """Split for training and evaluation. HermesError if nothing is left to train on."""
-    found = SftExamples(left_out=left_out)
-    for lesson in lessons:
-        if len(lesson.tokens) > longest:
+    split = SftExamples(left_out=left_out)
+    for example in examples:
+        if len(example.tokens) > longest:
             left_out[f"longer than {longest} tokens"] += 1
-        elif not lesson.learned_tokens:
-            left_out["the model says nothing in it"] += 1
-        elif side_of(lesson.task, eval_share) is Side.EVAL:
-            found.held_out.append(lesson)
+        elif not example.trained_tokens:
+            left_out["no turn of the model to train on"] += 1
+        elif side_of(example.task, eval_share) is Side.EVAL:
+            split.held_out.append(example)
         else:
-            found.train.append(lesson)
-    if not found.train:
-        why = "; ".join(f"{count} {reason}" for reason, count in left_out.most_common(3)) or "no rows"
-        raise HermesError(f"there is nothing to train on: {why}", "widen the filter, or name other files")
-    return found
+            split.train.append(example)
+    if not split.train:
+        reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.most_common(3)) or "no rows"
+        raise HermesError(f"there is nothing to train on: {reasons}", "widen the filter, or name other files")
+    return split
 
 
-def lessons_of(
-    messages: Sequence[Message], said: Sequence[bool], tools: Sequence[JSONObject], speech: ChatRenderer
+def examples_of(
+    messages: Sequence[Message], in_loss: Sequence[bool], tools: Sequence[JSONObject], renderer: ChatRenderer
 ) -> list[SftExample]:
-    """The conversation as contexts that grow; `said[i]`: whether message i is to be learned."""
-    tokenizer = speech.tokenizer
+    """The conversation as contexts that grow; `in_loss[i]`: whether message i is trained on."""
+    tokenizer = renderer.tokenizer
     end = Rendered(str(tokenizer.eos_token))
-    made: list[tuple[list[int], list[bool]]] = []
-    written: Rendered | None = None
+    contexts: list[tuple[list[int], list[bool]]] = []
+    context: Rendered | None = None
     for index, message in enumerate(messages):
-        if message.role is not Role.ASSISTANT or not said[index]:
+        if message.role is not Role.ASSISTANT or not in_loss[index]:
             continue
-        prompt = speech.render(ChatRequest(tuple(messages[:index]), tuple(tools)), {})
-        answer = render_content(tokenizer, assistant_text(message, speech.parser)) + end
-        goes_on = written is not None and prompt.continues(written)
-        new = encode(tokenizer, prompt, len(written.text) if goes_on and written else 0)
-        if not goes_on:
-            made.append(([], []))
-        # Encoded alone, as a sampler would have written it.
-        own = encode(tokenizer, answer)
-        made[-1][0].extend([*new, *own])
-        made[-1][1].extend([*[False] * len(new), *[True] * len(own)])
-        written = prompt + answer
-    return [SftExample(tuple(tokens), tuple(learned)) for tokens, learned in made]
+        prompt = renderer.render(ChatRequest(tuple(messages[:index]), tuple(tools)), {})
+        reply = render_content(tokenizer, assistant_text(message, renderer.parser)) + end
+        continues = context is not None and prompt.continues(context)
+        prompt_ids = encode(tokenizer, prompt, len(context.text) if continues and context else 0)
+        if not continues:
+            contexts.append(([], []))
+        # Encoded alone, as a sampler would have sampled it.
+        reply_ids = encode(tokenizer, reply)
+        contexts[-1][0].extend([*prompt_ids, *reply_ids])
+        contexts[-1][1].extend([*[False] * len(prompt_ids), *[True] * len(reply_ids)])
+        context = prompt + reply
+    return [SftExample(tuple(tokens), tuple(loss_mask)) for tokens, loss_mask in contexts]
 
 
-def _lessons(
-    example: Example, speech: ChatRenderer, left_out: Counter[str], muted: Set[int] = frozenset()
+def _sft_examples(
+    example: Example, renderer: ChatRenderer, left_out: Counter[str], excluded: Set[int] = frozenset()
 ) -> Iterator[SftExample]:
-    """`muted`: turns that are not to be learned, whoever said them."""
+    """`excluded`: turns that are not trained on, whatever their role."""
     steps = [step for step in example.trajectory.steps if not step.ephemeral]
     if any(step.message.images for step in steps):
         left_out["it has images"] += 1
         return
-    said = [step.kind is StepKind.MODEL and index not in muted for index, step in enumerate(steps)]
+    in_loss = [step.kind is StepKind.MODEL and index not in excluded for index, step in enumerate(steps)]
     messages = _named([step.message for step in steps])
-    for lesson in lessons_of(messages, said, example.tools, speech):
-        yield SftExample(lesson.tokens, lesson.learned, example.task)
+    for context in examples_of(messages, in_loss, example.tools, renderer):
+        yield replace(context, task=example.task)
 
 
 def _named(messages: Sequence[Message]) -> list[Message]:
-    """Results with the name of their tool, also where the row says it only in the call."""
+    """Tool results with the name of their tool, taken from the call where the row has it only there."""
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     return [
         replace(message, name=names.get(message.tool_call_id or ""))
@@ -150,8 +148,9 @@ def _named(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def _muted(row: JSONObject) -> set[int]:
-    """Turns that the row says are not learned: by `weight` as OpenAI has it, by `train` as Axolotl has it."""
+def _excluded_turns(row: JSONObject) -> set[int]:
+    """Turns that the row excludes from the loss: by `weight` as in OpenAI's format, by `train` as in
+    Axolotl's."""
     messages: Any = row.get("messages")
     turns = messages if isinstance(messages, list) else []
     return {
@@ -161,21 +160,21 @@ def _muted(row: JSONObject) -> set[int]:
     }
 
 
-def _exact(row: JSONObject, place: str) -> SftExample:
+def _from_token_ids(row: JSONObject, source: str) -> SftExample:
     ids, mask = row["input_ids"], row.get("mask")
     if not isinstance(mask, list) or not isinstance(ids, list) or len(mask) != len(ids):
         raise UsageError(
-            f"{place}: 'mask' is not a list as long as 'input_ids'", "hermes export --format tokens"
+            f"{source}: 'mask' is not a list as long as 'input_ids'", "hermes export --format tokens"
         )
-    return SftExample(
-        tuple(ids), tuple(bool(one) for one in mask), str(row.get("task_id") or row.get("id") or place)
-    )
+    return SftExample(tuple(ids), tuple(map(bool, mask)), str(row.get("task_id") or row.get("id") or source))
 
 
-def _objects(row: JSONObject | None) -> bool:
-    """Whether the calls' arguments are objects, as templates want them, and not text."""
+def _has_object_arguments(row: JSONObject | None) -> bool:
+    """Whether the arguments of tool calls are objects, as templates expect them, and not text."""
     messages: Any = (row or {}).get("messages")
     if not isinstance(messages, list):
         return False
-    calls = [call for one in messages if isinstance(one, dict) for call in one.get("tool_calls") or ()]
+    calls = [
+        call for message in messages if isinstance(message, dict) for call in message.get("tool_calls") or ()
+    ]
     return any(isinstance(call.get("function", {}).get("arguments"), dict) for call in calls)

@@ -1,4 +1,4 @@
-"""Proof of training: whether what was trained is what is sampled, and whether anything was trained at all.
+"""Proof of training: whether the sampler has the trained weights, and whether updates change them at all.
 
 A fixed sequence, the probe, is scored by the trainer and by the published sampler after every update. The
 mean absolute difference is the metric `probe/gap`. Three causes end a run, each named, within three steps:
@@ -7,12 +7,12 @@ mean absolute difference is the metric `probe/gap`. Three causes end a run, each
 - no-op optimizer: gradients were not zero, and the trainer's weights did not move;
 - wrong mask: fresh sequences whose stated logprobs are not those of the tokens they train.
 
-What counts as moving is measured, not assumed: the noise is what the probe shows without any update. The gap
-itself proves nothing: in bf16 a healthy sampler, which merges the adapter, is 0.05 to 0.25 nats from the
-trainer. A stale one is told by the direction: it stands where the trainer stood, not where it stands now. The
-share of the trainer's movement that the sampler has made is the metric `probe/followed`: about 1 where it
-follows, 0 where it serves the weights before. It is judged once the trainer has moved by more than the noise,
-over as many steps as that takes.
+The threshold for movement is measured, not assumed: the noise is the difference of two readings without an
+update. The gap itself proves nothing: in bf16 a healthy sampler, which merges the adapter, is 0.05 to 0.25
+nats from the trainer. A stale one is recognised by the direction: its logprobs are those of the trainer
+before the update. The share of the trainer's movement that the sampler has made is the metric
+`probe/followed`: about 1 for a sampler that follows, 0 for one that serves the weights before. It is judged
+once the trainer has moved by more than the noise, over as many steps as that takes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _FLOOR = 1e-9
 FOLLOWED = 0.4
 """A sampler that made less than this share of the trainer's movement serves older weights."""
 _CLEAR = 3.0
-"""The trainer must have moved by so many times the noise between trainer and sampler before it is judged.
-With 1.5, a healthy run in bf16 on an H200 was called stale; of 720 simulated healthy runs 3 called none."""
+"""The sampler is judged once the trainer has moved by this many times the noise between the two. With 1.5, a
+healthy run in bf16 on an H200 was called stale; with 3, none of 720 simulated healthy runs was."""
 _MOST_NOISE = 0.3
-"""Nats; a sampler that is off by more from the start gets no leave for it."""
+"""Nats; more noise than this is not tolerated, even if it is there from the start."""
 _WRONG_GAP = 0.5
 """Nats; sampler and trainer on the same weights differ by hundredths at most."""
 _ENOUGH_TOKENS = 16
@@ -45,7 +45,7 @@ _MOST_USUAL_GAP = 0.05
 
 
 class ProofError(HermesError):
-    """The run is not training what it says it trains."""
+    """The run does not train the policy that is sampled."""
 
     def __init__(self, cause: str, message: str, hint: str) -> None:
         super().__init__(f"{cause}: {message}", hint)
@@ -66,20 +66,20 @@ class Reading:
 
 @dataclass(slots=True)
 class Proof:
-    """Judges one reading after the other."""
+    """Compares the readings of a run, one after each update."""
 
     noise: float
-    """What two readings by the trainer differ by, with the same weights."""
+    """The difference of two readings by the trainer with the same weights."""
     first: Reading
-    """Before any update: the difference of trainer and sampler is then their arithmetic's alone."""
+    """Before any update, when trainer and sampler differ only by their arithmetic."""
     usual_gap: float = 0.0
-    """Between trainer and sampler, before any update."""
+    """The gap between trainer and sampler before any update."""
     _last: Reading = field(init=False)
     _anchor: Reading = field(init=False)
-    """The reading that movement is measured from: the last one that was judged."""
+    """The reading that movement is measured from: that of the last judgement."""
     _since_anchor: int = 0
     _behind: deque[bool] = field(default_factory=lambda: deque(maxlen=_JUDGEMENTS))
-    """Of the last judgements, whether the sampler had not followed."""
+    """Whether the sampler had not followed, for the last judgements."""
     _still: int = 0
     _wrong: int = 0
 
@@ -94,9 +94,9 @@ class Proof:
         self._last = new
         self._since_anchor += 1
         values = {"probe/gap": new.gap, "probe/moved": moved}
-        if moved > least and (followed := self._followed(new)) is not None:
+        if moved > least and (followed := self._followed_share(new)) is not None:
             values["probe/followed"] = followed
-            # A judgement over several steps has seen the sampler miss more than one update.
+            # A judgement over several steps covers more than one update.
             judgements = min(self._since_anchor, _STRIKES)
             self._behind.extend([followed < FOLLOWED] * judgements)
             self._anchor, self._since_anchor = new, 0
@@ -116,20 +116,20 @@ class Proof:
             )
         return values
 
-    def _followed(self, new: Reading) -> float | None:
+    def _followed_share(self, new: Reading) -> float | None:
         """The share of the trainer's movement since the anchor that the sampler has made. None: the trainer
         has not moved clearly enough."""
         offset = _difference(self.first.sampler, self.first.trainer)
         movement = _difference(new.trainer, self._anchor.trainer)
         if _size(movement) <= _CLEAR * min(_size(offset), _MOST_NOISE):
             return None
-        place = _difference(_difference(new.sampler, offset), self._anchor.trainer)
-        return _slope(movement, place)
+        followed = _difference(_difference(new.sampler, offset), self._anchor.trainer)
+        return _slope(movement, followed)
 
     def judge_batch(self, sampler: Sequence[float], trainer: Sequence[float], *, certain: bool) -> None:
-        """Trained tokens of the trainer's present weights, before the update.
+        """Compares the logprobs of trained tokens, before the update.
 
-        `certain`: it is known that these weights sampled them; then one batch is enough.
+        `certain`: the trainer's present weights are known to have sampled them; then one batch is enough.
         """
         if len(sampler) < _ENOUGH_TOKENS:
             return
@@ -141,28 +141,28 @@ class Proof:
                 "wrong mask",
                 f"the logprobs that the environment states differ by {gap:.2g} nats on average from those of "
                 "the tokens it marks as sampled, with the very weights that sampled them",
-                "mask and logprobs are shifted or shuffled, or other weights sampled them",
+                "the mask or the logprobs are shifted or shuffled, or other weights sampled the tokens",
             )
 
 
-def begin(first: Reading, again: Sequence[float]) -> Proof:
-    """`again`: the trainer's logprobs once more, with the same weights."""
-    return Proof(_distance(first.trainer, again), first, min(first.gap, _MOST_USUAL_GAP))
+def begin_proof(first: Reading, repeated: Sequence[float]) -> Proof:
+    """`repeated`: the trainer's logprobs of the probe once more, with the same weights."""
+    return Proof(_distance(first.trainer, repeated), first, min(first.gap, _MOST_USUAL_GAP))
 
 
-def _difference(these: Sequence[float], those: Sequence[float]) -> list[float]:
-    return [this - that for this, that in zip(these, those, strict=True)]
+def _difference(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(left, right, strict=True)]
 
 
 def _size(values: Sequence[float]) -> float:
-    """The usual one of a token: a few wild tokens do not count."""
+    """The median of the absolute values: a few outliers do not count."""
     return statistics.median(abs(value) for value in values) if values else 0.0
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the line through the origin with the least absolute deviations: a few wild tokens do not decide it.
+    """The slope of the line through the origin with the least absolute deviations: robust against outliers.
 
-    That is the median of the ratios, each weighted by |x|.
+    It is the median of the ratios, each weighted by |x|.
     """
     ratios = sorted((b / a, abs(a)) for a, b in zip(x, y, strict=True) if a)
     half = sum(weight for _, weight in ratios) / 2
@@ -173,5 +173,5 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> float:
     return 0.0
 
 
-def _distance(one: Sequence[float], other: Sequence[float]) -> float:
-    return statistics.fmean(abs(a - b) for a, b in zip(one, other, strict=True)) if one else 0.0
+def _distance(left: Sequence[float], right: Sequence[float]) -> float:
+    return statistics.fmean(abs(a - b) for a, b in zip(left, right, strict=True)) if left else 0.0

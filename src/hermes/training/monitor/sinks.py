@@ -1,8 +1,7 @@
-"""Where a run's numbers go: always the store and `metrics.jsonl`; W&B, TensorBoard and trackio when asked
-for.
+"""Metric sinks: always the store and `metrics.jsonl`; W&B, TensorBoard and trackio on request.
 
-A sink that fails is counted (`sinks/failures`) and named once in the log, and never stops a run. Numbers that
-are not finite have no place in JSON or in the store: they are left out there, and counted.
+A sink that fails is counted (`sinks/failures`) and logged once, and never stops a run. Values that are not
+finite cannot be written as JSON or to the store: they are left out and counted (`sinks/not_finite`).
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ logger = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 WANDB = "wandb.json"
 _INIT_S = 30.0
-"""How long a service that does not answer may hold up the start of a run."""
+"""How long a service that does not respond may delay the start of a run."""
 EXTRAS = ("wandb", "wandb-offline", "tensorboard", "trackio")
 
 
 class Label(NamedTuple):
-    """What a run is called where its numbers go."""
+    """The names of a run at its sinks."""
 
     run_id: str
     project: str
     title: str
     group: str | None = None
-    """At W&B: runs of one name are shown together."""
+    """The W&B group."""
 
 
 class MetricsSink(Protocol):
     @property
     def name(self) -> str: ...
     def rewind(self, step: int) -> None:
-        """The run goes on from here: later steps will be made again."""
+        """The run resumes from `step`: later steps will be written again."""
         ...
 
     def write(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -68,8 +67,8 @@ class JsonLines:
     def rewind(self, step: int) -> None:
         text = read_text(self._path)
         if text is not None:
-            kept = [line for line in text.splitlines() if _step_of(line) <= step]
-            atomic_write(self._path, "".join(f"{line}\n" for line in kept))
+            lines = [line for line in text.splitlines() if _step_of(line) <= step]
+            atomic_write(self._path, "".join(f"{line}\n" for line in lines))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         line = json.dumps({"step": step, "time_s": round(time.time(), 3), **values})
@@ -77,7 +76,7 @@ class JsonLines:
             file.write(line + "\n")
 
     def close(self) -> None:
-        """Every line is written as it comes."""
+        """Nothing to do: every line is written immediately."""
 
 
 class StoreSink:
@@ -88,18 +87,18 @@ class StoreSink:
         self._run_id = run_id
 
     def rewind(self, step: int) -> None:
-        """Also what another run of this name left, whose folder is gone."""
+        """Also removes the metrics of an earlier run of this name whose folder was deleted."""
         self._writer.rewind_metrics(self._run_id, step).result()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._writer.add_metrics(self._run_id, step, values).result()
 
     def close(self) -> None:
-        """Whoever opened the store closes it."""
+        """Nothing to do: the caller that opened the store closes it."""
 
 
 class _Tracker:
-    """W&B, or trackio, which has the same face. What they say goes to standard error."""
+    """W&B, or trackio, which has the same API. Their output goes to standard error."""
 
     def __init__(self, module: str, title: str, project: str, facts: JSONObject, **more: Any) -> None:
         self.name = module
@@ -108,12 +107,12 @@ class _Tracker:
         except ImportError as error:
             raise _missing(module, module) from error
         with redirect_stdout(sys.stderr):
-            begun = self._module.init(project=project, name=title, config=facts, resume="allow", **more)
-        self.url: str | None = getattr(begun, "url", None)
-        """Where it can be looked at; None: on this machine only."""
+            tracked_run = self._module.init(project=project, name=title, config=facts, resume="allow", **more)
+        self.url: str | None = getattr(tracked_run, "url", None)
+        """The page of the run; None: it is on this machine only."""
 
     def rewind(self, step: int) -> None:
-        """These services take a step once, and ignore it the second time."""
+        """Nothing to do: these services ignore a step that they already have."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         with redirect_stdout(sys.stderr):
@@ -131,7 +130,7 @@ class _TensorBoard:
         self._writer = _summary_writer()(str(folder / "tensorboard"))
 
     def rewind(self, step: int) -> None:
-        """A step that is drawn twice is drawn at the same place."""
+        """Nothing to do: a step that is written twice is drawn at the same position."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -148,14 +147,14 @@ class Sinks:
     def __init__(self, sinks: Sequence[MetricsSink]) -> None:
         self._sinks = list(sinks)
         self.failures: Counter[str] = Counter()
-        """Sink → writes that did not work."""
+        """Sink → failed writes."""
         self._wandb: Path | None = None
 
     def add(
         self, name: str, folder: Path, label: Label, settings: JSONObject, *, required: bool = True
     ) -> None:
-        """Opens one of EXTRAS. One that fails to start is counted; so is one that is not installed, unless it
-        is `required`: then it is an error."""
+        """Opens one of EXTRAS. A sink that fails to start is counted. A sink that is not installed is counted
+        too, or is an error if it is `required`."""
         if name.startswith("wandb"):
             self._wandb = folder / WANDB
         try:
@@ -170,10 +169,10 @@ class Sinks:
             return
         self._sinks.append(sink)
         if sink.name == "wandb":
-            self._note({"url": getattr(sink, "url", None), "error": None})
+            self._update_wandb_file({"url": getattr(sink, "url", None), "error": None})
 
     def write(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """Hands the numbers out; returns what was handed."""
+        """Writes the metrics to all sinks; returns what was written."""
         finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
         finite["sinks/failures"] = float(self.failures.total())
         if len(finite) <= len(values):
@@ -190,9 +189,9 @@ class Sinks:
         for sink in self._sinks:
             self._try(sink, sink.close)
 
-    def _try(self, sink: MetricsSink, what: Callable[[], None]) -> None:
+    def _try(self, sink: MetricsSink, action: Callable[[], None]) -> None:
         try:
-            what()
+            action()
         except Exception as error:  # noqa: BLE001 (see `add`)
             self._count(sink.name, error)
 
@@ -201,29 +200,29 @@ class Sinks:
             reason = f"{error}" or type(error).__name__
             if isinstance(error, HermesError) and error.hint:
                 reason = f"{reason}; {error.hint}"
-            logger.warning("metrics: the sink %s failed, the run goes on without it: %s", name, reason)
+            logger.warning("metrics: the sink %s failed, the run continues without it: %s", name, reason)
             if name.startswith("wandb"):
-                self._note({"error": reason})
+                self._update_wandb_file({"error": reason})
         self.failures[name] += 1
 
-    def _note(self, facts: JSONObject) -> None:
-        """For whoever looks at the run: W&B's address, and why it failed."""
+    def _update_wandb_file(self, changes: JSONObject) -> None:
+        """Records the address of the run at W&B, or why W&B failed."""
         assert self._wandb is not None, "W&B was added"
         try:
-            known = read_wandb(self._wandb.parent)
-            atomic_write(self._wandb, json.dumps({**known, **facts}) + "\n")
+            recorded = read_wandb(self._wandb.parent)
+            atomic_write(self._wandb, json.dumps({**recorded, **changes}) + "\n")
         except HermesError as error:
             logger.warning("%s", error.message)
 
 
 def read_wandb(folder: Path) -> JSONObject:
-    """What W&B said of the run in that folder: `url`, `error`; nothing where it was never asked."""
+    """`url` and `error` of the run at W&B; empty if W&B was not used."""
     text = read_text(folder / WANDB)
     try:
-        told = json.loads(text) if text else {}
+        recorded = json.loads(text) if text else {}
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return recorded if isinstance(recorded, dict) else {}
 
 
 def _open(name: str, folder: Path, label: Label, settings: JSONObject) -> MetricsSink:
@@ -233,7 +232,7 @@ def _open(name: str, folder: Path, label: Label, settings: JSONObject) -> Metric
         return _Tracker("trackio", label.title, label.project, settings)
     if name in ("wandb", "wandb-offline"):
         mode = "offline" if name == "wandb-offline" else "online"
-        quiet = {"init_timeout": _INIT_S, "silent": True}  # it would also speak on standard output, at exit
+        quiet = {"init_timeout": _INIT_S, "silent": True}  # else it also prints to standard output at exit
         more: JSONObject = {"id": label.run_id, "dir": str(folder), "mode": mode, "settings": quiet}
         if label.group:
             more["group"] = label.group
@@ -257,8 +256,8 @@ def _missing(sink: str, package: str) -> HermesError:
     )
 
 
-def configured(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Sinks that are on without being named: W&B by its key or mode, unless that is `disabled`."""
+def default_sinks(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Sinks that are enabled by the environment: W&B by its key or mode, unless that is `disabled`."""
     mode = environ.get("WANDB_MODE")
     if mode == "disabled":
         return ()
@@ -268,7 +267,7 @@ def configured(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _step_of(line: str) -> float:
-    """Of a torn line: never."""
+    """The step of a line; infinity for an incomplete line."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

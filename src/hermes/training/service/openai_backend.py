@@ -1,7 +1,8 @@
-"""A Tinker service in the shape of an engine: all that the engine's OpenAI face needs of one, by the SDK.
+"""The sampling backend of the OpenAI proxy: a Tinker service with the interface of an engine.
 
-The face asks for weights by name, samples them, and gives the samples up again. Here the weights lie with a
-service that speaks Tinker only; `policy` is what the trainer published last. A stream comes in one piece.
+The engine's OpenAI routes resolve weights by name, sample them, and may cancel a request. Here the requests
+are sent to a Tinker service through the SDK; `policy` is what the trainer published last. A stream has a
+single chunk.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from hermes.training.service.token_meter import TokenMeter
 if TYPE_CHECKING:
     import tinker
 
-_LIVE = 8
+_MAX_CLIENTS = 8
 """Sampling clients that stay open."""
 _GONE = (404, 410)
 _NO_LIMIT = 1 << 20
-"""Above this a tokenizer's stated length is a placeholder."""
+"""A tokenizer's model_max_length above this is a placeholder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """What is known of a model that lies elsewhere."""
+class RemoteModelSpec:
+    """What the OpenAI routes need of the model."""
 
     max_length: int
     eos_ids: tuple[int, ...]
@@ -40,12 +41,12 @@ class Spec:
 
 
 class RemoteEngine:
-    """Samples at the service. `sample` may be called once `open` has returned for those weights."""
+    """Samples at the service. `open` must return for the weights before `sample` is called."""
 
     def __init__(
         self, connection: ServiceConnection, base_model: str, tokenizer: str, meter: TokenMeter
     ) -> None:
-        """`tokenizer`: where transformers finds it."""
+        """`tokenizer`: its folder or hub name."""
         import tinker
 
         self._url = connection.url
@@ -69,7 +70,7 @@ class RemoteEngine:
         return tinker.ServiceClient(base_url=self._connection.base_url, api_key=self._connection.key)
 
     def open(self, path: str | None) -> None:
-        """Blocks for one round trip, the first time."""
+        """Opens a sampling client for the weights; blocks for one round trip the first time."""
         import tinker
 
         with self._opening:
@@ -84,7 +85,7 @@ class RemoteEngine:
             except tinker.TinkerError as error:
                 raise _error(error, self._url) from error
             self._clients[path] = client
-            for oldest in list(self._clients)[:-_LIVE]:
+            for oldest in list(self._clients)[:-_MAX_CLIENTS]:
                 del self._clients[oldest]
 
     def sample(self, path: str | None, request: SampleRequest) -> Future[SampleResult]:
@@ -92,10 +93,10 @@ class RemoteEngine:
 
         client = self._clients.get(path)
         if client is None:
-            raise ProviderError(f"{self._url} was started anew just now", retryable=True)
+            raise ProviderError(f"{self._url} was restarted", retryable=True)
         self._meter.count(prefill=len(request.prompt))
-        answer: Future[SampleResult] = Future()
-        asked = client.sample(
+        result: Future[SampleResult] = Future()
+        response = client.sample(
             tinker.ModelInput.from_ints(request.prompt.tolist()),
             request.num_samples,
             _params(request),
@@ -104,40 +105,42 @@ class RemoteEngine:
             prompt_logprobs_last_n=request.prompt_logprobs_last_n,
         )
 
-        def hand_over(done: Future[tinker.SampleResponse]) -> None:
-            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+        def set_result(done: Future[tinker.SampleResponse]) -> None:
+            with contextlib.suppress(InvalidStateError):  # the request was cancelled
                 if done.cancelled():
-                    answer.cancel()
+                    result.cancel()
                 elif (error := done.exception()) is not None:
-                    self._forget(path, client, error)
-                    answer.set_exception(_error(error, self._url))
+                    self._drop_lost_session(path, client, error)
+                    result.set_exception(_error(error, self._url))
                 else:
-                    self._answer(answer, done.result())
+                    self._convert(done.result(), result)
 
-        asked.add_done_callback(hand_over)
-        return answer
+        response.add_done_callback(set_result)
+        return result
 
-    def _answer(self, answer: Future[SampleResult], response: tinker.SampleResponse) -> None:
+    def _convert(self, response: tinker.SampleResponse, result: Future[SampleResult]) -> None:
         try:
-            sequences = tuple(_sequence(one, self._url) for one in response.sequences)
-            self._meter.count(sampled=sum(len(one.tokens) for one in sequences))
+            sequences = tuple(_sequence(sequence, self._url) for sequence in response.sequences)
+            self._meter.count(sampled=sum(len(sequence.tokens) for sequence in sequences))
         except HermesError as error:
-            answer.set_exception(error)
+            result.set_exception(error)
         else:
             scores = response.prompt_logprobs_np
-            answer.set_result(SampleResult(sequences, scores, cached_tokens=response.prompt_cache_hit_tokens))
+            result.set_result(SampleResult(sequences, scores, cached_tokens=response.prompt_cache_hit_tokens))
 
-    def _forget(self, path: str | None, client: tinker.SamplingClient, error: BaseException) -> None:
-        """A service that was started anew knows neither our session nor its samplers.
+    def _drop_lost_session(
+        self, path: str | None, client: tinker.SamplingClient, error: BaseException
+    ) -> None:
+        """A restarted service has neither the session nor its sampling clients.
 
-        Called in the SDK's own thread, which must not wait: `open` makes the new session.
+        Called in the SDK's thread, which must not block: `open` creates the new session.
         """
         if getattr(error, "status_code", None) in _GONE and self._clients.get(path) is client:
             self._clients = {}
             self._lost = True
 
     def cancel(self, future: Future[SampleResult]) -> None:
-        """The service finishes what it has begun; nobody hears of it."""
+        """Drops the result; the service still finishes the request."""
         future.cancel()
 
     def close(self) -> None:
@@ -146,17 +149,17 @@ class RemoteEngine:
         try:
             self._service.close("success").result(timeout=5.0)
         except (tinker.TinkerError, TimeoutError):
-            return  # the service frees it by itself
+            return  # the service frees the session by itself
 
 
 class RemoteNames:
-    """What can be asked for: the base model, any checkpoint by its path, and `policy`, which moves."""
+    """The model names that can be requested: the base model, any checkpoint by its path, and `policy`."""
 
     def __init__(self, engine: RemoteEngine, base_model: str) -> None:
         self._engine = engine
         self.base_names = (base_model,)
         self.policy: str | None = None
-        """The tinker:// path of what was published last."""
+        """The tinker:// path of the weights that were published last."""
 
     def names(self) -> list[str]:
         return [*self.base_names, *([MOVING] if self.policy else [])]
@@ -178,7 +181,7 @@ class RemoteNames:
 
 
 class NoStore:
-    """The service's checkpoints are not listed by the face."""
+    """An empty checkpoint list: the proxy does not list the checkpoints of the service."""
 
     def checkpoints(self) -> tuple[()]:
         return ()
@@ -186,65 +189,64 @@ class NoStore:
 
 @dataclass(frozen=True, slots=True)
 class RemoteState:
-    """What the face's routes are given in place of an engine's own."""
+    """What the OpenAI routes use instead of the state of an engine server."""
 
     engine: RemoteEngine
     names: RemoteNames
     store: NoStore = field(default_factory=NoStore)
 
 
-def _read_spec(service: tinker.ServiceClient, base_model: str, tokenizer: str) -> Spec:
+def _read_spec(service: tinker.ServiceClient, base_model: str, tokenizer: str) -> RemoteModelSpec:
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(tokenizer)
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
         raise ProviderError(
-            f"the tokenizer of {base_model} cannot be had: {error}", "environments need it too"
+            f"the tokenizer of {base_model} cannot be loaded: {error}", "environments need it too"
         ) from error
-    known = {
-        one.model_name: one.max_context_length for one in service.get_server_capabilities().supported_models
-    }
-    longest = known.get(base_model) or min(int(found.model_max_length), _NO_LIMIT)
-    eos = () if found.eos_token_id is None else (int(found.eos_token_id),)
-    return Spec(longest, eos, len(found))
+    models = service.get_server_capabilities().supported_models
+    context_lengths = {model.model_name: model.max_context_length for model in models}
+    longest = context_lengths.get(base_model) or min(int(loaded.model_max_length), _NO_LIMIT)
+    eos = () if loaded.eos_token_id is None else (int(loaded.eos_token_id),)
+    return RemoteModelSpec(longest, eos, len(loaded))
 
 
 def _params(request: SampleRequest) -> tinker.SamplingParams:
     import tinker
 
-    asked = request.params
-    texts = [one for one in asked.stop or () if isinstance(one, str)]
-    ids = [one for one in asked.stop or () if isinstance(one, int)]
+    params = request.params
+    texts = [stop for stop in params.stop or () if isinstance(stop, str)]
+    ids = [stop for stop in params.stop or () if isinstance(stop, int)]
     if texts and ids:
         raise EngineUserError("this service takes stop texts or stop token ids, not both in one request")
-    stop: Any = None if asked.stop is None else texts or ids
+    stops: Any = None if params.stop is None else texts or ids
     return tinker.SamplingParams(
-        max_tokens=asked.max_tokens,
-        seed=asked.seed,
-        stop=stop,
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
+        max_tokens=params.max_tokens,
+        seed=params.seed,
+        stop=stops,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
     )
 
 
-def _sequence(told: tinker.types.SampledSequence, url: str) -> SampledSequence:
+def _sequence(sampled: tinker.types.SampledSequence, url: str) -> SampledSequence:
     import numpy as np
 
-    if told.logprobs is None and told.tokens:
-        raise ProviderError(f"{url} gives no logprobs of what it samples: nothing can be trained on that")
-    top = told.topk_logprobs_np
+    if sampled.logprobs is None and sampled.tokens:
+        raise ProviderError(f"{url} returns no logprobs of sampled tokens: they cannot be trained on")
+    top = sampled.topk_logprobs_np
     return SampledSequence(
-        np.array(told.tokens, np.int64),
-        np.array(told.logprobs or (), np.float32),
-        "stop" if told.stop_reason == "stop" else "length",
+        np.array(sampled.tokens, np.int64),
+        np.array(sampled.logprobs or (), np.float32),
+        "stop" if sampled.stop_reason == "stop" else "length",
         None if top is None else TopK(top.token_ids.astype(np.int64), top.logprobs),
     )
 
 
 def _error(error: BaseException, url: str) -> HermesError:
-    """Final where asking again is no use, else one that clients come back after."""
+    """A final error if a retry cannot succeed, else one that clients retry."""
     import tinker
 
     text = str(error).strip() or type(error).__name__

@@ -1,8 +1,9 @@
-"""The policy's OpenAI face, offered by the trainer itself where a Tinker service has the weights.
+"""An OpenAI endpoint for the policy, served by the trainer when the weights are at a Tinker service.
 
-Environments and agents speak OpenAI's API and `/generate`; a managed service speaks Tinker. This is the
-engine's own face over that service, on loopback, in a thread of the process that trains or serves: the same
-routes, the same exact tokens and logprobs, and in every answer the name of the weights that gave it.
+Environments and agents use OpenAI's API and `/generate`; a managed service has only the Tinker API. The proxy
+serves the engine's OpenAI routes on loopback, in a thread of the process that trains or serves, and samples
+at the service: the same exact tokens and logprobs, and in every response the name of the weights that sampled
+it.
 """
 
 from __future__ import annotations
@@ -34,38 +35,38 @@ _PARSER = "hermes"
 
 
 class OpenAIProxy:
-    """A running face."""
+    """A running proxy."""
 
     def __init__(self, names: RemoteNames, url: str) -> None:
         self._names = names
         self.url = url
 
-    def show(self, path: str) -> None:
-        """From now on `policy` means these weights."""
+    def set_policy(self, path: str) -> None:
+        """Makes `policy` an alias of these weights."""
         self._names.policy = path
 
 
 def tokenizer_of(base_model: str, home: Path) -> str:
-    """Where transformers finds the tokenizer of a base model."""
+    """The folder or hub name of a base model's tokenizer."""
     from hermes.models.local import bundled
 
     return str(bundled.prepare(home)) if base_model == f"hermes/{bundled.NAME}" else base_model
 
 
 @contextlib.contextmanager
-def offered(
+def serve_proxy(
     connection: ServiceConnection, base_model: str, tokenizer: str, port: int, meter: TokenMeter
 ) -> Iterator[OpenAIProxy]:
-    """A face on that port of loopback (0: any free one), until the context ends."""
+    """Serves on that port of loopback (0: any free port) until the context exits."""
     try:
         from hermes.training.service.openai_backend import RemoteEngine, RemoteNames, RemoteState
     except ImportError as error:
-        raise MissingDependencyError(error.name or "torch", "train", "Offering the policy") from error
+        raise MissingDependencyError(error.name or "torch", "train", "Serving the policy") from error
     with bound(HOST, port, _BACKLOG) as listener:
         engine = RemoteEngine(connection, base_model, tokenizer, meter)
         names = RemoteNames(engine, base_model)
         server = _server(_app(RemoteState(engine, names)))
-        thread = threading.Thread(target=_serve, args=(server, listener), name="face", daemon=True)
+        thread = threading.Thread(target=_serve, args=(server, listener), name="openai-proxy", daemon=True)
         thread.start()
         try:
             yield OpenAIProxy(names, f"http://{HOST}:{listener.getsockname()[1]}")
@@ -82,7 +83,7 @@ def _app(state: RemoteState) -> ASGIApp:
     from hermes.engine.server.openai.routes import openai_routes
     from hermes.engine.server.security import DOOR
 
-    # The routes use no more of an engine than RemoteState has.
+    # The routes use no other attributes of an engine than those RemoteState has.
     table = openai_routes(state, _PARSER)
     return build_app([Route("/health", _health), *table], policy_for(DOOR, HOST, None))
 

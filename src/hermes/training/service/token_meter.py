@@ -1,7 +1,7 @@
-"""What a run asks of the engine or service, in tokens: on disk, so that it outlives whoever counted.
+"""Counts the tokens that a run sends to the engine or service, in `tokens.json` of its folder.
 
-`tokens.json` in the run's folder. It is written at most once a second, so a kill can lose the last one. Where
-it cannot be written now (a full disk), counting goes on, and it is written when it can.
+The file is written at most once a second, so a kill can lose the last second. If it cannot be written (a full
+disk), a warning is logged, counting continues, and the next write contains the whole count.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _WRITE_EVERY_S = 1.0
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     prefill: int = 0
-    """Prompts, and sequences that were only scored."""
+    """Prompts, and sequences that were scored without gradients."""
     sampled: int = 0
     trained: int = 0
-    """Through a pass with gradients."""
+    """In a pass with gradients."""
 
 
 def read_tokens(folder: Path) -> TokenCounts:
-    """Of the run in that folder; nothing, where nobody has counted."""
+    """The counts of the run in that folder; 0 if it has none."""
     text = read_text(folder / NAME)
     try:
         return TokenCounts(**json.loads(text)) if text else TokenCounts()
@@ -43,7 +43,7 @@ def read_tokens(folder: Path) -> TokenCounts:
 
 
 class TokenMeter:
-    """Counts, from any thread. Goes on from what the folder says."""
+    """Thread-safe. Starts from the counts in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME

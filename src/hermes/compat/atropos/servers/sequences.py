@@ -11,10 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from hermes.envs.tokenise import IGNORED
+from hermes.core.sequence import MASKED, MASKED_LOGPROB
 
-MASKED_LOGPROB = 1.0
-"""Stands for the logprob of a token that was not sampled; no real logprob is above 0."""
 
 
 class SequenceNode(BaseModel):
@@ -33,7 +31,7 @@ class SequenceNode(BaseModel):
         return SequenceNode(
             full_text=self.full_text,
             tokens=self.tokens,
-            masked_tokens=[IGNORED] * len(self.tokens),
+            masked_tokens=[MASKED] * len(self.tokens),
             logprobs=[MASKED_LOGPROB] * len(self.tokens),
         )
 
@@ -44,7 +42,7 @@ class SequenceNode(BaseModel):
         return SequenceNode(
             full_text=text,
             tokens=[*self.tokens, *prompt_ids, *sampled_ids],
-            masked_tokens=[*self.masked_tokens, *[IGNORED] * len(prompt_ids), *sampled_ids],
+            masked_tokens=[*self.masked_tokens, *[MASKED] * len(prompt_ids), *sampled_ids],
             logprobs=[*self.logprobs, *[MASKED_LOGPROB] * len(prompt_ids), *logprobs],
         )
 

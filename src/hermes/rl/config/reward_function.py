@@ -1,4 +1,4 @@
-"""A run on prompts and a reward function that a person names, without an environment of their own."""
+"""Selects the built-in environment for a file of prompts and a reward function."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ENVIRONMENT = "reward_function"
 def select_reward_function(
     config: Config, environment: str | None, prompts: str | None, reward: str | None
 ) -> Resolved:
-    """Selects the built-in environment over them. UsageError for prompts or a function that cannot be used.
+    """UsageError for prompts or a function that cannot be used.
 
-    Both are read here, so that a mistake is found before anything is started.
+    Both are loaded here, so that a mistake is found before anything is started.
     """
     from hermes.batch.reward import load_reward
     from hermes.batch.tasks import read_dataset
@@ -37,11 +37,11 @@ def select_reward_function(
         )
     load_reward(reward)
     check_rows(read_dataset(prompts))
-    place, _, function = reward.rpartition(":")
+    path, _, function = reward.rpartition(":")
     select(config, _ENVIRONMENT)
     file = Path(prompts)
     values = {
         "env.dataset_name": str(file.absolute()) if file.exists() else prompts,
-        "env.reward": f"{Path(place).absolute()}:{function}",
+        "env.reward": f"{Path(path).absolute()}:{function}",
     }
     return apply_values(config, values)

@@ -1,4 +1,5 @@
-"""What the ten tools answer, as data. An expected failure is raised, or carries `error`."""
+"""The handlers of the RL tools: each returns its result as data. A failure is raised, or has the key
+`error`."""
 
 from __future__ import annotations
 
@@ -12,19 +13,19 @@ if TYPE_CHECKING:
     from hermes.rl.run import RlRun
 
 CHECK_EVERY_S = 1800.0
-"""How often the agent may ask after a healthy run."""
+"""How often the agent may check a healthy run."""
 
 
 def list_environments(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.config.resolve import list_environments
 
-    found = list_environments(config)
-    shown = ("name", "class_name", "file_path", "description")
-    rows = [{key: each.to_json()[key] for key in shown} for each in found.environments]
+    listing = list_environments(config)
+    columns = ("name", "class_name", "file_path", "description")
+    rows = [{key: env.to_json()[key] for key in columns} for env in listing.environments]
     tips = [
         "Select one with rl_select_environment(name).",
         "A name may also be the path of a file with an environment of your own; see `hermes env new`.",
-        *(f"{each.path} was left out: {each.why}" for each in found.broken),
+        *(f"{file.path} was left out: {file.why}" for file in listing.broken),
     ]
     return {"environments": rows, "count": len(rows), "tips": tips}
 
@@ -33,14 +34,14 @@ def select_environment(config: Config, arguments: JSONObject, task: str) -> JSON
     from hermes.rl.config.resolve import list_environments, select
 
     try:
-        chosen = select(config, arguments["name"])
+        selection = select(config, arguments["name"])
     except UsageError as error:
-        available = [each.name for each in list_environments(config).environments]
+        available = [env.name for env in list_environments(config).environments]
         return {"error": error.message, "fix": error.hint, "available": available}
     return {
-        "message": f"{chosen.environment} is selected; rl_get_current_config() shows its fields.",
-        "environment": chosen.environment,
-        "file_path": chosen.file_path,
+        "message": f"{selection.environment} is selected; rl_get_current_config() shows its fields.",
+        "environment": selection.environment,
+        "file_path": selection.file_path,
     }
 
 
@@ -52,8 +53,8 @@ def get_current_config(config: Config, arguments: JSONObject, task: str) -> JSON
     return {
         "environment": resolved.selection.environment,
         "base_model": resolved.model,
-        "configurable_fields": [shown for field, shown in fields if field.lock is None],
-        "locked_fields": [shown for field, shown in fields if field.lock is not None],
+        "configurable_fields": [row for field, row in fields if field.lock is None],
+        "locked_fields": [row for field, row in fields if field.lock is not None],
         "tip": "Change configurable fields with rl_edit_config(field, value); locked ones give their reason.",
     }
 
@@ -76,13 +77,13 @@ def edit_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
         return {"error": error.message, "fix": error.hint, "available_fields": available}
     field = find_field(name, resolved.fields).name
     value = resolved.values[field]
-    shown = {key: value for key, value in resolved.values.items() if resolved.fields[key].lock is None}
-    return {"message": f"{field} is now {value!r}.", "field": field, "value": value, "config": shown}
+    unlocked = {key: value for key, value in resolved.values.items() if resolved.fields[key].lock is None}
+    return {"message": f"{field} is now {value!r}.", "field": field, "value": value, "config": unlocked}
 
 
 def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.config.resolve import resolve, selected
-    from hermes.rl.results import logs
+    from hermes.rl.results import log_paths
     from hermes.rl.start import start
 
     resolved = resolve(config, selected(config.home))
@@ -97,18 +98,18 @@ def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObje
         "wandb_project": resolved.values["tinker.wandb_project"],
         "wandb_run_name": resolved.values["env.wandb_name"],
         "config_path": str(run.config_path),
-        "logs": logs(run, status),
-        "message": "The run goes on without you. rl_check_status(run_id) tells how it stands.",
+        "logs": log_paths(run, status),
+        "message": "The run continues by itself. rl_check_status(run_id) returns its status.",
     }
 
 
 def check_status(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.results import describe, healthy
     from hermes.rl.run import find_run, now_ms
-    from hermes.rl.start import look
+    from hermes.rl.start import current_status
 
     run = find_run(config.home, arguments["run_id"])
-    status = look(run)
+    status = current_status(run)
     if not healthy(run, status):
         return describe(run, status)
     wait_s = _last_check_ms(run) / 1000 + CHECK_EVERY_S - now_ms() / 1000
@@ -118,7 +119,7 @@ def check_status(config: Config, arguments: JSONObject, task: str) -> JSONObject
             "status": status.state.value,
             "rate_limited": True,
             "next_check_in_seconds": round(wait_s),
-            "message": "The run is healthy. Training takes time; look again later.",
+            "message": "The run is healthy. Training takes time; check again later.",
         }
     (run.folder / "checked").write_text(str(now_ms()))
     return describe(run, status)
@@ -138,9 +139,9 @@ def stop_training(config: Config, arguments: JSONObject, task: str) -> JSONObjec
     run = find_run(config.home, arguments["run_id"])
     status = stop(run)
     ended = f"run {run.run_id} has ended: {status.reason or status.state.value}"
-    going_on = f"run {run.run_id} is stopping: its trainer finishes a step and saves; look again later"
+    stopping = f"run {run.run_id} is stopping: its trainer finishes a step and saves; check again later"
     return {
-        "message": ended if status.state.ended else going_on,
+        "message": ended if status.state.ended else stopping,
         "run_id": run.run_id,
         "status": status.state.value,
     }
@@ -149,15 +150,15 @@ def stop_training(config: Config, arguments: JSONObject, task: str) -> JSONObjec
 def get_results(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.results import results
     from hermes.rl.run import find_run
-    from hermes.rl.start import look
+    from hermes.rl.start import current_status
 
     run = find_run(config.home, arguments["run_id"])
-    return results(run, look(run))
+    return results(run, current_status(run))
 
 
 def list_runs(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.run import all_runs
-    from hermes.rl.start import look
+    from hermes.rl.start import current_status
 
     rows: list[Any] = []
     for run in all_runs(config.home):
@@ -166,7 +167,7 @@ def list_runs(config: Config, arguments: JSONObject, task: str) -> JSONObject:
             {
                 "run_id": run.run_id,
                 "environment": settings["run"]["environment"],
-                "status": look(run).state.value,
+                "status": current_status(run).state.value,
                 "wandb_run_name": settings["env"]["wandb_name"],
             }
         )
@@ -174,12 +175,12 @@ def list_runs(config: Config, arguments: JSONObject, task: str) -> JSONObject:
 
 
 def test_inference(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.budget import book_test
+    from hermes.rl.budget import charge_test
     from hermes.rl.checks.inference_test import DEFAULT_MODELS, GROUP_SIZE, STEPS, run_inference_test
     from hermes.rl.config.resolve import resolve, selected
 
     resolved = resolve(config, selected(config.home))
     models = arguments.get("models") or [name for name, _ in DEFAULT_MODELS]
     steps, group_size = arguments.get("num_steps", STEPS), arguments.get("group_size", GROUP_SIZE)
-    book_test(config, resolved, task, models, steps * group_size)
+    charge_test(config, resolved, task, models, steps * group_size)
     return run_inference_test(config, resolved, models, steps, group_size)

@@ -1,0 +1,144 @@
+"""Environments, fields, runs and check results as text for a terminal, or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.safety.text import printable
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.core import JSONObject
+    from hermes.rl.config.resolve import Resolved
+
+
+def environments_text(config: Config, as_json: bool) -> str:
+    from hermes.rl.config.resolve import list_environments
+
+    listing = list_environments(config)
+    if as_json:
+        broken = [{"file_path": str(file.path), "error": file.why} for file in listing.broken]
+        rows = [env.to_json() for env in listing.environments]
+        return json.dumps({"environments": rows, "count": len(rows), "broken": broken}, indent=2)
+    table = [("NAME", "DESCRIPTION"), *((env.name, env.description) for env in listing.environments)]
+    left_out = [f"left out: {file.path}: {file.why}" for file in listing.broken]
+    return "\n".join([*_columns(table), *map(printable, left_out)])
+
+
+def fields_text(resolved: Resolved, as_json: bool) -> str:
+    rows = [(field, field.to_json(resolved.values[name])) for name, field in resolved.fields.items()]
+    if as_json:
+        data = {
+            "environment": resolved.selection.environment,
+            "configurable_fields": [row for field, row in rows if field.lock is None],
+            "locked_fields": [row for field, row in rows if field.lock is not None],
+        }
+        return json.dumps(data, indent=2, default=str)
+    table = [("FIELD", "VALUE", "MEANING")]
+    for field, row in rows:
+        note = f"locked: {field.lock}" if field.lock else field.description
+        table.append((field.name, _short(row["current_value"]), note))
+    return "\n".join([f"environment {resolved.selection.environment}", *_columns(table)])
+
+
+def run_text(description: JSONObject) -> str:
+    metrics = description.get("metrics") or {}
+    lines = [
+        f"run {description['run_id']}  {description['environment']}  {description['status']}",
+        f"step {metrics.get('step', 0)} of {description['total_steps']}, "
+        f"{description['running_time_minutes']} minutes",
+        *(f"{name}: {value:.4g}" for name, value in metrics.items() if name != "step"),
+        *(f"{name}: {state}" for name, state in description["processes"].items()),
+    ]
+    for key in ("error", "reason"):
+        if key in description:
+            lines.append(f"{key}: {description[key]}")
+    lines += [f"  | {line}" for line in description.get("last_log_lines", [])]
+    lines.append(f"logs: {Path(next(iter(description['logs'].values()))).parent}")
+    return "\n".join(map(printable, lines))
+
+
+def results_text(results: JSONObject) -> str:
+    lines = [
+        f"run {results['run_id']}  {results['environment']}  {results['status']}, {results['steps']} steps"
+    ]
+    lines += [f"{key}: {results[key]}" for key in ("error", "reason") if key in results]
+    history = results.get("history", [])
+    if history:
+        names = ["step", *(name for name in history[-1] if name != "step")]
+        rows = [[_short(row.get(name)) for name in names] for row in history]
+        lines += _columns([names, *rows])
+    if "weights_path" in results:
+        lines.append(f"weights: {results['weights_path']}")
+    return "\n".join(map(printable, lines))
+
+
+def runs_text(home: Path, as_json: bool) -> str:
+    from hermes.rl.results import describe
+    from hermes.rl.run import all_runs
+    from hermes.rl.start import current_status
+
+    runs = [describe(run, current_status(run)) for run in all_runs(home)]
+    if as_json:
+        return json.dumps({"runs": runs, "count": len(runs)}, indent=2)
+    table = [("RUN", "ENVIRONMENT", "STATUS", "STEP", "REWARD", "MINUTES")]
+    for run in runs:
+        metrics = run.get("metrics") or {}
+        step = f"{metrics.get('step', 0)}/{run['total_steps']}"
+        reward = _short(metrics.get("reward_mean"))
+        table.append(
+            (
+                run["run_id"],
+                run["environment"],
+                run["status"],
+                step,
+                reward,
+                str(run["running_time_minutes"]),
+            )
+        )
+    return "\n".join(_columns(table))
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _columns(table: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
+    return [
+        printable("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        for row in table
+    ]
+
+
+def inference_text(report: JSONObject) -> str:
+    table = [("MODEL", "COMPLETIONS", "CORRECT", "ACCURACY", "ERROR")]
+    for model in report["models_tested"]:
+        row = (model["model"], str(model["total_completions"]), str(model["correct_completions"]))
+        table.append((*row, f"{model['accuracy']:.0%}", model.get("error", "")))
+    working = (
+        "the environment works" if report["summary"]["environment_working"] else "no model could be tested"
+    )
+    return "\n".join([*_columns(table), f"{working}; files in {report['summary']['output_directory']}"])
+
+
+def preflight_text(report: JSONObject) -> str:
+    names = (
+        *("groups", "pass_rate", "mean_reward", "groups_with_signal", "distinct_answers"),
+        *("truncation", "tool_errors"),
+    )
+    lines = [
+        f"{name.replace('_', ' ')}: {_short(report[name])}" for name in names if report[name] is not None
+    ]
+    lines += [f"suggested {name}: {_short(value)}" for name, value in report["suggested"].items()]
+    estimate = report["estimate"]
+    about = "at least" if estimate["update_share"] is None else "about"
+    pace = f"{about} {estimate['seconds_per_step']:g} s a step, {estimate['hours']:g} h"
+    lines.append(pace if estimate["memory_gb"] is None else f"{pace}, {estimate['memory_gb']:g} GB")
+    return "\n".join([*lines, f"verdict: {report['verdict']}"])

@@ -1,0 +1,72 @@
+"""Finds the weights that a run starts from, by name: a tinker:// path, a PEFT folder, a finished run.
+
+A tinker:// path is valid only at the engine or service that made it. Weights on this machine are uploaded to
+another engine as files, which only a Hermes engine accepts: a service starts from its own paths.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hermes.errors import HermesError, UsageError
+from hermes.training.checkpoints import NAME, CheckpointRecord, StateFile, TrainingState
+
+_SCHEME = "tinker://"
+_ADAPTER = "adapter_config.json"
+
+
+def find_weights(name: str, home: Path) -> str:
+    """The folder of an adapter on this machine, or a tinker:// path."""
+    if name.startswith(_SCHEME):
+        return name
+    for folder in (Path(name).expanduser().absolute(), home / "runs" / name):
+        if (folder / _ADAPTER).is_file():
+            return str(folder)
+        if (folder / NAME).is_file():
+            return _run_weights(folder)
+    raise UsageError(
+        f"there are no weights called '{name}'",
+        "give a tinker:// path, the folder of a PEFT adapter, or the name of a run that has a checkpoint",
+    )
+
+
+def find_folder(name: str, home: Path) -> Path:
+    """The same as a folder on this machine, of any engine of this home."""
+    weights = find_weights(name, home)
+    if not weights.startswith(_SCHEME):
+        return Path(weights)
+    for root in engine_folders(home):
+        folder = root / weights.removeprefix(_SCHEME)
+        if (folder / _ADAPTER).is_file():
+            return folder
+    raise UsageError(
+        f"{weights} is not with an engine of this machine's home", "give the folder of a PEFT adapter instead"
+    )
+
+
+def engine_folders(home: Path) -> list[Path]:
+    """Where the engines of this home store checkpoints: the shared engine, and those of RL runs."""
+    return [home / "engine", *sorted((home / "runs").glob("*/engine"))]
+
+
+def rank_of(folder: Path) -> int:
+    path = folder / _ADAPTER
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HermesError(f"{path} cannot be read: {error}", "is it a LoRA adapter?") from error
+
+
+def _run_weights(folder: Path) -> str:
+    state = StateFile(folder).state()
+    if state is None or not state.kept:
+        raise UsageError(f"the run in {folder} has no checkpoint yet", "wait for its first, or its end")
+    chosen = start_checkpoint(state)
+    local_folder = folder / "engine" / chosen.weights.removeprefix(_SCHEME)
+    return str(local_folder) if (local_folder / _ADAPTER).is_file() else chosen.weights
+
+
+def start_checkpoint(state: TrainingState) -> CheckpointRecord:
+    """The best checkpoint of an SFT run by held-out loss, if it has one; of any other run the newest."""
+    return state.best if state.kind == "sft" and state.best else state.kept[-1]
