@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
-import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +15,8 @@ from typing import TYPE_CHECKING
 from hermes.engine.server.security import DOOR
 from hermes.errors import MissingDependencyError
 from hermes.models.local.torch_threads import import_torch
-from hermes.safety.access import bound, policy_for
+from hermes.safety.access import policy_for
+from hermes.serving import Listener, listen, run_event_loop, serve_until_signal
 
 if TYPE_CHECKING:
     from hermes.engine.checkpoints.store import CheckpointStore
@@ -62,80 +61,43 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     from hermes.engine.checkpoints.store import CheckpointStore
 
     with (
-        bound(options.host, options.port, _BACKLOG) as listener,
+        listen(options.host, options.port, _BACKLOG) as listener,
         contextlib.closing(CheckpointStore(options.state_dir)) as store,
-        contextlib.closing(_loaded(options.engine)) as engine,
-        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+        contextlib.closing(_load_engine(options.engine)) as engine,
     ):
         engine.start()
-        runner.run(_run(options, engine, store, listener, announce))
+        run_event_loop(_run(options, engine, store, listener, announce))
 
 
-def _loaded(options: EngineOptions) -> Engine:
+def _load_engine(options: EngineOptions) -> Engine:
     from hermes.engine.engine import Engine
 
     return Engine(options)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 async def _run(
     options: ServerOptions,
     engine: Engine,
     store: CheckpointStore,
-    listener: socket.socket,
+    listener: Listener,
     announce: Callable[[str], None],
 ) -> None:
-    import uvicorn
-
     from hermes.engine.server.app import build_app, routes
     from hermes.engine.server.openai.routes import openai_routes
     from hermes.engine.server.state import open_state
 
-    class EngineServer(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # ours below: uvicorn's would end the process before the engine is closed
-
     state = open_state(engine, store, options.names, options.client_timeout_s)
-    table = [*openai_routes(state, options.parser), *routes(state)]  # what is asked for most comes first
-    config = uvicorn.Config(
-        build_app(table, policy_for(DOOR, options.host, options.token)),
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=10,
-    )
-    server = EngineServer(config)
-
-    def stop(number: int) -> None:
-        state.calls.close()
-        server.handle_exit(number, None)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    clock = asyncio.create_task(_keep_time(state))
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    announce(f"http://{host}:{listener.getsockname()[1]}")
+    table = [*openai_routes(state, options.parser), *routes(state)]  # the busiest routes are matched first
+    app = build_app(table, policy_for(DOOR, options.host, options.token))
+    housekeeping = asyncio.create_task(_keep_house(state))
+    announce(listener.url)
     try:
-        await server.serve(sockets=[listener])
+        await serve_until_signal(app, listener, on_signal=state.calls.close)
     finally:
-        clock.cancel()
+        housekeeping.cancel()
 
 
-async def _keep_time(state: EngineServerState) -> None:
+async def _keep_house(state: EngineServerState) -> None:
     """What must happen although nobody asks: silence noticed, old results and checkpoints gone, room made."""
     while True:
         await asyncio.sleep(_TICK_S)
