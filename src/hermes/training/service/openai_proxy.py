@@ -70,15 +70,13 @@ def offered(
 
 
 def _app(state: RemoteState) -> ASGIApp:
-    from starlette.routing import Route
-
     from hermes.engine.server.app import build_app
     from hermes.engine.server.openai.routes import openai_routes
     from hermes.engine.server.security import DOOR
 
     # The routes use no more of an engine than RemoteState has.
     table = openai_routes(state, _PARSER)
-    return build_app([Route("/health", _health), *table], policy_for(DOOR, HOST, None))
+    return build_app([("GET", "/health", _health), *table], policy_for(DOOR, HOST, None))
 
 
 async def _health(request: Request) -> Response:

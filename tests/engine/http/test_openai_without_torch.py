@@ -8,7 +8,9 @@ import sys
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # as if it were not installed
-from hermes.engine.http import app, openai_routes, policies, state
+from hermes.engine.server import app, policies, state
+from hermes.engine.server.openai import routes
+from hermes.engine.server.tinker import routes
 print("imported")
 """
 

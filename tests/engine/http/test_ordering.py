@@ -45,49 +45,51 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def lane_of(calls: FutureStore, work: Work) -> CallSequencer:
-    lane = CallSequencer(calls, "m")
-    lane.submit(0, "create", b"", work.piece(0), alone=True)
-    return lane
+def new_sequencer(futures: FutureStore, work: Work) -> CallSequencer:
+    sequencer = CallSequencer(futures, "m")
+    sequencer.submit(0, "create", b"", work.piece(0), exclusive=True)
+    return sequencer
 
 
 @given(st.permutations(range(1, 9)), st.lists(st.integers(0, 7), max_size=8), st.sets(st.integers(1, 8)))
 def test_any_arrival_order_with_repeats_runs_each_call_once_in_its_place(
-    order: list[int], repeats: list[int], alone: set[int]
+    order: list[int], repeats: list[int], exclusive: set[int]
 ) -> None:
     async def play() -> None:
-        calls, work = FutureStore(), Work()
-        lane = lane_of(calls, work)
+        futures, work = FutureStore(), Work()
+        sequencer = new_sequencer(futures, work)
         for position, number in enumerate(order):
-            first = lane.submit(number, "fb", b"%d" % number, work.piece(number), alone=number in alone)
+            first = sequencer.submit(
+                number, "fb", b"%d" % number, work.piece(number), exclusive=number in exclusive
+            )
             for repeat in repeats:
                 if repeat <= position:
                     known = order[repeat]
-                    again = lane.submit(known, "fb", b"%d" % known, work.piece(known))
-                    assert again.id == lane.call_id(known)
-            assert first is calls.get(first.id)
+                    again = sequencer.submit(known, "fb", b"%d" % known, work.piece(known))
+                    assert again.id == sequencer.request_id(known)
+            assert first is futures.get(first.id)
             await turn()
-        await lane.ended()
+        await sequencer.wait_idle()
         assert work.begun == list(range(9))
 
     asyncio.run(play())
 
 
 async def test_the_next_call_begins_while_this_one_runs() -> None:
-    calls, work = FutureStore(), Work()
-    lane = lane_of(calls, work)
-    lane.submit(1, "fb", b"", work.piece(1, gated=True))
-    lane.submit(2, "fb", b"", work.piece(2))
+    futures, work = FutureStore(), Work()
+    sequencer = new_sequencer(futures, work)
+    sequencer.submit(1, "fb", b"", work.piece(1, gated=True))
+    sequencer.submit(2, "fb", b"", work.piece(2))
     await turn()
     assert (work.begun, work.ended) == ([0, 1, 2], [0, 2])
 
 
-async def test_one_that_must_be_alone_waits_for_those_before_and_holds_those_after() -> None:
-    calls, work = FutureStore(), Work()
-    lane = lane_of(calls, work)
-    lane.submit(1, "fb", b"", work.piece(1, gated=True))
-    lane.submit(2, "save", b"", work.piece(2, gated=True), alone=True)
-    lane.submit(3, "fb", b"", work.piece(3))
+async def test_an_exclusive_call_waits_for_those_before_and_delays_those_after() -> None:
+    futures, work = FutureStore(), Work()
+    sequencer = new_sequencer(futures, work)
+    sequencer.submit(1, "fb", b"", work.piece(1, gated=True))
+    sequencer.submit(2, "save", b"", work.piece(2, gated=True), exclusive=True)
+    sequencer.submit(3, "fb", b"", work.piece(3))
     await turn()
     assert work.begun == [0, 1]
     work.gates[1].set()
@@ -99,32 +101,32 @@ async def test_one_that_must_be_alone_waits_for_those_before_and_holds_those_aft
 
 
 async def test_other_content_under_a_used_number_is_refused_and_changes_nothing() -> None:
-    calls, work = FutureStore(), Work()
-    lane = lane_of(calls, work)
-    lane.submit(1, "fb", b"mine", work.piece(1))
+    futures, work = FutureStore(), Work()
+    sequencer = new_sequencer(futures, work)
+    sequencer.submit(1, "fb", b"mine", work.piece(1))
     await turn()
     for kind, digest in (("fb", b"theirs"), ("optim", b"mine")):
         with pytest.raises(RequestError, match="two clients") as refused:
-            lane.submit(1, kind, digest, work.piece(1))
+            sequencer.submit(1, kind, digest, work.piece(1))
         assert refused.value.status == 422
     assert work.begun == [0, 1]
 
 
 async def test_a_call_that_waits_for_a_missing_one_says_so() -> None:
-    calls, work = FutureStore(), Work()
-    lane = lane_of(calls, work)
+    futures, work = FutureStore(), Work()
+    sequencer = new_sequencer(futures, work)
     await turn()
-    waiting = lane.submit(2, "fb", b"", work.piece(2))
+    waiting = sequencer.submit(2, "fb", b"", work.piece(2))
     assert waiting.waits_for == "call 1 of m has not arrived"
-    lane.submit(1, "fb", b"", work.piece(1))
+    sequencer.submit(1, "fb", b"", work.piece(1))
     await turn()
     assert waiting.waits_for == ""
-    assert waiting.outcome == Payload(b"2")
+    assert waiting.result == Payload(b"2")
 
 
 async def test_a_failure_is_its_calls_result_and_the_next_call_still_runs() -> None:
-    calls, work = FutureStore(), Work()
-    lane = lane_of(calls, work)
+    futures, work = FutureStore(), Work()
+    sequencer = new_sequencer(futures, work)
 
     def refuse() -> Awaitable[Payload]:
         raise EngineUserError("no such loss", "use another")
@@ -136,26 +138,26 @@ async def test_a_failure_is_its_calls_result_and_the_next_call_still_runs() -> N
         raise ZeroDivisionError("oh")
 
     failed = [
-        lane.submit(1, "fb", b"", refuse),
-        lane.submit(2, "fb", b"", too_big),
-        lane.submit(3, "fb", b"", bug),
+        sequencer.submit(1, "fb", b"", refuse),
+        sequencer.submit(2, "fb", b"", too_big),
+        sequencer.submit(3, "fb", b"", bug),
     ]
-    last = lane.submit(4, "fb", b"", work.piece(4))
-    await lane.ended()
-    assert [call.outcome for call in failed] == [
+    last = sequencer.submit(4, "fb", b"", work.piece(4))
+    await sequencer.wait_idle()
+    assert [call.result for call in failed] == [
         Failed("no such loss (use another)", "user"),
         Failed("does not fit", "server"),
         Failed("internal error: ZeroDivisionError: oh", "server"),
     ]
-    assert last.outcome == Payload(b"4")
+    assert last.result == Payload(b"4")
 
 
-async def test_a_closed_lane_fails_what_waits_and_refuses_what_comes() -> None:
-    calls, work = FutureStore(), Work()
-    lane = lane_of(calls, work)
+async def test_a_closed_sequencer_fails_queued_calls_and_rejects_new_ones() -> None:
+    futures, work = FutureStore(), Work()
+    sequencer = new_sequencer(futures, work)
     await turn()
-    waiting = lane.submit(5, "fb", b"", work.piece(5))
-    lane.close("the session is over")
-    assert waiting.outcome == Failed("the session is over", "user")
+    waiting = sequencer.submit(5, "fb", b"", work.piece(5))
+    sequencer.close("the session is over")
+    assert waiting.result == Failed("the session is over", "user")
     with pytest.raises(RequestError, match="the session is over"):
-        lane.submit(1, "fb", b"", work.piece(1))
+        sequencer.submit(1, "fb", b"", work.piece(1))
