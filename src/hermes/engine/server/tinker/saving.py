@@ -29,7 +29,7 @@ from hermes.engine.server.policies import LATEST_POLICY
 from hermes.engine.server.responses import read_body
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
-from hermes.engine.server.tinker.calls import accepted, read_call, require_adapter
+from hermes.engine.server.tinker.calls import read_call
 from hermes.engine.server.tinker.external import check_recipients, encrypt_files
 from hermes.engine.server.tinker.futures import Payload, json_payload
 from hermes.engine.server.tinker.sessions import Model, SamplingSession, TinkerSession
@@ -50,13 +50,11 @@ class SavingRoutes:
         async def start() -> Payload:
             body = call.parse(schema.SaveWeights)
             path = _checkpoint_path(model, WEIGHTS, body)
-            adapter_id = require_adapter(model)
+            adapter_id = model.require_adapter()
             await self._write(path, body, lambda draft: self._engine.save(adapter_id, draft, True))
             return json_payload({"path": str(path), "type": "save_weights"})
 
-        return accepted(
-            model, model.calls.submit(call.number, "save_weights", call.digest, start, exclusive=True)
-        )
+        return model.calls.accept(call.number, "save_weights", call.digest, start, exclusive=True)
 
     async def save_weights_for_sampler(self, request: Request) -> Response:
         call = read_call(await read_body(request))
@@ -66,12 +64,12 @@ class SavingRoutes:
         def start() -> Awaitable[Payload]:
             body = call.parse(schema.SaveForSampler)
             alias_in(self._state.names, body.user_metadata)  # an invalid alias fails before the snapshot
-            snapshot = self._engine.snapshot(require_adapter(model))
+            snapshot = self._engine.snapshot(model.require_adapter())
             if body.path is None:
                 return self._publish_sampler(model, session, call.number, body, snapshot)
             return self._publish_checkpoint(model, call.number, body, snapshot)
 
-        return accepted(model, model.calls.submit(call.number, "save_for_sampler", call.digest, start))
+        return model.calls.accept(call.number, "save_for_sampler", call.digest, start)
 
     async def save_weights_external(self, request: Request) -> Response:
         call = read_call(await read_body(request))
@@ -80,9 +78,9 @@ class SavingRoutes:
         def start() -> Awaitable[Payload]:
             body = call.parse(schema.SaveExternal)
             check_recipients(body.age_encryption_recipients or ())
-            return self._export(model, body, self._engine.snapshot(require_adapter(model)))
+            return self._export(model, body, self._engine.snapshot(model.require_adapter()))
 
-        return accepted(model, model.calls.submit(call.number, "save_external", call.digest, start))
+        return model.calls.accept(call.number, "save_external", call.digest, start)
 
     async def _publish_sampler(
         self,

@@ -18,9 +18,10 @@ from hermes.core.ids import new_id
 from hermes.engine.checkpoints.store import TrainingRun
 from hermes.engine.server.policies import PolicyNames
 from hermes.engine.server.responses import RequestError
+from hermes.engine.server.tinker.calls import CallSequencer
 from hermes.engine.server.tinker.futures import FutureStore
-from hermes.engine.server.tinker.ordering import CallSequencer
 from hermes.engine.server.tinker.schema import CreateSession
+from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
     from hermes.engine.engine import Engine
@@ -44,6 +45,14 @@ class Model:
     published_call: int = 0
     """Number of the newest call whose weights its names refer to."""
     last_request_s: float = field(default_factory=time.time)
+
+    def require_adapter(self) -> str:
+        """The adapter id. EngineUserError: it was not created, or was dropped."""
+        if self.adapter_id is None:
+            raise EngineUserError(
+                f"model {self.run.id} has no adapter", "see the error that create_model returned"
+            )
+        return self.adapter_id
 
 
 @dataclass(slots=True, eq=False)

@@ -20,9 +20,8 @@ from hermes.engine.server.aliases import RUN_ALIAS_KEY, alias_in
 from hermes.engine.server.responses import as_json, read_body, read_json, validate_json
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
-from hermes.engine.server.tinker.calls import accepted, digest_of, encode_result, read_call, require_adapter
+from hermes.engine.server.tinker.calls import CallSequencer, digest_of, encode_result, read_call
 from hermes.engine.server.tinker.futures import PROTOBUF, Payload, json_payload
-from hermes.engine.server.tinker.ordering import CallSequencer
 from hermes.engine.server.tinker.proto import encode_train, parse_forward_backward, read_data, read_loss
 from hermes.engine.server.tinker.sessions import Model, TinkerSession
 from hermes.engine.types import AdamParams, EngineUserError, LoraConfig
@@ -56,9 +55,7 @@ class TrainingRoutes:
             await self._create_adapter(model)
             return json_payload({"model_id": model.run.id, "type": "create_model"})
 
-        return accepted(
-            model, model.calls.submit(0, "create_model", digest_of(content), start, exclusive=True)
-        )
+        return model.calls.accept(0, "create_model", digest_of(content), start, exclusive=True)
 
     async def forward_backward(self, request: Request) -> Response:
         message = parse_forward_backward(await read_body(request))
@@ -66,12 +63,12 @@ class TrainingRoutes:
 
         def start() -> Awaitable[Payload]:
             output = self._engine.forward_backward(
-                require_adapter(model), read_data(message), read_loss(message), message.forward_only
+                model.require_adapter(), read_data(message), read_loss(message), message.forward_only
             )
             return encode_result(output, lambda output: Payload(encode_train(output), PROTOBUF))
 
         digest = digest_of(message.SerializeToString(deterministic=True))
-        return accepted(model, model.calls.submit(message.seq_id, "forward_backward", digest, start))
+        return model.calls.accept(message.seq_id, "forward_backward", digest, start)
 
     async def optim_step(self, request: Request) -> Response:
         call = read_call(await read_body(request))
@@ -79,10 +76,10 @@ class TrainingRoutes:
 
         def start() -> Awaitable[Payload]:
             params = _adam_params(call.parse(schema.OptimStep))
-            metrics = self._engine.optim_step(require_adapter(model), params)
+            metrics = self._engine.optim_step(model.require_adapter(), params)
             return encode_result(metrics, lambda metrics: json_payload({"metrics": metrics}))
 
-        return accepted(model, model.calls.submit(call.number, "optim_step", call.digest, start))
+        return model.calls.accept(call.number, "optim_step", call.digest, start)
 
     async def load_weights(self, request: Request) -> Response:
         content = await read_body(request)
@@ -94,9 +91,7 @@ class TrainingRoutes:
         async def start() -> Payload:
             return await self._load(model, call.parse(schema.LoadWeights))
 
-        return accepted(
-            model, model.calls.submit(call.number, "load_weights", call.digest, start, exclusive=True)
-        )
+        return model.calls.accept(call.number, "load_weights", call.digest, start, exclusive=True)
 
     async def get_info(self, request: Request) -> Response:
         model = self._state.sessions.model((await read_json(request, schema.ModelReference)).model_id)
@@ -131,9 +126,7 @@ class TrainingRoutes:
             await self._create_adapter(model)
             return await self._load(model, body)
 
-        return accepted(
-            model, model.calls.submit(0, "load_weights", digest_of(content), start, exclusive=True)
-        )
+        return model.calls.accept(0, "load_weights", digest_of(content), start, exclusive=True)
 
     def _add_model(
         self,
@@ -178,7 +171,7 @@ class TrainingRoutes:
                 "create_training_client_from_state creates a model with the right rank",
             )
         folder = self._state.store.folder(CheckpointPath.parse(body.path))
-        await asyncio.wrap_future(self._engine.load(require_adapter(model), folder, body.optimizer))
+        await asyncio.wrap_future(self._engine.load(model.require_adapter(), folder, body.optimizer))
         return json_payload({"path": body.path, "model_id": model.run.id, "type": "load_weights"})
 
 

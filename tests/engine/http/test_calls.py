@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.engine.server.responses import RequestError
+from hermes.engine.server.tinker.calls import CallSequencer
 from hermes.engine.server.tinker.futures import Failed, FutureStore, Payload
-from hermes.engine.server.tinker.ordering import CallSequencer
 from hermes.engine.types import EngineCapacityError, EngineUserError
 
 
