@@ -109,7 +109,7 @@ def test_a_teacher_that_is_not_there_is_an_error_that_names_it() -> None:
 
 
 def test_a_teacher_that_refuses_is_not_asked_again(engine: Server) -> None:
-    with pytest.raises(HermesError, match=r"returned 404: .*nothing here is called 'nobody'"):
+    with pytest.raises(HermesError, match=r"returned 404: .*'nobody' does not exist"):
         GenerateTeacher(engine.url, model="nobody").score([[1, 2, 3]])
 
 

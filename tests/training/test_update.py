@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes.engine.server.tinker.proto import data_of, loss_of, parse_forward_backward
+from hermes.engine.server.tinker.proto import parse_forward_backward, read_data, read_loss
 from hermes.engine.types import Datum, Loss
 from hermes.training.schedule import Schedule
 from tests.engine.http.engine_process import Server
@@ -32,7 +32,7 @@ class Wire:
         if path.endswith("/forward_backward"):
             message = parse_forward_backward(body)
             if message.loss_fn != "cross_entropy":  # that is the probe
-                self.updates.append((loss_of(message), data_of(message)))
+                self.updates.append((read_loss(message), read_data(message)))
         elif path.endswith("/optim_step"):
             self.optim.append(json.loads(body)["adam_params"])
         elif path.endswith("/save_weights"):

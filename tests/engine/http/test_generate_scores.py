@@ -53,7 +53,7 @@ def test_a_prompt_is_not_scored_where_nobody_asks(
 
 
 @pytest.mark.parametrize(
-    ("start", "words"), [(2, "it is 2, and the prompt has 2 tokens"), (-2, "logprob_start_len")]
+    ("start", "words"), [(2, "is 2, but the prompt has 2 tokens"), (-2, "logprob_start_len")]
 )
 def test_a_token_that_the_prompt_does_not_have_is_refused(
     shared: Server, model: str, start: int, words: str

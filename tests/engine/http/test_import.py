@@ -121,7 +121,7 @@ def test_what_cannot_be_used_is_refused_and_leaves_nothing(
     change(folder)
     refused = hermes(tmp_path, "engine", "import", str(folder), "--url", shared.url)
     assert refused.returncode == 1
-    assert re.search(rf"refused: 400 .*'broken'.*{words}", refused.stderr), refused.stderr
+    assert re.search(rf"returned 400: .*'broken'.*{words}", refused.stderr), refused.stderr
     assert not (shared.state_dir / "broken").exists()
     assert list((shared.state_dir / ".ephemeral").iterdir()) == []
     assert shared.ask("GET", "/v1/models/broken").status == 404

@@ -58,7 +58,7 @@ async def test_what_can_never_fit_is_wrong_for_good_and_harms_nobody(
     answer = await client.post("/v1/completions", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert f"{size} tokens, and the context length is 64" in answer.json()["error"]["message"]
+    assert f"{size} tokens, but the context length is 64" in answer.json()["error"]["message"]
     fits = await client.post("/v1/completions", json={**body, "prompt": tokens(10), "stream": False})
     assert fits.status_code == 200
 

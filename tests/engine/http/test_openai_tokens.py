@@ -13,7 +13,7 @@ from tinker import types as tt
 from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
 from hermes.core import Sampling
-from hermes.engine.server.openai.sampling import ending_of, params_of
+from hermes.engine.server.openai.sampling import sampling_params, stop_condition
 from hermes.engine.server.openai.schema import SamplingFields as Asked
 from hermes.models.tokens.completions import CompletionModel
 from hermes.models.tokens.generate import GenerateModel
@@ -139,7 +139,7 @@ def test_stops_say_what_they_matched_and_leave_the_text(shared: Server, model: s
 def test_the_end_of_sequence_still_ends_it_beside_other_stop_ids() -> None:
     def stops(**asked: Any) -> Any:
         wish = Asked(**asked)
-        return params_of(wish, ending_of(wish, (EOS,)), None, None).stop
+        return sampling_params(wish, stop_condition(wish, (EOS,)), None, None).stop
 
     assert stops(stop_token_ids=[9, 7]) == (EOS, 7, 9)
     assert stops(stop="x") == ("x",)
@@ -226,22 +226,22 @@ async def test_our_own_token_clients_get_ids_logprobs_and_the_version(
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/generate", {}, 400, "either input_ids or text"),
     ("/generate", {"input_ids": [5], "text": "x"}, 400, "either input_ids or text"),
-    ("/generate", {"input_ids": []}, 400, "0 prompts"),
+    ("/generate", {"input_ids": []}, 400, "has 0"),
     ("/generate", {"input_ids": [[]]}, 400, "prompt is empty"),
     ("/generate", {"input_ids": [VOCAB]}, 400, "outside the vocabulary"),
     ("/generate", {"input_ids": [2**70]}, 400, ""),
     ("/generate", {"input_ids": [3] * 300}, 400, "context length is 256"),
-    ("/generate", {"input_ids": [5], "sampling_params": {"min_p": 0.1}}, 400, "'min_p' is not offered"),
+    ("/generate", {"input_ids": [5], "sampling_params": {"min_p": 0.1}}, 400, "'min_p' is not supported"),
     ("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": -1}}, 400, "max_new_tokens"),
-    ("/generate", {"input_ids": [5], "lora_path": "nobody"}, 404, "nothing here is called 'nobody'"),
+    ("/generate", {"input_ids": [5], "lora_path": "nobody"}, 404, "'nobody' does not exist"),
     ("/v1/completions", {"model": "M"}, 400, "prompt"),
     ("/v1/completions", {"prompt": "x"}, 400, "model"),
-    ("/v1/completions", {"model": "M", "prompt": "x", "echo": True}, 400, "'echo' is not offered"),
+    ("/v1/completions", {"model": "M", "prompt": "x", "echo": True}, 400, "'echo' is not supported"),
     ("/v1/completions", {"model": "M", "prompt": "x", "logprobs": 21}, 400, "logprobs"),
     ("/v1/completions", {"model": "nobody", "prompt": "x"}, 404, "there is "),
     ("/v1/completions", {"model": "tinker://a/weights/b", "prompt": "x"}, 404, "there is "),
     ("/v1/chat/completions", {"model": "M", "messages": [{"role": "user"}]}, 400, "no chat template"),
-    ("/v1/embeddings", {"model": "M", "input": "x"}, 404, "POST /v1/embeddings is not offered"),
+    ("/v1/embeddings", {"model": "M", "input": "x"}, 404, "POST /v1/embeddings is not supported"),
 ]
 
 
@@ -255,7 +255,7 @@ def test_a_wrong_request_is_refused_in_openais_shape(
     error = answer.json()["error"]
     assert words in error["message"]
     assert error["type"] == "invalid_request_error"
-    assert error["code"] == ("model_not_found" if "called" in error["message"] else error["code"])
+    assert error["code"] == ("model_not_found" if "does not exist" in error["message"] else error["code"])
 
 
 def test_a_body_that_is_no_json_is_refused_in_openais_shape(shared: Server) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hermes.engine.checkpoints.store import CheckpointPath, CheckpointStore, TrainingRun
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
-from hermes.engine.server.policies import LIVE, Policies, PolicyNames
+from hermes.engine.server.policies import MAX_IN_MEMORY, Policies, PolicyNames
 from hermes.engine.types import (
     AdamParams,
     Datum,
@@ -85,7 +85,7 @@ async def test_a_moving_name_means_the_newest_and_the_others_stay(desk: Desk) ->
     for key in ("s:sample:0", "s:sample:1"):
         policy_id = desk.snapshot()
         scores.append(desk.score(policy_id))
-        desk.names.policies.adopt(key, policy_id)
+        desk.names.policies.add_snapshot(key, policy_id)
         desk.names.set(key, key)
         desk.names.set("policy", key)
         assert await desk.meaning("policy") == scores[-1]
@@ -94,7 +94,7 @@ async def test_a_moving_name_means_the_newest_and_the_others_stay(desk: Desk) ->
     assert await desk.meaning("tiny") == await desk.meaning("/models/tiny") == desk.score(None)
     desk.names.drop("s:sample:1")
     assert await desk.meaning("policy") == scores[1]  # still held by its other name
-    with pytest.raises(EngineUserError, match="nothing here is called 's:sample:1'"):
+    with pytest.raises(EngineUserError, match="'s:sample:1' does not exist"):
         desk.names.resolve("s:sample:1")
     with pytest.raises(EngineUserError, match="base model"):
         desk.names.set("tiny", "s:sample:0")
@@ -102,7 +102,7 @@ async def test_a_moving_name_means_the_newest_and_the_others_stay(desk: Desk) ->
 
 async def test_weights_that_nobody_names_any_more_leave_the_engine(desk: Desk) -> None:
     before = len(desk.engine.policies())
-    desk.names.policies.adopt("s:sample:0", desk.snapshot())
+    desk.names.policies.add_snapshot("s:sample:0", desk.snapshot())
     desk.names.set("s:sample:0", "s:sample:0")
     assert len(desk.engine.policies()) == before + 1
     desk.names.drop("s:sample:0")
@@ -114,17 +114,17 @@ async def test_beyond_its_room_memory_is_left_for_disk_and_the_weights_stay_the_
 ) -> None:
     before = len(desk.engine.policies())
     scores = []
-    for number in range(LIVE + 3):
+    for number in range(MAX_IN_MEMORY + 3):
         policy_id = desk.snapshot()
         scores.append(desk.score(policy_id))
-        desk.names.policies.adopt(str(number), policy_id)
+        desk.names.policies.add_snapshot(str(number), policy_id)
         desk.names.set(str(number), str(number))
     await desk.names.policies.trim()
-    assert len(desk.engine.policies()) == before + LIVE
+    assert len(desk.engine.policies()) == before + MAX_IN_MEMORY
     assert len(list((tmp_path / ".ephemeral").iterdir())) == 3
     for number, score in enumerate(scores):
         assert await desk.meaning(str(number)) == pytest.approx(score, abs=1e-5)
-    for number in range(LIVE + 3):
+    for number in range(MAX_IN_MEMORY + 3):
         desk.names.drop(str(number))
     assert len(desk.engine.policies()) == before
     assert list((tmp_path / ".ephemeral").iterdir()) == []
@@ -133,13 +133,13 @@ async def test_beyond_its_room_memory_is_left_for_disk_and_the_weights_stay_the_
 async def test_who_holds_a_checkpoint_keeps_it_while_others_get_what_replaced_it(desk: Desk) -> None:
     policies = desk.names.policies
     old = desk.score(desk.write())
-    desk.names.set("held", policies.named(PATH))
-    await policies.detach(desk.store.find(PATH))
+    desk.names.set("held", policies.checkpoint_key(PATH))
+    await policies.copy_on_replace(desk.store.find(PATH))
     new = desk.score(desk.write(overwrite=True))
     assert new != old
     assert await desk.meaning("held") == pytest.approx(old, abs=1e-5)
     assert await desk.meaning(str(PATH)) == pytest.approx(new, abs=1e-5)
-    await policies.detach(desk.store.find(PATH))
+    await policies.copy_on_replace(desk.store.find(PATH))
     desk.store.delete(desk.store.find(PATH))
     with pytest.raises(EngineUserError, match="no checkpoint"):
         await desk.meaning(str(PATH))

@@ -17,11 +17,11 @@ from tinker.proto.response_conv import deserialize_forward_backward_output, dese
 
 from hermes.engine.server.tinker.proto import (
     OLDEST_SDK,
-    data_of,
     encode_sample,
     encode_train,
-    loss_of,
     parse_forward_backward,
+    read_data,
+    read_loss,
 )
 from hermes.engine.types import EngineUserError, SampledSequence, SampleResult, TopK, TrainOutput
 
@@ -50,14 +50,14 @@ def test_what_the_sdk_writes_dense_or_sparse_is_what_the_engine_gets(table: Arra
             "target_tokens": [1, 2, 3],
         },
     )
-    (got,) = data_of(sent(datum))
+    (got,) = read_data(sent(datum))
     assert got.tokens.tolist() == [1, 2, 7]
     np.testing.assert_array_equal(got.inputs["weights"], table)
     assert got.inputs["target_tokens"].dtype == np.int64
 
 
 def test_what_an_old_sdk_sends_is_refused_with_the_version_that_is_needed() -> None:
-    with pytest.raises(EngineUserError, match="JSON, as old versions") as refused:
+    with pytest.raises(EngineUserError, match="is JSON") as refused:
         parse_forward_backward(b'{"forward_backward_input": {}}')
     assert OLDEST_SDK in refused.value.hint
 
@@ -65,9 +65,9 @@ def test_what_an_old_sdk_sends_is_refused_with_the_version_that_is_needed() -> N
 def test_settings_arrive_as_numbers_and_text() -> None:
     datum = tt.Datum(model_input=tt.ModelInput.from_ints([1]), loss_fn_inputs={"target_tokens": [1]})
     message = sent(datum, {"beta": 0.5, "mode": "soft"})
-    assert loss_of(message).config == {"beta": 0.5, "mode": "soft"}
+    assert read_loss(message).config == {"beta": 0.5, "mode": "soft"}
     message.loss_fn_config_v2.clear()  # an older SDK
-    assert loss_of(message).config == {"beta": 0.5}
+    assert read_loss(message).config == {"beta": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_settings_arrive_as_numbers_and_text() -> None:
     [
         ({"shape": [2, 2]}, "3 values do not fill the shape"),
         ({"shape": [-3]}, "do not fill the shape"),
-        ({"dense": b"12345"}, "are no array of float32"),
-        ({"dtype": pb.DTYPE_BFLOAT16}, "float32 and int64 are understood"),
+        ({"dense": b"12345"}, "are not an array of float32"),
+        ({"dtype": pb.DTYPE_BFLOAT16}, "use float32 or int64"),
         ({"crow": [0, 1, 9]}, "indices of the sparse tensor"),
         ({"crow": [0, 2, 1]}, "indices of the sparse tensor"),
         ({"crow": [0, 1, 2], "col": [0, 5]}, "indices of the sparse tensor"),
@@ -97,7 +97,7 @@ def test_a_tensor_that_contradicts_itself_is_refused_by_name(change: dict[str, A
     else:
         tensor.dense = change.get("dense", np.ones(3, "<f4").tobytes())
     with pytest.raises(EngineUserError, match=f"datum 0, weights: .*{reason}"):
-        data_of(message)
+        read_data(message)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0, 0, 2, 3])), max_size=8))

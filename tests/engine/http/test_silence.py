@@ -17,10 +17,11 @@ import pytest
 from hermes.engine.checkpoints.store import CheckpointStore
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
-from hermes.engine.server.app import build_app, routes
+from hermes.engine.server.app import build_app
 from hermes.engine.server.security import DOOR
 from hermes.engine.server.state import open_state
-from hermes.engine.server.tinker.sessions import QUIET_S, Sessions
+from hermes.engine.server.tinker.routes import tinker_routes
+from hermes.engine.server.tinker.sessions import SAMPLES_TIMEOUT_S, Sessions
 from hermes.safety.access import HttpAccessPolicy
 from tests.engine.http.conftest import Start
 from tests.engine.http.engine_process import KEY, Server, tokens, until
@@ -51,7 +52,7 @@ async def desk(tiny_folder: Path, tmp_path: Path) -> AsyncIterator[Desk]:
     engine.start()
     store = CheckpointStore(tmp_path)
     state = open_state(engine, store, ("tiny",), 300.0)
-    transport = httpx.ASGITransport(build_app(routes(state), HttpAccessPolicy(DOOR)))
+    transport = httpx.ASGITransport(build_app(tinker_routes(state), HttpAccessPolicy(DOOR)))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
         yield Desk(engine, state.sessions, client)
     engine.close()
@@ -68,7 +69,7 @@ async def test_what_a_silent_client_wanted_sampled_stops_long_before_its_session
     heard = await desk.sample(samplers[1], 0, max_tokens=100, stop=[])
     await asyncio.to_thread(until, lambda: desk.engine.stats().sampling_running == 16)
     session = desk.sessions.find(samplers[0].partition(":")[0])
-    session.beat_s -= QUIET_S + 1
+    session.last_seen_s -= SAMPLES_TIMEOUT_S + 1
     desk.sessions.expire()
     assert (await desk.post("retrieve_future", {"request_id": heard})).status_code == 200
     await asyncio.to_thread(until, lambda: desk.engine.stats().sampling_running == 0)

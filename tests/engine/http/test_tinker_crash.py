@@ -202,7 +202,7 @@ def test_a_full_disk_fails_the_save_alone_and_leaves_nothing_half(
     publishing = rest.publish_checkpoint_from_tinker_path(kept)  # the SDK asks again until there is room
     run, kind, name = kept.removeprefix("tinker://").split("/")
     refused = server.ask("POST", f"/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/publish")
-    assert (refused.status, refused.json()["detail"]) == (503, "the disk refused: No space left on device")
+    assert (refused.status, refused.json()["detail"]) == (503, "disk error: No space left on device")
     (small_disk / "more").unlink()
     publishing.result()
     assert {one.tinker_path: one.public for one in rest.list_checkpoints(run).result().checkpoints}[kept]

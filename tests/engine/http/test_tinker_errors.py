@@ -108,7 +108,7 @@ def test_an_unknown_base_model_is_refused_with_what_there_is(
 
 
 def test_another_optimizer_is_refused(client: tinker.ServiceClient, model: str) -> None:
-    with pytest.raises(tinker.BadRequestError, match="'dimuon' is not offered"):
+    with pytest.raises(tinker.BadRequestError, match="'dimuon' is not supported"):
         client.create_lora_training_client(model, optimizer=tt.DimuonOptimizerConfig())
 
 

@@ -13,7 +13,7 @@ import tinker
 import torch
 from tinker import types as tt
 
-from hermes.engine.server.policies import LIVE
+from hermes.engine.server.policies import MAX_IN_MEMORY
 from tests.engine.http.engine_process import (
     EOS,
     FIRST_WORD,
@@ -210,11 +210,11 @@ def test_more_samplers_than_fit_in_memory_all_keep_answering(
 ) -> None:
     training = client.create_lora_training_client(model, rank=2, seed=3)
     samplers, answers = [], []
-    for _ in range(LIVE + 4):
+    for _ in range(MAX_IN_MEMORY + 4):
         train(training)
         samplers.append(training.save_weights_and_get_sampling_client())
         answers.append(samplers[-1].compute_logprobs(prompt(5)).result()[1:])
-    until(lambda: shared.metric("policies") <= LIVE)
+    until(lambda: shared.metric("policies") <= MAX_IN_MEMORY)
     assert len({round(answer[-1] or 0, 6) for answer in answers}) == len(answers)
     for sampler, answer in zip(samplers, answers, strict=True):
         assert sampler.compute_logprobs(prompt(5)).result()[1:] == pytest.approx(answer, abs=1e-5)

@@ -20,9 +20,9 @@ url_option = click.option(
 @stored_variables
 def models(url: str, as_json: bool) -> None:
     """Every name that a running engine answers to, and the weights it means now."""
-    from hermes.engine.server.client import ask
+    from hermes.engine.server.client import request_json
 
-    served = ask(url, "v1/models")["data"]
+    served = request_json(url, "v1/models")["data"]
     rows = [(one["id"], str(one["max_model_len"]), one["metadata"]["weight_version"]) for one in served]
     _show(served, ("MODEL", "CONTEXT", "WEIGHTS"), rows, as_json)
 
@@ -33,10 +33,10 @@ def models(url: str, as_json: bool) -> None:
 @stored_variables
 def adapters(url: str, as_json: bool) -> None:
     """The adapters of a running engine and their checkpoints."""
-    from hermes.engine.server.client import ask
+    from hermes.engine.server.client import request_json
 
-    runs = ask(url, "api/v1/training_runs?limit=1000")["training_runs"]
-    kept = ask(url, "api/v1/checkpoints?limit=10000")["checkpoints"]
+    runs = request_json(url, "api/v1/training_runs?limit=1000")["training_runs"]
+    kept = request_json(url, "api/v1/checkpoints?limit=10000")["checkpoints"]
     for run in runs:
         prefix = f"tinker://{run['training_run_id']}/"
         run["checkpoints"] = [one for one in kept if one["tinker_path"].startswith(prefix)]

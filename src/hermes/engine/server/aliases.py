@@ -1,7 +1,8 @@
-"""Names that move: a save for the sampler with user_metadata {"alias": NAME} makes NAME mean those weights.
+"""Aliases: saving weights for sampling with user_metadata {"alias": NAME} makes NAME refer to those weights.
 
-At once, and for every protocol: requests under way finish on what they began with. A restart gives each alias
-the newest of its checkpoints that are on disk; weights without a checkpoint do not outlive the process.
+The change is immediate and holds for every protocol; requests in progress finish on the weights they started
+with. After a restart each alias refers to the newest of its checkpoints on disk. Weights without a checkpoint
+end with the process.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import re
 from collections.abc import Mapping
 
 from hermes.engine.checkpoints.store import SAMPLER_WEIGHTS, CheckpointStore
-from hermes.engine.server.policies import MOVING, PolicyNames
+from hermes.engine.server.policies import LATEST_POLICY, PolicyNames
 from hermes.engine.types import EngineUserError
 
-KEY = "alias"
-RUN_KEY = "policy"
-"""In the metadata of a run: its alias for all that it hands over."""
-IMPORTED = "import"
-"""The session of runs that came from outside: they are not what a run of ours handed over last."""
-_LONGEST = 200
-_TAKEN = re.compile(r"tinker://.*|.*:(train|sample):\d+")
-"""Checkpoints, and the models and samplers of sessions: they mean what they mean."""
+ALIAS_KEY = "alias"
+RUN_ALIAS_KEY = "policy"
+"""In the metadata of a run: an alias for all weights that it saves for sampling."""
+IMPORT_SESSION = "import"
+"""The session id of imported runs. LATEST_POLICY never refers to them."""
+_MAX_LENGTH = 200
+_RESERVED = re.compile(r"tinker://.*|.*:(train|sample):\d+")
+"""The forms of checkpoint paths, and of the ids of models and samplers."""
 
 
-def alias_of(names: PolicyNames, metadata: Mapping[str, str] | None, key: str = KEY) -> str | None:
-    """The alias that a save (or a run, with RUN_KEY) asks for. EngineUserError: it cannot be one."""
+def alias_in(names: PolicyNames, metadata: Mapping[str, str] | None, key: str = ALIAS_KEY) -> str | None:
+    """The alias that the metadata sets, if any. EngineUserError: it is not a valid alias."""
     alias = (metadata or {}).get(key)
     if alias is not None:
         check_alias(names, alias)
@@ -32,25 +33,25 @@ def alias_of(names: PolicyNames, metadata: Mapping[str, str] | None, key: str = 
 
 
 def check_alias(names: PolicyNames, alias: str) -> None:
-    """EngineUserError: it cannot be one."""
+    """EngineUserError: it is not a valid alias."""
     if alias in names.base_names:
         raise EngineUserError(f"the alias cannot be '{alias}': that is the base model")
-    if not 0 < len(alias) <= _LONGEST or not alias.isprintable() or _TAKEN.fullmatch(alias):
+    if not 0 < len(alias) <= _MAX_LENGTH or not alias.isprintable() or _RESERVED.fullmatch(alias):
         raise EngineUserError(
-            f"'{alias[:_LONGEST]}' cannot be an alias",
-            f"use 1 to {_LONGEST} printable characters, and not the form of a checkpoint, model or sampler",
+            f"'{alias[:_MAX_LENGTH]}' cannot be an alias",
+            f"use 1 to {_MAX_LENGTH} printable characters, not in the form of a checkpoint, model or sampler",
         )
 
 
-def restore(names: PolicyNames, store: CheckpointStore) -> None:
-    """After a start: every alias means the newest checkpoint that was saved for it."""
+def restore_aliases(names: PolicyNames, store: CheckpointStore) -> None:
+    """At start-up: every alias refers to the newest checkpoint that was saved for it."""
     for checkpoint in reversed(store.checkpoints()):
         run = store.run(checkpoint.path.run_id)
         if checkpoint.path.kind != SAMPLER_WEIGHTS or run is None or run.base_model not in names.base_names:
             continue
-        saved_for = {(checkpoint.user_metadata or {}).get(KEY), run.user_metadata.get(RUN_KEY)}
-        if run.session_id != IMPORTED:
-            saved_for.add(MOVING)
-        for alias in saved_for - {None, *names.base_names}:
+        aliases = {(checkpoint.user_metadata or {}).get(ALIAS_KEY), run.user_metadata.get(RUN_ALIAS_KEY)}
+        if run.session_id != IMPORT_SESSION:
+            aliases.add(LATEST_POLICY)
+        for alias in aliases - {None, *names.base_names}:
             assert alias is not None
-            names.set(alias, names.policies.named(checkpoint.path))
+            names.set(alias, names.policies.checkpoint_key(checkpoint.path))

@@ -1,4 +1,4 @@
-"""A running engine asked over plain HTTP, without the SDK: what the command line needs of it."""
+"""A client of a running engine for the command line: plain HTTP, without the SDK."""
 
 from __future__ import annotations
 
@@ -14,41 +14,46 @@ from hermes.engine.lora.adapter_tar import ADAPTER_FILES, Tar
 from hermes.engine.server.security import KEY_PREFIX, TOKEN_VARIABLE
 from hermes.errors import HermesError, UsageError
 
-_ASK_S, _SEND_S = 10, 600
+_GET_TIMEOUT_S, _UPLOAD_TIMEOUT_S = 10, 600
 
 
-def ask(url: str, path: str, tar: Tar | None = None) -> Any:
-    """The answer to a GET, or to a POST of the tar. The token comes from the environment."""
+def request_json(url: str, path: str, tar: Tar | None = None) -> Any:
+    """The JSON response to a GET, or to a POST of the tar. The token is read from the environment."""
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"'{url}' is not an address", "write it like http://127.0.0.1:8001")
+        raise UsageError(f"'{url}' is not a URL", "write it like http://127.0.0.1:8001")
     headers = {"X-API-Key": f"{KEY_PREFIX}{os.environ.get(TOKEN_VARIABLE, '')}"}
+    timeout_s = _GET_TIMEOUT_S
     if tar is not None:
         headers |= {"Content-Type": "application/x-tar", "Content-Length": str(tar.size_bytes)}
+        timeout_s = _UPLOAD_TIMEOUT_S
     request = urllib.request.Request(f"{url.rstrip('/')}/{path}", tar, headers)
     try:
-        with urllib.request.urlopen(request, timeout=_ASK_S if tar is None else _SEND_S) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            return json.load(response)
     except urllib.error.HTTPError as error:
-        raise HermesError(f"the engine on {url} refused: {error.code} {_detail(error)}") from error
+        raise HermesError(f"the engine at {url} returned {error.code}: {_detail(error)}") from error
     except (OSError, ValueError) as error:
         raise HermesError(
-            f"no engine answers on {url}: {error}", "start one with: hermes engine serve"
+            f"no engine answers at {url}: {error}", "start one with: hermes engine serve"
         ) from error
 
 
 def import_adapter(url: str, folder: Path, name: str) -> dict[str, Any]:
-    """Gives a running engine a PEFT adapter; what it made of it. UsageError: the folder holds none."""
+    """Uploads a PEFT adapter to a running engine; returns the response of the import endpoint.
+
+    UsageError: the folder has no adapter.
+    """
     files: dict[str, Path | None] = {file: folder / file for file in ADAPTER_FILES}
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise UsageError(
             f"'{folder}' is not a PEFT adapter: it has no {missing[0]}",
-            f"give a folder with {' and '.join(ADAPTER_FILES)}",
+            f"use a folder with {' and '.join(ADAPTER_FILES)}",
         )
-    ask(url, "health")  # whoever is not let in hears so before the files are sent
+    request_json(url, "health")  # a wrong address or token fails before the upload
     path = f"api/v1/import_adapter?{urllib.parse.urlencode({'name': name})}"
-    made: dict[str, Any] = ask(url, path, Tar(files))
-    return made
+    imported: dict[str, Any] = request_json(url, path, Tar(files))
+    return imported
 
 
 def _detail(error: urllib.error.HTTPError) -> str:

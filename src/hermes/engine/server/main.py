@@ -1,4 +1,4 @@
-"""The engine's server process: model, address, state directory, event loop, signals, orderly end."""
+"""The engine's server process: model, address, state directory, housekeeping, orderly shutdown."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
-import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +15,8 @@ from typing import TYPE_CHECKING
 from hermes.engine.server.security import DOOR
 from hermes.errors import MissingDependencyError
 from hermes.models.local.torch_threads import import_torch
-from hermes.safety.access import bound, policy_for
+from hermes.safety.access import policy_for
+from hermes.serving import Listener, listen, run_event_loop, serve_until_signal
 
 if TYPE_CHECKING:
     from hermes.engine.checkpoints.store import CheckpointStore
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from hermes.engine.info import EngineOptions
     from hermes.engine.server.state import EngineServerState
 
-_NEEDED = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "httptools", "tinker")
-_TICK_S = 1.0
+_REQUIRED = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "httptools", "tinker")
+_HOUSEKEEPING_S = 1.0
 _BACKLOG = 4096
 _logger = logging.getLogger(__name__)
 
@@ -35,26 +34,26 @@ _logger = logging.getLogger(__name__)
 class ServerOptions:
     engine: EngineOptions
     names: tuple[str, ...]
-    """What clients may call the base model; the first is what it is called in answers."""
+    """Names of the base model that requests may use; the first is the one in responses."""
     state_dir: Path
-    """Where checkpoints are kept."""
+    """Where checkpoints are stored."""
     host: str = "127.0.0.1"
     port: int = 8001
-    """0: any free one."""
+    """0: any free port."""
     token: str | None = field(default=None, repr=False)
     client_timeout_s: float = 300.0
-    """Silence after which a client counts as gone and its adapters are freed."""
+    """How long a client may send nothing before its session ends and its adapters are dropped."""
     parser: str = "hermes"
-    """Form in which the model calls tools, in chat; one of hermes.models.parsers."""
+    """Format in which the model calls tools, in chat; one of hermes.models.parsers."""
 
 
 def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
-    """Serves until a signal ends it. `announce` is told the address once clients can connect and work.
+    """Serves until SIGINT or SIGTERM. `announce` is called with the URL when the model is loaded.
 
     UsageError: an address that others can reach, without a token. HostError: the state directory cannot be
-    used. HermesError: the address is taken, or the model cannot be loaded.
+    used. HermesError: the address is in use, or the model cannot be loaded.
     """
-    for package in _NEEDED:
+    for package in _REQUIRED:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train,web", "the engine's server")
     policy_for(DOOR, options.host, options.token)
@@ -62,90 +61,54 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     from hermes.engine.checkpoints.store import CheckpointStore
 
     with (
-        bound(options.host, options.port, _BACKLOG) as listener,
+        listen(options.host, options.port, _BACKLOG) as listener,
         contextlib.closing(CheckpointStore(options.state_dir)) as store,
-        contextlib.closing(_loaded(options.engine)) as engine,
-        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+        contextlib.closing(_load_engine(options.engine)) as engine,
     ):
         engine.start()
-        runner.run(_run(options, engine, store, listener, announce))
+        run_event_loop(_run(options, engine, store, listener, announce))
 
 
-def _loaded(options: EngineOptions) -> Engine:
+def _load_engine(options: EngineOptions) -> Engine:
     from hermes.engine.engine import Engine
 
     return Engine(options)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 async def _run(
     options: ServerOptions,
     engine: Engine,
     store: CheckpointStore,
-    listener: socket.socket,
+    listener: Listener,
     announce: Callable[[str], None],
 ) -> None:
-    import uvicorn
-
-    from hermes.engine.server.app import build_app, routes
+    from hermes.engine.server.app import build_app
     from hermes.engine.server.openai.routes import openai_routes
     from hermes.engine.server.state import open_state
-
-    class EngineServer(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # ours below: uvicorn's would end the process before the engine is closed
+    from hermes.engine.server.tinker.routes import tinker_routes
 
     state = open_state(engine, store, options.names, options.client_timeout_s)
-    table = [*openai_routes(state, options.parser), *routes(state)]  # what is asked for most comes first
-    config = uvicorn.Config(
-        build_app(table, policy_for(DOOR, options.host, options.token)),
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=10,
-    )
-    server = EngineServer(config)
-
-    def stop(number: int) -> None:
-        state.calls.close()
-        server.handle_exit(number, None)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    clock = asyncio.create_task(_keep_time(state))
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    announce(f"http://{host}:{listener.getsockname()[1]}")
+    table = [*openai_routes(state, options.parser), *tinker_routes(state)]
+    app = build_app(table, policy_for(DOOR, options.host, options.token))
+    housekeeping = asyncio.create_task(_keep_house(state))
+    announce(listener.url)
     try:
-        await server.serve(sockets=[listener])
+        await serve_until_signal(app, listener, on_signal=state.futures.close)
     finally:
-        clock.cancel()
+        housekeeping.cancel()
 
 
-async def _keep_time(state: EngineServerState) -> None:
-    """What must happen although nobody asks: silence noticed, old results and checkpoints gone, room made."""
+async def _keep_house(state: EngineServerState) -> None:
+    """Every second: expires sessions, results and checkpoints, and offloads policies."""
     while True:
-        await asyncio.sleep(_TICK_S)
+        await asyncio.sleep(_HOUSEKEEPING_S)
         state.sessions.expire()
-        state.calls.forget(time.monotonic())
+        state.futures.expire(time.monotonic())
         try:
             now_s = time.time()
             for checkpoint in state.store.expired(now_s):
-                await state.policies.detach(checkpoint)
+                await state.policies.copy_on_replace(checkpoint)
                 await asyncio.to_thread(state.store.delete, checkpoint, expired_by_s=now_s)
             await state.policies.trim()
         except Exception:
-            _logger.exception("housekeeping failed and will be tried again")
+            _logger.exception("housekeeping failed; it is retried")

@@ -1,9 +1,10 @@
-"""Policies by key: frozen weights that can be sampled, few in memory, the rest on disk.
+"""Policies by key: frozen weights that can be sampled, a few in memory and the rest on disk.
 
-A key is the id of an ephemeral sampler, or the path and the time of a named checkpoint. A snapshot enters as
-it is, a pointer and no copy; the SDK never says when it is done with one, so beyond a number of them the
-least recently used one that nobody is sampling is written to a folder and leaves memory, to come back when it
-is asked for. Whatever happens to it, a key means the same weights for as long as it is held.
+A key is the id of an ephemeral sampler, or the path and creation time of a checkpoint. A snapshot is added as
+a reference, without a copy. The SDK does not close its samplers, so above a number of policies in memory the
+least recently used one without running samples is written to a folder and dropped from memory; it is loaded
+again when it is sampled. A key that is acquired refers to the same weights until it is released, even if its
+checkpoint is replaced or deleted.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from hermes.engine.types import EngineUserError
 if TYPE_CHECKING:
     from hermes.engine.engine import Engine
 
-LIVE = 8
-"""How many stay in memory."""
-MOVING = "policy"
-"""The alias of the newest weights that any run has handed to the sampler."""
+MAX_IN_MEMORY = 8
+LATEST_POLICY = "policy"
+"""The alias of the newest weights that any run has saved for sampling."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,127 +34,126 @@ class _PolicyRef:
     policy_id: str | None
     """None: not in memory."""
     folder: Path | None
-    """Where it can be read from; None: nowhere yet."""
-    named: bool
-    """The folder is a checkpoint's, and not ours to delete."""
-    holders: int = 0
-    busy: int = 0
-    """Samples under way."""
-    moving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Where the weights can be loaded from; None: in memory only."""
+    is_checkpoint: bool
+    """The folder belongs to the checkpoint store, which deletes it."""
+    references: int = 0
+    running: int = 0
+    """Samples in progress."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the weights move between memory and disk."""
 
 
 class Policies:
     """Belongs to the event loop."""
 
-    def __init__(self, engine: Engine, store: CheckpointStore, spill: Path) -> None:
+    def __init__(self, engine: Engine, store: CheckpointStore, offload_dir: Path) -> None:
         self._engine = engine
         self._store = store
-        self._spill = spill
-        self._held: dict[str, _PolicyRef] = {}
-        """In the order of their last use."""
-        shutil.rmtree(spill, ignore_errors=True)
+        self._offload_dir = offload_dir
+        self._refs: dict[str, _PolicyRef] = {}
+        """Least recently used first."""
+        shutil.rmtree(offload_dir, ignore_errors=True)
 
-    def adopt(self, key: str, policy_id: str) -> None:
-        """Takes over a snapshot that lies in memory only."""
-        self._held[key] = _PolicyRef(policy_id, None, named=False)
+    def add_snapshot(self, key: str, policy_id: str) -> None:
+        """Takes over a snapshot that is in memory only."""
+        self._refs[key] = _PolicyRef(policy_id, None, is_checkpoint=False)
 
-    def adopt_named(self, checkpoint: Checkpoint, policy_id: str) -> None:
+    def add_checkpoint(self, checkpoint: Checkpoint, policy_id: str) -> None:
         """Takes over the snapshot that the checkpoint was written from."""
-        self._held[key_of(checkpoint)] = _PolicyRef(
-            policy_id, self._store.folder(checkpoint.path), named=True
-        )
+        folder = self._store.folder(checkpoint.path)
+        self._refs[key_of(checkpoint)] = _PolicyRef(policy_id, folder, is_checkpoint=True)
 
-    def named(self, path: CheckpointPath) -> str:
-        """The key of a checkpoint as it is now. EngineUserError: there is none."""
-        checkpoint = self._store.find(path)
-        key = key_of(checkpoint)
-        if key not in self._held:
-            self._held[key] = _PolicyRef(None, self._store.folder(path), named=True)
+    def checkpoint_key(self, path: CheckpointPath) -> str:
+        """The key of the checkpoint that is at the path now. EngineUserError: there is none."""
+        key = key_of(self._store.find(path))
+        if key not in self._refs:
+            self._refs[key] = _PolicyRef(None, self._store.folder(path), is_checkpoint=True)
         return key
 
-    def hold(self, key: str) -> None:
-        """Keeps it until `release`."""
-        self._held[key].holders += 1
+    def acquire(self, key: str) -> None:
+        """Keeps the policy until `release`."""
+        self._refs[key].references += 1
 
     def release(self, key: str) -> None:
-        self._held[key].holders -= 1
-        self._forget_unused(key)
+        self._refs[key].references -= 1
+        self._drop_unused(key)
 
-    async def detach(self, checkpoint: Checkpoint) -> None:
-        """Before the checkpoint is replaced or deleted: who holds it keeps its weights all the same."""
-        held = self._held.get(key_of(checkpoint))
-        if held is None or not held.holders:
+    async def copy_on_replace(self, checkpoint: Checkpoint) -> None:
+        """Called before a checkpoint is replaced or deleted: acquired weights are read into memory first."""
+        ref = self._refs.get(key_of(checkpoint))
+        if ref is None or not ref.references:
             return
-        async with held.moving:
-            await self._load(held)
-            held.folder, held.named = None, False
+        async with ref.lock:
+            await self._load(ref)
+            ref.folder, ref.is_checkpoint = None, False
 
     @contextlib.asynccontextmanager
     async def use(self, key: str) -> AsyncIterator[str]:
-        """Its policy id, in memory for the duration. EngineUserError: nobody holds it any more."""
-        held = self._held.pop(key, None)
-        if held is None:
-            raise EngineUserError(f"the weights of {key} are gone: their session is over")
-        self._held[key] = held  # now the most recently used
-        held.busy += 1
+        """The policy id, in memory until the context ends. EngineUserError: the policy was released."""
+        ref = self._refs.pop(key, None)
+        if ref is None:
+            raise EngineUserError(f"the weights of {key} no longer exist: their session has ended")
+        self._refs[key] = ref  # the most recently used one is the last
+        ref.running += 1
         try:
-            async with held.moving:
-                policy_id = await self._load(held)
+            async with ref.lock:
+                policy_id = await self._load(ref)
             yield policy_id
         finally:
-            held.busy -= 1
-            self._forget_unused(key)
+            ref.running -= 1
+            self._drop_unused(key)
 
     async def trim(self) -> None:
-        """Moves policies out of memory until few enough are in it."""
-        live = [(key, held) for key, held in self._held.items() if held.policy_id is not None]
-        for key, held in live[: max(0, len(live) - LIVE)]:
-            async with held.moving:
-                if not held.busy and held.policy_id is not None:
-                    await self._move_out(held, held.policy_id)
-            self._forget_unused(key)
+        """Offloads policies to disk until at most MAX_IN_MEMORY are in memory."""
+        loaded = [(key, ref) for key, ref in self._refs.items() if ref.policy_id is not None]
+        for key, ref in loaded[: max(0, len(loaded) - MAX_IN_MEMORY)]:
+            async with ref.lock:
+                if not ref.running and ref.policy_id is not None:
+                    await self._offload(ref, ref.policy_id)
+            self._drop_unused(key)
 
-    async def _move_out(self, held: _PolicyRef, policy_id: str) -> None:
-        if held.folder is None:
-            self._spill.mkdir(parents=True, exist_ok=True)
-            folder = self._spill / os.urandom(8).hex()
+    async def _offload(self, ref: _PolicyRef, policy_id: str) -> None:
+        if ref.folder is None:
+            self._offload_dir.mkdir(parents=True, exist_ok=True)
+            folder = self._offload_dir / os.urandom(8).hex()
             await asyncio.wrap_future(self._engine.export(policy_id, folder))
-            held.folder = folder
+            ref.folder = folder
         self._engine.drop_policy(policy_id)
-        held.policy_id = None
+        ref.policy_id = None
 
-    async def _load(self, held: _PolicyRef) -> str:
-        policy_id = held.policy_id
+    async def _load(self, ref: _PolicyRef) -> str:
+        policy_id = ref.policy_id
         if policy_id is None:
-            assert held.folder is not None
-            policy_id = await asyncio.wrap_future(self._engine.load_policy(held.folder))
-            held.policy_id = policy_id
+            assert ref.folder is not None
+            policy_id = await asyncio.wrap_future(self._engine.load_policy(ref.folder))
+            ref.policy_id = policy_id
         return policy_id
 
-    def _forget_unused(self, key: str) -> None:
-        held = self._held.get(key)
-        if held is None or held.holders or held.busy or held.moving.locked():
+    def _drop_unused(self, key: str) -> None:
+        ref = self._refs.get(key)
+        if ref is None or ref.references or ref.running or ref.lock.locked():
             return
-        if held.named and held.policy_id is not None:
-            return  # somebody may ask for the checkpoint again; `trim` decides
-        del self._held[key]
-        if held.policy_id is not None:
-            self._engine.drop_policy(held.policy_id)
-        if held.folder is not None and not held.named:
-            shutil.rmtree(held.folder, ignore_errors=True)
+        if ref.is_checkpoint and ref.policy_id is not None:
+            return  # the checkpoint may be sampled again: `trim` decides when it leaves memory
+        del self._refs[key]
+        if ref.policy_id is not None:
+            self._engine.drop_policy(ref.policy_id)
+        if ref.folder is not None and not ref.is_checkpoint:
+            shutil.rmtree(ref.folder, ignore_errors=True)
 
 
 def key_of(checkpoint: Checkpoint) -> str:
-    """Of its weights; another one once the checkpoint is replaced."""
+    """The key of its weights; a checkpoint that replaces it has another one."""
     return f"{checkpoint.path}@{checkpoint.created_s}"
 
 
 class PolicyNames:
-    """The names under which weights can be asked for, over any protocol.
+    """The model names that requests may use, over any protocol.
 
-    The base model's own names; `tinker://…` checkpoints; sampler ids; model ids (their newest sampler); and
-    aliases, which move: `policy`, what a run calls itself with user_metadata {"policy": name}, and what a
-    save asks for (see `aliases`).
+    These are the names of the base model, `tinker://…` checkpoints, sampler ids, model ids (their newest
+    sampler), and aliases, which move to newer weights: `policy`, the name that a run sets with user_metadata
+    {"policy": name}, and the one that a save sets (see `aliases`).
     """
 
     def __init__(self, policies: Policies, base_names: Iterable[str]) -> None:
@@ -163,10 +162,10 @@ class PolicyNames:
         self._keys: dict[str, str] = {}
 
     def set(self, name: str, key: str) -> None:
-        """From now on `name` means the weights of `key`."""
+        """From now on `name` refers to the weights of `key`."""
         if name in self.base_names:
             raise EngineUserError(f"'{name}' is the base model", "choose another name for the policy")
-        self.policies.hold(key)
+        self.policies.acquire(key)
         self.drop(name)
         self._keys[name] = key
 
@@ -179,25 +178,25 @@ class PolicyNames:
         return [*self.base_names, *self._keys]
 
     def resolve(self, name: str) -> str | None:
-        """The key of what `name` means now; None: the base model. EngineUserError: nothing has that name."""
+        """The key that `name` refers to now; None: the base model. EngineUserError: no model has the name."""
         if name in self.base_names:
             return None
         if name in self._keys:
             return self._keys[name]
         if name.startswith("tinker://"):
-            return self.policies.named(CheckpointPath.parse(name))
+            return self.policies.checkpoint_key(CheckpointPath.parse(name))
         raise EngineUserError(
-            f"nothing here is called '{name}'", f"there is {', '.join(sorted(self.names()))}"
+            f"the model '{name}' does not exist", f"there is {', '.join(sorted(self.names()))}"
         )
 
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[str | None]:
-        """The policy id behind a name, in memory for the duration; None is the base model."""
+        """The policy id of a name, in memory until the context ends; None: the base model."""
         key = self.resolve(name)
         if key is None:
             yield None
             return
-        self.policies.hold(key)
+        self.policies.acquire(key)
         try:
             async with self.policies.use(key) as policy_id:
                 yield policy_id

@@ -1,7 +1,7 @@
-"""Requests in, answers out: bounded bodies, JSON that is checked, failures in the shape clients know.
+"""Request bodies and responses of the Tinker API: size limits, validation, JSON, errors.
 
-A refused request is a 4xx with a JSON body, which the SDK raises at once with the reason in it. 402 and 409
-never leave here: the SDK would retry them for an hour and for five minutes.
+An invalid request gets a 4xx status with a JSON body, which the SDK raises at once with the message in it.
+402 and 409 are never sent: the SDK would retry them for an hour and for five minutes.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from starlette.responses import JSONResponse, Response
 from hermes.engine.types import EngineCapacityError, EngineUserError
 from hermes.errors import HermesError
 
-Shape = TypeVar("Shape", bound=BaseModel)
+Body = TypeVar("Body", bound=BaseModel)
 
 MAX_BODY_BYTES = 512 << 20
 
 
 class RequestError(Exception):
-    """Ends a request with a reason."""
+    """Ends a request with an error response."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
 
-    def answer(self) -> Response:
+    def response(self) -> Response:
         return JSONResponse({"detail": self.detail}, self.status)
 
 
 async def read_body(request: Request) -> bytes:
-    """The body, decompressed. Refused: 413 over the limit, 400 if it is not what its header says."""
+    """The decompressed body. RequestError: it is too large, or its encoding is not the declared one."""
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
         raise _too_large()
@@ -47,32 +47,33 @@ async def read_body(request: Request) -> bytes:
                 raise _too_large()
             parts.append(part)
     except ClientDisconnect as error:
-        raise RequestError(400, "the connection broke") from error
+        raise RequestError(400, "the client disconnected before the body was complete") from error
     body = b"".join(parts)
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding == "zstd":
-        return _unzstd(body)
+        return _decompress_zstd(body)
     if coding != "identity":
-        raise RequestError(415, f"a body encoded as {coding} is not understood: send it plain or as zstd")
+        raise RequestError(415, f"content-encoding {coding} is not supported: use identity or zstd")
     return body
 
 
-async def read_json(request: Request, shape: type[Shape]) -> Shape:
-    """The body in that shape. Refused: it has another."""
-    return checked_json(await read_body(request), shape)
+async def read_json(request: Request, schema: type[Body]) -> Body:
+    """The validated body. RequestError: it does not match the schema."""
+    return validate_json(await read_body(request), schema)
 
 
-def checked_json(body: bytes, shape: type[Shape]) -> Shape:
+def validate_json(body: bytes, schema: type[Body]) -> Body:
+    """RequestError: it does not match the schema."""
     try:
-        return parse_json(body, shape)
+        return parse_json(body, schema)
     except EngineUserError as error:
         raise RequestError(422, error.message) from error
 
 
-def parse_json(body: bytes, shape: type[Shape]) -> Shape:
-    """Fields that the shape does not know are ignored, so that a newer SDK is understood. EngineUserError."""
+def parse_json(body: bytes, schema: type[Body]) -> Body:
+    """Unknown fields are ignored, so that newer SDKs work. EngineUserError: it does not match the schema."""
     try:
-        return shape.model_validate_json(body)
+        return schema.model_validate_json(body)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in error.errors()
@@ -80,18 +81,21 @@ def parse_json(body: bytes, shape: type[Shape]) -> Shape:
         raise EngineUserError(problems) from error
 
 
-def refusal_of(error: HermesError) -> RequestError:
-    """As an answer to the request that ran into it."""
+def request_error(error: HermesError) -> RequestError:
     status = 400 if isinstance(error, EngineUserError) else 429 if is_capacity(error) else 503
-    return RequestError(status, reason(error))
+    return RequestError(status, error_text(error))
 
 
 def is_capacity(error: BaseException) -> bool:
     return isinstance(error, EngineCapacityError)
 
 
-def reason(error: HermesError) -> str:
+def error_text(error: HermesError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
+def disk_error_text(error: OSError) -> str:
+    return f"disk error: {error.strerror or error}"
 
 
 def as_json(value: Any) -> Response:
@@ -99,7 +103,7 @@ def as_json(value: Any) -> Response:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Several times as fast as the standard library; what is not a number becomes null."""
+    """Several times as fast as the standard library; NaN and infinity become null."""
     return to_json(value, inf_nan_mode="null")
 
 
@@ -107,14 +111,14 @@ def _too_large() -> RequestError:
     return RequestError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
 
 
-def _unzstd(body: bytes) -> bytes:
+def _decompress_zstd(body: bytes) -> bytes:
     import zstandard
 
     try:
         with zstandard.ZstdDecompressor().stream_reader(body) as reader:
             plain: bytes = reader.read(MAX_BODY_BYTES + 1)
     except zstandard.ZstdError as error:
-        raise RequestError(400, f"the body is not zstd: {error}") from error
+        raise RequestError(400, f"the body is not valid zstd: {error}") from error
     if len(plain) > MAX_BODY_BYTES:
         raise _too_large()
     return plain

@@ -1,6 +1,6 @@
 """The engine's token: `X-API-Key: tml-TOKEN`, as the public SDK sends it, or `Authorization: Bearer TOKEN`.
 
-On loopback without a token any key is taken, because the SDK insists on sending one.
+On loopback without a token every key is accepted, because the SDK always sends one.
 """
 
 from __future__ import annotations

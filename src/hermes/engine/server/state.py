@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, what is on disk, and who is talking to us."""
+"""What the endpoints share: the engine, checkpoints, policies, sessions and pending futures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.engine.checkpoints.store import CheckpointStore
-from hermes.engine.server.aliases import restore
+from hermes.engine.server.aliases import restore_aliases
 from hermes.engine.server.policies import Policies, PolicyNames
 from hermes.engine.server.tinker.external import Signer
 from hermes.engine.server.tinker.futures import FutureStore
@@ -22,32 +22,33 @@ if TYPE_CHECKING:
 class EngineServerState:
     engine: Engine
     store: CheckpointStore
-    calls: FutureStore
+    futures: FutureStore
     policies: Policies
     names: PolicyNames
     sessions: Sessions
     signer: Signer
-    scratch: Path
-    """For files that need not outlive the process; empty at its start."""
+    scratch_dir: Path
+    """For files that end with the process; emptied when it starts."""
     tokenizer_id: str
     """Where a client on this machine can load the tokenizer from."""
 
     def check_base(self, base_model: str) -> None:
+        """EngineUserError: it is another model than the one that is served."""
         if base_model not in self.names.base_names:
-            known = ", ".join(f"'{name}'" for name in self.names.base_names)
-            raise EngineUserError(f"this engine does not serve '{base_model}'", f"it serves {known}")
+            served = ", ".join(f"'{name}'" for name in self.names.base_names)
+            raise EngineUserError(f"this engine does not serve '{base_model}'", f"it serves {served}")
 
 
 def open_state(
     engine: Engine, store: CheckpointStore, base_names: tuple[str, ...], client_timeout_s: float
 ) -> EngineServerState:
     """Belongs to the event loop that calls it."""
-    calls = FutureStore()
-    scratch = store.root / ".ephemeral"
-    policies = Policies(engine, store, scratch)
+    futures = FutureStore()
+    scratch_dir = store.root / ".ephemeral"
+    policies = Policies(engine, store, scratch_dir)
     names = PolicyNames(policies, base_names)
-    restore(names, store)
-    sessions = Sessions(engine, calls, names, client_timeout_s)
+    restore_aliases(names, store)
+    sessions = Sessions(engine, futures, names, client_timeout_s)
     return EngineServerState(
-        engine, store, calls, policies, names, sessions, Signer(), scratch, engine.tokenizer_dir
+        engine, store, futures, policies, names, sessions, Signer(), scratch_dir, engine.tokenizer_dir
     )

@@ -15,7 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hermes.engine.server.policies import MOVING
+from hermes.engine.server.policies import LATEST_POLICY
 from hermes.engine.types import EngineUserError, SampledSequence, SampleRequest, SampleResult, TopK
 from hermes.errors import HermesError, ProviderError
 from hermes.training.service.client import ServiceConnection
@@ -162,16 +162,16 @@ class RemoteNames:
         """The tinker:// path of the weights that were published last."""
 
     def names(self) -> list[str]:
-        return [*self.base_names, *([MOVING] if self.policy else [])]
+        return [*self.base_names, *([LATEST_POLICY] if self.policy else [])]
 
     def resolve(self, name: str) -> str | None:
         if name in self.base_names:
             return None
-        if name == MOVING and self.policy:
+        if name == LATEST_POLICY and self.policy:
             return self.policy
         if name.startswith("tinker://"):
             return name
-        raise EngineUserError(f"nothing here is called '{name}'", f"there is {', '.join(self.names())}")
+        raise EngineUserError(f"the model '{name}' does not exist", f"there is {', '.join(self.names())}")
 
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[str | None]:

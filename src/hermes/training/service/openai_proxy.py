@@ -8,21 +8,18 @@ it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.errors import MissingDependencyError
-from hermes.safety.access import bound, policy_for
+from hermes.safety.access import policy_for
+from hermes.serving import HttpSettings, listen, serve_in_thread
 from hermes.training.service.client import ServiceConnection
 from hermes.training.service.token_meter import TokenMeter
 
 if TYPE_CHECKING:
-    import uvicorn
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from hermes.training.service.openai_backend import RemoteNames, RemoteState
 
 HOST = "127.0.0.1"
-_BACKLOG = 1024
+_SHUTDOWN_GRACE_S = 2
 _PARSER = "hermes"
 
 
@@ -62,46 +59,28 @@ def serve_proxy(
         from hermes.training.service.openai_backend import RemoteEngine, RemoteNames, RemoteState
     except ImportError as error:
         raise MissingDependencyError(error.name or "torch", "train", "Serving the policy") from error
-    with bound(HOST, port, _BACKLOG) as listener:
+    with listen(HOST, port) as listener:
         engine = RemoteEngine(connection, base_model, tokenizer, meter)
         names = RemoteNames(engine, base_model)
-        server = _server(_app(RemoteState(engine, names)))
-        thread = threading.Thread(target=_serve, args=(server, listener), name="openai-proxy", daemon=True)
-        thread.start()
+        app = _app(RemoteState(engine, names))
         try:
-            yield OpenAIProxy(names, f"http://{HOST}:{listener.getsockname()[1]}")
+            with serve_in_thread(app, listener, HttpSettings(grace_s=_SHUTDOWN_GRACE_S), name="openai-proxy"):
+                yield OpenAIProxy(names, listener.url)
         finally:
-            server.should_exit = True
-            thread.join()
             engine.close()
 
 
 def _app(state: RemoteState) -> ASGIApp:
-    from starlette.routing import Route
-
     from hermes.engine.server.app import build_app
     from hermes.engine.server.openai.routes import openai_routes
     from hermes.engine.server.security import DOOR
 
     # The routes use no other attributes of an engine than those RemoteState has.
     table = openai_routes(state, _PARSER)
-    return build_app([Route("/health", _health), *table], policy_for(DOOR, HOST, None))
+    return build_app([("GET", "/health", _health), *table], policy_for(DOOR, HOST, None))
 
 
 async def _health(request: Request) -> Response:
     from starlette.responses import JSONResponse
 
     return JSONResponse({"status": "ok"})
-
-
-def _server(app: ASGIApp) -> uvicorn.Server:
-    import uvicorn
-
-    config = uvicorn.Config(
-        app, ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=2
-    )
-    return uvicorn.Server(config)
-
-
-def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
-    asyncio.run(server.serve(sockets=[listener]))

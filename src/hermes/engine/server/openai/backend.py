@@ -1,6 +1,7 @@
-"""What the OpenAI face needs of whoever has the weights: the engine of this process, or a service elsewhere.
+"""The interface between the OpenAI endpoints and the weights they sample.
 
-Nothing here, and nothing that the face imports, needs torch.
+It is implemented by the engine of this process (`EngineServerState`) and, in the trainer, over a remote
+Tinker service. Neither this module nor the endpoints import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ServedModelShape(Protocol):
 
 
 class SamplingBackend(Protocol):
-    """Samples; see `Engine`."""
+    """See `Engine`."""
 
     @property
     def spec(self) -> ServedModelShape: ...
@@ -59,7 +60,7 @@ class CheckpointList(Protocol):
 
 
 class OpenAIBackend(Protocol):
-    """See `State`."""
+    """See `EngineServerState`."""
 
     @property
     def engine(self) -> SamplingBackend: ...

@@ -1,210 +1,235 @@
 """POST /v1/chat/completions.
 
-The conversation is written by the model's own template, tools are offered and read in the dialect of the
-server's tool-call parser, and thinking comes apart as `reasoning_content`. Logprobs are those of the
-distribution that each token was drawn from; a stream that asks for alternatives comes in one go at the end.
+The conversation is rendered with the model's chat template. Tools are offered and tool calls are parsed in
+the format of the server's tool-call parser; thinking is returned as `reasoning_content`. Logprobs are those
+of the distribution that each token was sampled from. A streamed request for `top_logprobs` gets all events at
+the end. A forced tool call (`tool_choice`) and content other than text are not supported.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
+from hermes.core import JSONObject, Message, Role, ToolCall
 from hermes.core.ids import new_id
-from hermes.engine.server.openai.backend import OpenAIBackend
-from hermes.engine.server.openai.messages import call_to_wire, read_messages, read_tools
+from hermes.engine.server.openai.errors import invalid_request
+from hermes.engine.server.openai.exchange import ChoiceStream, CompletionExchange, ServedModel
 from hermes.engine.server.openai.output_parser import DeltaStreamer, OutputParser, ParsedOutput
-from hermes.engine.server.openai.sampling import (
-    SampledToken,
-    ending_of,
-    params_of,
-    sample,
-    sample_live,
-    sample_request,
-    weights_of,
-)
-from hermes.engine.server.openai.schema import ChatCompletions, read_asked
-from hermes.engine.server.openai.stream import event_stream
-from hermes.engine.server.openai.text import (
-    Detokenizer,
-    IncrementalDetokenizer,
-    RenderedPrompt,
-    StopCondition,
-    alternatives,
-)
-from hermes.engine.server.openai.usage import usage_of
-from hermes.engine.server.responses import as_json
-from hermes.engine.types import SampledSequence, SampleRequest
+from hermes.engine.server.openai.sampling import sample_request, sampling_params, stop_condition
+from hermes.engine.server.openai.schema import ChatCompletions
+from hermes.engine.server.openai.text import top_logprobs
+from hermes.engine.types import SampledSequence, SampleResult
+from hermes.models.fields import as_text
+from hermes.models.remote.wire import read_calls, read_content
+
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
 
 
-@dataclass(frozen=True)
-class ChatExchange:
-    """One request, read."""
+def read_chat(model: ServedModel, body: ChatCompletions) -> ChatExchange:
+    spec = model.backend.engine.spec
+    tools = read_tools(body.tools, body.tool_choice)
+    messages = read_messages(body.messages)
+    prompt = model.detokenizer.render_chat(messages, tools, body.chat_template_kwargs or {})
+    stop = stop_condition(body, spec.eos_ids)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    params = sampling_params(body, stop, max_tokens, body.seed)
+    topk = (body.top_logprobs or 0) if body.logprobs else 0
+    return ChatExchange(
+        model=body.model,
+        stream=bool(body.stream),
+        requests=[sample_request(prompt.ids, params, body.n or 1, topk, spec.max_length)],
+        detokenizer=model.detokenizer,
+        stop=stop,
+        body=body,
+        id=f"chatcmpl-{new_id()}",
+        created_s=int(time.time()),
+        parser=OutputParser(model.detokenizer.chat_renderer.parser, tools, prompt.thinking),
+    )
 
-    asked: ChatCompletions
-    speaker: Detokenizer
-    prompt: RenderedPrompt
-    ending: StopCondition
-    splitter: OutputParser
-    request: SampleRequest
-    header: dict[str, Any]
 
-    def envelope(self, kind: str, version: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        metadata = {"weight_version": version}
-        return {**self.header, "object": kind, "choices": choices, "metadata": metadata}
+def read_messages(messages: Sequence[JSONObject]) -> tuple[Message, ...]:
+    """OpenAIRequestError: one is not a message, or has content other than text."""
+    tool_names: dict[str, str] = {}
+    converted = []
+    for index, fields in enumerate(messages):
+        message = _read_message(fields, tool_names, f"messages[{index}]")
+        tool_names |= {call.id: call.name for call in message.tool_calls}
+        converted.append(message)
+    return tuple(converted)
 
-    def prompt_ids(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self.prompt.ids} if self.asked.return_token_ids else {}
 
-    def logprobs(self, sequence: SampledSequence, start: int = 0) -> dict[str, Any] | None:
-        """Of the tokens from `start` on, if they were asked for."""
-        if not self.asked.logprobs:
-            return None
+def _read_message(fields: JSONObject, tool_names: Mapping[str, str], path: str) -> Message:
+    """`tool_names`: the tools that were called before, by call id; a tool result need not repeat the name."""
+    role = _ROLES.get(as_text(fields.get("role")))
+    if role is None:
+        raise invalid_request(f"{path}.role is {fields.get('role')!r}: use one of {', '.join(_ROLES)}", path)
+    content = _read_text(fields.get("content"), path)
+    if role is Role.ASSISTANT:
+        reasoning = as_text(fields.get("reasoning_content")) or as_text(fields.get("reasoning")) or None
+        calls = read_calls(fields.get("tool_calls"))
+        return Message.assistant(content, reasoning=reasoning, tool_calls=calls)
+    if role is Role.TOOL:
+        call_id = as_text(fields.get("tool_call_id"))
+        name = as_text(fields.get("name")) or tool_names.get(call_id, "")
+        return Message.tool(ToolCall(call_id, name, ""), content)
+    return Message(role, content)
+
+
+def _read_text(content: Any, path: str) -> str:
+    if isinstance(content, list):
+        for part in content:
+            if not isinstance(part, dict) or part.get("type") not in ("text", "thinking"):
+                kind = part.get("type") if isinstance(part, dict) else part
+                raise invalid_request(
+                    f"{path}.content has a part of type {kind!r}: only text is supported", path
+                )
+    elif content is not None and not isinstance(content, str):
+        raise invalid_request(f"{path}.content must be text", path)
+    return read_content(content)[0]
+
+
+def read_tools(
+    tools: Sequence[JSONObject] | None, choice: str | Mapping[str, Any] | None
+) -> tuple[JSONObject, ...]:
+    """The functions to offer. OpenAIRequestError: one is not a function, or a call is forced."""
+    if choice == "none":
+        return ()
+    if choice not in (None, "auto"):
+        raise invalid_request(f"tool_choice {choice!r} is not supported: use 'auto' or 'none'", "tool_choice")
+    return tuple(_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
+
+
+def _read_tool(tool: JSONObject, path: str) -> JSONObject:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict) or not as_text(function.get("name")):
+        raise invalid_request(
+            f"{path} must be {{'type': 'function', 'function': {{'name': ..., ...}}}}", "tools"
+        )
+    return {  # in the order of the prompts that models are trained on
+        "name": function["name"],
+        "description": function.get("description") or "",
+        "parameters": function.get("parameters") or {"type": "object", "properties": {}},
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatExchange(CompletionExchange):
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    body: ChatCompletions
+    parser: OutputParser
+
+    @property
+    def with_logprobs(self) -> bool:
+        return bool(self.body.logprobs)
+
+    def response(self, results: Sequence[SampleResult], version: str) -> JSONObject:
+        return super().response(results, version) | self.prompt_token_ids(0)
+
+    def opening(self, version: str) -> Iterable[JSONObject]:
+        delta = {"role": "assistant", "content": ""}
+        choices = [_delta_choice(index, delta) for index in range(self.requests[0].num_samples)]
+        return [self.envelope(self.chunk_name, choices, version) | self.prompt_token_ids(0)]
+
+    def choice_stream(self, prompt: int, sample: int, version: str) -> ChoiceStream:
+        return _ChatStream(self, sample)
+
+    def choice(self, prompt: int, sample: int, sequence: SampledSequence) -> JSONObject:
+        output = self.parser.parse(self.text(sequence))
+        message: JSONObject = {
+            "role": "assistant",
+            "content": output.content or (None if output.calls else ""),
+        }
+        if output.reasoning:
+            message["reasoning_content"] = output.reasoning
+        if output.calls:
+            message["tool_calls"] = [_call_json(call) for call in output.calls]
         return {
-            "content": [self._entry(sequence, at) for at in range(start, len(sequence.tokens))],
-            "refusal": None,
+            "index": sample,
+            "message": message,
+            "logprobs": self.logprobs(sequence),
+            "finish_reason": _finish_reason(sequence, output),
+            **self.token_ids(sequence.tokens.tolist()),
         }
 
-    def _entry(self, sequence: SampledSequence, at: int) -> dict[str, Any]:
-        likeliest = alternatives(sequence, at, self.asked.top_logprobs or 0)
-        top = [self.speaker.entry(token, logprob) for token, logprob in likeliest]
-        entry = self.speaker.entry(int(sequence.tokens[at]), float(sequence.logprobs[at]))
-        return {**entry, "top_logprobs": top}
+    def text(self, sequence: SampledSequence) -> str:
+        return self.detokenizer.text(sequence.tokens.tolist(), self.stop, special=True)
+
+    def logprobs(self, sequence: SampledSequence, start: int = 0) -> JSONObject | None:
+        """Of the tokens from `start` on; None if the request has no `logprobs`."""
+        if not self.with_logprobs:
+            return None
+        positions = range(start, len(sequence.tokens))
+        return {"content": [self._logprob_entry(sequence, at) for at in positions], "refusal": None}
+
+    def _logprob_entry(self, sequence: SampledSequence, position: int) -> JSONObject:
+        likeliest = top_logprobs(sequence, position, self.body.top_logprobs or 0)
+        sampled = int(sequence.tokens[position]), float(sequence.logprobs[position])
+        return {
+            **self.detokenizer.logprob_entry(*sampled),
+            "top_logprobs": [self.detokenizer.logprob_entry(*token) for token in likeliest],
+        }
 
 
-class Chat:
-    def __init__(self, state: OpenAIBackend, speaker: Detokenizer) -> None:
-        self._state = state
-        self._engine = state.engine
-        self._speaker = speaker
-
-    async def complete(self, request: Request) -> Response:
-        exchange = self._read(await read_asked(request, ChatCompletions))
-        if exchange.asked.stream:
-            return await event_stream(request, self._chunks(exchange))
-        async with weights_of(self._state, exchange.asked.model) as weights:
-            (result,) = await sample(request, self._engine, weights.policy_id, [exchange.request])
-        choices = [_choice(exchange, index, one) for index, one in enumerate(result.sequences)]
-        answer = exchange.envelope("chat.completion", weights.version, choices) | exchange.prompt_ids()
-        return as_json({**answer, "usage": usage_of([exchange.request], [result])})
-
-    def _read(self, asked: ChatCompletions) -> ChatExchange:
-        tools = read_tools(asked.tools, asked.tool_choice)
-        settings = asked.chat_template_kwargs or {}
-        prompt = self._speaker.chat_prompt(read_messages(asked.messages), tools, settings)
-        spec = self._engine.spec
-        ending = ending_of(asked, spec.eos_ids)
-        longest = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-        params = params_of(asked, ending, longest, asked.seed)
-        topk = (asked.top_logprobs or 0) if asked.logprobs else 0
-        request = sample_request(prompt.ids, params, asked.n or 1, topk, spec.max_length)
-        splitter = OutputParser(self._speaker.speech.parser, tools, prompt.thinking)
-        header = {"id": f"chatcmpl-{new_id()}", "created": int(time.time()), "model": asked.model}
-        return ChatExchange(asked, self._speaker, prompt, ending, splitter, request, header)
-
-    async def _chunks(self, exchange: ChatExchange) -> AsyncGenerator[dict[str, Any]]:
-        streams = [_ChatChoiceStream(exchange, index) for index in range(exchange.request.num_samples)]
-        async with weights_of(self._state, exchange.asked.model) as weights:
-            events = sample_live(self._engine, weights.policy_id, [exchange.request])
-
-            def chunk(choices: list[dict[str, Any]]) -> dict[str, Any]:
-                return exchange.envelope("chat.completion.chunk", weights.version, choices)
-
-            async with aclosing(events):
-                begun = False
-                async for event in events:
-                    if not begun:
-                        begun = True
-                        yield chunk([stream.opening() for stream in streams]) | exchange.prompt_ids()
-                    if isinstance(event, SampledToken):
-                        if piece := streams[event.sample].push(event.id, event.logprob):
-                            yield chunk([piece])
-                        continue
-                    for stream, sequence in zip(streams, event.result.sequences, strict=True):
-                        yield chunk([stream.end(sequence)])
-                    if exchange.asked.stream_options and exchange.asked.stream_options.include_usage:
-                        yield chunk([]) | {"usage": usage_of([exchange.request], [event.result])}
-
-
-def _choice(exchange: ChatExchange, index: int, sequence: SampledSequence) -> dict[str, Any]:
-    said = exchange.splitter.whole(
-        exchange.speaker.text(sequence.tokens.tolist(), exchange.ending, special=True)
-    )
-    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.calls else "")}
-    if said.reasoning:
-        message["reasoning_content"] = said.reasoning
-    if said.calls:
-        message["tool_calls"] = [call_to_wire(call) for call in said.calls]
-    choice = {
-        "index": index,
-        "message": message,
-        "logprobs": exchange.logprobs(sequence),
-        "finish_reason": _finish_reason(sequence, said),
-    }
-    return choice | _token_ids(exchange, sequence.tokens.tolist())
-
-
-def _finish_reason(sequence: SampledSequence, said: ParsedOutput) -> str:
-    return "tool_calls" if said.calls and sequence.stop_reason == "stop" else sequence.stop_reason
-
-
-def _token_ids(exchange: ChatExchange, tokens: Sequence[int]) -> dict[str, Any]:
-    return {"token_ids": list(tokens)} if exchange.asked.return_token_ids else {}
-
-
-class _ChatChoiceStream:
-    """One choice as it grows, in the pieces that a client puts together again."""
-
+class _ChatStream(ChoiceStream):
     def __init__(self, exchange: ChatExchange, index: int) -> None:
         self._exchange = exchange
         self._index = index
-        self._text = IncrementalDetokenizer(exchange.speaker.tokenizer, exchange.ending, special=True)
-        self._teller = DeltaStreamer(exchange.splitter)
-        self._told = 0
-        """Tokens that have been heard of."""
+        self._text = exchange.detokenizer.incremental(exchange.stop, special=True)
+        self._deltas = DeltaStreamer(exchange.parser)
+        self._pushed_tokens = 0
 
-    def opening(self) -> dict[str, Any]:
-        return self._piece({"role": "assistant", "content": ""})
-
-    def push(self, token: int, logprob: float) -> dict[str, Any] | None:
-        """What a token adds that can be told already; None: nothing."""
-        self._told += 1
-        delta = _delta(self._teller.so_far(self._text.push(token)))
-        asked = self._exchange.asked
-        if not delta and not asked.logprobs and not asked.return_token_ids:
+    def push(self, token: int, logprob: float) -> JSONObject | None:
+        exchange = self._exchange
+        self._pushed_tokens += 1
+        delta = _delta(self._deltas.push(self._text.push(token)))
+        if not delta and not exchange.with_logprobs and not exchange.body.return_token_ids:
             return None
         logprobs = None
-        if asked.logprobs:
-            entry = self._exchange.speaker.entry(token, logprob)
+        if exchange.with_logprobs:
+            entry = exchange.detokenizer.logprob_entry(token, logprob)
             logprobs = {"content": [{**entry, "top_logprobs": []}], "refusal": None}
-        return self._piece(delta, logprobs) | _token_ids(self._exchange, [token])
+        return _delta_choice(self._index, delta, logprobs) | exchange.token_ids([token])
 
-    def end(self, sequence: SampledSequence) -> dict[str, Any]:
-        exchange = self._exchange
-        said = self._teller.end(
-            exchange.speaker.text(sequence.tokens.tolist(), exchange.ending, special=True)
-        )
-        delta = _delta(said)
-        if said.calls:
-            delta["tool_calls"] = [{"index": at, **call_to_wire(call)} for at, call in enumerate(said.calls)]
-        piece = self._piece(delta, exchange.logprobs(sequence, self._told))
-        piece["finish_reason"] = _finish_reason(sequence, said)
-        return piece | _token_ids(exchange, sequence.tokens[self._told :].tolist())
-
-    def _piece(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+    def end(self, sequence: SampledSequence, result: SampleResult) -> JSONObject:
+        exchange, start = self._exchange, self._pushed_tokens
+        output = self._deltas.end(exchange.text(sequence))
+        delta = _delta(output)
+        if output.calls:
+            delta["tool_calls"] = [
+                {"index": index, **_call_json(call)} for index, call in enumerate(output.calls)
+            ]
+        choice = _delta_choice(self._index, delta, exchange.logprobs(sequence, start))
+        choice["finish_reason"] = _finish_reason(sequence, output)
+        return choice | exchange.token_ids(sequence.tokens[start:].tolist())
 
 
-def _delta(said: ParsedOutput) -> dict[str, Any]:
-    delta: dict[str, Any] = {}
-    if said.content:
-        delta["content"] = said.content
-    if said.reasoning:
-        delta["reasoning_content"] = said.reasoning
-    return delta
+def _delta_choice(index: int, delta: JSONObject, logprobs: JSONObject | None = None) -> JSONObject:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+
+def _delta(output: ParsedOutput) -> JSONObject:
+    fields = {"content": output.content, "reasoning_content": output.reasoning}
+    return {name: text for name, text in fields.items() if text}
+
+
+def _call_json(call: ToolCall) -> JSONObject:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments or "{}"},
+    }
+
+
+def _finish_reason(sequence: SampledSequence, output: ParsedOutput) -> str:
+    return "tool_calls" if output.calls and sequence.stop_reason == "stop" else sequence.stop_reason

@@ -1,192 +1,169 @@
-"""POST /generate in SGLang's form: ids or text in, ids, text and logprobs out.
+"""POST /generate in SGLang's form: token ids or text in; token ids, text and logprobs out.
 
-One prompt gives one object, a list of prompts or n samples give a list. Without a model (`model`, or SGLang's
-`lora_path`) the policy that was handed over last answers, as a server whose weights are updated in place
-would; before there is one, the base model does. `meta_info.weight_version` says which weights it were.
+One prompt with one sample gets one object; a list of prompts, or n samples, get a list. A request without a
+model (`model`, or SGLang's `lora_path`) samples the policy that was published last, like a server whose
+weights are updated in place, and the base model before there is one. `meta_info.weight_version` names the
+weights that were sampled.
 
-With `return_logprob` and a `logprob_start_len` from 0 on, `meta_info.input_token_logprobs` scores the prompt
-from that token on, at temperature 1; its first entry has no logprob, as SGLang has it.
+With `return_logprob` and a `logprob_start_len` of 0 or more, `meta_info.input_token_logprobs` has the
+logprobs of the prompt from that token on, at temperature 1. The first entry has no logprob, as in SGLang.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
+from hermes.core import JSONObject
 from hermes.core.ids import new_id
-from hermes.engine.server.openai.backend import OpenAIBackend
-from hermes.engine.server.openai.completions import read_prompts
-from hermes.engine.server.openai.errors import wrong
-from hermes.engine.server.openai.sampling import (
-    SampledToken,
-    ending_of,
-    params_of,
-    sample,
-    sample_live,
-    sample_request,
-    weights_of,
-)
-from hermes.engine.server.openai.schema import Generate, GenerateParams, read_asked
-from hermes.engine.server.openai.stream import event_stream
-from hermes.engine.server.openai.text import Detokenizer, StopCondition, finite_all
-from hermes.engine.server.policies import MOVING
-from hermes.engine.server.responses import as_json
+from hermes.engine.server.openai.backend import PolicyNameList
+from hermes.engine.server.openai.errors import invalid_request
+from hermes.engine.server.openai.exchange import ChoiceStream, Exchange, ServedModel
+from hermes.engine.server.openai.sampling import sample_request, sampling_params, stop_condition
+from hermes.engine.server.openai.schema import Generate, GenerateParams
+from hermes.engine.server.openai.text import finite_logprobs, is_single_prompt
+from hermes.engine.server.policies import LATEST_POLICY
 from hermes.engine.types import SampledSequence, SampleRequest, SampleResult
 
 DEFAULT_MAX_TOKENS = 128
-"""SGLang's own."""
+"""As SGLang has it."""
 
 
-@dataclass(frozen=True)
-class _GenerateExchange:
-    """One request, read."""
+def read_generate(model: ServedModel, body: Generate) -> GenerateExchange:
+    fields = body.sampling_params or GenerateParams()
+    fields.check()
+    inputs = [prompt for prompt in (body.input_ids, body.text) if prompt is not None]
+    if len(inputs) != 1:
+        raise invalid_request("give either input_ids or text")
+    spec = model.backend.engine.spec
+    prompts = model.detokenizer.encode_prompts(inputs[0])
+    stop = stop_condition(fields, spec.eos_ids)
+    max_tokens = DEFAULT_MAX_TOKENS if fields.max_new_tokens is None else fields.max_new_tokens
+    params = sampling_params(fields, stop, max_tokens, fields.sampling_seed)
+    samples = fields.n or 1
+    requests = [sample_request(prompt, params, samples, 0, spec.max_length) for prompt in prompts]
+    scored_from = body.logprob_start_len if body.return_logprob else None
+    if scored_from is not None and scored_from >= 0:
+        requests = [_with_prompt_logprobs(request, scored_from) for request in requests]
+    else:
+        scored_from = None
+    return GenerateExchange(
+        model=body.model or body.lora_path or _default_model(model.backend.names),
+        stream=bool(body.stream),
+        requests=requests,
+        detokenizer=model.detokenizer,
+        stop=stop,
+        return_logprob=bool(body.return_logprob),
+        scored_from=scored_from,
+        special=not fields.skip_special_tokens,
+        single=is_single_prompt(inputs[0]) and samples == 1,
+        id=new_id(),
+        started_s=time.perf_counter(),
+    )
 
-    asked: Generate
-    params: GenerateParams
-    speaker: Detokenizer
-    ending: StopCondition
-    requests: list[SampleRequest]
+
+def _default_model(names: PolicyNameList) -> str:
+    return LATEST_POLICY if LATEST_POLICY in names.names() else names.base_names[0]
+
+
+def _with_prompt_logprobs(request: SampleRequest, start: int) -> SampleRequest:
+    """OpenAIRequestError: the prompt is shorter."""
+    scored = len(request.prompt) - 1 - start
+    if scored < 0:
+        raise invalid_request(
+            f"logprob_start_len is {start}, but the prompt has {len(request.prompt)} tokens",
+            "logprob_start_len",
+        )
+    if scored == 0:
+        return request
+    return replace(request, prompt_logprobs=True, prompt_logprobs_last_n=scored if start else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateExchange(Exchange):
+    return_logprob: bool
     scored_from: int | None
-    """The first token of the prompts whose logprob is asked for; None: none is."""
+    """The first token of the prompts whose logprob is returned; None: none is."""
+    special: bool
+    """Special tokens are part of the text."""
     single: bool
-    """One prompt with one sample: the answer is no list."""
+    """The response is one object, not a list."""
     id: str
-    began_s: float
+    started_s: float
 
-    def answers(self, prompt: int, result: SampleResult, version: str) -> list[dict[str, Any]]:
-        """One for each sample."""
-        return [self._answer(prompt, sequence, result, version) for sequence in result.sequences]
+    def response(self, results: Sequence[SampleResult], version: str) -> Any:
+        outputs = [
+            self.output(prompt, sequence, result, version)
+            for prompt, result in enumerate(results)
+            for sequence in result.sequences
+        ]
+        return outputs[0] if self.single else outputs
 
-    def _answer(
+    def choice_stream(self, prompt: int, sample: int, version: str) -> ChoiceStream:
+        return _GenerateStream(self, prompt, sample, version)
+
+    def chunk(self, choice: JSONObject, version: str) -> JSONObject:
+        return choice
+
+    def output(
         self, prompt: int, sequence: SampledSequence, result: SampleResult, version: str
-    ) -> dict[str, Any]:
-        ids = sequence.tokens.tolist()
-        whole = self.speaker.words(ids, self.ending, special=not self.params.skip_special_tokens)
-        matched = self.ending.matched(sequence, whole)
-        stopped = {"type": "stop", "matched": matched}
-        meta: dict[str, Any] = {
+    ) -> JSONObject:
+        request, ids = self.requests[prompt], sequence.tokens.tolist()
+        text = ""
+        if self.detokenizer.has_tokenizer:
+            text = self.detokenizer.decode(ids, self.stop, special=self.special)
+        meta: JSONObject = {
             "id": f"{self.id}-{prompt}",
-            "finish_reason": stopped
+            "finish_reason": {"type": "stop", "matched": self.stop.matched(sequence, text)}
             if sequence.stop_reason == "stop"
             else {"type": "length", "length": len(ids)},
-            "prompt_tokens": len(self.requests[prompt].prompt),
+            "prompt_tokens": len(request.prompt),
             "completion_tokens": len(ids),
             "cached_tokens": result.cached_tokens,
             "weight_version": version,
-            "e2e_latency": time.perf_counter() - self.began_s,
+            "e2e_latency": time.perf_counter() - self.started_s,
         }
-        if self.asked.return_logprob:
-            pairs = zip(finite_all(sequence.logprobs), ids, strict=True)
-            meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
+        if self.return_logprob:
+            meta["output_token_logprobs"] = _logprob_triples(finite_logprobs(sequence.logprobs), ids)
         if self.scored_from is not None:
-            meta["input_token_logprobs"] = _scored(self.requests[prompt], result, self.scored_from)
-        return {"text": self.ending.cut(whole), "output_ids": ids, "meta_info": meta}
+            meta["input_token_logprobs"] = _input_logprobs(request, result, self.scored_from)
+        return {"text": self.stop.cut(text), "output_ids": ids, "meta_info": meta}
 
 
-def _scored_from(asked: Generate) -> int | None:
-    start = asked.logprob_start_len
-    return start if asked.return_logprob and start is not None and start >= 0 else None
+def _input_logprobs(request: SampleRequest, result: SampleResult, start: int) -> list[list[Any]]:
+    logprobs: list[float] = []
+    if result.prompt_logprobs is not None:
+        logprobs = finite_logprobs(result.prompt_logprobs[start + 1 :])
+    return _logprob_triples([None, *logprobs], request.prompt[start:].tolist())
 
 
-def _with_scores(request: SampleRequest, start: int) -> SampleRequest:
-    """Problem: the prompt has no such token."""
-    after = len(request.prompt) - 1 - start
-    if after < 0:
-        raise wrong(f"it is {start}, and the prompt has {len(request.prompt)} tokens", "logprob_start_len")
-    if after == 0:
-        return request
-    return replace(request, prompt_logprobs=True, prompt_logprobs_last_n=after if start else None)
+def _logprob_triples(logprobs: Sequence[float | None], ids: Sequence[int]) -> list[list[Any]]:
+    """SGLang's [logprob, token id, text], without the text."""
+    return [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)]
 
 
-def _scored(request: SampleRequest, result: SampleResult, start: int) -> list[list[float | int | None]]:
-    ids = request.prompt[start:].tolist()
-    told = [] if result.prompt_logprobs is None else finite_all(result.prompt_logprobs[start + 1 :])
-    return [[logprob, token, None] for logprob, token in zip((None, *told), ids, strict=True)]
+class _GenerateStream(ChoiceStream):
+    """Each event repeats the whole output so far; the last one has the finish reason."""
 
-
-class Generation:
-    def __init__(self, state: OpenAIBackend, speaker: Detokenizer) -> None:
-        self._state = state
-        self._engine = state.engine
-        self._speaker = speaker
-        self._name = new_id()
-        self._numbers = itertools.count(1)
-
-    async def generate(self, request: Request) -> Response:
-        asked = await read_asked(request, Generate)
-        exchange = self._read(asked)
-        if asked.stream:
-            return await event_stream(request, self._chunks(exchange))
-        async with weights_of(self._state, self._model(asked)) as weights:
-            results = await sample(request, self._engine, weights.policy_id, exchange.requests)
-        answers = [
-            answer
-            for prompt, result in enumerate(results)
-            for answer in exchange.answers(prompt, result, weights.version)
-        ]
-        return as_json(answers[0] if exchange.single else answers)
-
-    def _model(self, asked: Generate) -> str:
-        names = self._state.names
-        return asked.model or asked.lora_path or (MOVING if MOVING in names.names() else names.base_names[0])
-
-    def _read(self, asked: Generate) -> _GenerateExchange:
-        params = asked.sampling_params or GenerateParams()
-        params.check()
-        given = [one for one in (asked.input_ids, asked.text) if one is not None]
-        if len(given) != 1:
-            raise wrong("give either input_ids or text")
-        prompts, single = read_prompts(self._speaker, given[0])
-        spec = self._engine.spec
-        ending = ending_of(params, spec.eos_ids)
-        longest = DEFAULT_MAX_TOKENS if params.max_new_tokens is None else params.max_new_tokens
-        sampling = params_of(params, ending, longest, params.sampling_seed)
-        samples = params.n or 1
-        requests = [sample_request(prompt, sampling, samples, 0, spec.max_length) for prompt in prompts]
-        start = _scored_from(asked)
-        if start is not None:
-            requests = [_with_scores(request, start) for request in requests]
-        single = single and samples == 1
-        request_id = f"{self._name}-{next(self._numbers)}"
-        return _GenerateExchange(
-            asked, params, self._speaker, ending, requests, start, single, request_id, time.perf_counter()
-        )
-
-    async def _chunks(self, exchange: _GenerateExchange) -> AsyncGenerator[dict[str, Any]]:
-        """Each event repeats all of its answer so far; the last one of an answer says why it ended."""
-        samples = exchange.requests[0].num_samples
-        growing = [_GenerateStream(exchange) for _ in range(len(exchange.requests) * samples)]
-        async with weights_of(self._state, self._model(exchange.asked)) as weights:
-            events = sample_live(self._engine, weights.policy_id, exchange.requests)
-            async with aclosing(events):
-                async for event in events:
-                    if isinstance(event, SampledToken):
-                        index = event.prompt * samples + event.sample
-                        yield {**growing[index].push(event.id, weights.version), "index": index}
-                        continue
-                    answers = exchange.answers(event.prompt, event.result, weights.version)
-                    for sample, answer in enumerate(answers):
-                        yield {**answer, "index": event.prompt * samples + sample}
-
-
-class _GenerateStream:
-    """One answer in the making."""
-
-    def __init__(self, exchange: _GenerateExchange) -> None:
-        self._text = exchange.speaker.text_so_far(
-            exchange.ending, special=not exchange.params.skip_special_tokens
+    def __init__(self, exchange: GenerateExchange, prompt: int, sample: int, version: str) -> None:
+        detokenizer = exchange.detokenizer
+        self._exchange, self._prompt, self._version = exchange, prompt, version
+        self._index = exchange.index(prompt, sample)
+        self._text = (
+            detokenizer.incremental(exchange.stop, special=exchange.special)
+            if detokenizer.has_tokenizer
+            else None
         )
         self._ids: list[int] = []
 
-    def push(self, token: int, version: str) -> dict[str, Any]:
+    def push(self, token: int, logprob: float) -> JSONObject:
         self._ids.append(token)
         text = "" if self._text is None else self._text.push(token)
-        meta = {"finish_reason": None, "completion_tokens": len(self._ids), "weight_version": version}
-        return {"text": text, "output_ids": list(self._ids), "meta_info": meta}
+        meta = {"finish_reason": None, "completion_tokens": len(self._ids), "weight_version": self._version}
+        return {"text": text, "output_ids": list(self._ids), "meta_info": meta, "index": self._index}
+
+    def end(self, sequence: SampledSequence, result: SampleResult) -> JSONObject:
+        output = self._exchange.output(self._prompt, sequence, result, self._version)
+        return output | {"index": self._index}

@@ -1,7 +1,7 @@
-"""An answer taken apart: content, thinking, tool calls; whole, or while it is being written.
+"""Parses a model's output into content, reasoning and tool calls: whole, or while it is sampled.
 
-Calls are only looked for where tools were offered. A malformed call whose tool can be told is a call with
-arguments that are no JSON, as OpenAI's own may be; one without a name stays in the content, word for word.
+Calls are parsed only if the request offers tools. A malformed call with a recognisable name is a call whose
+arguments are not JSON, as OpenAI's may be; one without a name stays in the content as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from hermes.core import JSONObject, ToolCall
-from hermes.engine.server.openai.text import held_back
+from hermes.engine.server.openai.text import stable_prefix
 from hermes.models.parsers import ParsedText, ToolCallParser
 from hermes.models.parsers.scan import NEVER, Grammar, scan
 from hermes.models.render.prompting import TEXT_TOOLS_PARSER
@@ -27,32 +27,33 @@ class ParsedOutput:
     calls: tuple[ToolCall, ...] = ()
 
 
+_NOTHING = ParsedOutput("", "")
+
+
 @dataclass(frozen=True, slots=True)
 class OutputParser:
-    """For the answers to one request."""
+    """For the outputs of one request."""
 
     parser: ToolCallParser
     tools: tuple[JSONObject, ...]
-    """Those that were offered."""
+    """The tools that the request offers."""
     thinking: bool
-    """The prompt ends with the opening of a thought."""
+    """The prompt ends with an open thinking block."""
 
-    def whole(self, text: str) -> ParsedOutput:
+    def parse(self, text: str) -> ParsedOutput:
         parsed = self._parse(text, self.tools)
         named = tuple(call for call in parsed.tool_calls if call.name)
         unnamed = [call.arguments for call in parsed.tool_calls if not call.name]
         content = "\n".join([*filter(None, [parsed.content]), *unnamed])
         return ParsedOutput(content, parsed.reasoning or "", named)
 
-    def so_far(self, text: str) -> ParsedOutput:
-        """What is certain of an answer that begins like this."""
+    def parse_prefix(self, text: str) -> ParsedOutput:
+        """The part that is certain for every output that begins with `text`; calls are never part of it."""
         if self.tools and self.parser.name != TEXT_TOOLS_PARSER:
-            return ParsedOutput(
-                "", ""
-            )  # how calls begin there is the parser's own business: all comes at the end
+            return _NOTHING  # only the parser knows how its calls begin
         marks = (_THINK, _UNTHINK, _CALL) if self.tools else (_THINK, _UNTHINK)
-        settled = held_back(text.partition(_CALL)[0] if self.tools else text, marks).rstrip()
-        parsed = self._parse(settled, ())
+        stable = stable_prefix(text.partition(_CALL)[0] if self.tools else text, marks).rstrip()
+        parsed = self._parse(stable, ())
         return ParsedOutput(parsed.content, parsed.reasoning or "")
 
     def _parse(self, text: str, tools: Sequence[JSONObject]) -> ParsedText:
@@ -61,36 +62,36 @@ class OutputParser:
 
 
 class DeltaStreamer:
-    """Tells an answer piece by piece: what is new since the last time."""
+    """The output as deltas: each is what was added since the last one."""
 
-    def __init__(self, splitter: OutputParser) -> None:
-        self._splitter = splitter
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
         self._content = ""
         self._reasoning = ""
 
-    def so_far(self, text: str) -> ParsedOutput:
-        said = self._splitter.so_far(text)
-        if not (said.content.startswith(self._content) and said.reasoning.startswith(self._reasoning)):
-            return ParsedOutput("", "")  # the end will say
-        return self._news(said)
+    def push(self, text: str) -> ParsedOutput:
+        """`text` is the whole output so far."""
+        output = self._parser.parse_prefix(text)
+        if not (output.content.startswith(self._content) and output.reasoning.startswith(self._reasoning)):
+            return _NOTHING  # the prefix was reinterpreted; `end` sends the difference
+        return self._advance(output)
 
     def end(self, text: str) -> ParsedOutput:
-        return self._news(self._splitter.whole(text))
+        return self._advance(self._parser.parse(text))
 
-    def _news(self, said: ParsedOutput) -> ParsedOutput:
-        news = ParsedOutput(
-            _rest(said.content, self._content), _rest(said.reasoning, self._reasoning), said.calls
-        )
-        self._content, self._reasoning = said.content, said.reasoning
-        return news
+    def _advance(self, output: ParsedOutput) -> ParsedOutput:
+        content = _remainder(output.content, self._content)
+        reasoning = _remainder(output.reasoning, self._reasoning)
+        self._content, self._reasoning = output.content, output.reasoning
+        return ParsedOutput(content, reasoning, output.calls)
 
 
-def _rest(now: str, before: str) -> str:
-    """What is left to tell. White space at the front may have been told that turned out to be none."""
-    for told in (before, before.lstrip()):
-        if now.startswith(told):
-            return now[len(told) :]
-    return now
+def _remainder(text: str, sent: str) -> str:
+    """The text that is not sent yet. The whole output may lack white space that was sent at the front."""
+    for prefix in (sent, sent.lstrip()):
+        if text.startswith(prefix):
+            return text[len(prefix) :]
+    return text
 
 
 def _never(text: str, at: int, tools: Sequence[JSONObject]) -> NoReturn:

@@ -1,80 +1,85 @@
-"""The engine's OpenAI face: its routes, and the list of what can be asked for by name."""
+"""The OpenAI and SGLang endpoints, and the list of models."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from hermes.core import JSONObject
+from hermes.engine.server.app import RouteTable
 from hermes.engine.server.openai.backend import OpenAIBackend
-from hermes.engine.server.openai.chat import Chat
-from hermes.engine.server.openai.completions import TextCompletions
-from hermes.engine.server.openai.errors import OpenAIRequestError, in_openai_shape
-from hermes.engine.server.openai.generate import Generation
-from hermes.engine.server.openai.sampling import no_model, to_sample
+from hermes.engine.server.openai.chat import read_chat
+from hermes.engine.server.openai.completions import read_completion
+from hermes.engine.server.openai.errors import OpenAIRequestError, with_openai_errors
+from hermes.engine.server.openai.exchange import ServedModel, endpoint
+from hermes.engine.server.openai.generate import read_generate
+from hermes.engine.server.openai.sampling import model_not_found, sampleable_checkpoints
+from hermes.engine.server.openai.schema import ChatCompletions, Completions, Generate
 from hermes.engine.server.openai.text import Detokenizer
 from hermes.engine.server.policies import key_of
 from hermes.engine.server.responses import as_json
 
-_OFFERED = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions and POST /generate"
-_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_SUPPORTED = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions and POST /generate"
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
-def openai_routes(state: OpenAIBackend, parser: str) -> list[Route]:
-    """`parser`: in which form the model calls tools."""
-    speaker = Detokenizer(state.engine, parser)
-    models = Models(state)
-    table = [
+def openai_routes(backend: OpenAIBackend, parser: str) -> RouteTable:
+    """`parser`: the name of the format in which the model calls tools; see hermes.models.parsers."""
+    model = ServedModel(backend, Detokenizer(backend.engine, parser))
+    models = Models(backend)
+    table: RouteTable = [
+        ("POST", "/v1/chat/completions", endpoint(model, ChatCompletions, read_chat)),
+        ("POST", "/v1/completions", endpoint(model, Completions, read_completion)),
+        ("POST", "/generate", endpoint(model, Generate, read_generate)),
         ("GET", "/v1/models", models.list),
         ("GET", "/v1/models/{model:path}", models.get),
-        ("POST", "/v1/chat/completions", Chat(state, speaker).complete),
-        ("POST", "/v1/completions", TextCompletions(state, speaker).complete),
-        ("POST", "/generate", Generation(state, speaker).generate),
+        *((method, "/v1/{rest:path}", _not_supported) for method in _METHODS),
     ]
-    routes = [Route(path, in_openai_shape(handler), methods=[method]) for method, path, handler in table]
-    return [*routes, Route("/v1/{rest:path}", in_openai_shape(_not_offered), methods=_METHODS)]
+    return [(method, path, with_openai_errors(handler)) for method, path, handler in table]
 
 
 class Models:
-    def __init__(self, state: OpenAIBackend) -> None:
-        self._state = state
-        self._began_s = int(time.time())
+    def __init__(self, backend: OpenAIBackend) -> None:
+        self._backend = backend
+        self._created_s = int(time.time())
 
     async def list(self, request: Request) -> Response:
-        return as_json({"object": "list", "data": [self._card(*one) for one in self._versions().items()]})
+        cards = [self._card(name, version) for name, version in self._versions().items()]
+        return as_json({"object": "list", "data": cards})
 
     async def get(self, request: Request) -> Response:
         name = request.path_params["model"]
         version = self._versions().get(name)
         if version is None:
-            raise no_model(self._state, name)
+            raise model_not_found(self._backend, name)
         return as_json(self._card(name, version))
 
     def _versions(self) -> dict[str, str]:
-        """Which weights each name means now."""
-        names = self._state.names
-        kept = {str(one.path): key_of(one) for one in to_sample(self._state)}
-        return {name: names.resolve(name) or names.base_names[0] for name in names.names()} | kept
+        """The version of the weights that each name refers to now."""
+        names = self._backend.names
+        named = {name: names.resolve(name) or names.base_names[0] for name in names.names()}
+        checkpoints = sampleable_checkpoints(self._backend)
+        return named | {str(checkpoint.path): key_of(checkpoint) for checkpoint in checkpoints}
 
-    def _card(self, name: str, version: str) -> dict[str, Any]:
-        base = self._state.names.base_names
+    def _card(self, name: str, version: str) -> JSONObject:
+        base_names = self._backend.names.base_names
         return {
             "id": name,
             "object": "model",
-            "created": self._began_s,
+            "created": self._created_s,
             "owned_by": "hermes",
-            "root": base[0],
-            "parent": None if name in base else base[0],
-            "max_model_len": self._state.engine.spec.max_length,
+            "root": base_names[0],
+            "parent": None if name in base_names else base_names[0],
+            "max_model_len": self._backend.engine.spec.max_length,
             "metadata": {"weight_version": version},
         }
 
 
-async def _not_offered(request: Request) -> Response:
-    what = f"{request.method} {request.url.path}"
+async def _not_supported(request: Request) -> Response:
     raise OpenAIRequestError(
-        404, f"{what} is not offered by this engine; it has {_OFFERED}", code="unknown_url"
+        404,
+        f"{request.method} {request.url.path} is not supported by this engine; use {_SUPPORTED}",
+        code="unknown_url",
     )

@@ -1,14 +1,14 @@
-"""Asking the engine on behalf of an HTTP client: which weights, how to sample, and for as long as it listens.
+"""Samples the engine for an HTTP request: which weights, with which parameters, for how long.
 
-A request samples one set of weights from its beginning to its end, whatever its model name means meanwhile;
-`version` says which. A client that hangs up takes its samples with it.
+A request samples one set of weights from its beginning to its end, even if its model name is moved to other
+weights in the meantime; `Weights.version` names them. Samples of a client that disconnects are cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -18,26 +18,26 @@ from starlette.requests import Request
 
 from hermes.engine.checkpoints.store import EXTERNAL_WEIGHTS, Checkpoint
 from hermes.engine.server.openai.backend import OpenAIBackend, SamplingBackend
-from hermes.engine.server.openai.errors import CLIENT_GONE, OpenAIRequestError, wrong
+from hermes.engine.server.openai.errors import CLIENT_CLOSED_REQUEST, OpenAIRequestError, invalid_request
 from hermes.engine.server.openai.schema import SamplingFields
 from hermes.engine.server.openai.text import StopCondition
 from hermes.engine.types import EngineUserError, SampleRequest, SampleResult, SamplingParams
 
 T = TypeVar("T")
 
-_MOST_LISTED = 30
-"""Names in a refusal."""
+_MAX_LISTED = 30
+"""Model names in an error message."""
 
 
 class Weights(NamedTuple):
     policy_id: str | None
     """None: the base model."""
     version: str
-    """Names these weights, and never others."""
+    """A name that no other weights ever have."""
 
 
 class SampledToken(NamedTuple):
-    """A token of one sample of one of the prompts, as soon as it is drawn."""
+    """A token of one sample of one prompt, as soon as it is sampled."""
 
     prompt: int
     sample: int
@@ -46,58 +46,64 @@ class SampledToken(NamedTuple):
 
 
 class PromptSamples(NamedTuple):
-    """All samples of one of the prompts."""
+    """All samples of one prompt, when they have ended."""
 
     prompt: int
     result: SampleResult
 
 
-Event: TypeAlias = SampledToken | PromptSamples
+SamplingEvent: TypeAlias = SampledToken | PromptSamples
 
 
 @contextlib.asynccontextmanager
-async def weights_of(state: OpenAIBackend, name: str) -> AsyncIterator[Weights]:
-    """What the name means now, in memory for the duration. Problem: nothing has that name."""
+async def use_weights(backend: OpenAIBackend, name: str) -> AsyncIterator[Weights]:
+    """The weights that the name refers to now, loaded until the context ends.
+
+    OpenAIRequestError: the model does not exist.
+    """
     try:
-        key = state.names.resolve(name)
+        key = backend.names.resolve(name)
     except EngineUserError as error:
-        raise no_model(state, name) from error
-    async with state.names.use(name) as policy_id:  # nothing can have moved the name in between
-        yield Weights(policy_id, key or state.names.base_names[0])
+        raise model_not_found(backend, name) from error
+    async with backend.names.use(name) as policy_id:  # no await since `resolve`: it is the same key
+        yield Weights(policy_id, key or backend.names.base_names[0])
 
 
-def to_sample(state: OpenAIBackend) -> list[Checkpoint]:
-    """The checkpoints that can be asked for by their path."""
-    return [one for one in state.store.checkpoints() if one.path.kind != EXTERNAL_WEIGHTS]
+def sampleable_checkpoints(backend: OpenAIBackend) -> list[Checkpoint]:
+    """The checkpoints whose paths are model names."""
+    return [
+        checkpoint for checkpoint in backend.store.checkpoints() if checkpoint.path.kind != EXTERNAL_WEIGHTS
+    ]
 
 
-def no_model(state: OpenAIBackend, name: str) -> OpenAIRequestError:
-    known = [*state.names.names(), *(str(one.path) for one in to_sample(state))]
-    more = f" and {len(known) - _MOST_LISTED} more" if len(known) > _MOST_LISTED else ""
-    there = f"there is {', '.join(known[:_MOST_LISTED])}{more}"
+def model_not_found(backend: OpenAIBackend, name: str) -> OpenAIRequestError:
+    paths = [str(checkpoint.path) for checkpoint in sampleable_checkpoints(backend)]
+    models = [*backend.names.names(), *paths]
+    more = f" and {len(models) - _MAX_LISTED} more" if len(models) > _MAX_LISTED else ""
+    available = f"{', '.join(models[:_MAX_LISTED])}{more}"
     return OpenAIRequestError(
-        404, f"nothing here is called '{name}' ({there})", code="model_not_found", param="model"
+        404, f"the model '{name}' does not exist; there is {available}", code="model_not_found", param="model"
     )
 
 
-def ending_of(asked: SamplingFields, eos_ids: Sequence[int]) -> StopCondition:
-    texts = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+def stop_condition(fields: SamplingFields, eos_ids: Sequence[int]) -> StopCondition:
+    texts = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     if "" in texts:
-        raise wrong("a stop text is empty", "stop")
-    return StopCondition(tuple(texts), frozenset([*eos_ids, *(asked.stop_token_ids or ())]))
+        raise invalid_request("a stop string is empty", "stop")
+    return StopCondition(tuple(texts), frozenset([*eos_ids, *(fields.stop_token_ids or ())]))
 
 
-def params_of(
-    asked: SamplingFields, ending: StopCondition, max_tokens: int | None, seed: int | None
+def sampling_params(
+    fields: SamplingFields, condition: StopCondition, max_tokens: int | None, seed: int | None
 ) -> SamplingParams:
-    stop: tuple[str | int, ...] | None = ending.texts or None
-    if asked.stop_token_ids:
-        stop = (*ending.texts, *sorted(ending.ids))
+    stop: tuple[str | int, ...] | None = condition.texts or None
+    if fields.stop_token_ids:
+        stop = (*condition.texts, *sorted(condition.ids))
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        top_k=-1 if asked.top_k is None else asked.top_k,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        top_k=-1 if fields.top_k is None else fields.top_k,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
         seed=seed,
         stop=stop,  # type: ignore[arg-type]
     )
@@ -106,97 +112,89 @@ def params_of(
 def sample_request(
     prompt: Sequence[int], params: SamplingParams, samples: int, topk: int, max_length: int
 ) -> SampleRequest:
-    """Problem: the prompt leaves no room for an answer."""
+    """OpenAIRequestError: the prompt leaves no room for a token."""
     if len(prompt) + (params.max_tokens != 0) > max_length:
         raise OpenAIRequestError(
             400,
-            f"the prompt has {len(prompt)} tokens, and the context length is {max_length} with the answer",
+            f"the prompt has {len(prompt)} tokens, but the context length is {max_length} tokens for prompt"
+            " and completion together",
             code="context_length_exceeded",
         )
     try:
         ids = np.array(prompt, np.int64)
     except OverflowError as error:
-        raise wrong("a token id does not fit 64 bits") from error
+        raise invalid_request("a token id does not fit 64 bits") from error
     return SampleRequest(ids, params, samples, topk_sample_logprobs=topk)
 
 
 async def sample(
-    request: Request, engine: SamplingBackend, policy_id: str | None, asks: Iterable[SampleRequest]
+    engine: SamplingBackend, policy_id: str | None, requests: Sequence[SampleRequest]
 ) -> list[SampleResult]:
-    """All of them, or the first error; what is under way is given up then.
-
-    Problem: the client has hung up.
-    """
-    futures = [engine.sample(policy_id, ask) for ask in asks]
-
-    def give_up(_: object = None) -> None:
+    """All results, or the first error; what is still running then is cancelled."""
+    futures = [engine.sample(policy_id, request) for request in requests]
+    try:
+        return await asyncio.gather(*map(asyncio.wrap_future, futures))
+    finally:
         for future in futures:
             engine.cancel(future)
 
-    gone = asyncio.ensure_future(_gone(request))
-    gone.add_done_callback(give_up)
-    try:
-        return await asyncio.gather(*map(asyncio.wrap_future, futures))
-    except asyncio.CancelledError:
-        if gone.done():
-            raise OpenAIRequestError(CLIENT_GONE, "the client has hung up") from None
-        raise
-    finally:
-        gone.cancel()
-        give_up()
 
+async def stream_samples(
+    engine: SamplingBackend, policy_id: str | None, requests: Sequence[SampleRequest]
+) -> AsyncGenerator[SamplingEvent]:
+    """Tokens as they are sampled, then the result of each prompt.
 
-async def sample_live(
-    engine: SamplingBackend, policy_id: str | None, asks: Sequence[SampleRequest]
-) -> AsyncGenerator[Event]:
-    """Tokens as they are drawn, then each prompt's result.
-
-    Where alternatives are asked for there is only the result: the engine gives them at the end.
+    A request for top logprobs yields its result only: the engine has them at the end.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[SampledToken | tuple[int, Future[SampleResult]]] = asyncio.Queue()
 
-    def start(prompt: int, ask: SampleRequest) -> Future[SampleResult]:
-        def tell(index: int, token: int, logprob: float) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, SampledToken(prompt, index, token, logprob))
+    def start(prompt: int, request: SampleRequest) -> Future[SampleResult]:
+        def on_token(sample: int, token: int, logprob: float) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, SampledToken(prompt, sample, token, logprob))
 
-        def end(future: Future[SampleResult]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        def on_done(future: Future[SampleResult]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the stream
                 loop.call_soon_threadsafe(queue.put_nowait, (prompt, future))
 
-        listening = ask if ask.topk_sample_logprobs else replace(ask, on_token=tell)
-        future = engine.sample(policy_id, listening)
-        future.add_done_callback(end)
+        streamed = request if request.topk_sample_logprobs else replace(request, on_token=on_token)
+        future = engine.sample(policy_id, streamed)
+        future.add_done_callback(on_done)
         return future
 
-    futures = [start(prompt, ask) for prompt, ask in enumerate(asks)]
+    futures = [start(prompt, request) for prompt, request in enumerate(requests)]
     try:
-        waiting = len(futures)
-        while waiting:
+        running = len(futures)
+        while running:
             event = await queue.get()
             if isinstance(event, SampledToken):
                 yield event
             else:
-                waiting -= 1
+                running -= 1
                 yield PromptSamples(event[0], event[1].result())
     finally:
         for future in futures:
             engine.cancel(future)
 
 
-async def while_there(request: Request, work: Awaitable[T]) -> T:
-    """The work's result. Problem: the client has hung up, and the work was given up."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of the work, which is cancelled if the client disconnects.
+
+    OpenAIRequestError: the client disconnected.
+    """
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise OpenAIRequestError(CLIENT_GONE, "the client has hung up")
+            raise OpenAIRequestError(CLIENT_CLOSED_REQUEST, "the client disconnected")
         return task.result()
     finally:
-        gone.cancel()
-        task.cancel()
+        disconnect.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))  # its weights stay in use until it has ended
 
 
-async def _gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,7 +1,7 @@
-"""The JSON of the OpenAI and SGLang requests, as types.
+"""Request bodies of the OpenAI and SGLang endpoints.
 
-Fields that say how to sample and that the engine does not have are refused unless they ask for nothing, so
-that nobody gets an answer sampled otherwise than they asked. All other unknown fields are ignored.
+A sampling parameter that the engine does not support is rejected unless its value has no effect, so that a
+response is never sampled differently from what the request says. All other unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
-from hermes.engine.server.openai.errors import wrong
+from hermes.engine.server.openai.errors import invalid_request
 from hermes.engine.server.responses import read_json
 
-MOST_TOP_LOGPROBS = 20
-MOST_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
 
-_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+_NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "chat_template_kwargs": ({},),
     "echo": (False,),
@@ -41,31 +41,31 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "top_logprobs_num": (0,),
 }
-"""What the engine does not do, with the values that ask for nothing; null is always one."""
+"""Parameters that are not supported, with the values that have no effect; null never has one."""
 
-Shape = TypeVar("Shape", bound="RequestBody")
-TopCount = Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)]
+Body = TypeVar("Body", bound="RequestBody")
+TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
 class RequestBody(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=True)
 
     def check(self) -> None:
-        """Problem: it asks for something that is not offered."""
+        """OpenAIRequestError: it has a parameter that is not supported."""
         for name, value in (self.model_extra or {}).items():
-            if name in _WITHOUT_EFFECT and value is not None and value not in _WITHOUT_EFFECT[name]:
-                raise wrong(f"'{name}' is not offered by this engine: leave it out", name)
+            if name in _NO_EFFECT and value is not None and value not in _NO_EFFECT[name]:
+                raise invalid_request(f"'{name}' is not supported by this engine: leave it out", name)
 
 
 class SamplingFields(RequestBody):
-    """What all three ask for; null is the default."""
+    """Parameters of all three endpoints; null is the default."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
 class StreamOptions(BaseModel):
@@ -113,8 +113,11 @@ class Generate(RequestBody):
     lora_path: str | None = None
 
 
-async def read_asked(request: Request, shape: type[Shape]) -> Shape:
-    """Problem or Refused: it has another shape, or asks for what is not offered."""
-    asked = await read_json(request, shape)
-    asked.check()
-    return asked
+async def read_request(request: Request, schema: type[Body]) -> Body:
+    """The validated body.
+
+    RequestError: it does not match the schema. OpenAIRequestError: it has a parameter that is not supported.
+    """
+    body = await read_json(request, schema)
+    body.check()
+    return body

@@ -1,4 +1,4 @@
-"""Checkpoints to take away: addresses that need no header, for their files one by one or all in a tar."""
+"""Downloads of checkpoints: signed URLs that need no header, of single files or of a tar with all of them."""
 
 from __future__ import annotations
 
@@ -11,71 +11,73 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from hermes.engine.checkpoints.store import KINDS, Checkpoint, CheckpointPath, CheckpointStore
 from hermes.engine.lora.adapter_tar import Tar
+from hermes.engine.server.app import SIGNED_FILES
 from hermes.engine.server.responses import RequestError, as_json
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker.external import VALID_S
 from hermes.engine.types import EngineUserError
 
-_ARCHIVE = "checkpoint.tar"
-_COMPLETE = "checkpoint_complete"
-"""An empty file by which older SDKs know that an archive is whole."""
+_ARCHIVE_FILE = "checkpoint.tar"
+_COMPLETE_FILE = "checkpoint_complete"
+"""An empty file that older SDKs require as the mark of a complete archive."""
 
 
-class Downloads:
+class DownloadRoutes:
     def __init__(self, state: EngineServerState) -> None:
         self._state = state
         self._store = state.store
 
     async def external_urls(self, request: Request) -> Response:
-        path = path_of(self._store, request)
+        checkpoint = requested_checkpoint(self._store, request)
         expires_s = int(time.time()) + VALID_S
-        files = found(self._store, path).files
-        urls = {name: self._address(request, path, name, expires_s) for name in files}
+        urls = {
+            name: self._signed_url(request, checkpoint.path, name, expires_s) for name in checkpoint.files
+        }
         return as_json({"urls": urls, "expires": datetime.fromtimestamp(expires_s, UTC).isoformat()})
 
     async def archive(self, request: Request) -> Response:
-        """What SDKs before 0.36 ask for: the way to a tar of all files."""
-        path = path_of(self._store, request)
+        """SDKs before 0.36: redirects to a tar of all files."""
+        path = requested_checkpoint(self._store, request).path
         expires_s = int(time.time()) + VALID_S
-        until = format_datetime(datetime.fromtimestamp(expires_s, UTC), usegmt=True)
-        where = self._address(request, path, _ARCHIVE, expires_s)
-        return Response(status_code=302, headers={"Location": where, "Expires": until})
+        expires = format_datetime(datetime.fromtimestamp(expires_s, UTC), usegmt=True)
+        url = self._signed_url(request, path, _ARCHIVE_FILE, expires_s)
+        return Response(status_code=302, headers={"Location": url, "Expires": expires})
 
     async def file(self, request: Request) -> Response:
-        """One file of a checkpoint, or all, to whoever has the signed address."""
-        path, name = path_of(self._store, request), request.path_params["file"]
+        """One file of a checkpoint, or all of them; the signature of the URL is the authorization."""
+        checkpoint, name = requested_checkpoint(self._store, request), request.path_params["file"]
+        path, files = checkpoint.path, checkpoint.files
         query = request.query_params
         expires, token = query.get("expires", ""), query.get("token", "")
         if not self._state.signer.is_valid(f"{path}/{name}", expires, token, time.time()):
-            raise RequestError(403, "this address is not valid (any more): ask for the URLs again")
-        folder, files = self._store.folder(path), found(self._store, path).files
-        if name == _ARCHIVE:
-            tar = Tar({**{one: folder / one for one in files}, _COMPLETE: None})
+            raise RequestError(403, "the URL is not valid or has expired: request the URLs again")
+        folder = self._store.folder(path)
+        if name == _ARCHIVE_FILE:
+            tar = Tar({**{file: folder / file for file in files}, _COMPLETE_FILE: None})
             headers = {"Content-Length": str(tar.size_bytes)}
             return StreamingResponse(iter(tar), headers=headers, media_type="application/x-tar")
         if name not in files:
             raise RequestError(404, f"{path} has no file {name}")
         return FileResponse(folder / name)
 
-    def _address(self, request: Request, path: CheckpointPath, name: str, expires_s: int) -> str:
+    def _signed_url(self, request: Request, path: CheckpointPath, name: str, expires_s: int) -> str:
         base = str(request.base_url).rstrip("/")
         token = self._state.signer.sign(f"{path}/{name}", expires_s)
-        where = f"{base}/api/v1/files/{path.run_id}/{path.kind}/{path.name}/{name}"
-        return f"{where}?expires={expires_s}&token={token}"
+        url = f"{base}{SIGNED_FILES}{path.run_id}/{path.kind}/{path.name}/{name}"
+        return f"{url}?expires={expires_s}&token={token}"
 
 
-def path_of(store: CheckpointStore, request: Request) -> CheckpointPath:
-    """The checkpoint that an address names. Refused: there is none."""
-    named = request.path_params
-    path = CheckpointPath(named["run"], named["kind"], named["name"])
+def requested_checkpoint(store: CheckpointStore, request: Request) -> Checkpoint:
+    """The checkpoint that a URL names. RequestError: it does not exist."""
+    params = request.path_params
+    path = CheckpointPath(params["run"], params["kind"], params["name"])
     if path.kind not in KINDS:
-        raise RequestError(404, f"'{path.kind}' is none of {', '.join(KINDS)}")
-    found(store, path)
-    return path
+        raise RequestError(404, f"'{path.kind}' is not one of {', '.join(KINDS)}")
+    return find_checkpoint(store, path)
 
 
-def found(store: CheckpointStore, path: CheckpointPath) -> Checkpoint:
-    """Refused: there is none."""
+def find_checkpoint(store: CheckpointStore, path: CheckpointPath) -> Checkpoint:
+    """RequestError: it does not exist."""
     try:
         return store.find(path)
     except EngineUserError as error:

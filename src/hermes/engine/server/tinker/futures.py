@@ -1,8 +1,8 @@
-"""Calls: work that was accepted and whose result is asked for later, by polling.
+"""Pending futures: accepted requests whose results the client polls for.
 
-A call's id is made from what the client numbered, so that a submission that is sent again finds the call it
-made the first time. A result is kept until it has been fetched and for a while after, because the answer that
-carried it may have been lost; then the call is forgotten, and asking for it says so.
+The id of a future is derived from the client's own numbering, so a request that is sent twice gets the future
+that it created the first time. A result is stored until it has been fetched and for a while after, because
+the response that carried it may be lost. Then it expires, and polling for it is an error.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from hermes.engine.server.responses import is_capacity, reason
+from hermes.engine.server.responses import disk_error_text, error_text, is_capacity
 from hermes.engine.types import EngineUserError
 from hermes.errors import HermesError
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
-KEPT_S = 300.0
+RETENTION_S = 300.0
 """How long a fetched result stays."""
-KEPT_BYTES = 256 << 20
-"""How much of them stays at most."""
+RETENTION_BYTES = 256 << 20
+"""How much the fetched results may take together; above it the oldest expire early."""
 
 _logger = logging.getLogger(__name__)
 
@@ -37,13 +37,13 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Final: the client raises it and does not ask again."""
+    """Final: the client raises it and does not retry."""
 
     error: str
     category: Literal["user", "server"]
 
 
-Outcome: TypeAlias = Payload | Failed
+FutureResult: TypeAlias = Payload | Failed
 
 
 @dataclass(slots=True, eq=False)
@@ -51,17 +51,19 @@ class PendingFuture:
     id: str
     kind: str
     digest: bytes = b""
-    """Of what was asked for; two different requests under one id are told apart by it."""
-    outcome: Outcome | None = None
+    """Of the request's content: another request under the same id has another digest."""
+    result: FutureResult | None = None
     waits_for: str = ""
-    """Why it has not begun, for the client's log."""
+    """Why it has not started, for the client's log."""
     cancel: Callable[[], None] | None = None
+    """Stops the work; None: it cannot be stopped."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     fetched: bool = False
 
-    def finish(self, outcome: Outcome) -> None:
-        if self.outcome is None:
-            self.outcome = outcome
+    def finish(self, result: FutureResult) -> None:
+        """The first result is final."""
+        if self.result is None:
+            self.result = result
             self.cancel = None
             self.done.set()
 
@@ -70,56 +72,57 @@ def json_payload(value: dict[str, Any]) -> Payload:
     return Payload(json.dumps(value).encode())
 
 
-def failure_of(error: BaseException) -> Failed:
-    """What the client is told. Anything but a HermesError is a fault of ours, and is logged as one."""
+def failure(error: BaseException) -> Failed:
+    """The error for the client. Only errors that are not the client's are logged as errors."""
     if isinstance(error, EngineUserError):
-        return Failed(reason(error), "user")
+        return Failed(error_text(error), "user")
     if isinstance(error, HermesError):
         level = logging.INFO if is_capacity(error) else logging.ERROR
-        _logger.log(level, "%s", reason(error))
-        return Failed(reason(error), "server")
+        _logger.log(level, "%s", error_text(error))
+        return Failed(error_text(error), "server")
     if isinstance(error, OSError):
         _logger.error("%s", error)
-        return Failed(f"the disk refused: {error.strerror or error}", "server")
-    _logger.error("a call failed in a way that was not foreseen", exc_info=error)
+        return Failed(disk_error_text(error), "server")
+    _logger.error("a request failed with an unexpected exception", exc_info=error)
     return Failed(f"internal error: {type(error).__name__}: {error}", "server")
 
 
-async def settle(call: PendingFuture, work: Awaitable[Payload]) -> None:
-    """Waits for the work and finishes the call with what came of it."""
+async def settle(pending: PendingFuture, work: Awaitable[Payload]) -> None:
+    """Awaits the work and finishes the future with its result or its error."""
     try:
-        call.finish(await work)
+        pending.finish(await work)
     except asyncio.CancelledError:
-        call.finish(Failed("it was cancelled", "user"))
-    except Exception as error:  # noqa: BLE001 - the boundary: every failure is the call's result, none is lost
-        call.finish(failure_of(error))
+        pending.finish(Failed("the request was cancelled", "user"))
+    except Exception as error:  # noqa: BLE001 - the boundary: every error becomes the future's result
+        pending.finish(failure(error))
 
 
 class FutureStore:
-    """All calls of one server. Belongs to the event loop."""
+    """All futures of one server. Belongs to the event loop."""
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
-        self._kept_bytes = kept_bytes
-        self._calls: dict[str, PendingFuture] = {}
+    def __init__(self, retention_bytes: int = RETENTION_BYTES) -> None:
+        self._retention_bytes = retention_bytes
+        self._futures: dict[str, PendingFuture] = {}
         self._fetched: deque[tuple[float, PendingFuture]] = deque()
         self._fetched_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.polls_held = 0
+        self.open_polls = 0
 
     def __len__(self) -> int:
-        return sum(call.outcome is None for call in self._calls.values())
+        """How many have no result yet."""
+        return sum(pending.result is None for pending in self._futures.values())
 
     def get(self, request_id: str) -> PendingFuture | None:
-        return self._calls.get(request_id)
+        return self._futures.get(request_id)
 
-    def open(self, call: PendingFuture) -> PendingFuture:
-        self._calls[call.id] = call
-        return call
+    def add(self, pending: PendingFuture) -> PendingFuture:
+        self._futures[pending.id] = pending
+        return pending
 
-    def run(self, call: PendingFuture, work: Awaitable[Payload]) -> None:
-        """Finishes the call with what the work gives, in the background."""
-        self.spawn(settle(call, work))
+    def run(self, pending: PendingFuture, work: Awaitable[Payload]) -> None:
+        """Finishes the future with the result of the work, in the background."""
+        self.spawn(settle(pending, work))
 
     def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -127,62 +130,67 @@ class FutureStore:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def wait(self, call: PendingFuture, timeout_s: float) -> Outcome | None:
-        """Its outcome, or None if there is none in time."""
-        if call.outcome is None and not self._closing:
-            self.polls_held += 1
+    async def wait(self, pending: PendingFuture, timeout_s: float) -> FutureResult | None:
+        """The result; None if there is none within the timeout."""
+        if pending.result is None and not self._closing:
+            self.open_polls += 1
             try:
                 async with asyncio.timeout(timeout_s):
-                    await call.done.wait()
+                    await pending.done.wait()
             except TimeoutError:
                 return None
             finally:
-                self.polls_held -= 1
-        return call.outcome
+                self.open_polls -= 1
+        return pending.result
 
-    def fetched(self, call: PendingFuture, now_s: float | None = None) -> None:
-        """The result has been sent; from now on it may be forgotten."""
-        if not call.fetched:
-            call.fetched = True
-            self._fetched.append((time.monotonic() if now_s is None else now_s, call))
-            self._fetched_bytes += _size(call)
-        self.forget(time.monotonic() if now_s is None else now_s)
+    def mark_fetched(self, pending: PendingFuture, now_s: float | None = None) -> None:
+        """The result has been sent: from now on it may expire."""
+        now_s = time.monotonic() if now_s is None else now_s
+        if not pending.fetched:
+            pending.fetched = True
+            self._fetched.append((now_s, pending))
+            self._fetched_bytes += _size(pending)
+        self.expire(now_s)
 
-    def abandon(self, owner: str) -> None:
-        """Nobody will ask for the results of this session any more; what can be cancelled is."""
-        for call in [call for call in self._calls.values() if call.id.startswith(f"{owner}:")]:
-            if call.outcome is not None:
-                self.fetched(call)
+    def cancel_session(self, session_id: str) -> None:
+        """Cancels the session's futures that can be cancelled and drops them: the client has to resubmit."""
+        for pending in self._of_session(session_id):
+            if pending.cancel is not None:
+                del self._futures[pending.id]
+                pending.cancel()
+
+    def release_session(self, session_id: str) -> None:
+        """The session's results will not be fetched any more: what can be cancelled is, the rest expires."""
+        for pending in self._of_session(session_id):
+            if pending.result is not None:
+                self.mark_fetched(pending)
             else:
-                self.spawn(self._let_go(call))
+                self.spawn(self._release(pending))
 
-    def give_up(self, owner: str) -> None:
-        """Stops what can be stopped and forgets it: who asks for it after all is told to send it again."""
-        for call in [call for call in self._calls.values() if call.id.startswith(f"{owner}:")]:
-            if call.cancel is not None:
-                del self._calls[call.id]
-                call.cancel()
+    async def _release(self, pending: PendingFuture) -> None:
+        if pending.cancel is not None:
+            pending.cancel()
+        await pending.done.wait()
+        self.mark_fetched(pending)
 
-    async def _let_go(self, call: PendingFuture) -> None:
-        if call.cancel is not None:
-            call.cancel()
-        await call.done.wait()
-        self.fetched(call)
+    def _of_session(self, session_id: str) -> list[PendingFuture]:
+        return [pending for pending in self._futures.values() if pending.id.startswith(f"{session_id}:")]
 
-    def forget(self, now_s: float) -> None:
+    def expire(self, now_s: float) -> None:
+        """Drops fetched results that are too old, or too many."""
         while self._fetched and (
-            self._fetched[0][0] <= now_s - KEPT_S or self._fetched_bytes > self._kept_bytes
+            self._fetched[0][0] <= now_s - RETENTION_S or self._fetched_bytes > self._retention_bytes
         ):
-            call = self._fetched.popleft()[1]
-            self._fetched_bytes -= _size(call)
-            self._calls.pop(call.id, None)
+            pending = self._fetched.popleft()[1]
+            self._fetched_bytes -= _size(pending)
+            self._futures.pop(pending.id, None)
 
     def close(self) -> None:
-        """Lets everyone who waits go."""
+        """Ends all polls, without a result where there is none."""
         self._closing = True
-        for call in self._calls.values():
-            call.done.set()
+        for pending in self._futures.values():
+            pending.done.set()
 
 
-def _size(call: PendingFuture) -> int:
-    return len(call.outcome.body) if isinstance(call.outcome, Payload) else 0
+def _size(pending: PendingFuture) -> int:
+    return len(pending.result.body) if isinstance(pending.result, Payload) else 0

@@ -1,8 +1,8 @@
-"""POST /api/v1/import_adapter?name=NAME: a PEFT adapter from outside, as a tar, becomes named checkpoints.
+"""POST /api/v1/import_adapter?name=NAME: imports a PEFT adapter, sent as a tar.
 
-Two of them, `weights` to train on from and `sampler_weights`, in a run called NAME that nobody trains; NAME
-is also what the OpenAI face calls it. It is there whole or not at all: what a killed process had begun is
-begun anew when it is asked for again.
+It becomes two checkpoints of a run called NAME, which has no training client: `weights` to continue training
+from, and `sampler_weights`. NAME is also its model name in the OpenAI API. The import is complete or absent:
+one that was interrupted by the end of the process can be sent again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hermes.engine.checkpoints.store import (
     check_name,
 )
 from hermes.engine.lora.adapter_tar import ADAPTER_FILES, unpack
-from hermes.engine.server.aliases import IMPORTED, RUN_KEY, check_alias
-from hermes.engine.server.policies import MOVING
+from hermes.engine.server.aliases import IMPORT_SESSION, RUN_ALIAS_KEY, check_alias
+from hermes.engine.server.policies import LATEST_POLICY
 from hermes.engine.server.responses import RequestError, as_json
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.types import EngineUserError
@@ -36,28 +36,28 @@ from hermes.engine.types import EngineUserError
 _CHECKPOINT = "imported"
 
 
-class Imports:
+class ImportRoutes:
     def __init__(self, state: EngineServerState) -> None:
         self._state = state
         self._engine = state.engine
         self._store = state.store
-        self._under_way: set[str] = set()
+        self._in_progress: set[str] = set()
 
     async def import_adapter(self, request: Request) -> Response:
         name = request.query_params.get("name", "")
         try:
-            self._check(name)
+            self._check_name(name)
         except EngineUserError:
-            async for _ in request.stream():  # who is still sending does not hear the answer
+            async for _ in request.stream():  # a client reads the response only after it has sent the body
                 pass
             raise
-        self._under_way.add(name)
+        self._in_progress.add(name)
         try:
-            policy_id, made_for = await self._read(request, name)
-            sampler = await self._keep(name, policy_id)
+            policy_id, made_for = await self._load_policy(request, name)
+            sampler = await self._store_checkpoints(name, policy_id)
         finally:
-            self._under_way.remove(name)
-        answer: dict[str, Any] = {
+            self._in_progress.remove(name)
+        imported: dict[str, Any] = {
             "name": name,
             "rank": self._engine.policy(policy_id).config.rank,
             "base_model": self._state.names.base_names[0],
@@ -65,38 +65,36 @@ class Imports:
             "weights": str(CheckpointPath(name, WEIGHTS, _CHECKPOINT)),
             "sampler_weights": str(sampler.path),
         }
-        return as_json(answer)
+        return as_json(imported)
 
-    def _check(self, name: str) -> None:
+    def _check_name(self, name: str) -> None:
         check_name(name)
         check_alias(self._state.names, name)
         run = self._store.run(name)
-        begun = run is not None and (
-            run.session_id != IMPORTED
-            or any(one.path.kind == SAMPLER_WEIGHTS for one in self._store.checkpoints(name))
-        )
-        if begun or name in (MOVING, *self._under_way, *self._state.names.names()):
+        kinds = [checkpoint.path.kind for checkpoint in self._store.checkpoints(name)]
+        exists = run is not None and (run.session_id != IMPORT_SESSION or SAMPLER_WEIGHTS in kinds)
+        if exists or name in (LATEST_POLICY, *self._in_progress, *self._state.names.names()):
             raise EngineUserError(f"the name '{name}' is taken", "choose another (--name)")
 
-    async def _read(self, request: Request, name: str) -> tuple[str, str]:
-        """The adapter as a policy, and the model that it says it was made for."""
-        folder = self._state.scratch / os.urandom(8).hex()
+    async def _load_policy(self, request: Request, name: str) -> tuple[str, str]:
+        """The id of the adapter's policy, and the base model that its config names."""
+        folder = self._state.scratch_dir / os.urandom(8).hex()
         try:
             folder.mkdir(parents=True)
             await _receive(request, folder / "sent.tar")
             await asyncio.to_thread(unpack, folder / "sent.tar", folder, ADAPTER_FILES)
             policy_id = await asyncio.wrap_future(self._engine.load_policy(folder))
-            settings = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
-            return policy_id, str(settings.get("base_model_name_or_path") or "")
+            config = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
+            return policy_id, str(config.get("base_model_name_or_path") or "")
         except EngineUserError as error:
             raise EngineUserError(error.message.replace(str(folder), f"'{name}'"), error.hint) from error
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _keep(self, name: str, policy_id: str) -> Checkpoint:
+    async def _store_checkpoints(self, name: str, policy_id: str) -> Checkpoint:
         config = self._engine.policy(policy_id).config
         run = TrainingRun(
-            name, IMPORTED, self._state.names.base_names[0], config, time.time(), {RUN_KEY: name}
+            name, IMPORT_SESSION, self._state.names.base_names[0], config, time.time(), {RUN_ALIAS_KEY: name}
         )
         try:
             await asyncio.to_thread(self._store.add_run, run)
@@ -106,8 +104,8 @@ class Imports:
             self._engine.drop_policy(policy_id)
             await asyncio.to_thread(self._store.drop_run, name)
             raise
-        self._state.policies.adopt_named(sampler, policy_id)
-        self._state.names.set(name, self._state.policies.named(sampler.path))
+        self._state.policies.add_checkpoint(sampler, policy_id)
+        self._state.names.set(name, self._state.policies.checkpoint_key(sampler.path))
         return sampler
 
     async def _save(self, path: CheckpointPath, policy_id: str) -> Checkpoint:
@@ -116,11 +114,11 @@ class Imports:
         return await asyncio.to_thread(self._store.commit, path, draft, overwrite=True)
 
 
-async def _receive(request: Request, place: Path) -> None:
-    """The body, into a file as it comes: it may be larger than memory."""
-    with place.open("wb") as file:
+async def _receive(request: Request, path: Path) -> None:
+    """Writes the body to a file while it arrives: it may be larger than memory."""
+    with path.open("wb") as file:
         try:
             async for part in request.stream():
                 await asyncio.to_thread(file.write, part)
         except ClientDisconnect as error:
-            raise RequestError(400, "the connection broke") from error
+            raise RequestError(400, "the client disconnected before the body was complete") from error

@@ -1,7 +1,7 @@
-"""Between the SDK's protobuf messages and the engine's nouns. Pure.
+"""Converts between the SDK's protobuf messages and the engine's types. Pure.
 
-Byte fields are little-endian arrays. Sparse tensors become dense: what a sparse tensor does not list is 0, or
--1 where token ids are asked for.
+Byte fields are little-endian arrays. Sparse tensors are made dense: a cell without a value is 0, or -1 in
+tensors of token ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hermes.engine.types import Datum, EngineUserError, Loss, SampledSequence, S
 Array = NDArray[Any]
 
 OLDEST_SDK = "0.25"
-"""The first that sends training data as protobuf."""
+"""The first version that sends training data as protobuf."""
 
 _DTYPES: dict[int, np.dtype[Any]] = {
     pb.DTYPE_FLOAT32: np.dtype("<f4"),
@@ -32,7 +32,7 @@ _JSON_DTYPES = {"float32": np.float32, "int64": np.int64}
 
 
 class Sparsity(NamedTuple):
-    """Where a sparse tensor's values lie, so that the answer can be laid out alike."""
+    """The layout of a sparse tensor (CSR), in which the response is sent as well."""
 
     crow: Array
     col: Array
@@ -42,10 +42,10 @@ class Sparsity(NamedTuple):
 
 
 def parse_forward_backward(body: bytes) -> pb.ForwardBackwardRequest:
-    """EngineUserError: it is not such a message."""
+    """EngineUserError: it is not a ForwardBackwardRequest."""
     if body.startswith(b"{"):
         raise EngineUserError(
-            "the body is JSON, as old versions of the tinker SDK send it", f"use tinker {OLDEST_SDK} or newer"
+            "the body is JSON, which old versions of the tinker SDK send", f"use tinker {OLDEST_SDK} or newer"
         )
     message = pb.ForwardBackwardRequest()
     try:
@@ -55,15 +55,15 @@ def parse_forward_backward(body: bytes) -> pb.ForwardBackwardRequest:
     return message
 
 
-def loss_of(message: pb.ForwardBackwardRequest) -> Loss:
+def read_loss(message: pb.ForwardBackwardRequest) -> Loss:
     config: dict[str, float | str] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         config[name] = value.text if value.WhichOneof("value") == "text" else value.number
     return Loss(message.loss_fn, config)
 
 
-def data_of(message: pb.ForwardBackwardRequest) -> list[Datum]:
-    """EngineUserError: a tensor does not fit its own shape, or a chunk is not text."""
+def read_data(message: pb.ForwardBackwardRequest) -> list[Datum]:
+    """EngineUserError: a tensor does not match its shape, or a chunk is not text."""
     return [_datum(datum, index) for index, datum in enumerate(message.data)]
 
 
@@ -71,7 +71,7 @@ def _datum(datum: pb.Datum, index: int) -> Datum:
     where = f"datum {index}"
     for chunk in datum.model_input:
         if chunk.WhichOneof("chunk") != "encoded_text":
-            raise EngineUserError(f"{where}: only text is understood, not {chunk.WhichOneof('chunk')}")
+            raise EngineUserError(f"{where}: only text is supported, not {chunk.WhichOneof('chunk')}")
     raw = b"".join(chunk.encoded_text.tokens for chunk in datum.model_input)
     tokens = _array(raw, np.dtype("<i4"), f"{where}, tokens").astype(np.int64)
     inputs = {name: _tensor(tensor, f"{where}, {name}") for name, tensor in datum.loss_fn_inputs.items()}
@@ -81,7 +81,7 @@ def _datum(datum: pb.Datum, index: int) -> Datum:
 def _tensor(tensor: pb.Tensor, where: str) -> Array:
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise EngineUserError(f"{where}: float32 and int64 are understood, not dtype {tensor.dtype}")
+        raise EngineUserError(f"{where}: dtype {tensor.dtype} is not supported, use float32 or int64")
     shape = tuple(tensor.shape)
     if tensor.WhichOneof("encoding") == "sparse_csr":
         sparse = tensor.sparse_csr
@@ -93,7 +93,7 @@ def _tensor(tensor: pb.Tensor, where: str) -> Array:
 
 def _array(raw: bytes, dtype: np.dtype[Any], where: str) -> Array:
     if len(raw) % dtype.itemsize:
-        raise EngineUserError(f"{where}: {len(raw)} bytes are no array of {dtype.name}")
+        raise EngineUserError(f"{where}: {len(raw)} bytes are not an array of {dtype.name}")
     return np.frombuffer(raw, dtype).copy()
 
 
@@ -105,8 +105,8 @@ def _shaped(values: Array, shape: tuple[int, ...], where: str) -> Array:
     return values.reshape(shape)
 
 
-def _dense(values: Array, cells: Sparsity, shape: tuple[int, ...], empty: int, where: str) -> Array:
-    crow, col = cells
+def _dense(values: Array, layout: Sparsity, shape: tuple[int, ...], empty: int, where: str) -> Array:
+    crow, col = layout
     fits = (
         len(shape) == 2
         and min(shape) >= 0
@@ -119,12 +119,12 @@ def _dense(values: Array, cells: Sparsity, shape: tuple[int, ...], empty: int, w
     if not fits:
         raise EngineUserError(f"{where}: the indices of the sparse tensor do not fit the shape {list(shape)}")
     dense = np.full(shape, empty, values.dtype)
-    dense[cells.rows(), col] = values
+    dense[layout.rows(), col] = values
     return dense
 
 
 def json_tensor(tensor: JsonTensor, empty: int, where: str) -> tuple[Array, Sparsity | None]:
-    """A tensor sent as JSON, dense, and its layout if it was sparse."""
+    """A JSON tensor as a dense array, and its layout if it is sparse."""
     try:
         values = np.array(tensor.data, _JSON_DTYPES[tensor.dtype])
     except OverflowError as error:
@@ -132,8 +132,8 @@ def json_tensor(tensor: JsonTensor, empty: int, where: str) -> tuple[Array, Spar
     shape = tuple(tensor.shape or ())
     if tensor.sparse_crow_indices is None or tensor.sparse_col_indices is None:
         return _shaped(values, shape, where), None
-    cells = Sparsity(np.array(tensor.sparse_crow_indices), np.array(tensor.sparse_col_indices, np.int64))
-    return _dense(values, cells, shape, empty, where), cells
+    layout = Sparsity(np.array(tensor.sparse_crow_indices), np.array(tensor.sparse_col_indices, np.int64))
+    return _dense(values, layout, shape, empty, where), layout
 
 
 def encode_train(output: TrainOutput) -> bytes:
@@ -147,7 +147,7 @@ def encode_train(output: TrainOutput) -> bytes:
 
 
 def _write_record(record: pb.ArrayRecord, arrays: Sequence[Array], trailing: Iterable[int]) -> None:
-    """Datums whose arrays differ in their first dimension only."""
+    """All arrays have the same dimensions but the first."""
     raw = [_bytes(array, "<f4") for array in arrays]
     record.type_tag = "ArrayRecord"
     record.num_datums = len(arrays)
@@ -158,8 +158,8 @@ def _write_record(record: pb.ArrayRecord, arrays: Sequence[Array], trailing: Ite
     field.trailing_shape.extend(trailing)
 
 
-def encode_sample(result: SampleResult, cells: Sparsity | None = None) -> bytes:
-    """`cells`: the layout in which target logprobs were asked for."""
+def encode_sample(result: SampleResult, layout: Sparsity | None = None) -> bytes:
+    """`layout`: of the target logprobs, if the request has them as a sparse tensor."""
     message = pb.SampleResponse(prompt_cache_hit_tokens=result.cached_tokens)
     for sequence in result.sequences:
         _write_sequence(message.sequences.add(), sequence)
@@ -168,7 +168,7 @@ def encode_sample(result: SampleResult, cells: Sparsity | None = None) -> bytes:
     if result.topk_prompt is not None:
         _write_topk(message.topk_prompt_logprobs, result.topk_prompt)
     if result.target_prompt_logprobs is not None:
-        _write_targets(message.target_prompt_logprobs, result.target_prompt_logprobs, cells)
+        _write_targets(message.target_prompt_logprobs, result.target_prompt_logprobs, layout)
     if result.alt_tokens is not None:
         _write_tensor(message.prompt_alt_tokens.tokens, result.alt_tokens.ids, "<i8")
         _write_tensor(message.prompt_alt_tokens.logprobs, result.alt_tokens.logprobs, "<f4")
@@ -177,8 +177,7 @@ def encode_sample(result: SampleResult, cells: Sparsity | None = None) -> bytes:
 
 
 def _write_sequence(message: pb.SampledSequence, sequence: SampledSequence) -> None:
-    stopped = sequence.stop_reason == "stop"
-    message.stop_reason = pb.STOP_REASON_STOP if stopped else pb.STOP_REASON_LENGTH
+    message.stop_reason = pb.STOP_REASON_STOP if sequence.stop_reason == "stop" else pb.STOP_REASON_LENGTH
     message.tokens = _bytes(sequence.tokens, "<i4")
     message.logprobs = _bytes(sequence.logprobs, "<f4")
     if sequence.topk is not None:
@@ -191,13 +190,13 @@ def _write_topk(message: pb.TopkLogprobs, topk: TopK) -> None:
     message.logprobs = _bytes(topk.logprobs, "<f4")
 
 
-def _write_targets(message: pb.Tensor, logprobs: Array, cells: Sparsity | None) -> None:
-    if cells is None:
+def _write_targets(message: pb.Tensor, logprobs: Array, layout: Sparsity | None) -> None:
+    if layout is None:
         _write_tensor(message, logprobs, "<f4")
         return
-    message.sparse_csr.values = _bytes(logprobs[cells.rows(), cells.col], "<f4")
-    message.sparse_csr.crow_indices = _bytes(cells.crow, "<i8")
-    message.sparse_csr.col_indices = _bytes(cells.col, "<i8")
+    message.sparse_csr.values = _bytes(logprobs[layout.rows(), layout.col], "<f4")
+    message.sparse_csr.crow_indices = _bytes(layout.crow, "<i8")
+    message.sparse_csr.col_indices = _bytes(layout.col, "<i8")
     message.dtype = pb.DTYPE_FLOAT32
     message.shape.extend(logprobs.shape)
 

@@ -1,15 +1,17 @@
-"""Runs, checkpoints and sessions as resources: list, look at, publish, expire, copy, delete."""
+"""Training runs, checkpoints and sessions as REST resources: list, show, publish, expire, copy, delete."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hermes.core import JSONObject
 from hermes.core.ids import new_id
 from hermes.engine.checkpoints.store import (
     EXTERNAL_WEIGHTS,
@@ -23,42 +25,44 @@ from hermes.engine.checkpoints.store import (
 from hermes.engine.server.responses import RequestError, as_json, read_json
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
-from hermes.engine.server.tinker.downloads import found, path_of
+from hermes.engine.server.tinker.downloads import find_checkpoint, requested_checkpoint
 from hermes.engine.server.tinker.sessions import TinkerSession
 
-_TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
+T = TypeVar("T")
+
+_CHECKPOINT_TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 _OWNER = "local"
 
 
-class Rest:
+class CheckpointRoutes:
+    """Training runs and their checkpoints."""
+
     def __init__(self, state: EngineServerState) -> None:
         self._state = state
         self._store = state.store
         self._copies: dict[str, str] = {}
-        """Idempotency key → the copy it made."""
+        """Idempotency key → path of the copy."""
 
-    async def runs(self, request: Request) -> Response:
+    async def list_runs(self, request: Request) -> Response:
         page, cursor = _page(request, self._store.runs())
         return as_json({"training_runs": [self._run_json(run) for run in page], "cursor": cursor})
 
-    async def run(self, request: Request) -> Response:
-        return as_json(self._run_json(self._run(request)))
+    async def get_run(self, request: Request) -> Response:
+        return as_json(self._run_json(self._requested_run(request)))
 
-    async def run_checkpoints(self, request: Request) -> Response:
-        run = self._run(request)
+    async def list_run_checkpoints(self, request: Request) -> Response:
+        checkpoints = self._store.checkpoints(self._requested_run(request).id)
+        return as_json({"checkpoints": [_checkpoint_json(checkpoint) for checkpoint in checkpoints]})
+
+    async def list_checkpoints(self, request: Request) -> Response:
+        page, cursor = _page(request, self._store.checkpoints())
         return as_json(
-            {"checkpoints": [_checkpoint_json(found) for found in self._store.checkpoints(run.id)]}
+            {"checkpoints": [_checkpoint_json(checkpoint) for checkpoint in page], "cursor": cursor}
         )
 
-    async def checkpoints(self, request: Request) -> Response:
-        page, cursor = _page(request, self._store.checkpoints())
-        return as_json({"checkpoints": [_checkpoint_json(found) for found in page], "cursor": cursor})
-
     async def weights_info(self, request: Request) -> Response:
-        path = CheckpointPath.parse((await read_json(request, schema.PathReference)).tinker_path)
-        found(self._store, path)
-        run = self._store.run(path.run_id)
-        assert run is not None, "a checkpoint is only kept with its run"
+        body = await read_json(request, schema.PathReference)
+        run = self._run_of(CheckpointPath.parse(body.tinker_path))
         return as_json(
             {
                 "base_model": run.base_model,
@@ -72,124 +76,74 @@ class Rest:
         )
 
     async def delete(self, request: Request) -> Response:
-        checkpoint = found(self._store, path_of(self._store, request))
-        await self._state.policies.detach(checkpoint)
+        checkpoint = requested_checkpoint(self._store, request)
+        await self._state.policies.copy_on_replace(checkpoint)
         await asyncio.to_thread(self._store.delete, checkpoint)
         return Response(status_code=204)
 
     async def publish(self, request: Request) -> Response:
-        await asyncio.to_thread(
-            self._store.set_public, path_of(self._store, request), request.method == "POST"
-        )
+        """POST publishes the checkpoint, DELETE withdraws it."""
+        path = requested_checkpoint(self._store, request).path
+        await asyncio.to_thread(self._store.set_public, path, request.method == "POST")
         return Response(status_code=204)
 
     async def set_ttl(self, request: Request) -> Response:
-        asked = await read_json(request, schema.Ttl)
-        check_ttl(asked.ttl_seconds)
-        await asyncio.to_thread(self._store.set_ttl, path_of(self._store, request), asked.ttl_seconds)
+        body = await read_json(request, schema.Ttl)
+        check_ttl(body.ttl_seconds)
+        path = requested_checkpoint(self._store, request).path
+        await asyncio.to_thread(self._store.set_ttl, path, body.ttl_seconds)
         return Response(status_code=204)
 
-    async def copy(self, request: Request) -> Response:
-        """A copy in a run of its own, which nobody trains. Asked for twice under one key, it is made once."""
-        asked = await read_json(request, schema.CopyWeights)
-        check_ttl(asked.ttl_seconds)
+    async def copy_weights(self, request: Request) -> Response:
+        """Copies a checkpoint into a new run without a training client; once for each idempotency key."""
+        body = await read_json(request, schema.CopyWeights)
+        check_ttl(body.ttl_seconds)
         key = request.headers.get("x-idempotency-key", "")
-        if key not in self._copies:
-            path = CheckpointPath.parse(asked.source_path)
-            found(self._store, path)
-            source = self._store.run(path.run_id)
-            assert source is not None, "a checkpoint is only kept with its run"
-            session_id = asked.session_id or new_id()
-            run_id = f"{session_id}:train:{asked.model_seq_id or 0}"
-            if self._store.run(run_id) is not None:
-                raise RequestError(400, f"run {run_id} exists already")
-            run = TrainingRun(
-                run_id, session_id, source.base_model, source.lora, time.time(), source.user_metadata
-            )
-            copy = await asyncio.to_thread(self._store.copy, path, run, asked.ttl_seconds)
-            if not key:
-                return as_json({"tinker_path": str(copy.path)})
-            self._copies[key] = str(copy.path)
-        return as_json({"tinker_path": self._copies[key]})
+        path = self._copies.get(key)
+        if path is None:
+            path = await self._copy(body)
+            if key:
+                self._copies[key] = path
+        return as_json({"tinker_path": path})
 
-    async def sessions(self, request: Request) -> Response:
-        page, _ = _page(request, self._session_ids())
-        return as_json({"sessions": page})
-
-    async def session(self, request: Request) -> Response:
-        session_id = request.path_params["session"]
-        if session_id not in self._session_ids():
-            raise RequestError(404, f"there is no session {session_id}")
-        known = next((found for found in self._state.sessions.all() if found.id == session_id), None)
-        made = [model.run.id for model in known.models.values()] if known else []
-        kept = [run.id for run in self._store.runs() if run.session_id == session_id]
-        return as_json(
-            {
-                "training_run_ids": list(dict.fromkeys([*made, *kept])),
-                "sampler_ids": [sampler.id for sampler in known.samplers.values()] if known else [],
-                "user_metadata": dict(known.user_metadata) if known else None,
-                "display_name": known.display_name if known else None,
-            }
+    async def _copy(self, body: schema.CopyWeights) -> str:
+        path = CheckpointPath.parse(body.source_path)
+        source = self._run_of(path)
+        session_id = body.session_id or new_id()
+        run_id = f"{session_id}:train:{body.model_seq_id or 0}"
+        if self._store.run(run_id) is not None:
+            raise RequestError(400, f"run {run_id} exists already")
+        run = TrainingRun(
+            run_id, session_id, source.base_model, source.lora, time.time(), source.user_metadata
         )
+        copy = await asyncio.to_thread(self._store.copy, path, run, body.ttl_seconds)
+        return str(copy.path)
 
-    async def search_sessions(self, request: Request) -> Response:
-        asked = await read_json(request, schema.SearchSessions)
-        found = [session for session in self._state.sessions.all() if _matches(session, asked)]
-        if asked.cursor is not None:
-            ids = [session.id for session in found]
-            last = asked.cursor.last_session_id
-            found = found[ids.index(last) + 1 :] if last in ids else []
-        page, more = found[: asked.limit], len(found) > asked.limit
-        cursor = (
-            {"last_created_at": _moment(page[-1].created_s), "last_session_id": page[-1].id} if more else None
-        )
-        return as_json({"sessions": [self._summary(session) for session in page], "next_cursor": cursor})
-
-    async def assign_project(self, request: Request) -> Response:
-        asked = await read_json(request, schema.ProjectReference)
-        self._state.sessions.find(request.path_params["session"]).project_id = asked.project_id
-        return Response(status_code=204)
-
-    async def trace(self, request: Request) -> Response:
-        return as_json({"status": "failed", "error": "this engine records no traces"})
-
-    def _session_ids(self) -> list[str]:
-        """Newest first; of sessions from before the engine started, those that left a run."""
-        known = [session.id for session in self._state.sessions.all()]
-        return list(dict.fromkeys([*known, *(run.session_id for run in self._store.runs())]))
-
-    def _summary(self, session: TinkerSession) -> dict[str, Any]:
-        runs = {model.run.id for model in session.models.values()}
-        kept = [found for found in self._store.checkpoints() if found.path.run_id in runs]
-        return {
-            "session_id": session.id,
-            "created_at": _moment(session.created_s),
-            "owner": _OWNER,
-            "project_id": session.project_id or "",
-            "status": session.status,
-            "checkpoints_count": len(kept),
-            "display_name": session.display_name,
-            "user_metadata": dict(session.user_metadata),
-            "checkpoint_storage_bytes": sum(found.size_bytes for found in kept),
-        }
-
-    def _run(self, request: Request) -> TrainingRun:
-        run = self._store.run(request.path_params["run"])
+    def _requested_run(self, request: Request) -> TrainingRun:
+        run_id = request.path_params["run"]
+        run = self._store.run(run_id)
         if run is None:
-            raise RequestError(404, f"there is no training run {request.path_params['run']}")
+            raise RequestError(404, f"there is no training run {run_id}")
         return run
 
-    def _run_json(self, run: TrainingRun) -> dict[str, Any]:
-        kept = self._store.checkpoints(run.id)
-        last = {
-            kind: next((_checkpoint_json(found) for found in kept if found.path.kind == kind), None)
-            for kind in (WEIGHTS, SAMPLER_WEIGHTS)
-        }
-        heard_s = max([run.created_s, *(found.created_s for found in kept)])
-        for session in self._state.sessions.all():
-            heard_s = max(
-                [heard_s, *(m.last_request_s for m in session.models.values() if m.run.id == run.id)]
-            )
+    def _run_of(self, path: CheckpointPath) -> TrainingRun:
+        """RequestError: the checkpoint does not exist."""
+        find_checkpoint(self._store, path)
+        run = self._store.run(path.run_id)
+        assert run is not None, "a checkpoint is stored with its run"
+        return run
+
+    def _run_json(self, run: TrainingRun) -> JSONObject:
+        checkpoints = self._store.checkpoints(run.id)
+        requests_s = [
+            model.last_request_s
+            for session in self._state.sessions.all()
+            for model in session.models.values()
+            if model.run.id == run.id
+        ]
+        last_request_s = max(
+            [run.created_s, *requests_s, *(checkpoint.created_s for checkpoint in checkpoints)]
+        )
         return {
             "training_run_id": run.id,
             "base_model": run.base_model,
@@ -197,39 +151,120 @@ class Rest:
             "is_lora": True,
             "corrupted": False,
             "lora_rank": run.lora.rank,
-            "last_request_time": _moment(heard_s),
-            "last_checkpoint": last[WEIGHTS],
-            "last_sampler_checkpoint": last[SAMPLER_WEIGHTS],
+            "last_request_time": _iso_time(last_request_s),
+            "last_checkpoint": _newest_json(checkpoints, WEIGHTS),
+            "last_sampler_checkpoint": _newest_json(checkpoints, SAMPLER_WEIGHTS),
             "user_metadata": dict(run.user_metadata),
         }
 
 
-def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
+class SessionRoutes:
+    def __init__(self, state: EngineServerState) -> None:
+        self._sessions = state.sessions
+        self._store = state.store
+
+    async def list_sessions(self, request: Request) -> Response:
+        page, _ = _page(request, self._session_ids())
+        return as_json({"sessions": page})
+
+    async def get_session(self, request: Request) -> Response:
+        """A session of this process, or an earlier one that has runs on disk."""
+        session_id = request.path_params["session"]
+        if session_id not in self._session_ids():
+            raise RequestError(404, f"there is no session {session_id}")
+        session = next((session for session in self._sessions.all() if session.id == session_id), None)
+        run_ids = [model.run.id for model in session.models.values()] if session else []
+        run_ids += [run.id for run in self._store.runs() if run.session_id == session_id]
+        return as_json(
+            {
+                "training_run_ids": list(dict.fromkeys(run_ids)),
+                "sampler_ids": [sampler.id for sampler in session.samplers.values()] if session else [],
+                "user_metadata": dict(session.user_metadata) if session else None,
+                "display_name": session.display_name if session else None,
+            }
+        )
+
+    async def search_sessions(self, request: Request) -> Response:
+        query = await read_json(request, schema.SearchSessions)
+        sessions = [session for session in self._sessions.all() if _matches(session, query)]
+        if query.cursor is not None:
+            ids = [session.id for session in sessions]
+            last_id = query.cursor.last_session_id
+            sessions = sessions[ids.index(last_id) + 1 :] if last_id in ids else []
+        page, cursor = sessions[: query.limit], None
+        if len(sessions) > query.limit:
+            cursor = {"last_created_at": _iso_time(page[-1].created_s), "last_session_id": page[-1].id}
+        return as_json({"sessions": [self._summary(session) for session in page], "next_cursor": cursor})
+
+    async def assign_project(self, request: Request) -> Response:
+        body = await read_json(request, schema.ProjectReference)
+        self._sessions.find(request.path_params["session"]).project_id = body.project_id
+        return Response(status_code=204)
+
+    async def trace_export(self, request: Request) -> Response:
+        return as_json({"status": "failed", "error": "this engine records no traces"})
+
+    def _session_ids(self) -> list[str]:
+        """Newest first; sessions of earlier processes only if they have a run."""
+        session_ids = [session.id for session in self._sessions.all()]
+        return list(dict.fromkeys([*session_ids, *(run.session_id for run in self._store.runs())]))
+
+    def _summary(self, session: TinkerSession) -> JSONObject:
+        run_ids = {model.run.id for model in session.models.values()}
+        sizes_bytes = [
+            checkpoint.size_bytes
+            for checkpoint in self._store.checkpoints()
+            if checkpoint.path.run_id in run_ids
+        ]
+        return {
+            "session_id": session.id,
+            "created_at": _iso_time(session.created_s),
+            "owner": _OWNER,
+            "project_id": session.project_id or "",
+            "status": session.status,
+            "checkpoints_count": len(sizes_bytes),
+            "display_name": session.display_name,
+            "user_metadata": dict(session.user_metadata),
+            "checkpoint_storage_bytes": sum(sizes_bytes),
+        }
+
+
+def _newest_json(checkpoints: Sequence[Checkpoint], kind: str) -> JSONObject | None:
+    """`checkpoints`: newest first."""
+    newest = next((checkpoint for checkpoint in checkpoints if checkpoint.path.kind == kind), None)
+    return None if newest is None else _checkpoint_json(newest)
+
+
+def _checkpoint_json(checkpoint: Checkpoint) -> JSONObject:
     path, metadata = checkpoint.path, checkpoint.user_metadata
     return {
         "checkpoint_id": f"{path.kind}/{path.name}",
-        "checkpoint_type": _TYPES[path.kind],
-        "time": _moment(checkpoint.created_s),
+        "checkpoint_type": _CHECKPOINT_TYPES[path.kind],
+        "time": _iso_time(checkpoint.created_s),
         "tinker_path": str(path),
         "size_bytes": checkpoint.size_bytes,
         "public": checkpoint.public,
         "user_metadata": None if metadata is None else dict(metadata),
-        "expires_at": None if checkpoint.expires_s is None else _moment(checkpoint.expires_s),
+        "expires_at": None if checkpoint.expires_s is None else _iso_time(checkpoint.expires_s),
     }
 
 
-def _matches(session: TinkerSession, asked: schema.SearchSessions) -> bool:
+def _matches(session: TinkerSession, query: schema.SearchSessions) -> bool:
+    return (
+        _matches_id_or_name(session, query)
+        and (query.project_ids is None or session.project_id in query.project_ids)
+        and query.user_metadata.items() <= session.user_metadata.items()
+        and (query.statuses is None or any(_has_status(session, status) for status in query.statuses))
+    )
+
+
+def _matches_id_or_name(session: TinkerSession, query: schema.SearchSessions) -> bool:
+    """A query with both an id and a name matches either; the words of a name match in any order."""
+    if query.session_id is None and query.display_name is None:
+        return True
+    words = (query.display_name or "").lower().split()
     name = (session.display_name or "").lower()
-    if asked.session_id is not None or asked.display_name is not None:
-        words = (asked.display_name or "").lower().split()
-        named = bool(words) and all(word in name for word in words)
-        if session.id != asked.session_id and not named:
-            return False
-    if asked.project_ids is not None and session.project_id not in asked.project_ids:
-        return False
-    if any(session.user_metadata.get(key) != value for key, value in asked.user_metadata.items()):
-        return False
-    return asked.statuses is None or any(_has_status(session, query) for query in asked.statuses)
+    return session.id == query.session_id or (bool(words) and all(word in name for word in words))
 
 
 def _has_status(session: TinkerSession, query: schema.StatusQuery) -> bool:
@@ -238,18 +273,19 @@ def _has_status(session: TinkerSession, query: schema.StatusQuery) -> bool:
     return query.reasons is None or session.status.get("reason", {}).get("type") in query.reasons
 
 
-def _page(request: Request, items: list[Any]) -> tuple[list[Any], dict[str, int]]:
-    offset, limit = _number(request, "offset", 0), _number(request, "limit", 20)
-    cursor = {"offset": offset, "limit": limit, "total_count": len(items)}
-    return items[offset : offset + limit], cursor
+def _page(request: Request, rows: list[T]) -> tuple[list[T], dict[str, int]]:
+    """The rows that the query parameters `offset` and `limit` select, and the cursor."""
+    offset, limit = _int_param(request, "offset", 0), _int_param(request, "limit", 20)
+    cursor = {"offset": offset, "limit": limit, "total_count": len(rows)}
+    return rows[offset : offset + limit], cursor
 
 
-def _number(request: Request, name: str, default: int) -> int:
+def _int_param(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name, str(default))
     if not text.isdecimal():
-        raise RequestError(422, f"{name}: a whole number from 0, not '{text[:80]}'")
+        raise RequestError(422, f"{name}: must be a whole number from 0, not '{text[:80]}'")
     return int(text)
 
 
-def _moment(seconds: float) -> str:
+def _iso_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -1,11 +1,12 @@
-"""The sampling half of the Tinker API: samplers, samples, prompt scoring.
+"""The sampling endpoints of the Tinker API: samplers, samples, prompt logprobs.
 
-A sampler is a frozen policy under an id; samples of one sampler are independent and run in any order.
+A sampler is a frozen policy with an id. Its samples are independent of each other and run in any order.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import numpy as np
 from starlette.requests import Request
@@ -20,8 +21,8 @@ from hermes.engine.server.tinker.proto import Sparsity, encode_sample, json_tens
 from hermes.engine.server.tinker.sessions import SamplingSession
 from hermes.engine.types import EngineUserError, SampleRequest, SamplingParams
 
-MOST_SAMPLES = 4096
-"""Of one request."""
+MAX_SAMPLES = 4096
+"""In one request."""
 
 
 class SamplingRoutes:
@@ -30,11 +31,11 @@ class SamplingRoutes:
         self._engine = state.engine
 
     async def create_sampling_session(self, request: Request) -> Response:
-        asked = await read_json(request, schema.CreateSampler)
-        session = self._state.sessions.live(asked.session_id)
-        number = asked.sampling_session_seq_id
+        body = await read_json(request, schema.CreateSampler)
+        session = self._state.sessions.find_active(body.session_id)
+        number = body.sampling_session_seq_id
         if number not in session.samplers:
-            session.samplers[number] = await self._open(session.sampler_id(number), asked)
+            session.samplers[number] = await self._open_sampler(session.sampler_id(number), body)
         return as_json(
             {"sampling_session_id": session.samplers[number].id, "type": "create_sampling_session"}
         )
@@ -53,94 +54,89 @@ class SamplingRoutes:
         return as_json({"type": "join_sampling_session", "client_counter": sampler.clones})
 
     async def asample(self, request: Request) -> Response:
-        asked = await read_json(request, schema.Sample)
-        sampler = self._state.sessions.sampler(asked.sampling_session_id)
-        if not 1 <= asked.num_samples <= MOST_SAMPLES:
-            raise RequestError(422, f"num_samples: from 1 to {MOST_SAMPLES}, not {asked.num_samples}")
-        call_id = f"{sampler.id}:{asked.seq_id}"
-        if self._state.calls.get(call_id) is None:
-            call = self._state.calls.open(PendingFuture(call_id, "sample"))
-            self._state.calls.run(call, self._sample(call, sampler, asked))
-        sequence_ids = [f"{call_id}:{index}" for index in range(asked.num_samples)]
-        return as_json({"request_id": call_id, "sample_sequence_ids": sequence_ids})
+        body = await read_json(request, schema.Sample)
+        sampler = self._state.sessions.sampler(body.sampling_session_id)
+        if not 1 <= body.num_samples <= MAX_SAMPLES:
+            raise RequestError(422, f"num_samples: {body.num_samples} is not between 1 and {MAX_SAMPLES}")
+        request_id, futures = f"{sampler.id}:{body.seq_id}", self._state.futures
+        if futures.get(request_id) is None:
+            pending = futures.add(PendingFuture(request_id, "sample"))
+            futures.run(pending, self._sample(pending, sampler, body))
+        sequence_ids = [f"{request_id}:{index}" for index in range(body.num_samples)]
+        return as_json({"request_id": request_id, "sample_sequence_ids": sequence_ids})
 
     async def cancel_future(self, request: Request) -> Response:
-        """The client no longer wants a sample; one that has ended, or is unknown, is none to stop."""
-        call = self._state.calls.get((await read_json(request, schema.RequestReference)).request_id)
-        if call is not None and call.cancel is not None:
-            call.cancel()
+        """Cancels a sample; has no effect on one that has ended or does not exist."""
+        pending = self._state.futures.get((await read_json(request, schema.RequestReference)).request_id)
+        if pending is not None and pending.cancel is not None:
+            pending.cancel()
         return as_json({})
 
-    async def _open(self, sampler_id: str, asked: schema.CreateSampler) -> SamplingSession:
-        if asked.model_path is None:
-            if asked.base_model is None:
+    async def _open_sampler(self, sampler_id: str, body: schema.CreateSampler) -> SamplingSession:
+        if body.model_path is None:
+            if body.base_model is None:
                 raise EngineUserError("a sampler needs a model_path or a base_model")
-            self._state.check_base(asked.base_model)
-            return SamplingSession(sampler_id, asked.base_model, None, None)
-        path = CheckpointPath.parse(asked.model_path)
+            self._state.check_base(body.base_model)
+            return SamplingSession(sampler_id, body.base_model, None, None)
+        path = CheckpointPath.parse(body.model_path)
         run = self._state.store.run(path.run_id)
-        key = self._state.policies.named(path)
-        assert run is not None, "a checkpoint is only kept with its run"
+        key = self._state.policies.checkpoint_key(path)
+        assert run is not None, "a checkpoint is stored with its run"
         self._state.check_base(run.base_model)
         self._state.names.set(sampler_id, key)
         try:
-            async with self._state.policies.use(key):  # a checkpoint that cannot be read is refused here
-                return SamplingSession(sampler_id, run.base_model, asked.model_path, key)
+            async with self._state.policies.use(key):  # fails here if the checkpoint cannot be read
+                return SamplingSession(sampler_id, run.base_model, body.model_path, key)
         except BaseException:
             self._state.names.drop(sampler_id)
             raise
 
-    async def _sample(self, call: PendingFuture, sampler: SamplingSession, asked: schema.Sample) -> Payload:
-        request, cells = sample_request(asked)
-        if sampler.key is None:
-            return await self._result(call, None, request, cells)
-        async with self._state.policies.use(sampler.key) as policy_id:
-            return await self._result(call, policy_id, request, cells)
-
-    async def _result(
-        self, call: PendingFuture, policy_id: str | None, request: SampleRequest, cells: Sparsity | None
-    ) -> Payload:
-        future = self._engine.sample(policy_id, request)
-        call.cancel = lambda: self._engine.cancel(future)
-        return Payload(encode_sample(await asyncio.wrap_future(future), cells), PROTOBUF)
+    async def _sample(self, pending: PendingFuture, sampler: SamplingSession, body: schema.Sample) -> Payload:
+        request, layout = sample_request(body)
+        policy = self._state.policies.use(sampler.key) if sampler.key is not None else nullcontext()
+        async with policy as policy_id:
+            future = self._engine.sample(policy_id, request)
+            pending.cancel = lambda: self._engine.cancel(future)
+            result = await asyncio.wrap_future(future)
+        return Payload(encode_sample(result, layout), PROTOBUF)
 
 
-def sample_request(asked: schema.Sample) -> tuple[SampleRequest, Sparsity | None]:
-    """In the engine's words, and the layout in which target logprobs are wanted. EngineUserError."""
-    targets, cells = None, None
-    if asked.target_prompt_logprobs is not None:
-        targets, cells = json_tensor(asked.target_prompt_logprobs, -1, "target_prompt_logprobs")
+def sample_request(body: schema.Sample) -> tuple[SampleRequest, Sparsity | None]:
+    """As the engine has it, and the layout of the target logprobs. EngineUserError: it is not valid."""
+    targets, layout = None, None
+    if body.target_prompt_logprobs is not None:
+        targets, layout = json_tensor(body.target_prompt_logprobs, -1, "target_prompt_logprobs")
     request = SampleRequest(
-        prompt=_prompt(asked.prompt),
-        params=_params(asked.sampling_params),
-        num_samples=asked.num_samples,
-        prompt_logprobs=bool(asked.prompt_logprobs),
-        prompt_logprobs_last_n=asked.prompt_logprobs_last_n,
-        topk_prompt_logprobs=asked.topk_prompt_logprobs,
-        topk_sample_logprobs=asked.topk_sample_logprobs,
+        prompt=_prompt(body.prompt),
+        params=_params(body.sampling_params),
+        num_samples=body.num_samples,
+        prompt_logprobs=bool(body.prompt_logprobs),
+        prompt_logprobs_last_n=body.prompt_logprobs_last_n,
+        topk_prompt_logprobs=body.topk_prompt_logprobs,
+        topk_sample_logprobs=body.topk_sample_logprobs,
         target_prompt_logprobs=targets,
-        prompt_alt_tokens_k=asked.prompt_alt_tokens_k,
+        prompt_alt_tokens_k=body.prompt_alt_tokens_k,
     )
-    return request, cells
+    return request, layout
 
 
 def _prompt(prompt: schema.PromptBody) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     for chunk in prompt.chunks:
         if chunk.type != "encoded_text":
-            raise EngineUserError(f"a prompt is text here: a chunk of type '{chunk.type}' is not understood")
+            raise EngineUserError(f"the prompt has a chunk of type '{chunk.type}': only text is supported")
     try:
         return np.array([token for chunk in prompt.chunks for token in chunk.tokens], np.int64)
     except OverflowError as error:
         raise EngineUserError("a token id of the prompt does not fit 64 bits") from error
 
 
-def _params(asked: schema.SamplingParamsBody) -> SamplingParams:
-    texts = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+def _params(body: schema.SamplingParamsBody) -> SamplingParams:
+    texts = [body.stop] if isinstance(body.stop, str) else body.stop
     return SamplingParams(
-        max_tokens=asked.max_tokens,
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
-        seed=asked.seed,
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        seed=body.seed,
         stop=None if texts is None else tuple(texts),  # type: ignore[arg-type]
     )

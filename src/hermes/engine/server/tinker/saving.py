@@ -1,7 +1,8 @@
-"""Saving: checkpoints to resume from, weights for samplers, weights for the outside.
+"""The saving endpoints of the Tinker API: checkpoints to resume from, to sample, and to download.
 
-A sampler gets a frozen snapshot, which later training never changes: a named one is also written, one without
-a name is a pointer only. What is written is there whole or not at all; a failed save leaves nothing behind.
+A sampler gets a frozen snapshot, which later training does not change. With a name it is also written as a
+checkpoint; without one it is a reference in memory. A checkpoint is complete or absent: a failed save leaves
+nothing behind.
 """
 
 from __future__ import annotations
@@ -23,162 +24,161 @@ from hermes.engine.checkpoints.store import (
     CheckpointPath,
     check_ttl,
 )
-from hermes.engine.server.aliases import alias_of
-from hermes.engine.server.policies import MOVING
+from hermes.engine.server.aliases import alias_in
+from hermes.engine.server.policies import LATEST_POLICY
 from hermes.engine.server.responses import read_body
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
+from hermes.engine.server.tinker.calls import read_call
 from hermes.engine.server.tinker.external import check_recipients, encrypt_files
 from hermes.engine.server.tinker.futures import Payload, json_payload
-from hermes.engine.server.tinker.numbered import accepted, adapter_of, numbered
 from hermes.engine.server.tinker.sessions import Model, SamplingSession, TinkerSession
 from hermes.engine.types import EngineUserError
 
 Write: TypeAlias = Callable[[Path], Future[int]]
 
 
-class Saving:
+class SavingRoutes:
     def __init__(self, state: EngineServerState) -> None:
         self._state = state
         self._engine = state.engine
 
     async def save_weights(self, request: Request) -> Response:
-        asked = numbered(await read_body(request))
-        model = self._state.sessions.model(asked.model_id)
+        call = read_call(await read_body(request))
+        model = self._state.sessions.model(call.model_id)
 
         async def start() -> Payload:
-            wish = asked.parse(schema.SaveWeights)
-            path = _checkpoint_path(model, WEIGHTS, wish)
-            adapter_id = adapter_of(model)
-            await self._write(path, wish, lambda draft: self._engine.save(adapter_id, draft, True))
+            body = call.parse(schema.SaveWeights)
+            path = _checkpoint_path(model, WEIGHTS, body)
+            adapter_id = model.require_adapter()
+            await self._write(path, body, lambda draft: self._engine.save(adapter_id, draft, True))
             return json_payload({"path": str(path), "type": "save_weights"})
 
-        call = model.lane.submit(asked.number, "save_weights", asked.digest, start, alone=True)
-        return accepted(model, call)
+        return model.calls.accept(call.number, "save_weights", call.digest, start, exclusive=True)
 
     async def save_weights_for_sampler(self, request: Request) -> Response:
-        asked = numbered(await read_body(request))
-        model = self._state.sessions.model(asked.model_id)
-        session = self._state.sessions.live(model.run.session_id)
+        call = read_call(await read_body(request))
+        model = self._state.sessions.model(call.model_id)
+        session = self._state.sessions.find_active(model.run.session_id)
 
         def start() -> Awaitable[Payload]:
-            wish = asked.parse(schema.SaveForSampler)
-            alias_of(self._state.names, wish.user_metadata)  # a wrong one is refused before anything is done
-            snapshot = self._engine.snapshot(adapter_of(model))
-            if wish.path is None:
-                return self._hand_over(model, session, asked.number, wish, snapshot)
-            return self._hand_over_named(model, asked.number, wish, snapshot)
+            body = call.parse(schema.SaveForSampler)
+            alias_in(self._state.names, body.user_metadata)  # an invalid alias fails before the snapshot
+            snapshot = self._engine.snapshot(model.require_adapter())
+            if body.path is None:
+                return self._publish_sampler(model, session, call.number, body, snapshot)
+            return self._publish_checkpoint(model, call.number, body, snapshot)
 
-        return accepted(model, model.lane.submit(asked.number, "save_for_sampler", asked.digest, start))
+        return model.calls.accept(call.number, "save_for_sampler", call.digest, start)
 
     async def save_weights_external(self, request: Request) -> Response:
-        asked = numbered(await read_body(request))
-        model = self._state.sessions.model(asked.model_id)
+        call = read_call(await read_body(request))
+        model = self._state.sessions.model(call.model_id)
 
         def start() -> Awaitable[Payload]:
-            wish = asked.parse(schema.SaveExternal)
-            check_recipients(wish.age_encryption_recipients or ())
-            return self._export(model, wish, self._engine.snapshot(adapter_of(model)))
+            body = call.parse(schema.SaveExternal)
+            check_recipients(body.age_encryption_recipients or ())
+            return self._export(model, body, self._engine.snapshot(model.require_adapter()))
 
-        return accepted(model, model.lane.submit(asked.number, "save_external", asked.digest, start))
+        return model.calls.accept(call.number, "save_external", call.digest, start)
 
-    async def _hand_over(
+    async def _publish_sampler(
         self,
         model: Model,
         session: TinkerSession,
-        call: int,
-        asked: schema.SaveForSampler,
+        number: int,
+        body: schema.SaveForSampler,
         snapshot: Future[str],
     ) -> Payload:
         """The snapshot becomes an ephemeral sampler."""
         policy_id = await asyncio.wrap_future(snapshot)
-        number = asked.sampling_session_seq_id
-        if number is None or number in session.samplers or session.ended:
+        sampler_number = body.sampling_session_seq_id
+        if sampler_number is None or sampler_number in session.samplers or session.end_reason:
             self._engine.drop_policy(policy_id)
-            raise EngineUserError(session.ended or "a path or a new sampling_session_seq_id is needed")
-        sampler = SamplingSession(
-            session.sampler_id(number), model.run.base_model, None, session.sampler_id(number)
-        )
-        self._state.policies.adopt(sampler.id, policy_id)
-        session.samplers[number] = sampler
-        self._state.names.set(sampler.id, sampler.id)
-        self._announce(model, call, asked, sampler.id)
+            raise EngineUserError(session.end_reason or "a path or a new sampling_session_seq_id is required")
+        sampler_id = session.sampler_id(sampler_number)
+        self._state.policies.add_snapshot(sampler_id, policy_id)
+        session.samplers[sampler_number] = SamplingSession(sampler_id, model.run.base_model, None, sampler_id)
+        self._state.names.set(sampler_id, sampler_id)
+        self._publish(model, number, body, sampler_id)
         return json_payload(
-            {"path": None, "sampling_session_id": sampler.id, "type": "save_weights_for_sampler"}
+            {"path": None, "sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
         )
 
-    async def _hand_over_named(
-        self, model: Model, call: int, asked: schema.SaveForSampler, snapshot: Future[str]
+    async def _publish_checkpoint(
+        self, model: Model, number: int, body: schema.SaveForSampler, snapshot: Future[str]
     ) -> Payload:
-        """The snapshot becomes a checkpoint, and stays in memory for whoever samples it next."""
+        """The snapshot becomes a checkpoint, and stays in memory for the requests that sample it next."""
         policy_id = await asyncio.wrap_future(snapshot)
-        path = _checkpoint_path(model, SAMPLER_WEIGHTS, asked)
+        path = _checkpoint_path(model, SAMPLER_WEIGHTS, body)
         try:
-            checkpoint = await self._write(path, asked, lambda draft: self._engine.export(policy_id, draft))
+            checkpoint = await self._write(path, body, lambda draft: self._engine.export(policy_id, draft))
         except BaseException:
             self._engine.drop_policy(policy_id)
             raise
-        self._state.policies.adopt_named(checkpoint, policy_id)
-        self._announce(model, call, asked, self._state.policies.named(path))
+        self._state.policies.add_checkpoint(checkpoint, policy_id)
+        self._publish(model, number, body, self._state.policies.checkpoint_key(path))
         return json_payload({"path": str(path), "type": "save_weights_for_sampler"})
 
-    async def _export(self, model: Model, asked: schema.SaveExternal, snapshot: Future[str]) -> Payload:
+    async def _export(self, model: Model, body: schema.SaveExternal, snapshot: Future[str]) -> Payload:
         policy_id = await asyncio.wrap_future(snapshot)
-        path = _checkpoint_path(model, EXTERNAL_WEIGHTS, asked)
-        recipients = asked.age_encryption_recipients
+        path = _checkpoint_path(model, EXTERNAL_WEIGHTS, body)
+        recipients = body.age_encryption_recipients
         try:
             checkpoint = await self._write(
                 path,
-                asked,
+                body,
                 lambda draft: self._engine.export(policy_id, draft),
                 (lambda draft: encrypt_files(draft, recipients)) if recipients else None,
             )
         finally:
             self._engine.drop_policy(policy_id)
-        size = {"size_bytes": checkpoint.size_bytes}
-        return json_payload({"path": str(path), "type": "save_weights_external"} | size)
+        return json_payload(
+            {"path": str(path), "type": "save_weights_external", "size_bytes": checkpoint.size_bytes}
+        )
 
-    def _announce(self, model: Model, call: int, asked: schema.SaveForSampler, key: str) -> None:
-        """The names that follow the model now mean these weights, unless they mean newer ones already."""
-        if call < model.announced or self._state.sessions.find(model.run.session_id).ended:
+    def _publish(self, model: Model, number: int, body: schema.SaveForSampler, key: str) -> None:
+        """Moves the model's names to these weights, unless they refer to those of a later call already."""
+        if number < model.published_call or self._state.sessions.find(model.run.session_id).end_reason:
             return
-        model.announced = call
-        alias = alias_of(self._state.names, asked.user_metadata)
-        for name in (model.run.id, model.alias, alias, MOVING):
+        model.published_call = number
+        alias = alias_in(self._state.names, body.user_metadata)
+        for name in (model.run.id, model.alias, alias, LATEST_POLICY):
             if name is not None:
                 self._state.names.set(name, key)
 
     async def _write(
         self,
         path: CheckpointPath,
-        asked: schema.SaveWeights,
+        body: schema.SaveWeights,
         write: Write,
         finish: Callable[[Path], None] | None = None,
     ) -> Checkpoint:
-        """A checkpoint of what `write` writes, whole or not at all."""
+        """Commits what `write` writes as a checkpoint, completely or not at all."""
         store = self._state.store
-        check_ttl(asked.ttl_seconds)
-        draft = store.draft(path, overwrite=asked.overwrite)
+        check_ttl(body.ttl_seconds)
+        draft = store.draft(path, overwrite=body.overwrite)
         try:
             await asyncio.wrap_future(write(draft))
             if finish is not None:
                 await asyncio.to_thread(finish, draft)
-            for replaced in (known for known in store.checkpoints(path.run_id) if known.path == path):
-                await self._state.policies.detach(replaced)
+            for checkpoint in store.checkpoints(path.run_id):
+                if checkpoint.path == path:
+                    await self._state.policies.copy_on_replace(checkpoint)
             return await asyncio.to_thread(
                 store.commit,
                 path,
                 draft,
-                user_metadata=asked.user_metadata,
-                ttl_s=asked.ttl_seconds,
-                overwrite=asked.overwrite,
+                user_metadata=body.user_metadata,
+                ttl_s=body.ttl_seconds,
+                overwrite=body.overwrite,
             )
         except BaseException:
             store.discard(draft)
             raise
 
 
-def _checkpoint_path(model: Model, kind: str, asked: schema.SaveWeights) -> CheckpointPath:
-    if asked.path is None:
+def _checkpoint_path(model: Model, kind: str, body: schema.SaveWeights) -> CheckpointPath:
+    if body.path is None:
         raise EngineUserError("a checkpoint needs a name")
-    return CheckpointPath(model.run.id, kind, asked.path)
+    return CheckpointPath(model.run.id, kind, body.path)

@@ -1,4 +1,4 @@
-"""The JSON that the SDK sends, as types. Unknown fields are ignored; a missing one has the SDK's default."""
+"""JSON bodies of the Tinker API. Unknown fields are ignored; a missing one has the SDK's default."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ModelReference(Wire):
 
 
 class NumberedBody(ModelReference):
-    """Every other field is kept as it came."""
+    """All other fields are in `model_extra`."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -117,7 +117,7 @@ class LoadWeights(Wire):
 
 
 class CreateFrom(LoadWeights):
-    """A load that also makes the model."""
+    """A load that also creates the model."""
 
     session_id: str
     model_seq_id: int = Field(ge=0)

@@ -10,6 +10,7 @@ import sys
 sys.modules["torch"] = None  # as if it were not installed
 from hermes.engine.server import app, policies, state
 from hermes.engine.server.openai import routes
+from hermes.engine.server.tinker import routes
 print("imported")
 """
 
