@@ -13,7 +13,7 @@ from pathlib import Path
 from hermes.config import env_file, load, paths, providers, schema, yaml_file, yaml_splice
 from hermes.config.environment import is_setting_name
 from hermes.config.validate import SettingProblem, validate
-from hermes.core.files import atomic_write, locked, read_text
+from hermes.core.files import atomic_write, read_text, settings_lock
 from hermes.errors import ConfigError
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -82,7 +82,7 @@ def _change_settings(home: Path, change: Callable[[str, str], str]) -> Path:
 
 
 def _change(target: Path, home: Path, change: Callable[[str, str], str]) -> Path:
-    with locked(home):
+    with settings_lock(home):
         old = read_text(target) or ""
         new = change(old, str(target))
         if new != old or not target.exists():

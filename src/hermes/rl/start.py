@@ -6,18 +6,16 @@ are adopted, and what is left to do is done.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.config.environment import without_stored
+from hermes.core.filelock import FileLock
 from hermes.core.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
 from hermes.rl.budget import facts_for, grant
@@ -44,7 +42,7 @@ def start(config: Config, resolved: Resolved, *, task: str | None = None) -> RlR
     """
     check_together(resolved)
     _check_machine(config, resolved)
-    with _one_at_a_time(config.home):
+    with _start_lock(config.home):
         granted = None if task is None else grant(config, resolved, task)
         run = RlRun(config.home, os.urandom(4).hex())
         ensure_dir(run.folder)
@@ -182,9 +180,6 @@ def _check_machine(config: Config, resolved: Resolved) -> None:
         raise HermesError(why.what, why.fix)
 
 
-@contextmanager
-def _one_at_a_time(home: Path) -> Iterator[None]:
-    """So that two starts at the same moment are not promised the same ports."""
-    with (ensure_dir(home / "runs") / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _start_lock(home: Path) -> FileLock:
+    """Held by a start, so that two starts at the same moment do not choose the same ports."""
+    return FileLock(ensure_dir(home / "runs") / ".lock")

@@ -9,7 +9,6 @@ is killed. Two supervisors never own a run at the same time: the second finds th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from hermes.core.filelock import FileLock
 from hermes.errors import HermesError
 from hermes.rl.run import RlRun, RunState, now_ms
 from hermes.rl.supervise.processes import signal_group
@@ -91,13 +91,11 @@ def own(run: RlRun) -> None:
 @contextlib.contextmanager
 def sole_owner(run: RlRun) -> Iterator[bool]:
     """Whether this process may own the run; the lock goes with the process."""
-    with (run.folder / "supervisor.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+    lock = FileLock(run.folder / "supervisor.lock")
+    try:
+        yield lock.acquire(blocking=False)
+    finally:
+        lock.release()
 
 
 def _give_up(run: RlRun) -> None:
