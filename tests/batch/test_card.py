@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 
 from hermes import __version__
 from hermes.batch.output.card import spec_digest
-from hermes.batch.output.parquet import COLUMNS
+from hermes.data.formats.batch import COLUMNS
 from tests.batch.made import done, failed, filtered, finish, spec
 
 

@@ -17,12 +17,12 @@ from hermes.batch.compare.scores import (
     wilson_interval,
 )
 from hermes.batch.exact import final_part, matches, normalised
-from hermes.batch.output.rows import shaped
+from hermes.data.formats.batch import dataset_row
 from tests.batch.made import row, usage
 
 
 def attempt(key: str, reward: float | None = None, sample: int = 0, **changes: Any) -> Attempt:
-    return Attempt.from_row(shaped(row(key, sample, reward=reward, **changes)))
+    return Attempt.from_row(dataset_row(row(key, sample, reward=reward, **changes)))
 
 
 def contender(model: str, *rewards: float | None, failed: int = 0) -> Contender:

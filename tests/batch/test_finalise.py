@@ -170,8 +170,8 @@ def lines_of_bytes(path: Path) -> list[dict[str, list[dict[str, str]]]]:
 
 
 def test_what_a_killed_finalisation_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / ".parquet.x1").mkdir(parents=True)
-    for name in (".trajectories.jsonl.ab12", ".parquet.x1/0", ".mine"):
+    (tmp_path / ".parquet.x1y2z3w4").mkdir(parents=True)
+    for name in (".trajectories.jsonl.ab12cd34", ".parquet.x1y2z3w4/0", ".mine"):
         (tmp_path / name).write_text("half")
     finish(tmp_path, [done("a")], keys="a")
     assert [path.name for path in tmp_path.glob(".*")] == [".mine"]

@@ -12,10 +12,10 @@ import datasets
 import pyarrow.parquet
 import pytest
 
-from hermes.batch.output import parquet
-from hermes.batch.output.parquet import COLUMNS, Shards, schema
-from hermes.batch.output.rows import shaped
-from hermes.data.lines import encoded
+from hermes.data.export.sink import open_shards
+from hermes.data.export.table import arrow_schema
+from hermes.data.formats.batch import COLUMNS, FORMAT, dataset_row
+from hermes.data.lines import EncodedRow, encode_row
 from tests.batch.made import done, finish, lines, row
 
 CALLS = {"count": 2, "success": 1, "failure": 1}
@@ -87,34 +87,32 @@ def test_a_field_without_a_column_is_kept_as_json(tmp_path: Path) -> None:
 
 
 def test_shards_close_at_their_size_and_are_numbered_together(tmp_path: Path) -> None:
-    with Shards(tmp_path, shard_bytes=3_000, group_bytes=1_000) as shards:
+    with open_shards(tmp_path / "parquet", FORMAT, shard_bytes=3_000, group_bytes=1_000) as shards:
         for number in range(30):
-            shaped_row, line = encoded(
-                shaped(row(f"k{number}", metadata={"random": f"{number * 7919:x}" * 50}))
-            )
-            shards.add(shaped_row, len(line))
+            sample = row(f"k{number}", metadata={"random": f"{number * 7919:x}" * 50})
+            shards.add(encode_row(dataset_row(sample)))
     names = sorted(path.name for path in (tmp_path / "parquet").iterdir())
     assert len(names) > 2
     assert names == [f"train-{n:05}-of-{len(names):05}.parquet" for n in range(len(names))]
     tables = [pyarrow.parquet.read_table(tmp_path / "parquet" / name) for name in names]
     assert [key for table in tables for key in table["key"].to_pylist()] == [f"k{n}" for n in range(30)]
-    assert all(table.schema == schema() for table in tables)
+    assert all(table.schema == arrow_schema(COLUMNS) for table in tables)
 
 
 def test_fewer_shards_than_before_leave_none_of_the_old_ones(tmp_path: Path) -> None:
     for count in (30, 1):
-        with Shards(tmp_path, shard_bytes=1, group_bytes=1) as shards:
+        with open_shards(tmp_path / "parquet", FORMAT, shard_bytes=1, group_bytes=1) as shards:
             for number in range(count):
-                shards.add(shaped(row(f"k{number}")), 1)
+                shards.add(encode_row(dataset_row(row(f"k{number}"))))
     assert [path.name for path in (tmp_path / "parquet").iterdir()] == ["train-00000-of-00001.parquet"]
 
 
 def test_a_failure_half_way_keeps_the_shards_of_before(tmp_path: Path) -> None:
-    with Shards(tmp_path) as shards:
-        shards.add(shaped(row("old")), 1)
-    with pytest.raises(KeyError), Shards(tmp_path, group_bytes=1) as shards:
-        shards.add(shaped(row("new")), 1)
-        shards.add({"id": "broken"}, 1)
+    with open_shards(tmp_path / "parquet", FORMAT) as shards:
+        shards.add(encode_row(dataset_row(row("old"))))
+    with pytest.raises(KeyError), open_shards(tmp_path / "parquet", FORMAT, group_bytes=1) as shards:
+        shards.add(encode_row(dataset_row(row("new"))))
+        shards.add(EncodedRow({"id": "broken"}, "{}"))
     assert [path.name for path in tmp_path.iterdir()] == ["parquet"]
     assert pyarrow.parquet.read_table(tmp_path / "parquet")["key"].to_pylist() == ["old"]
 
@@ -165,6 +163,6 @@ def test_without_pyarrow_everything_else_is_written_and_one_line_says_so(tmp_pat
     assert ended.stdout == "no Parquet: it needs pyarrow (pip install 'hermes-research[export]')\n", (
         ended.stderr
     )
-    assert not (tmp_path / parquet.FOLDER).exists()
+    assert not (tmp_path / "parquet").exists()
     assert len(lines(tmp_path / "trajectories.jsonl")) == 1
     assert "parquet/" not in (tmp_path / "README.md").read_text()

@@ -1,22 +1,21 @@
-"""The journal of a run: one line per finished sample, on disk before anyone is told it is done.
+"""The journal of a run: one line per finished sample, on disk before the sample is reported as done.
 
-Each worker appends to a segment of its own (`journal/<worker>.jsonl`), so nobody waits for a lock and a
-killed worker can only have torn the last line of its own segment. Reading cuts a torn tail; whatever
-was acknowledged is before it. A sample that two segments report (a worker was thought dead, and was
+Each worker appends to a segment of its own (`journal/<worker>.jsonl`), so workers do not wait for each other
+and a killed worker can only have torn the last line of its own segment. Readers skip a torn line; everything
+that was acknowledged is before it. A sample that two segments report (a worker was taken for dead, and was
 not) counts once: the first report in segment order stands.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from hermes.core import JSONObject
+from hermes.core import JSONObject, appendlog
 from hermes.errors import HostError
 from hermes.store.group_commit import GroupCommit
 
@@ -57,32 +56,24 @@ class JournalSegment:
     """An append-only file with group commit; `append` resolves once the entry is flushed to disk."""
 
     def __init__(self, path: Path, redact: Callable[[str], str]) -> None:
-        """`redact` goes over each entry's JSON text before it is written."""
+        """`redact` is applied to each entry's JSON text before it is written."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = path
         self._redact = redact
-        self._file = os.fdopen(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0
-        )
-        self._group: GroupCommit[bytes] = GroupCommit("hermes-journal", self._flush)
+        self._log = appendlog.AppendLog(path)
+        self._group: GroupCommit[str] = GroupCommit("hermes-journal", self._flush)
 
     def append(self, entry: SampleEntry) -> Future[None]:
-        text = self._redact(json.dumps(entry.to_json(), ensure_ascii=False))
-        return self._group.submit(text.encode("utf-8", "backslashreplace") + b"\n")
+        return self._group.submit(self._redact(json.dumps(entry.to_json(), ensure_ascii=False)))
 
     def close(self) -> None:
         if self._group.close():
-            self._file.close()
+            self._log.close()
 
-    def _flush(self, batch: list[tuple[bytes, Future[None]]]) -> None:
-        start = self._file.seek(0, os.SEEK_END)
+    def _flush(self, batch: list[tuple[str, Future[None]]]) -> None:
         try:
-            data = b"".join(line for line, _ in batch)
-            while data:
-                data = data[self._file.write(data) :]
-            os.fsync(self._file.fileno())
+            self._log.append(line for line, _ in batch)
         except OSError as error:
-            os.ftruncate(self._file.fileno(), start)  # half a line would merge with the next one
             failure = HostError(
                 f"cannot write the journal {self._path}: {error.strerror}",
                 "free space on that disk, then run the same command again: it continues",
@@ -95,32 +86,18 @@ class JournalSegment:
 
 
 def read_states(folder: Path) -> Iterator[SampleEntry]:
-    """Like `read_journal`, without the rows: what became of each sample, in little memory."""
+    """The entries of `read_journal` without their rows, for readers that keep the state of every sample."""
     for entry in read_journal(folder):
         yield replace(entry, row={})
 
 
 def read_journal(folder: Path) -> Iterator[SampleEntry]:
-    """Every entry of every segment, in segment order; torn last lines are passed over."""
+    """All entries of all segments, in segment order; torn last lines are skipped."""
     for path in sorted(folder.glob("*.jsonl")):
-        with path.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # torn: never acknowledged
-                yield SampleEntry.from_json(json.loads(line))
+        for line in appendlog.read_lines(path):
+            yield SampleEntry.from_json(json.loads(line))
 
 
 def cut_torn_tails(folder: Path) -> int:
     """Removes half-written last lines for good; returns how many. Only while no worker runs."""
-    cut = 0
-    for path in folder.glob("*.jsonl"):
-        with path.open("rb+") as file:
-            whole = 0
-            for line in file:
-                if line.endswith(b"\n"):
-                    whole += len(line)
-            if whole < path.stat().st_size:
-                file.truncate(whole)
-                os.fsync(file.fileno())
-                cut += 1
-    return cut
+    return sum(appendlog.repair(path) for path in folder.glob("*.jsonl"))

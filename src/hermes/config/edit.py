@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from hermes.config import env_file, load, paths, providers, schema, yaml_file, yaml_splice
+from hermes.config import env_file, load, paths, providers, schema, yaml_edit, yaml_file
 from hermes.config.environment import is_setting_name
 from hermes.config.validate import SettingProblem, validate
-from hermes.core.files import atomic_write, locked, read_text
+from hermes.core.files import atomic_write, read_text, settings_lock
 from hermes.errors import ConfigError
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -31,7 +31,7 @@ def set_value(home: Path, name: str, text: str) -> Path:
         return _change(paths.env_path(home), home, lambda old, at: env_file.with_value(old, name, text, at))
     path = schema.require_path(name)
     value = schema.read_value(path, text)
-    return _change_settings(home, lambda old, at: yaml_splice.with_value(old, path, value, at))
+    return _change_settings(home, lambda old, at: yaml_edit.with_value(old, path, value, at))
 
 
 def unset_value(home: Path, name: str) -> bool:
@@ -51,7 +51,7 @@ def unset_value(home: Path, name: str) -> bool:
     if path is None:
         schema.require_path(name)
         return False
-    _change_settings(home, lambda old, at: yaml_splice.without(old, path, at))
+    _change_settings(home, lambda old, at: yaml_edit.without(old, path, at))
     return True
 
 
@@ -82,7 +82,7 @@ def _change_settings(home: Path, change: Callable[[str, str], str]) -> Path:
 
 
 def _change(target: Path, home: Path, change: Callable[[str, str], str]) -> Path:
-    with locked(home):
+    with settings_lock(home):
         old = read_text(target) or ""
         new = change(old, str(target))
         if new != old or not target.exists():

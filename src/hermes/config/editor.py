@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hermes.config import edit, paths
-from hermes.core.files import atomic_write, ensure_dir, locked, read_text
+from hermes.core.files import atomic_write, ensure_dir, read_text, settings_lock
 from hermes.errors import ConfigError
 
 _FIRST_LINES = "# Settings of Hermes. 'hermes config show' lists every key with its value and origin.\n"
@@ -32,7 +32,7 @@ def edit_config(home: Path, environ: Mapping[str, str]) -> bool:
     if after is None or after == started:
         draft.unlink(missing_ok=True)
         return False
-    with locked(home):
+    with settings_lock(home):
         if read_text(target) != before:
             raise ConfigError(f"{target} was changed meanwhile", f"your version is {draft}")
         try:

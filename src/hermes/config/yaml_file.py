@@ -73,14 +73,6 @@ def _load(text: str, where: str, places: dict[tuple[str, ...], str]) -> JSON:
         raise ConfigError(f"{where}: not readable as YAML ({type(error).__name__})", _REPAIR) from error
 
 
-def compose(text: str) -> Node | None:
-    """The tree of nodes with their positions in the text, for `yaml_splice`."""
-    from ruamel.yaml import YAML
-
-    node: Node | None = YAML(typ="safe", pure=True).compose(text)
-    return node
-
-
 def _check(
     node: Node, path: tuple[str, ...], where: str, places: dict[tuple[str, ...], str], above: tuple[int, ...]
 ) -> None:

@@ -1,4 +1,8 @@
-"""The nouns of Hermes: pure, immutable, standard library only, no I/O."""
+"""The nouns of Hermes: pure, immutable, standard library only.
+
+Beside them, and not imported here: `files`, `drafts`, `filelock` and `appendlog`, which every package uses
+to write to disk.
+"""
 
 from hermes.core.hashing import canonical_json, content_hash
 from hermes.core.ids import new_id

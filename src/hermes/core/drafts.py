@@ -1,12 +1,11 @@
-"""Files and folders written beside their place, until they are whole and take it.
+"""Files and directories that are written beside their target and renamed to it once they are complete.
 
-Several processes may write to one place at once, and one that was killed leaves its draft behind. So who
-writes a draft holds a lock on it until it is in its place, and `sweep` removes those nobody holds.
+Several processes may write to one target at once, and a process that is killed leaves its draft behind. So a
+draft is locked until it has been renamed, and `sweep` removes those that no process has locked.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -15,17 +14,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from hermes.core.filelock import lock_descriptor
+
 
 class FileDraft(NamedTuple):
     path: Path
     handle: int
-    """Open for writing if it is a file; closed by `draft_file` and `draft_folder`, which holds the lock."""
+    """Open for writing if the draft is a file. It holds the lock; `draft_file` and `draft_folder` close
+    it."""
 
 
 @contextmanager
 def draft_file(target: Path) -> Iterator[FileDraft]:
-    """An empty file beside the target, with mode 0600; whatever is still there at the end is removed."""
-    with _held(lambda: _new_file(target)) as draft:
+    """An empty file beside the target, with mode 0600; removed at the end unless it was renamed."""
+    with _locked_draft(lambda: _new_file(target)) as draft:
         try:
             yield draft
         finally:
@@ -34,8 +36,8 @@ def draft_file(target: Path) -> Iterator[FileDraft]:
 
 @contextmanager
 def draft_folder(target: Path) -> Iterator[FileDraft]:
-    """An empty folder beside the target, with mode 0700; whatever is still there at the end is removed."""
-    with _held(lambda: _new_folder(target)) as draft:
+    """An empty directory beside the target, with mode 0700; removed at the end unless it was renamed."""
+    with _locked_draft(lambda: _new_folder(target)) as draft:
         try:
             yield draft
         finally:
@@ -43,28 +45,29 @@ def draft_folder(target: Path) -> Iterator[FileDraft]:
 
 
 def sweep(path: Path) -> None:
-    """Removes the drafts for this place that killed processes left."""
+    """Removes the drafts of this target that killed processes left."""
     target = Path(os.path.realpath(path))
-    for left in target.parent.glob(f".{target.name}.????????"):  # the names that tempfile makes
+    for draft in target.parent.glob(f".{target.name}.????????"):  # the names that tempfile makes
         with suppress(OSError):
-            handle = os.open(left, os.O_RDONLY)
+            handle = os.open(draft, os.O_RDONLY)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if left.is_dir():
-                    shutil.rmtree(left, ignore_errors=True)
+                if not lock_descriptor(handle, blocking=False):
+                    continue
+                if draft.is_dir():
+                    shutil.rmtree(draft, ignore_errors=True)
                 else:
-                    left.unlink()
+                    draft.unlink()
             finally:
                 os.close(handle)
 
 
 @contextmanager
-def _held(new: Callable[[], FileDraft]) -> Iterator[FileDraft]:
+def _locked_draft(create: Callable[[], FileDraft]) -> Iterator[FileDraft]:
     while True:
-        draft = new()
+        draft = create()
         try:
-            fcntl.flock(draft.handle, fcntl.LOCK_EX)
-            if not draft.path.exists():  # swept between its making and its lock: nobody will see it
+            lock_descriptor(draft.handle)
+            if not draft.path.exists():  # swept between its creation and its lock
                 continue
             yield draft
             return

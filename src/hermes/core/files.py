@@ -1,7 +1,7 @@
-"""Private files and directories: created 0700 and 0600, replaced whole or not at all.
+"""Private files and directories: created with modes 0600 and 0700, replaced whole or not at all.
 
-A reader never sees half a file, and a failed write (full disk, read-only home) leaves the old one as
-it was. Every failure is a `HermesError` that names the path; a `ConfigError` where it is about the home.
+A reader never sees half a file, and a failed write (full disk, read-only home) leaves the old file unchanged.
+Every failure is a `HermesError` that names the path; for files of the Hermes home it is a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from hermes.core.filelock import FileLock
 from hermes.errors import ConfigError, HermesError
 
 
@@ -24,7 +25,7 @@ def ensure_dir(path: Path) -> Path:
         for directory in reversed(missing):
             directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise _failed("create the directory", path, error) from error
+        raise _config_error("create the directory", path, error) from error
     return path
 
 
@@ -35,7 +36,7 @@ def read_text(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _failed("read", path, error) from error
+        raise _config_error("read", path, error) from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -51,30 +52,31 @@ def atomic_write(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: the new text is not valid Unicode", "remove lone surrogates") from error
     ensure_dir(Path(os.path.realpath(path)).parent)
     try:
-        with _replacing(path) as file:
+        with _replaced_text(path) as file:
             file.write(text)
     except OSError as error:
-        raise _failed("write", path, error) from error
+        raise _config_error("write", path, error) from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A text file that takes the path's place, with mode 0600, when the block ends well; else it vanishes.
+    """A text file that replaces `path`, with mode 0600, when the block ends without an error; else it is
+    removed.
 
-    Unlike `atomic_write` it is for text of any length, and for places outside the home. Lone surrogates
+    Unlike `atomic_write` it takes text of any length, and it is for files outside the home. Lone surrogates
     are written as `\\udXXX`, which is their form in JSON.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path) as file:
+        with _replaced_text(path) as file:
             yield file
     except OSError as error:
-        hint = "write to another place, or free space and make the directory writable"
+        hint = "write to another path, or free space and make the directory writable"
         raise HermesError(f"cannot write {path}: {error.strerror or error}", hint) from error
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[TextIO]:
+def _replaced_text(path: Path) -> Iterator[TextIO]:
     from hermes.core.drafts import draft_file
 
     target = Path(os.path.realpath(path))
@@ -90,24 +92,21 @@ def _replacing(path: Path) -> Iterator[TextIO]:
 
 
 @contextmanager
-def locked(home: Path) -> Iterator[None]:
-    """One editor of the home's settings at a time, so that no change is lost between read and write."""
-    import fcntl
-
-    lock = ensure_dir(home) / ".config.lock"
+def settings_lock(home: Path) -> Iterator[None]:
+    """Held around a change of the home's settings, so that no other change is lost between read and write."""
+    lock = FileLock(ensure_dir(home) / ".config.lock")
     try:
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+        lock.acquire()
     except OSError as error:
-        raise _failed("write", lock, error) from error
+        raise _config_error("write", lock.path, error) from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the renames in it durable."""
+    """Flushes the directory, so that the renames in it survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -115,7 +114,7 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def _failed(verb: str, path: Path, error: OSError) -> ConfigError:
+def _config_error(verb: str, path: Path, error: OSError) -> ConfigError:
     hint = "point HERMES_HOME at a directory you can write to"
     if isinstance(error, NotADirectoryError | FileExistsError):
         hint = "a file is in the way; point HERMES_HOME at a directory"

@@ -1,7 +1,7 @@
 """Rows as lines of JSON that any loader accepts, and reading such lines back with their numbers.
 
-Text with lone surrogates, which no loader accepts, gets U+FFFD in their place; the store keeps what the
-model said. Characters that some readers take for the end of a line are escaped.
+Lone surrogates, which no loader accepts, are replaced by U+FFFD; the store keeps the original text.
+Characters that some readers take for the end of a line are escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hermes.core import JSONObject, canonical_json
 from hermes.errors import UsageError
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
-"""Those that JSON leaves as they are."""
+"""Those that JSON does not escape."""
 
 
 class Line(NamedTuple):
@@ -27,8 +27,15 @@ class Line(NamedTuple):
     """Why it is not."""
 
 
-def encoded(row: JSONObject) -> tuple[JSONObject, str]:
-    """The row, and the same as one line of JSON (without newline), both fit for any loader."""
+class EncodedRow(NamedTuple):
+    """A row and its line of JSON, without newline."""
+
+    row: JSONObject
+    line: str
+
+
+def encode_row(row: JSONObject) -> EncodedRow:
+    """The row in the form that any loader accepts."""
     text = json.dumps(row, ensure_ascii=False)
     if not text.isascii():
         text = text.translate(_LINE_ENDS)
@@ -37,17 +44,17 @@ def encoded(row: JSONObject) -> tuple[JSONObject, str]:
     except UnicodeEncodeError:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         row = json.loads(text)
-    return row, text
+    return EncodedRow(row, text)
 
 
-def exact(row: JSONObject) -> str:
-    """The row as one line of JSON that says all of it; lone surrogates become escapes."""
+def exact_line(row: JSONObject) -> str:
+    """The row as one line of JSON that loses nothing; lone surrogates become escapes."""
     text = canonical_json(row)
     return text if text.isascii() else text.translate(_LINE_ENDS)
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Every line of a JSONL file that is not blank; broken ones with what is wrong with them."""
+    """The lines of a JSONL file that are not blank; a broken one with its problem."""
     try:
         with path.open("rb") as file:
             for number, data in enumerate(file, 1):

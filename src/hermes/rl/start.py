@@ -6,18 +6,16 @@ supervisor adopts the processes of the run.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.config.environment import without_stored
+from hermes.core.filelock import FileLock
 from hermes.core.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
 from hermes.rl.budget import grant, recorded_limits
@@ -182,9 +180,6 @@ def _check_machine(config: Config, resolved: Resolved) -> None:
         raise HermesError(missing.problem, missing.fix)
 
 
-@contextmanager
-def _start_lock(home: Path) -> Iterator[None]:
-    """Two runs that are started at the same moment must not get the same ports."""
-    with (ensure_dir(home / "runs") / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _start_lock(home: Path) -> FileLock:
+    """Held by a start, so that two starts at the same moment do not choose the same ports."""
+    return FileLock(ensure_dir(home / "runs") / ".lock")

@@ -9,16 +9,14 @@ this machine whatever the version.
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import quote
 
+from hermes.core.filelock import FileLock
 from hermes.errors import StoreError
 
 SAFE_VERSION = (3, 51, 3)
@@ -61,15 +59,9 @@ def connect_memory() -> sqlite3.Connection:
     return _connect(":memory:")
 
 
-@contextmanager
-def write_lock(path: Path) -> Iterator[None]:
-    """Held around every write transaction: one writer on this machine at a time."""
-    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def write_lock(path: Path) -> FileLock:
+    """The lock that is held around every write transaction: one writer on this machine at a time."""
+    return FileLock(path.with_name(f"{path.name}.lock"))
 
 
 def _connect(address: str) -> sqlite3.Connection:

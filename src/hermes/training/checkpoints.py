@@ -8,7 +8,6 @@ top of the same weights. A batch is acknowledged once a checkpoint contains it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from hermes.core.filelock import FileLock
 from hermes.core.files import atomic_write, ensure_dir, read_text
 from hermes.core.json import JSONObject
 from hermes.errors import HermesError, UsageError
@@ -122,19 +122,21 @@ class StateFile:
 @contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
     """One trainer per run: two would train on the same batches. The lock ends with the process."""
-    path = ensure_dir(folder) / "training.lock"
+    lock = FileLock(ensure_dir(folder) / "training.lock")
     try:
-        file = path.open("w")
+        acquired = lock.acquire(blocking=False)
     except OSError as error:
-        raise HermesError(f"cannot write {path}: {error.strerror}", "free space, or use --run-dir") from error
-    with file as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"another process is training the run in {folder}", "wait for it, or use another run name"
-            ) from error
+        raise HermesError(
+            f"cannot write {lock.path}: {error.strerror}", "free space, or use --run-dir"
+        ) from error
+    if not acquired:
+        raise UsageError(
+            f"another process is training the run in {folder}", "wait for it, or use another run name"
+        )
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def add_checkpoint(

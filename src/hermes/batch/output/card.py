@@ -12,11 +12,12 @@ from dataclasses import asdict
 from pathlib import PurePath
 
 from hermes import __version__
-from hermes.batch.output.parquet import COLUMNS, FOLDER
 from hermes.batch.spec import RunSpec
 from hermes.core import JSON, JSONObject, canonical_json, content_hash
 from hermes.data.export.card import code, counts, front_matter, plain, table
+from hermes.data.formats.batch import COLUMNS
 
+PARQUET_FOLDER = "parquet"
 _TAGS = ("hermes", "agent", "tool-use", "trajectories", "sharegpt")
 _FILE_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 _SHOWN_SETTINGS = ("limits.", "sampling.", "sandbox.")
@@ -51,7 +52,7 @@ def spec_digest(spec: RunSpec) -> str:
 
 
 def _data_files(with_parquet: bool) -> list[tuple[str, str]]:
-    return [("train", f"{FOLDER}/*.parquet")] if with_parquet else []
+    return [("train", f"{PARQUET_FOLDER}/*.parquet")] if with_parquet else []
 
 
 def _origin(spec: RunSpec) -> dict[str, JSON]:
@@ -142,5 +143,5 @@ def _dataset_name(source: str) -> str:
     return path.name if path.suffix.lower() in _FILE_KINDS else source
 
 
-def _counts(title: str, found: Mapping[str, int]) -> str:
-    return counts(title, found, "samples")
+def _counts(title: str, numbers: Mapping[str, int]) -> str:
+    return counts(title, numbers, "samples")

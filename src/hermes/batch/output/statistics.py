@@ -61,7 +61,7 @@ class StatisticsTally:
     _ended_at_ms: int | None = None
 
     def add_finished(self, row: JSONObject, filtered: str | None) -> None:
-        """`row` as rows.shaped gives it; `filtered` is why it is kept aside, if it is."""
+        """`row`: of data.formats.batch.dataset_row; `filtered`: why the row is filtered, if it is."""
         if filtered is None:
             self.done += 1
         else:

@@ -23,11 +23,11 @@ from hermes.core.files import replacing
 from hermes.data.example import UnfitError, load
 from hermes.data.export import manifest
 from hermes.data.export.select import EVERYTHING, LeftOut, TrajectorySelection, select
-from hermes.data.export.sink import RowSink, WrittenFile, check_target, open_sink
+from hermes.data.export.sink import RowSink, WrittenFile, check_target, encode, open_sink
 from hermes.data.export.split import Side, side_of
 from hermes.data.formats import sharegpt
 from hermes.data.formats.base import Format, ToolCallStyle, Unit
-from hermes.data.lines import encoded
+from hermes.data.lines import encode_row
 from hermes.data.preference.pairs import PairCandidate, PreferenceSource, candidate, find_claims, make_pair
 from hermes.data.redaction.redact import RedactionLevel, Scrubber
 from hermes.safety.redact import Redactor
@@ -77,7 +77,7 @@ def export(reader: Reader, plan: ExportPlan, known: Redactor = _NO_SECRETS) -> E
     with ExitStack() as stack:
         sinks = {side: stack.enter_context(open_sink(path, plan.form)) for side, path in _targets(plan)}
         for row, side in _rows(reader, plan, left_out, scrubber):
-            (sinks.get(side) or sinks[Side.TRAIN]).add(row)
+            (sinks.get(side) or sinks[Side.TRAIN]).add(encode(row, plan.form))
     written = [(side, _done(sink)) for side, sink in sinks.items()]
     facts = _facts(reader, plan, written, left_out, scrubber)
     paths = [file.path for _, file in written]
@@ -106,7 +106,7 @@ def export_conversation(reader: Reader, trajectory_id: str, output: Path) -> Non
     """One trajectory as one row, finished or not: somebody asked for exactly this one."""
     (row,) = sharegpt.FORMAT.write(load(reader, reader.get(trajectory_id)), ToolCallStyle.STRUCTURED)
     with replacing(output) as file:
-        file.write(encoded(row)[1] + "\n")
+        file.write(encode_row(row).line + "\n")
 
 
 def _rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:

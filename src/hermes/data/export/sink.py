@@ -1,8 +1,9 @@
-"""Where rows go: JSONL, Parquet or Arrow by the file's ending, or a folder with one file a conversation.
+"""The dataset writer of exports and batch runs: JSONL, Parquet or Arrow by the file's ending, a folder with
+one file per conversation, or a folder of Parquet shards.
 
-Each target appears whole, or not at all: it is written beside its place, flushed to disk and renamed. A
-failure, a full disk or kill -9 leaves what was there before. What a killed export left half-written is
-removed by the next one to the same place.
+Each target appears whole or not at all: it is written beside its path, flushed to disk and renamed. A
+failure, a full disk or kill -9 leaves what was there before. What a killed process left half-written is
+removed by the next one that writes to the same path. The same rows give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ from typing import BinaryIO, Protocol
 from hermes.core import JSONObject
 from hermes.core.drafts import draft_file, draft_folder, sweep
 from hermes.core.files import sync_directory
-from hermes.data.export.table import TableWriter
+from hermes.data.export.table import GROUP_BYTES, TableWriter
 from hermes.data.formats.base import Format
-from hermes.data.lines import encoded, exact
+from hermes.data.lines import EncodedRow, encode_row, exact_line
 from hermes.errors import HermesError, UsageError
 
 TABLES = {".parquet": False, ".arrow": True}
 """Ending → whether it is an Arrow stream."""
 LINES = (".jsonl", ".ndjson", ".json")
+SHARD_BYTES = 256 << 20
+"""Size on disk at which a shard is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that is in its place."""
+    """A file that was renamed to its path."""
 
     path: Path
     rows: int
@@ -41,42 +44,76 @@ class WrittenFile:
 
 
 class RowSink(Protocol):
-    """Takes rows; `written` is set once the target is in its place."""
+    """Takes rows; `written` is set once the target is complete."""
 
     written: WrittenFile | None
 
-    def add(self, row: JSONObject) -> None: ...
+    def add(self, encoded: EncodedRow) -> None: ...
+
+
+def encode(row: JSONObject, form: Format) -> EncodedRow:
+    """The row as the sinks of this format take it."""
+    return EncodedRow(row, exact_line(row)) if form.whole else encode_row(row)
 
 
 def check_target(path: Path, form: Format) -> None:
-    """Refuses a target whose kind cannot be told, or does not fit the format."""
-    known = (*LINES, *TABLES)
-    if path.suffix in known:
+    """Raises UsageError for a target whose ending is unknown or does not fit the format."""
+    endings = (*LINES, *TABLES)
+    if path.suffix in endings:
         if path.is_dir():
             raise UsageError(f"{path} is a folder", "name a file, or a folder without such an ending")
         return
     if form.lines is None:
         raise UsageError(
-            f"'{path.name}' does not say which kind of file to write", f"end it in {', '.join(known)}"
+            f"'{path.name}' does not say which kind of file to write", f"end it in {', '.join(endings)}"
         )
 
 
 @contextmanager
 def open_sink(path: Path, form: Format) -> Iterator[RowSink]:
-    """The sink for this target; the target changes only if the block ends well."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        sweep(path)
+    """The sink for this target; the target changes only if the block ends without an error."""
+    with _prepared(path):
         if path.suffix in (*LINES, *TABLES):
             with _file_sink(path, form) as sink:
                 yield sink
         else:
             with _folder_sink(path, form) as folder:
                 yield folder
+
+
+@contextmanager
+def open_shards(
+    path: Path, form: Format, *, shard_bytes: int = SHARD_BYTES, group_bytes: int = GROUP_BYTES
+) -> Iterator[RowSink]:
+    """A folder of Parquet files for a dataset of any size; it changes only if the block ends without an
+    error."""
+    target = Path(os.path.realpath(path))
+    with _prepared(path):
+        with draft_folder(target) as draft:
+            sink = _ShardSink(draft.path, form, shard_bytes, group_bytes)
+            try:
+                yield sink
+                sink.finish()
+            except BaseException:
+                sink.abandon()
+                raise
+            sync_directory(draft.path)
+            digest, size = _folder_digest(draft.path)
+            _replace_folder(draft.path, target)
+        sync_directory(target.parent)
+        sink.written = WrittenFile(path, sink.rows, size, digest)
+
+
+@contextmanager
+def _prepared(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sweep(path)
+        yield
     except OSError as error:
         raise HermesError(
             f"cannot write {path}: {error.strerror or error}",
-            "write to another place, or free space and make the directory writable",
+            "write to another path, or free space and make the directory writable",
         ) from error
 
 
@@ -86,7 +123,7 @@ def _file_sink(path: Path, form: Format) -> Iterator[RowSink]:
     with draft_file(target) as draft:
         with os.fdopen(draft.handle, "wb", closefd=False) as file:
             arrow = TABLES.get(path.suffix)
-            sink = _LineSink(file, form) if arrow is None else _TableSink(file, form, arrow)
+            sink = _LineSink(file) if arrow is None else _TableSink(file, form, arrow=arrow)
             try:
                 yield sink
                 sink.finish()
@@ -102,34 +139,34 @@ def _file_sink(path: Path, form: Format) -> Iterator[RowSink]:
 
 
 class _LineSink:
-    def __init__(self, file: BinaryIO, form: Format) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._exact = form.whole
         self.rows = 0
         self.written: WrittenFile | None = None
 
-    def add(self, row: JSONObject) -> None:
-        line = exact(row) if self._exact else encoded(row)[1]
-        self._file.write(line.encode("utf-8") + b"\n")
+    def add(self, encoded: EncodedRow) -> None:
+        self._file.write(encoded.line.encode("utf-8") + b"\n")
         self.rows += 1
 
     def finish(self) -> None:
-        """Nothing waits."""
+        """There is nothing to flush."""
 
     def abandon(self) -> None:
-        """Nothing to take back."""
+        """There is nothing to discard."""
 
 
 class _TableSink:
-    def __init__(self, file: BinaryIO, form: Format, arrow: bool) -> None:
-        self._table = TableWriter(file, form.columns, arrow=arrow)
-        self._exact = form.whole
+    def __init__(
+        self, file: BinaryIO, form: Format, *, arrow: bool = False, group_bytes: int = GROUP_BYTES
+    ) -> None:
+        self._table = TableWriter(file, form.columns, arrow=arrow, group_bytes=group_bytes)
+        self._table_row = form.table_row
         self.rows = 0
         self.written: WrittenFile | None = None
 
-    def add(self, row: JSONObject) -> None:
-        clean, text = (row, exact(row)) if self._exact else encoded(row)
-        self._table.add(clean, len(text))
+    def add(self, encoded: EncodedRow) -> None:
+        row = encoded.row if self._table_row is None else self._table_row(encoded.row)
+        self._table.add(row, len(encoded.line))
         self.rows += 1
 
     def finish(self) -> None:
@@ -148,13 +185,62 @@ def _folder_sink(path: Path, form: Format) -> Iterator[RowSink]:
         yield sink
         sync_directory(draft.path)
         digest, size = _folder_digest(draft.path)
-        _take_place(draft.path, target)
+        _replace_folder(draft.path, target)
     sync_directory(target.parent)
     sink.written = WrittenFile(path, sink.rows, size, digest)
 
 
-def _take_place(folder: Path, target: Path) -> None:
-    """A folder cannot replace another: for a moment there is none, better than one of two exports."""
+class _ShardSink:
+    """Files `train-<n>-of-<count>.parquet`; at least one, so that an empty dataset has a schema."""
+
+    def __init__(self, folder: Path, form: Format, shard_bytes: int, group_bytes: int) -> None:
+        self._folder = folder
+        self._form = form
+        self._shard_bytes = shard_bytes
+        self._group_bytes = group_bytes
+        self._file: BinaryIO | None = None
+        self._shards = 0
+        self.rows = 0
+        self.written: WrittenFile | None = None
+
+    def add(self, encoded: EncodedRow) -> None:
+        file = self._file or self._open_shard()
+        self._table.add(encoded)
+        self.rows += 1
+        if file.tell() >= self._shard_bytes:
+            self._close_shard(file)
+
+    def finish(self) -> None:
+        if self._file is not None or self._shards == 0:
+            self._close_shard(self._file or self._open_shard())
+        for number in range(self._shards):
+            name = f"train-{number:05}-of-{self._shards:05}.parquet"
+            (self._folder / str(number)).rename(self._folder / name)
+
+    def abandon(self) -> None:
+        if self._file is not None:
+            self._table.abandon()
+            with suppress(OSError):
+                self._file.close()
+
+    def _open_shard(self) -> BinaryIO:
+        path = self._folder / str(self._shards)
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        self._file = file
+        self._table = _TableSink(file, self._form, group_bytes=self._group_bytes)
+        self._shards += 1
+        return file
+
+    def _close_shard(self, file: BinaryIO) -> None:
+        self._table.finish()
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        self._file = None
+
+
+def _replace_folder(folder: Path, target: Path) -> None:
+    """A folder cannot replace another: for a moment there is none, which is better than a mix of two."""
     while True:
         try:
             folder.rename(target)
@@ -173,12 +259,12 @@ class _FolderSink:
         self.rows = 0
         self.written: WrittenFile | None = None
 
-    def add(self, row: JSONObject) -> None:
+    def add(self, encoded: EncodedRow) -> None:
         assert self._form.lines is not None
-        path = self._folder / f"{row['id']}.jsonl"
+        path = self._folder / f"{encoded.row['id']}.jsonl"
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            for line in self._form.lines(row):
-                file.write(encoded(line)[1].encode("utf-8") + b"\n")
+            for line in self._form.lines(encoded.row):
+                file.write(encode_row(line).line.encode("utf-8") + b"\n")
             file.flush()
             os.fsync(file.fileno())
         self.rows += 1

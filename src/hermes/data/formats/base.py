@@ -21,7 +21,7 @@ class Column(NamedTuple):
 
     name: str
     kind: str
-    """A key of hermes.data.export.table.kinds()."""
+    """A key of hermes.data.export.table.KINDS."""
     meaning: str
 
 
@@ -59,6 +59,8 @@ class Format:
     unit: Unit = Unit.TRAJECTORY
     whole: bool = False
     """A row is the record itself: of any version and any end, and every text to the last code unit."""
+    table_row: Callable[[JSONObject], JSONObject] | None = None
+    """A row in the types of the columns, where they differ from those of the JSON row."""
     lines: Callable[[JSONObject], list[JSONObject]] | None = None
     """For formats that want one file a conversation: the lines of that file."""
 

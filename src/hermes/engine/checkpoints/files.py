@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from hermes.core.filelock import FileLock
 from hermes.errors import HostError
 
 
-def own(root: Path) -> IO[str]:
-    """Held until it is closed or the process ends, however it ends."""
-    lock = (root / ".lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
+def own(root: Path) -> FileLock:
+    """The lock on `root`, held until it is released or the process ends."""
+    lock = FileLock(root / ".lock")
+    if not lock.acquire(blocking=False):
         raise HostError(
             f"another engine keeps its checkpoints in {root}", "stop it, or choose another --state-dir"
-        ) from error
+        )
     return lock
 
 

@@ -105,7 +105,7 @@ class CheckpointStore:
             self.delete(checkpoint)
 
     def close(self) -> None:
-        self._owned.close()
+        self._owned.release()
 
     def runs(self) -> list[TrainingRun]:
         """Newest first."""

@@ -1,15 +1,16 @@
-"""A cache of verdicts in memory and, with a path, in a file that the next run reads.
+"""Verdicts of a judge by their key, in memory and, with a path, in a file of JSON lines that the next run
+reads.
 
-The file has one JSON line per verdict, appended in one write; a line that a crash cut short is skipped.
+A line that cannot be read, such as one that a crash cut short, is skipped: its verdict is requested again.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from hermes.core import JSONObject
+from hermes.core.appendlog import AppendLog, read_lines
 
 
 class Verdicts:
@@ -17,7 +18,7 @@ class Verdicts:
         self._path = path
         self._verdicts: dict[str, JSONObject] = {}
         if path is not None and path.exists():
-            self._verdicts = dict(_read(path))
+            self._verdicts = _read(path)
 
     def get(self, key: str) -> JSONObject | None:
         return self._verdicts.get(key)
@@ -27,26 +28,17 @@ class Verdicts:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # One append that begins with a newline, so that a torn line before it does not spoil this one.
-        line = "\n" + json.dumps({"key": key, "verdict": verdict}, ensure_ascii=True)
-        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(handle, line.encode())
-        finally:
-            os.close(handle)
+        with AppendLog(self._path, fsync=False) as log:
+            log.append([json.dumps({"key": key, "verdict": verdict})])
 
 
-def _read(path: Path) -> list[tuple[str, JSONObject]]:
-    verdicts = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+def _read(path: Path) -> dict[str, JSONObject]:
+    verdicts: dict[str, JSONObject] = {}
+    for line in read_lines(path):
         try:
             entry = json.loads(line)
-            verdicts.append(
-                (
-                    str(entry["key"]),
-                    {"score": float(entry["verdict"]["score"]), "reason": str(entry["verdict"]["reason"])},
-                )
-            )
+            verdict = entry["verdict"]
+            verdicts[str(entry["key"])] = {"score": float(verdict["score"]), "reason": str(verdict["reason"])}
         except (ValueError, KeyError, TypeError):
             continue
     return verdicts

@@ -8,7 +8,6 @@ The package is never imported: it wants a C++ runtime that we do not need.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -111,17 +110,16 @@ def _version(package: str) -> str | None:
 @contextmanager
 def _alone(lock: Path, tell: Progress) -> Iterator[None]:
     """Holds `lock`; the kernel lets go of it when the process ends, however it ends."""
-    import fcntl
+    from hermes.core.filelock import FileLock
 
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            tell("waiting for another process that is preparing hermes/smollm2")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    file_lock = FileLock(lock)
+    if not file_lock.acquire(blocking=False):
+        tell("waiting for another process that is preparing hermes/smollm2")
+        file_lock.acquire()
+    try:
         yield
+    finally:
+        file_lock.release()
 
 
 def _make(source: Path, folder: Path, tell: Progress) -> None:

@@ -9,7 +9,6 @@ is killed. A run has one supervisor at a time: a second one finds the lock taken
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from hermes.core.filelock import FileLock
 from hermes.errors import HermesError
 from hermes.rl.run import RlRun, RunState, now_ms
 from hermes.rl.supervise.process import signal_group
@@ -91,13 +91,11 @@ def supervise_run(run: RlRun) -> None:
 @contextlib.contextmanager
 def supervisor_lock(run: RlRun) -> Iterator[bool]:
     """Yields whether this process may supervise the run; the lock ends with the process."""
-    with (run.folder / "supervisor.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+    lock = FileLock(run.folder / "supervisor.lock")
+    try:
+        yield lock.acquire(blocking=False)
+    finally:
+        lock.release()
 
 
 def _give_up(run: RlRun) -> None:

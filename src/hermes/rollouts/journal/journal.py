@@ -11,15 +11,14 @@ copying what lives to the newest, so the disk holds little more than what is que
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import functools
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from hermes.core.filelock import FileLock
 from hermes.core.json import JSONObject
 from hermes.errors import StoreError
 from hermes.rollouts.core.queue import QueuedGroup
@@ -105,12 +104,12 @@ class FileJournal:
 
     def __init__(self, directory: Path, now_s: float, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._segment_bytes = segment_bytes
-        self._lock = _locked(directory)
+        self._lock = _lock_directory(directory)
         try:
             recovered = recover(directory, now_s)
             self._log = Log(directory, recovered.last_index + 1, recovered.last_number)
         except BaseException as error:
-            os.close(self._lock)
+            self._lock.release()
             if isinstance(error, OSError):
                 raise StoreError(
                     f"cannot use {directory}: {error}", "free the disk or mend the files"
@@ -189,7 +188,7 @@ class FileJournal:
 
     async def close(self) -> None:
         await self._log.close()
-        os.close(self._lock)
+        self._lock.release()
 
     def _settle(self, group_id: int, place: RecordLocation) -> None:
         self._places[group_id] = place
@@ -271,20 +270,18 @@ def _resolved(result: T) -> asyncio.Future[T]:
     return future
 
 
-def _locked(directory: Path) -> int:
-    """Makes the directory if need be and keeps other servers out of it as long as the handle is open."""
+def _lock_directory(directory: Path) -> FileLock:
+    """Creates the directory if need be and keeps other servers out of it until the lock is released."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = FileLock(directory / "lock")
+        acquired = lock.acquire(blocking=False)
     except OSError as error:
         raise StoreError(
             f"cannot use {directory} as state directory: {error.strerror}", "choose another --state-dir"
         ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
+    if not acquired:
         raise StoreError(
             f"another server uses the state directory {directory}", "stop it, or choose another --state-dir"
-        ) from error
+        )
     return lock

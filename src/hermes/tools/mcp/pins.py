@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.core import canonical_json, content_hash
-from hermes.core.files import atomic_write, locked, read_text
+from hermes.core.files import atomic_write, read_text, settings_lock
 from hermes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def read_pins(home: Path) -> dict[str, Pin]:
 
 
 def write_pin(home: Path, name: str, pin: Pin) -> None:
-    with locked(home):
+    with settings_lock(home):
         pins = {**read_pins(home), name: pin}
         data = {key: {"action": value.action, "tools": dict(value.tools)} for key, value in pins.items()}
         atomic_write(home / PINS_FILE, json.dumps(data, indent=1, sort_keys=True) + "\n")

@@ -23,8 +23,8 @@ from hermes.data.compress.forms.conversation import Edited, RowConversation, Row
 from hermes.data.compress.forms.messages import read_messages, read_record
 from hermes.data.compress.forms.sharegpt import read_sharegpt
 from hermes.data.compress.run.metrics import NOTHING, SummaryCost, fold_map, row_metrics
-from hermes.data.lines import encoded
 from hermes.models.render.jinja import TemplateRefusalError
+from hermes.data.lines import encode_row
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 """Half of a pair, as itself or escaped; a whole pair that is escaped matches too, which does no harm."""
@@ -106,7 +106,7 @@ def _parse(text: str) -> JSONObject:
 
 def _loadable(data: JSONObject, text: str) -> JSONObject:
     """The same without lone surrogates, which neither tokenizers nor loaders take."""
-    return encoded(data)[0] if _SURROGATE.search(text) else data
+    return encode_row(data).row if _SURROGATE.search(text) else data
 
 
 def _read(row: JSONObject, record: JSONObject | None) -> RowConversation:
@@ -197,7 +197,7 @@ class _CompressJob:
         """The row with these changes, as one line of JSON."""
         form = self.conversation.form
         turns = form.turns(self.conversation.messages if messages is None else messages)
-        return encoded({**self.row, form.field: turns, **changes})[1]
+        return encode_row({**self.row, form.field: turns, **changes}).line
 
 
 def _mapping(value: object) -> JSONObject:

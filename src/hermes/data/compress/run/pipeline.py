@@ -29,7 +29,7 @@ from hermes.data.compress.run.journal import CompressJournal
 from hermes.data.compress.run.metrics import SummaryCost, Totals
 from hermes.data.compress.run.summarise import Summariser, SummaryFailedError
 from hermes.data.compress.run.workers import CompressWorkers
-from hermes.data.lines import encoded
+from hermes.data.lines import encode_row
 
 _ROUNDS = 3
 """Passes over one row in which a model may still be asked for states."""
@@ -141,7 +141,7 @@ def finish(journal: CompressJournal, outputs: Outputs, facts: JSONObject) -> Tot
         for entry in journal.entries():
             if entry.kind is InputKind.BAD:
                 totals.bad_rows += 1
-                bad.write(encoded({"reason": entry.reason, "line": entry.line})[1])
+                bad.write(encode_row({"reason": entry.reason, "line": entry.line}).line)
                 continue
             totals.add(entry.metrics)
             if entry.kind is InputKind.ASIDE:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hermes.core import Message, Sampling, content_hash
+from hermes.core.appendlog import AppendLog, read_lines
 from hermes.core.files import ensure_dir
 from hermes.data.compress.counting.tokens import Counter, TokenizerSpec
 from hermes.data.compress.folding.result import Span
@@ -60,42 +60,38 @@ class WrittenState(NamedTuple):
 
 
 class SummaryCache:
-    """Texts by key, in a file that is only ever appended to."""
+    """Texts by key, in an append-only file that several runs may share."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._texts: dict[str, WrittenState] = {}
         ensure_dir(path.parent)
         try:
-            data = path.read_bytes() if path.exists() else b""
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            if data and not data.endswith(b"\n"):
-                os.write(self._file, b"\n")  # a torn line stays torn, and harms no other
+            self._log = AppendLog(path)
+            lines = list(read_lines(path))
         except OSError as error:
             raise _unwritable(path, error) from error
-        for line in data.splitlines():
+        for line in lines:
             try:
                 entry = json.loads(line)
                 self._texts[entry["key"]] = WrittenState(entry["text"], entry["request"])
             except (ValueError, KeyError, TypeError):
-                continue  # torn by a killed process: it was never used
+                continue  # an older version left torn lines in the file; their texts were never used
 
     def get(self, key: str) -> WrittenState | None:
         return self._texts.get(key)
 
     def put(self, texts: Mapping[str, WrittenState]) -> None:
-        """On disk when this returns, in one write: whoever is killed has all of an answer's texts or none, so
-        that the rest of a row is never asked for in another request than before."""
-        lines = [json.dumps({"key": key, **written._asdict()}) + "\n" for key, written in texts.items()]
+        """Stores all texts of a model's answer on disk, or none of them, so that the rest of a row is never
+        requested differently after a kill."""
         try:
-            os.write(self._file, "".join(lines).encode())
-            os.fsync(self._file)
+            self._log.append(json.dumps({"key": key, **written._asdict()}) for key, written in texts.items())
         except OSError as error:
             raise _unwritable(self._path, error) from error
         self._texts.update(texts)
 
     def close(self) -> None:
-        os.close(self._file)
+        self._log.close()
 
 
 class Summariser:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes.config import yaml_file
-from hermes.config.yaml_splice import with_value, without
+from hermes.config.yaml_edit import with_value, without
 from hermes.errors import ConfigError
 
 WHOLE = """\
@@ -52,11 +52,11 @@ def differences(before: str, after: str) -> list[str]:
 def test_a_scalar_is_replaced_where_it_stands() -> None:
     assert changed("model", "vllm/x") == [
         "-model: openrouter/some/model   # the cheap one",
-        "+model: vllm/x   # the cheap one",
+        "+model: vllm/x                  # the cheap one",
     ]
     assert changed("sandbox.memory_mb", 64) == [
         "-  memory_mb: 4096   # plenty",
-        "+  memory_mb: 64   # plenty",
+        "+  memory_mb: 64     # plenty",
     ]
 
 
@@ -75,7 +75,7 @@ def test_a_new_section_goes_to_the_end_of_the_settings() -> None:
 
 def test_a_block_list_is_replaced_and_the_comments_around_it_stay() -> None:
     assert sorted(changed("toolsets", ["terminal", "a b", "on", "1"])) == [
-        '+toolsets: [terminal, "a b", on, "1"]',
+        "+toolsets: [terminal, \"a b\", on, '1']",
         "-- file   # always",
         "-- web",
         "-toolsets:",
@@ -83,10 +83,14 @@ def test_a_block_list_is_replaced_and_the_comments_around_it_stay() -> None:
 
 
 def test_a_flow_mapping_is_changed_inside_its_braces() -> None:
-    assert changed("limits.max_turns", 3)[1] == "+limits: {max_turns: 3, max_tokens: 5000}  # short"
-    assert changed("limits.timeout_s", 1.5)[1].endswith('max_tokens: 5000, "timeout_s": 1.5}  # short')
-    assert "limits: {max_tokens: 5000}  # short" in without(WHOLE, ("limits", "max_turns"), "c")
-    assert "limits: {max_turns: 10}  # short" in without(WHOLE, ("limits", "max_tokens"), "c")
+    assert changed("limits.max_turns", 3)[1] == "+limits: {max_turns: 3, max_tokens: 5000}   # short"
+    assert changed("limits.timeout_s", 1.5)[1].endswith("max_tokens: 5000, timeout_s: 1.5} # short")
+    assert "limits: {max_tokens: 5000}                 # short" in without(
+        WHOLE, ("limits", "max_turns"), "c"
+    )
+    assert "limits: {max_turns: 10}                    # short" in without(
+        WHOLE, ("limits", "max_tokens"), "c"
+    )
 
 
 def test_a_block_of_text_is_replaced_whole() -> None:
@@ -99,6 +103,16 @@ def test_a_section_that_holds_only_comments_is_filled() -> None:
     assert with_value(text, ("sandbox", "backend"), "local", "c") == (
         "sandbox:   # mine\n  backend: local\n  # backend: docker\nmodel: a/b\n"
     )
+
+
+def test_a_comment_after_a_block_of_text_survives_the_removal_of_what_is_between() -> None:
+    text = "a: |\n  one\nb: 1   # gone\n\n# stays\nc: 2\n"
+    assert without(text, ("b",), "c") == "a: |\n  one\n\n# stays\nc: 2\n"
+
+
+def test_the_files_indentation_and_quotes_are_kept() -> None:
+    text = "a:\n    b: 'x'\n    c: \"y\"\nd:\n  - 1\n  - 2\n"
+    assert differences(text, with_value(text, ("a", "e"), 1, "c")) == ["+    e: 1"]
 
 
 def test_a_mapping_is_written_as_a_block() -> None:
