@@ -1,9 +1,9 @@
-"""The journal of a run: one line per finished sample, on disk before anyone is told it is done.
+"""The journal of a run: one line per finished sample, on disk before the sample is reported as finished.
 
-Each worker appends to a segment of its own (`journal/<worker>.jsonl`), so nobody waits for a lock and a
-killed worker can only have torn the last line of its own segment. Reading cuts a torn tail; whatever
-was acknowledged is before it. A sample that two segments report (a worker was thought dead, and was
-not) counts once: the first report in segment order stands.
+Each worker appends to its own segment (`journal/<worker>.jsonl`), so there is no lock, and a killed worker
+can only have torn the last line of its own segment. Readers ignore a torn last line; acknowledged entries are
+before it. A sample in two segments (a worker was wrongly considered dead) counts once: the first entry in
+segment order is used.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from hermes.store.group_commit import GroupCommit
 class SampleState(StrEnum):
     DONE = "done"
     FILTERED = "filtered"
-    """Ran to its end, but a quality switch keeps it out of the dataset. Terminal: never paid for twice."""
+    """Finished, but a quality filter removed it from the dataset. Terminal: it is not run again."""
     FAILED = "failed"
-    """An infrastructure failure: owed again on the next run."""
+    """An infrastructure failure: run again on the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class SampleEntry:
     sample: int
     state: SampleState
     row: JSONObject
-    """The dataset row for done and filtered ones; for failed ones what is known of the failure."""
+    """The dataset row of a done or filtered sample; of a failed one, details of the failure."""
     reason: str | None = None
     """Why it was filtered or failed."""
 
@@ -57,7 +57,7 @@ class JournalSegment:
     """An append-only file with group commit; `append` resolves once the entry is flushed to disk."""
 
     def __init__(self, path: Path, redact: Callable[[str], str]) -> None:
-        """`redact` goes over each entry's JSON text before it is written."""
+        """`redact` is applied to each entry's JSON text before it is written."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = path
         self._redact = redact
@@ -95,13 +95,13 @@ class JournalSegment:
 
 
 def read_states(folder: Path) -> Iterator[SampleEntry]:
-    """Like `read_journal`, without the rows: what became of each sample, in little memory."""
+    """Like `read_journal`, without the rows: the state of each sample, in little memory."""
     for entry in read_journal(folder):
         yield replace(entry, row={})
 
 
 def read_journal(folder: Path) -> Iterator[SampleEntry]:
-    """Every entry of every segment, in segment order; torn last lines are passed over."""
+    """Every entry of every segment, in segment order; torn last lines are ignored."""
     for path in sorted(folder.glob("*.jsonl")):
         with path.open("rb") as file:
             for line in file:
@@ -111,7 +111,7 @@ def read_journal(folder: Path) -> Iterator[SampleEntry]:
 
 
 def cut_torn_tails(folder: Path) -> int:
-    """Removes half-written last lines for good; returns how many. Only while no worker runs."""
+    """Truncates half-written last lines; returns how many. Only while no worker runs."""
     cut = 0
     for path in folder.glob("*.jsonl"):
         with path.open("rb+") as file:

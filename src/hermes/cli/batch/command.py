@@ -114,9 +114,9 @@ def batch(ctx: click.Context, /, **params: Any) -> None:
 
         ctx.invoke(tools, distributions=True, as_json=params["as_json"])
         return
-    from hermes.batch.workers.launch import launched_early
+    from hermes.batch.workers.launch import launch_early
 
-    with launched_early() if params["executor"] == "process" else nullcontext() as worker:
+    with launch_early() if params["executor"] == "process" else nullcontext() as worker:
         from hermes.cli.batch.options import read_batch_options
         from hermes.cli.batch.run import run
 

@@ -227,7 +227,9 @@ class HermesAgentBaseEnv(BaseEnv):
         if self.config.distribution is not None:
             own = self.hermes_config().settings.distributions
             parts = (self.run_id, self.item_key(item), self._groups)
-            return distributions.sample(self.config.distribution, seed_parts=parts, own=own, without=disabled)
+            return distributions.sample(
+                self.config.distribution, seed_parts=parts, configured=own, without=disabled
+            )
         chosen = self.config.enabled_toolsets
         names = self.default_toolsets if chosen is None else chosen
         return tuple(name for name in names if name not in disabled)
