@@ -35,7 +35,7 @@ _PROBE_S = 120.0
 
 
 def prepare(address: str | None, *, insecure: bool) -> None:
-    """Configures the process for the cluster at `address`, or for a new one; refuses one without token."""
+    """Configures the process for the cluster at `address` or a new one; refuses one without token."""
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError("ray", "ray", "--executor ray")
     if address is None:
@@ -46,7 +46,7 @@ def prepare(address: str | None, *, insecure: bool) -> None:
 
 @contextmanager
 def open_cluster(address: str | None, num_workers: int) -> Iterator[Any]:
-    """Yields the `ray` module, connected; a cluster started here ends with the block, or with this process."""
+    """Yields the `ray` module, connected; a cluster started here ends with the block or the process."""
     if address is not None:
         with _connect(address) as ray:
             yield ray

@@ -29,7 +29,7 @@ from hermes.models.prices import price_of
 from hermes.rl.run import named_run
 from hermes.safety.text import printable
 from hermes.tools import distributions
-from hermes.tools.registry import check_toolset, unusable
+from hermes.tools.registry import check_toolset, unusable_toolsets
 
 _BAD_ROWS_SHOWN = 5
 _NO_TOOLSETS = ("none",)
@@ -140,7 +140,7 @@ def _missing_toolsets(
         percents = distributions.resolve(name, config.settings.distributions)
         names = tuple(toolset for toolset, percent in percents.items() if percent)
         source = f"the distribution '{name}'"
-    reasons = unusable(names, config.settings, config.environ)
+    reasons = unusable_toolsets(names, config.settings, config.environ)
     if "memory" in names:
         reasons["memory"] = "it needs a person who sees what is remembered; use it in chat"
     if not reasons:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.engine.server.security import DOOR
+from hermes.engine.server.security import TOKEN_SCHEME
 from hermes.errors import MissingDependencyError
 from hermes.models.local.torch_threads import import_torch
-from hermes.safety.access import bound, policy_for
+from hermes.safety.access import listen, policy_for
 
 if TYPE_CHECKING:
     from hermes.engine.checkpoints.store import CheckpointStore
@@ -57,12 +57,12 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     for package in _NEEDED:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train,web", "the engine's server")
-    policy_for(DOOR, options.host, options.token)
+    policy_for(TOKEN_SCHEME, options.host, options.token)
     import_torch()
     from hermes.engine.checkpoints.store import CheckpointStore
 
     with (
-        bound(options.host, options.port, _BACKLOG) as listener,
+        listen(options.host, options.port, _BACKLOG) as listener,
         contextlib.closing(CheckpointStore(options.state_dir)) as store,
         contextlib.closing(_loaded(options.engine)) as engine,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
@@ -107,7 +107,7 @@ async def _run(
     state = open_state(engine, store, options.names, options.client_timeout_s)
     table = [*openai_routes(state, options.parser), *routes(state)]  # what is asked for most comes first
     config = uvicorn.Config(
-        build_app(table, policy_for(DOOR, options.host, options.token)),
+        build_app(table, policy_for(TOKEN_SCHEME, options.host, options.token)),
         http="httptools",
         ws="none",
         lifespan="off",

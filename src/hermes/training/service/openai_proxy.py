@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.errors import MissingDependencyError
-from hermes.safety.access import bound, policy_for
+from hermes.safety.access import listen, policy_for
 from hermes.training.service.client import ServiceConnection
 from hermes.training.service.token_meter import TokenMeter
 
@@ -61,7 +61,7 @@ def offered(
         from hermes.training.service.openai_backend import RemoteEngine, RemoteNames, RemoteState
     except ImportError as error:
         raise MissingDependencyError(error.name or "torch", "train", "Offering the policy") from error
-    with bound(HOST, port, _BACKLOG) as listener:
+    with listen(HOST, port, _BACKLOG) as listener:
         engine = RemoteEngine(connection, base_model, tokenizer, meter)
         names = RemoteNames(engine, base_model)
         server = _server(_app(RemoteState(engine, names)))
@@ -80,11 +80,11 @@ def _app(state: RemoteState) -> ASGIApp:
 
     from hermes.engine.server.app import build_app
     from hermes.engine.server.openai.routes import openai_routes
-    from hermes.engine.server.security import DOOR
+    from hermes.engine.server.security import TOKEN_SCHEME
 
     # The routes use no more of an engine than RemoteState has.
     table = openai_routes(state, _PARSER)
-    return build_app([Route("/health", _health), *table], policy_for(DOOR, HOST, None))
+    return build_app([Route("/health", _health), *table], policy_for(TOKEN_SCHEME, HOST, None))
 
 
 async def _health(request: Request) -> Response:
