@@ -95,8 +95,8 @@ class ToolError(HermesError):
 class MissingDependencyError(HermesError):
     """An optional package is not installed; the hint is the exact install line."""
 
-    def __init__(self, package: str, extra: str, why: str) -> None:
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(
-            f"{why} needs the package '{package}', which is not installed.",
+            f"{purpose} needs the package '{package}', which is not installed.",
             f"pip install 'hermes-research[{extra}]'",
         )

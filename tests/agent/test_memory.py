@@ -12,7 +12,7 @@ import pytest
 
 from hermes.agent.build import Person, RolloutPlan, open_writer
 from hermes.agent.chat import Conversation
-from hermes.agent.memory import with_memory, without_memory
+from hermes.agent.memory import add_memory, strip_memory
 from hermes.config.paths import db_path
 from hermes.core import Fact, FactAuthor, Message, Source
 from hermes.data.formats.sharegpt import conversations
@@ -200,20 +200,20 @@ async def test_secrets_are_redacted_in_facts_and_in_what_is_shown(scripted: Scri
 
 def test_no_fact_can_end_its_block_or_pass_for_another_line() -> None:
     fact = Fact("A" * 26, " ".join(HOSTILE.split()), FactAuthor.AGENT, 0)
-    prompt = with_memory("Be brief.", [fact, replace(fact, text="second")])
+    prompt = add_memory("Be brief.", [fact, replace(fact, text="second")])
     assert prompt.count("</memory>") == 1 and prompt.endswith("</memory>")
     lines = prompt.partition("<memory>\n")[2].splitlines()[1:-1]
     assert [json.loads(line) for line in lines] == [fact.text, "second"]
-    assert without_memory(Message.system(prompt)) == Message.system("Be brief.")
+    assert strip_memory(Message.system(prompt)) == Message.system("Be brief.")
 
 
 def test_a_prompt_that_only_mentions_a_memory_block_is_left_alone() -> None:
     for message in (
         Message.system("Use <memory>\nx\n</memory>"),
-        Message.user(with_memory("x", [Fact("A" * 26, "y", FactAuthor.USER, 0)])),
+        Message.user(add_memory("x", [Fact("A" * 26, "y", FactAuthor.USER, 0)])),
     ):
-        assert without_memory(message) is message
-    assert with_memory("Be brief.", []) == "Be brief."
+        assert strip_memory(message) is message
+    assert add_memory("Be brief.", []) == "Be brief."
 
 
 async def test_token_ids_that_spell_private_facts_are_withheld(scripted: Scripted) -> None:

@@ -16,7 +16,7 @@ from hermes.batch.compare.scores import (
     task_means,
     wilson_interval,
 )
-from hermes.batch.exact import final_part, matches, normalised
+from hermes.batch.exact import final_part, matches, normalise
 from hermes.data.formats.batch import dataset_row
 from tests.batch.made import row, usage
 
@@ -214,5 +214,5 @@ def test_answers_that_do_not(answer: str, expected: Any) -> None:
 
 def test_normalising_twice_changes_nothing_and_no_answer_is_slow() -> None:
     for text in ("“Hi”", "007", "+3", "1e5", "½", "-0"):
-        assert normalised(normalised(text)) == normalised(text)
+        assert normalise(normalise(text)) == normalise(text)
     assert final_part("\n" * 200_000 + "#" * 200_000) == "\n" * 200_000 + "#" * 200_000

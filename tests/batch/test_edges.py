@@ -10,7 +10,7 @@ import pytest
 
 from hermes.batch.journal import read_journal
 from hermes.config.paths import db_path
-from hermes.sandbox import usable
+from hermes.sandbox import unusable_reason
 from hermes.store import Filter, Reader
 from tests.batch.drive import command, last_lines, look_around, rows, solve, write_rows, write_tasks
 from tests.cli.process import failure, hermes
@@ -165,7 +165,7 @@ def test_a_config_file_gives_flags_and_the_command_line_wins(tmp_path: Path) -> 
 
 
 def test_a_row_s_files_lie_in_the_workspace_and_its_tools_work_in_its_directory(tmp_path: Path) -> None:
-    if reason := usable("bubblewrap"):
+    if reason := unusable_reason("bubblewrap"):
         pytest.skip(reason)
     files = {"top.txt": "at the top", "src/app/main.txt": "in the directory ü"}
     write_rows(
@@ -193,7 +193,7 @@ def test_a_row_s_files_lie_in_the_workspace_and_its_tools_work_in_its_directory(
 
 
 def test_an_image_without_an_engine_fails_that_row_alone_and_says_why(tmp_path: Path) -> None:
-    if usable("docker") is None:
+    if unusable_reason("docker") is None:
         pytest.skip("there is a container engine")
     write_rows(tmp_path, {"id": "boxed", "prompt": "x", "image": "debian:13"}, {"id": "plain", "prompt": "y"})
     with FakeProvider(echo) as provider:

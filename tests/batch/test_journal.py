@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_torn_tails, read_journal
-from hermes.batch.plan import SampleKey, owed, read_progress
+from hermes.batch.plan import SampleKey, read_progress, unfinished_samples
 from hermes.batch.tasks import TaskRow
 from hermes.errors import HermesError
 
@@ -41,7 +41,7 @@ def test_a_torn_last_line_is_cut_and_owed_again(tmp_path: Path) -> None:
     assert [each.key for each in read_journal(tmp_path)] == ["one", "three"]
 
 
-def test_owed_counts_every_row_and_sample_that_has_no_terminal_entry() -> None:
+def test_unfinished_samples_are_every_row_and_sample_that_has_no_terminal_entry() -> None:
     rows = [TaskRow(name, ("p",)) for name in ("a", "b", "c")]
     progress = read_progress(
         [
@@ -53,7 +53,7 @@ def test_owed_counts_every_row_and_sample_that_has_no_terminal_entry() -> None:
             entry("a", 0, SampleState.FAILED),
         ]
     )
-    assert owed(rows, 2, progress) == [SampleKey("b", 0), SampleKey("a", 1), SampleKey("c", 1)]
+    assert unfinished_samples(rows, 2, progress) == [SampleKey("b", 0), SampleKey("a", 1), SampleKey("c", 1)]
     assert list(progress.failures) == [SampleKey("b", 0)]
 
 

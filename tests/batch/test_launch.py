@@ -13,7 +13,7 @@ import pytest
 from hermes.batch.progress import open_view
 from hermes.batch.spec import open_run
 from hermes.batch.tasks import read_dataset
-from hermes.batch.workers.launch import launch, launched_early
+from hermes.batch.workers.launch import launch, launch_early
 from hermes.batch.workers.pool import Pool, RunOptions, RunResult
 from hermes.batch.workers.process import ProcessWorkers
 from tests.batch.drive import solve, write_tasks
@@ -27,7 +27,7 @@ def test_the_early_process_becomes_the_first_worker_and_others_are_started_besid
     monkeypatch.setenv("HERMES_HOME", str(tmp_path / "home"))
     dataset = read_dataset(str(write_tasks(tmp_path, 6)))
     folder = tmp_path / "run"
-    with FakeProvider(solve) as provider, launched_early() as early:
+    with FakeProvider(solve) as provider, launch_early() as early:
         run = open_run(
             folder, spec(model="m", base_url=provider.base_url, toolsets=("math",)), accept_changes=False
         )
@@ -50,7 +50,7 @@ def test_a_process_that_is_given_no_job_leaves_in_silence() -> None:
 
 
 def test_a_process_that_nobody_needed_is_gone_when_its_block_ends() -> None:
-    with launched_early() as process:
+    with launch_early() as process:
         pass
     assert process.returncode is not None
 

@@ -14,7 +14,7 @@ import pytest
 
 from hermes.batch.journal import read_journal
 from hermes.config.paths import db_path
-from hermes.sandbox import usable
+from hermes.sandbox import unusable_reason
 from hermes.store import Filter, Reader
 from tests.batch.drive import (
     command,
@@ -145,7 +145,7 @@ def test_a_budget_without_a_price_is_refused(tmp_path: Path) -> None:
 
 
 def test_sigterm_leaves_no_process_behind_and_a_run_that_continues(tmp_path: Path) -> None:
-    if reason := usable("bubblewrap"):
+    if reason := unusable_reason("bubblewrap"):
         pytest.skip(reason)
     write_rows(tmp_path, *({"prompt": f"sleep 0.{number % 10 + 1}; echo {number}"} for number in range(20)))
     flags = ("--toolsets", "terminal", "--sandbox", "bubblewrap", "--concurrency", "6")

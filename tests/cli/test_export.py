@@ -137,7 +137,7 @@ def test_a_recipe_comes_with_the_data_it_wants(
             ("--output", "x.jsonl", "--where", "turns>two"),
             "'turns>two' compares with something that is no number",
         ),
-        (("--format", "messages"), "where to?"),
+        (("--format", "messages"), "--output is missing"),
         (("--output", "x.txt"), "'x.txt' does not say which kind of file to write"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from hermes.config.settings import SandboxSettings
 from hermes.envs.rewards.result import GraderError
 from hermes.envs.rewards.tests_pass import Case, same_value, tests_pass
-from hermes.sandbox import open_sandbox, usable
+from hermes.sandbox import open_sandbox, unusable_reason
 from hermes.sandbox.base import Sandbox
 
 CASES = [Case(([1, 2],), 3), Case(([],), 0), Case(([-4, 4, 9],), 9)]
@@ -20,7 +20,7 @@ tests_pass.__test__ = False  # type: ignore[attr-defined]
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
-    if reason := usable("bubblewrap"):
+    if reason := unusable_reason("bubblewrap"):
         pytest.skip(f"needs bubblewrap: {reason}")
     opened = await open_sandbox(SandboxSettings(backend="bubblewrap"), interactive=False)
     yield opened

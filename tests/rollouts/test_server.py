@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import UsageError
-from hermes.rollouts.security import DOOR
+from hermes.rollouts.security import TOKEN_SCHEME
 from hermes.safety.access import HttpAccessPolicy, is_loopback, policy_for
 from tests.rollouts.conftest import Client, Launch, command, environment, group, marks
 
@@ -36,14 +36,14 @@ def guarded(launch: Launch) -> Client:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
 def test_an_address_that_others_can_reach_needs_a_token(host: str) -> None:
     with pytest.raises(UsageError, match="without a token"):
-        policy_for(DOOR, host, None)
-    assert policy_for(DOOR, host, TOKEN) == HttpAccessPolicy(DOOR, TOKEN)
+        policy_for(TOKEN_SCHEME, host, None)
+    assert policy_for(TOKEN_SCHEME, host, TOKEN) == HttpAccessPolicy(TOKEN_SCHEME, TOKEN)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_none(host: str) -> None:
     assert is_loopback(host)
-    assert policy_for(DOOR, host, None) == HttpAccessPolicy(DOOR)
+    assert policy_for(TOKEN_SCHEME, host, None) == HttpAccessPolicy(TOKEN_SCHEME)
 
 
 def test_without_a_token_the_server_does_not_start_on_such_an_address() -> None:

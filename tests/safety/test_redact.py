@@ -104,7 +104,7 @@ def _survives(secret: str, text: str, surroundings: str) -> bool:
 @given(st.text(), st.dictionaries(st.sampled_from(["A", "B", "C"]), secret_text, max_size=3))
 def test_text_without_a_secret_is_unchanged(text: str, secrets: dict[str, str]) -> None:
     redactor = Redactor(secrets)
-    if not redactor.found(text):
+    if not redactor.contains_secret(text):
         assert redactor.text(text) == text
         assert redactor.counts(text) == {}
 
@@ -168,8 +168,8 @@ def test_counts_are_by_name_and_the_text_is_left_alone() -> None:
     redactor = Redactor({"A": "alpha-secret", "B": "beta--secret"})
     text = f"alpha-secret {b'alpha-secret'.hex()} beta--secret none"
     assert redactor.counts(text) == {"A": 2, "B": 1}
-    assert redactor.found(text)
-    assert not redactor.found("nothing here")
+    assert redactor.contains_secret(text)
+    assert not redactor.contains_secret("nothing here")
 
 
 def test_a_key_file_with_lines_is_found_as_one() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes.config.settings import SandboxSettings
-from hermes.sandbox import open_sandbox, usable
+from hermes.sandbox import open_sandbox, unusable_reason
 from hermes.sandbox.base import Sandbox
 
 BACKENDS = ("local", "bubblewrap")
@@ -18,7 +18,7 @@ BACKENDS = ("local", "bubblewrap")
 
 def need(backend: str) -> None:
     """Skips, saying why, where the back end does not work."""
-    reason = usable(backend)
+    reason = unusable_reason(backend)
     if reason is not None:
         pytest.skip(f"needs {backend}: {reason}")
 

@@ -14,7 +14,7 @@ from hermes.errors import SandboxError
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.bubblewrap import BubblewrapSandbox, rlimits
-from hermes.sandbox.bwrap_args import Bwrap, MountLayout, command_argv, host_layout, room_argv
+from hermes.sandbox.bwrap_args import Bwrap, MountLayout, command_argv, host_layout, outer_argv
 from hermes.sandbox.workspace import UNPRIVILEGED_ID, Workspace
 from tests.sandbox.conftest import Marker, need
 
@@ -29,7 +29,7 @@ LAYOUT = MountLayout(
 
 
 def room(*, network: bool = False, drop_to: tuple[int, int] | None = None, bwrap: Bwrap = NEW) -> list[str]:
-    return room_argv(
+    return outer_argv(
         bwrap, LAYOUT, Path("/w"), network=network, tmp_bytes=5, files={"/etc/passwd": 7}, drop_to=drop_to
     )
 
@@ -201,16 +201,16 @@ async def test_a_bubblewrap_that_cannot_make_a_sandbox_says_why_and_what_to_do(
     program.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    module.installed.cache_clear()
+    module.find_bwrap.cache_clear()
     try:
         assert "No permissions to create a new namespace" in (
-            await asyncio.to_thread(module.why_unusable) or ""
+            await asyncio.to_thread(module.unusable_reason) or ""
         )
-        workspace = Workspace.make(tmp_path)
+        workspace = Workspace.create(tmp_path)
         sandbox = await BubblewrapSandbox.open(SandboxSettings(), workspace)
         with pytest.raises(SandboxError, match="No permissions") as error:
             await sandbox.run("true")
         await sandbox.close()
         assert "apt install bubblewrap" in error.value.hint
     finally:
-        module.installed.cache_clear()
+        module.find_bwrap.cache_clear()

@@ -8,7 +8,7 @@ import pytest
 
 from hermes.config.settings import SandboxSettings
 from hermes.errors import SandboxError
-from hermes.sandbox import open_sandbox, usable
+from hermes.sandbox import open_sandbox, unusable_reason
 from hermes.sandbox.docker_args import exec_argv, kill_argv, run_argv, shell_argv
 from tests.sandbox.conftest import need
 
@@ -66,7 +66,7 @@ def test_a_command_is_killed_by_its_mark() -> None:
 
 
 async def test_without_an_engine_the_error_says_so_and_what_to_do() -> None:
-    reason = usable("docker")
+    reason = unusable_reason("docker")
     if reason is None:
         pytest.skip("needs a machine without a container engine")
     with pytest.raises(SandboxError) as error:

@@ -11,7 +11,7 @@ import pytest
 
 from hermes.config.settings import SandboxSettings
 from hermes.errors import HostError, SandboxError, UsageError
-from hermes.sandbox import open_sandbox, sandbox_names, usable
+from hermes.sandbox import open_sandbox, sandbox_names, unusable_reason
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.local import without_secrets
 from tests.sandbox.conftest import need
@@ -57,7 +57,7 @@ async def test_an_unknown_name_lists_what_there_is() -> None:
     with pytest.raises(UsageError, match="local, bubblewrap, docker") as error:
         await open_sandbox(SandboxSettings(backend="singularity"), interactive=False)
     assert "plug-ins" in error.value.hint
-    assert usable("singularity") == "there is no sandbox 'singularity'"
+    assert unusable_reason("singularity") == "there is no sandbox 'singularity'"
 
 
 def test_a_plug_in_is_found_by_its_entry_point(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_a_place_where_no_workspace_can_be_made_is_named(tmp_path: Path) -
 
 
 async def test_a_sandbox_that_cannot_be_opened_leaves_no_workspace(tmp_path: Path) -> None:
-    if usable("docker") is None:
+    if unusable_reason("docker") is None:
         pytest.skip("needs a machine without a container engine")
     with pytest.raises(SandboxError):
         await open_sandbox(SandboxSettings(backend="docker"), interactive=False, workspaces=tmp_path)

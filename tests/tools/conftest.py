@@ -12,7 +12,7 @@ import pytest_asyncio
 from hermes.config.settings import Settings
 from hermes.core import new_id
 from hermes.safety.approval import AllowAll
-from hermes.sandbox import usable
+from hermes.sandbox import unusable_reason
 from hermes.sandbox.base import Sandbox
 from hermes.tools.base import Workbench
 from tests.tools.bench import open_bench
@@ -56,7 +56,7 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @asynccontextmanager
 async def _opened(backend: str, folder: Path) -> AsyncIterator[Workbench]:
-    missing = usable(backend)
+    missing = unusable_reason(backend)
     if missing is not None:
         pytest.skip(f"{backend}: {missing}")
     workspace = folder / "workspace"

@@ -48,7 +48,7 @@ def test_the_percentages_are_those_of_the_reference(name: str, percents: str) ->
 
 @pytest.mark.parametrize("name", ["science", "balanced", "browser_tasks"])
 def test_each_toolset_comes_as_often_as_its_percentage(name: str) -> None:
-    draws = [sample(name, seed_parts=(42, "run", row, 0), own={}) for row in range(DRAWS)]
+    draws = [sample(name, seed_parts=(42, "run", row, 0), configured={}) for row in range(DRAWS)]
     percents = DISTRIBUTIONS[name]
     none_wins = prod(1 - percent / 100 for percent in percents.values())
     for toolset, percent in percents.items():
@@ -60,37 +60,39 @@ def test_each_toolset_comes_as_often_as_its_percentage(name: str) -> None:
 
 def test_the_coins_of_one_sample_are_independent() -> None:
     own = {"two": {"web": 50, "file": 50, "todo": 100}}
-    draws = [sample("two", seed_parts=(row,), own=own) for row in range(DRAWS)]
+    draws = [sample("two", seed_parts=(row,), configured=own) for row in range(DRAWS)]
     both = sum({"web", "file"} <= set(draw) for draw in draws) / DRAWS
     assert abs(both - 0.25) < 0.025
 
 
 def test_a_certain_toolset_always_comes_and_an_impossible_one_never() -> None:
     own = {"sure": {"web": 0, "file": 100}}
-    assert {sample("sure", seed_parts=(row,), own=own) for row in range(1000)} == {("file",)}
+    assert {sample("sure", seed_parts=(row,), configured=own) for row in range(1000)} == {("file",)}
 
 
 def test_a_draw_that_wins_nothing_gets_the_most_probable_toolset() -> None:
     own = {"rare": {"web": 1, "todo": 2, "file": 2}}
-    draws = [sample("rare", seed_parts=(row,), own=own) for row in range(2000)]
+    draws = [sample("rare", seed_parts=(row,), configured=own) for row in range(2000)]
     assert all(draws)
     assert sum(draw == ("todo",) for draw in draws) > 1800
 
 
 def test_draws_are_pinned_for_all_time() -> None:
-    assert [sample("science", seed_parts=(42, "run", row, 0), own={}) for row in range(4)] == [
+    assert [sample("science", seed_parts=(42, "run", row, 0), configured={}) for row in range(4)] == [
         ("web", "terminal", "file", "vision", "browser"),
         ("web", "terminal", "file", "vision", "browser", "image_gen"),
         ("web", "terminal", "file", "browser"),
         ("web", "terminal", "file", "vision", "browser", "image_gen"),
     ]
-    assert sample("balanced", seed_parts=(1,), own={}) != sample("balanced", seed_parts=("1",), own={})
+    assert sample("balanced", seed_parts=(1,), configured={}) != sample(
+        "balanced", seed_parts=("1",), configured={}
+    )
 
 
 def test_another_process_with_another_hash_seed_draws_the_same() -> None:
     program = (
         "from hermes.tools.distributions import sample\n"
-        "print([sample('balanced', seed_parts=('é', row), own={}) for row in range(50)])"
+        "print([sample('balanced', seed_parts=('é', row), configured={}) for row in range(50)])"
     )
     outputs = {
         subprocess.run(
@@ -102,18 +104,18 @@ def test_another_process_with_another_hash_seed_draws_the_same() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    here = [sample("balanced", seed_parts=("é", row), own={}) for row in range(50)]
+    here = [sample("balanced", seed_parts=("é", row), configured={}) for row in range(50)]
     assert outputs == {f"{here}\n"}
 
 
 def test_an_own_distribution_replaces_its_namesake() -> None:
     assert resolve("minimal", {"minimal": {"todo": 100}}) == {"todo": 100}
-    assert sample("minimal", seed_parts=(1,), own={"minimal": {"todo": 100}}) == ("todo",)
+    assert sample("minimal", seed_parts=(1,), configured={"minimal": {"todo": 100}}) == ("todo",)
 
 
 def test_an_unknown_distribution_is_a_usage_error_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="no such distribution: 'reserch'") as caught:
-        sample("reserch", seed_parts=(1,), own={})
+        sample("reserch", seed_parts=(1,), configured={})
     assert "research" in caught.value.hint
 
 
@@ -129,10 +131,10 @@ def test_an_unknown_distribution_is_a_usage_error_with_the_nearest_name() -> Non
 )
 def test_a_bad_own_distribution_is_refused_by_key(own: dict[str, dict[str, int]], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        sample("mine", seed_parts=(1,), own=own)
+        sample("mine", seed_parts=(1,), configured=own)
     with pytest.raises(ConfigError, match=reason):
         available(own)
 
 
 def test_a_broken_own_distribution_does_not_stop_another_from_being_used() -> None:
-    assert sample("minimal", seed_parts=(1,), own={"mine": {"wbe": 50}}) == ("web",)
+    assert sample("minimal", seed_parts=(1,), configured={"mine": {"wbe": 50}}) == ("web",)

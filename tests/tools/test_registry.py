@@ -107,7 +107,7 @@ def test_a_selection_keeps_the_order_and_takes_each_toolset_once() -> None:
 def test_a_tool_that_cannot_be_used_is_left_out_with_the_reason() -> None:
     tools, left_out = registry.select(["probes", "math"], Settings(), {}, require_available=True)
     assert [tool.name for tool in tools] == ["probe_one", "calculator"]
-    assert [(missing.tool.name, missing.why) for missing in left_out] == [
+    assert [(missing.tool.name, missing.reason) for missing in left_out] == [
         ("probe_two", "PROBE_KEY is not set; hermes config set PROBE_KEY …")
     ]
     tools, left_out = registry.select(["probes"], Settings(), {"PROBE_KEY": "x"}, require_available=True)

@@ -118,7 +118,7 @@ def test_the_policy_is_not_its_own_teacher(tmp_path: Path) -> None:
     what, fix = failure(hermes(tmp_path, *words, "--teacher-url", "http://127.0.0.1:9/generate"), 2)
     assert what.startswith("the teacher would be the policy itself") and "--teacher-model" in fix
     what, fix = failure(hermes(tmp_path, *words[:-2], "--teacher-url", "http://127.0.0.1:8"), 2)
-    assert what == "a teacher is named whose word has no weight" and "--distill" in fix
+    assert what == "--teacher-url is set, but --distill is 0" and "--distill" in fix
 
 
 def test_groups_that_bring_the_teachers_word_keep_it_and_the_others_get_it_in_their_order() -> None:

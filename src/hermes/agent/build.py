@@ -1,7 +1,7 @@
-"""Putting a rollout together: sandbox, tools, prompt, recorder and loop, and taking it apart again.
+"""Builds an agent from its parts (sandbox, tools, prompt, recorder, loop) and closes them again.
 
-Everything that runs an agent (chat, queries, sub-agents, batch, environments) opens it here, so that
-they differ only in what they ask for.
+Everything that runs an agent (chat, queries, sub-agents, batch, environments) opens it here; they differ only
+in the `RolloutPlan` they pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hermes.agent.capture import Recorder
 from hermes.agent.loop import AgentLoop
-from hermes.agent.memory import with_memory
+from hermes.agent.memory import add_memory
 from hermes.agent.prompt import system_prompt
 from hermes.config import paths
 from hermes.config.load import Config
@@ -39,23 +39,23 @@ _WORKSPACE_TOOLSETS = frozenset({"terminal", "file", "code_execution"})
 
 @dataclass(frozen=True)
 class Person:
-    """Someone who can be asked while the agent works."""
+    """The callbacks to a user who is present while the agent works."""
 
     approve: Ask
-    """May this run? once, always or no."""
+    """Asks whether an action may run: once, always or no."""
     answer: Callable[[str, tuple[str, ...]], Awaitable[str]]
-    """A question of the agent's, with optional choices."""
+    """Asks the user a question of the agent, with optional choices."""
     tell: Callable[[str], None]
     """Shows a notice, such as what the agent remembers for later."""
 
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """What a rollout is to be made of."""
+    """The configuration of one rollout."""
 
     toolsets: Sequence[str]
     require_tools: bool = False
-    """True where somebody named the toolsets: one that cannot be used is an error, not a shorter list."""
+    """True if the toolsets were named explicitly: one that cannot be used is an error, not a shorter list."""
     examples: Sequence[Message] = ()
     """Shown to the model after the system prompt, but not part of the dataset."""
     only_tools: frozenset[str] | None = None
@@ -67,14 +67,14 @@ class RolloutPlan:
     sampling: Sampling | None = None
     """None: the configured sampling."""
     person: Person | None = None
-    """None: nobody is there; what no rule allows is refused."""
+    """None: no user is present; an action that no rule allows is refused."""
     approve_all: bool = False
     workspace: Path | None = None
     """An existing directory to work in; None: a fresh one that is removed afterwards."""
     memory: bool = False
-    """Whether the system prompt has the facts that are remembered; only a chat with a person sets this."""
+    """Whether the system prompt contains the remembered facts; only interactive chat sets this."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Path in the workspace → what is to lie there before the first turn."""
+    """Path in the workspace → content that is written there before the first turn."""
     directory: str | None = None
     """Where in the sandbox the tools work, if not at the top of the workspace; see sandbox.directory."""
     on_delta: OnDelta | None = None
@@ -86,7 +86,7 @@ def open_writer(config: Config) -> Writer:
 
 
 def new_header(source: Source, model: ChatModel) -> Header:
-    """A header with a fresh id; use dataclasses.replace for what else is known."""
+    """A header with a fresh id; use dataclasses.replace for further fields."""
     return Header(new_id(), source, model.name, time.time_ns() // 1_000_000)
 
 
@@ -94,7 +94,7 @@ def new_header(source: Source, model: ChatModel) -> Header:
 async def open_agent(
     config: Config, writer: Writer, model: ChatModel, header: Header, plan: RolloutPlan
 ) -> AsyncIterator[AgentLoop]:
-    """A loop ready for its first turn; leaving the block ends the trajectory as its last turn ended."""
+    """A loop ready for its first turn; leaving the block ends the trajectory with its last turn's outcome."""
     async with AsyncExitStack() as stack:
         sandbox = await open_sandbox(
             _sandbox_settings(config, plan),
@@ -140,7 +140,7 @@ async def _assemble(
             "environ": config.environ,
             "config": config,
             "writer": writer,
-            # sub-agents, and what a chat goes on with after a step back, have one budget with the first
+            # sub-agents, and trajectories that continue or retry a chat, share one budget with the first
             "task": header.session_id or header.parent_id or header.id,
             "budget": Budget(
                 max_tokens=settings.limits.max_tokens, max_cost_usd=settings.limits.max_cost_usd
@@ -148,9 +148,9 @@ async def _assemble(
         },
     )
     stack.push_async_callback(bench.close)
-    tools = await _tools(config, plan, bench)
+    tools = await _open_tools(config, plan, bench)
     sampling = plan.sampling or Sampling(**settings.sampling.model_dump())
-    described = replace(
+    full_header = replace(
         header,
         tools=tuple(tool.name for tool in tools),
         config={
@@ -162,16 +162,16 @@ async def _assemble(
         },
     )
     loop = AgentLoop(
-        model, tools, bench, Recorder(writer, described), settings.limits, sampling, plan.on_delta
+        model, tools, bench, Recorder(writer, full_header), settings.limits, sampling, plan.on_delta
     )
     stack.push_async_callback(loop.finish)
     if "delegation" in plan.toolsets:
-        bench.delegate = _delegate(config, writer, model, described, plan, sandbox)
+        bench.delegate = _delegate(config, writer, model, full_header, plan, sandbox)
     return loop
 
 
 def prepare_opening(config: Config, loop: AgentLoop, plan: RolloutPlan) -> None:
-    """The system prompt that fits what this loop can do, then the plan's examples."""
+    """Adds the system prompt that fits the loop's tools, then the plan's examples."""
     skills = list_skills(config.home).skills if "skills" in plan.toolsets else ()
     works_on_files = not _WORKSPACE_TOOLSETS.isdisjoint(plan.toolsets)
     text = system_prompt(
@@ -181,31 +181,31 @@ def prepare_opening(config: Config, loop: AgentLoop, plan: RolloutPlan) -> None:
         config.settings.system_prompt,
     )
     facts = stored_facts(config.home) if plan.memory and config.settings.memory.enabled else ()
-    loop.prepare(Message.system(with_memory(text, facts)), record_as=Message.system(text))
+    loop.prepare(Message.system(add_memory(text, facts)), record_as=Message.system(text))
     for example in plan.examples:
         loop.prepare(example, ephemeral=True)
 
 
-async def _tools(config: Config, plan: RolloutPlan, bench: Workbench) -> list[Tool]:
-    chosen, _ = select(plan.toolsets, config.settings, config.environ, require_available=plan.require_tools)
+async def _open_tools(config: Config, plan: RolloutPlan, bench: Workbench) -> list[Tool]:
+    tools, _ = select(plan.toolsets, config.settings, config.environ, require_available=plan.require_tools)
     if plan.only_tools is not None:
-        chosen = [tool for tool in chosen if tool.name in plan.only_tools]
+        tools = [tool for tool in tools if tool.name in plan.only_tools]
     if "mcp" in plan.toolsets:
         from hermes.tools.mcp.tools import connect_mcp
 
-        chosen = [*chosen, *await connect_mcp(bench)]
+        tools = [*tools, *await connect_mcp(bench)]
     if plan.person is None:
-        chosen = _without_memory_tools(chosen, plan)
-    offered = [*chosen, *plan.extra_tools]
-    return list(map(plan.adapt, offered)) if plan.adapt else offered
+        tools = _without_memory_tools(tools, plan)
+    tools = [*tools, *plan.extra_tools]
+    return list(map(plan.adapt, tools)) if plan.adapt else tools
 
 
 def _without_memory_tools(tools: list[Tool], plan: RolloutPlan) -> list[Tool]:
-    """Where no person watches, nothing is remembered, and no private fact gets into the data."""
-    others = [tool for tool in tools if tool.toolset != "memory"]
-    if plan.require_tools and len(others) < len(tools):
+    """Without a user present nothing is remembered, and no private fact gets into the data."""
+    remaining = [tool for tool in tools if tool.toolset != "memory"]
+    if plan.require_tools and len(remaining) < len(tools):
         raise UsageError("the toolset 'memory' needs a person who sees what is remembered", "use it in chat")
-    return others
+    return remaining
 
 
 def _approver(config: Config, plan: RolloutPlan, sandbox: Sandbox) -> Approver:
@@ -229,8 +229,8 @@ def _delegate(
 
     async def delegate(task: str, toolsets: tuple[str, ...] | None) -> ToolOutput:
         inherited = tuple(name for name in plan.toolsets if name != "delegation")
-        chosen = tuple(name for name in toolsets if name in inherited) if toolsets else inherited
-        child_plan = replace(plan, toolsets=chosen, on_delta=None, memory=False)
+        child_toolsets = tuple(name for name in toolsets if name in inherited) if toolsets else inherited
+        child_plan = replace(plan, toolsets=child_toolsets, on_delta=None, memory=False)
         header = replace(
             new_header(Source.DELEGATE, model),
             session_id=parent.session_id,

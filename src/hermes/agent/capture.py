@@ -1,4 +1,4 @@
-"""Recording one trajectory as it happens: nothing goes on before it is on disk."""
+"""Records one trajectory while it runs: a step is on disk before the next one starts."""
 
 from __future__ import annotations
 

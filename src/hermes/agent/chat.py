@@ -1,8 +1,8 @@
-"""A conversation a person has with the agent: turns, second tries, changes of model, verdicts.
+"""A user's conversation with the agent: turns, retries, changes of model, ratings.
 
-One conversation is one trajectory for as long as it only grows. What would change it (another model,
-other tools, a second try at an answer) closes it and goes on in a new one that points back, with the
-history so far given as input; nothing recorded is ever edited.
+A conversation is one trajectory as long as it only grows. Another model, other tools or a retry closes the
+trajectory and continues in a new one, which names its parent and has the history so far as input. Nothing
+recorded is ever edited.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hermes.agent.build import RolloutPlan, new_header, open_agent, prepare_opening
 from hermes.agent.loop import AgentLoop
-from hermes.agent.memory import without_memory
+from hermes.agent.memory import strip_memory
 from hermes.agent.rating import make_rating
 from hermes.config.load import Config
 from hermes.core import Message, Rating, Relation, Role, Source, Step, StepKind, new_id
@@ -68,13 +68,14 @@ class Conversation:
             yield step
 
     async def retry(self) -> AsyncIterator[Step]:
-        """A second try at the last user message, as a new trajectory beside the first."""
+        """Answers the last user message again, as a new trajectory beside the first."""
         history = self.loop.messages
-        asked = max((i for i, each in enumerate(history) if each.role is Role.USER), default=None)
-        if asked is None:
+        user_indices = [index for index, message in enumerate(history) if message.role is Role.USER]
+        if not user_indices:
             raise UsageError("there is nothing to retry yet", "ask something first")
-        question = history[asked].content
-        await self._continue(history[:asked], Relation.RETRY)
+        last = user_indices[-1]
+        question = history[last].content
+        await self._continue(history[:last], Relation.RETRY)
         async for step in self.send(question):
             yield step
 
@@ -84,13 +85,13 @@ class Conversation:
         await self._open()
 
     async def use(self, *, model: ChatModel | None = None, toolsets: Sequence[str] | None = None) -> None:
-        """Goes on with another model or other tools."""
+        """Continues with another model or other tools."""
         self.model = model or self.model
         self.plan = replace(self.plan, toolsets=toolsets) if toolsets is not None else self.plan
         await self._continue(list(self.loop.messages), Relation.CONTINUED)
 
     async def rate(self, verdict: str) -> Rating:
-        """A verdict on the last answer; durable when this returns."""
+        """Rates the last answer; the rating is durable when this returns."""
         if self._last_answer is None:
             raise UsageError("there is no answer to rate yet", "ask something first")
         rating = make_rating(self.trajectory_id, verdict, step_index=self._last_answer)
@@ -123,4 +124,4 @@ class Conversation:
         if not history:
             prepare_opening(self.config, self._loop, self.plan)
         for message in history:
-            self._loop.prepare(message, record_as=without_memory(message))
+            self._loop.prepare(message, record_as=strip_memory(message))

@@ -1,8 +1,8 @@
-"""Examples shown to the bundled model, which calls no tool unless it has seen how.
+"""Few-shot examples for the bundled model, which calls no tool without them.
 
 SmolLM2-135M makes no well-formed tool call zero-shot. After three whole exchanges (question, call, result,
-answer) it calls the calculator and reads the result. They are shown as ephemeral input: recorded as
-what the model saw, left out of the dataset.
+answer) it calls the calculator and reads the result. They are ephemeral input: recorded as
+part of the model's input, left out of the dataset.
 """
 
 from __future__ import annotations

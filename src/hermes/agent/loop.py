@@ -1,9 +1,8 @@
-"""The one agent loop: ask the model, run the tools it asks for, until it stops or a limit does.
+"""The agent loop: call the model, run the tools it calls, until the model stops or a limit is reached.
 
-Chat, batch and environments all run this. It yields each step after that step is durable. It never
-raises for what a model, a provider, a tool or a limit did: that becomes `outcome`. It does raise
-when the record itself cannot be kept (StoreError), because then nothing after it would be true, and
-for bugs, after noting them in the outcome.
+Chat, batch and environments all run this loop. It yields each step after that step is durable. A failure of
+the model, the provider or a tool, or a limit, does not raise: it becomes `outcome`. The loop does raise if
+the trajectory cannot be recorded (StoreError), and for bugs, which are also noted in the outcome.
 """
 
 from __future__ import annotations
@@ -74,10 +73,9 @@ class AgentLoop:
     def prepare(self, message: Message, *, ephemeral: bool = False, record_as: Message | None = None) -> None:
         """Puts a message from outside (system prompt, example, earlier history) into the conversation.
 
-        It is recorded when the first turn begins, so a conversation nobody starts leaves no trace.
-        `record_as` is the version for the dataset, where private facts have no place: it becomes the step.
-        The inputs of the model calls are recorded as they were; their token ids, which spell the facts, are
-        withheld.
+        It is recorded when the first turn begins, so a conversation without a turn is not stored.
+        `record_as` is the version for the dataset, without private facts: it becomes the step. The inputs of
+        the model calls are recorded unchanged; their token ids, which encode the facts, are withheld.
         """
         self.messages.append(message)
         self._private = self._private or record_as not in (None, message)
@@ -86,30 +84,30 @@ class AgentLoop:
             self._example_calls.update(call.id for call in message.tool_calls)
 
     async def turn(self, message: Message) -> AsyncIterator[Step]:
-        """Answers one message, yielding every step; afterwards `outcome` says how it ended."""
+        """Answers one message, yielding every step; afterwards `outcome` is set."""
         self.outcome = None
         if self._deadline is None and self.limits.timeout_s is not None:
             self._deadline = time.monotonic() + self.limits.timeout_s
         try:
-            async for step in self._settle():
+            async for step in self._cancel_open_calls():
                 yield step
             self.prepare(message)
             async for step in self._record_prepared():
                 yield step
             for _ in range(self.limits.max_turns):
-                step = await self._ask()
+                step = await self._call_model()
                 yield step
                 assert step.call is not None
-                self.outcome = outcomes.of_answer(step.message, step.call)
+                self.outcome = outcomes.from_answer(step.message, step.call)
                 if self.outcome is not None:
                     return
                 async for result in self._run_tools(step.message.tool_calls):
                     yield result
             raise LimitError("max_turns", f"stopped after {self.limits.max_turns} model calls")
         except (LimitError, ProviderError, SandboxError) as error:
-            self.outcome = outcomes.of_error(error)
+            self.outcome = outcomes.from_error(error)
         except BaseException as error:
-            self.outcome = self.outcome or outcomes.of_error(error)
+            self.outcome = self.outcome or outcomes.from_error(error)
             raise
 
     async def finish(self, outcome: Outcome | None = None) -> Outcome | None:
@@ -126,17 +124,17 @@ class AgentLoop:
             yield step
         self._prepared.clear()
 
-    async def _ask(self) -> Step:
-        """One model call, recorded with exactly what it saw."""
+    async def _call_model(self) -> Step:
+        """One model call, recorded with its exact input."""
         self._check_limits()
-        seen = tuple(self.messages)
-        request = ChatRequest(seen, self._schemas, self.sampling, self._time_left_s())
+        context = tuple(self.messages)
+        request = ChatRequest(context, self._schemas, self.sampling, self._time_left_s())
         started_ms = _now_ms()
         try:
             async with asyncio.timeout(request.timeout_s):
                 reply = await self.model.complete(request, self.on_delta)
         except TimeoutError as error:
-            raise self._out_of_time() from error
+            raise self._timeout_error() from error
         self._count(reply)
         call = reply.call
         if self._private and call.tokens is not None:
@@ -144,26 +142,26 @@ class AgentLoop:
         step = Step(self.recorder.reserve(), StepKind.MODEL, reply.message, started_ms, call=call)
         self.bench.step_index = step.index
         self.messages.append(reply.message)
-        await self.recorder.append(step, context=seen, tools=self._schemas)
+        await self.recorder.append(step, context=context, tools=self._schemas)
         return step
 
     async def _run_tools(self, calls: Sequence[ToolCall]) -> AsyncIterator[Step]:
-        """Runs the calls in parallel; yields results as they come, keeps them in the calls' order."""
+        """Runs the calls in parallel; yields results as they finish, appends them in the calls' order."""
         tasks = [asyncio.create_task(self._run_tool(call, self.recorder.reserve())) for call in calls]
-        waiting = set(tasks)
+        pending = set(tasks)
         try:
-            while waiting:
-                done, waiting = await asyncio.wait(
-                    waiting, timeout=self._time_left_s(), return_when=asyncio.FIRST_COMPLETED
+            while pending:
+                done, pending = await asyncio.wait(
+                    pending, timeout=self._time_left_s(), return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    raise self._out_of_time()
+                    raise self._timeout_error()
                 for task in done:
                     yield task.result()
         finally:
-            for task in waiting:
+            for task in pending:
                 task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await asyncio.gather(*pending, return_exceptions=True)
             self.messages.extend(task.result().message for task in tasks if _succeeded(task))
 
     async def _run_tool(self, call: ToolCall, index: int) -> Step:
@@ -173,14 +171,14 @@ class AgentLoop:
         await self.recorder.append(step)
         return step
 
-    async def _settle(self) -> AsyncIterator[Step]:
-        """Answers the calls that an interrupted turn left open: no provider accepts a call without a result.
+    async def _cancel_open_calls(self) -> AsyncIterator[Step]:
+        """Adds a result to the calls that an interrupted turn left open: providers reject a call without one.
 
-        Examples are shown as they are: one may well end with its call.
+        Calls of examples stay as they are: an example may end with its call.
         """
         answered = {message.tool_call_id for message in self.messages if message.role is Role.TOOL}
-        asked = [call for message in self.messages for call in message.tool_calls]
-        for call in asked:
+        calls = [call for message in self.messages for call in message.tool_calls]
+        for call in calls:
             if call.id in answered or call.id in self._example_calls:
                 continue
             content = json.dumps({"error": "the turn was stopped before this finished", "kind": "cancelled"})
@@ -193,11 +191,11 @@ class AgentLoop:
 
     def _count(self, reply: ChatReply) -> None:
         self.usage += reply.call.usage
-        known = self.cost_usd is not None and reply.call.cost_usd is not None
-        self.cost_usd = self.cost_usd + reply.call.cost_usd if known else None  # type: ignore[operator]
+        cost_usd = reply.call.cost_usd
+        self.cost_usd = None if self.cost_usd is None or cost_usd is None else self.cost_usd + cost_usd
 
     def _check_limits(self) -> None:
-        """Before each call: what is spent must leave room for another."""
+        """Before each call: the limits must leave room for another."""
         limits = self.limits
         if limits.max_tokens is not None and self.usage.total >= limits.max_tokens:
             raise LimitError("max_tokens", f"used {self.usage.total} of {limits.max_tokens} tokens")
@@ -211,12 +209,12 @@ class AgentLoop:
             if self.cost_usd >= limits.max_cost_usd:
                 raise LimitError("max_cost", f"spent ${self.cost_usd:.4f} of ${limits.max_cost_usd:.4f}")
         if (left := self._time_left_s()) is not None and left <= 0:
-            raise self._out_of_time()
+            raise self._timeout_error()
 
     def _time_left_s(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def _out_of_time(self) -> LimitError:
+    def _timeout_error(self) -> LimitError:
         return LimitError("timeout", f"the trajectory's time limit of {self.limits.timeout_s:g} s is up")
 
 

@@ -1,4 +1,4 @@
-"""The memory as a part of the system prompt: a block of data, marked as such, that can be told from the rest.
+"""The remembered facts as a marked block of data at the end of the system prompt.
 
 Facts may have been written by a model that read a hostile page. So the block says that it holds no
 instructions, and each fact is a JSON string in which no line break and no angle bracket can end the block.
@@ -21,14 +21,14 @@ _CLOSING = "\n</memory>"
 _BLOCK = re.compile(r"\n\n" + re.escape(_OPENING) + r"[^<]*" + re.escape(_CLOSING) + r"\Z")
 
 
-def with_memory(prompt: str, facts: Sequence[Fact]) -> str:
-    """The system prompt with the facts behind it; the prompt itself if there are none."""
+def add_memory(prompt: str, facts: Sequence[Fact]) -> str:
+    """The system prompt followed by the facts; the prompt unchanged if there are none."""
     if not facts:
         return prompt
     return f"{prompt}\n\n{_OPENING}" + "\n".join(_line(fact) for fact in facts) + _CLOSING
 
 
-def without_memory(message: Message) -> Message:
+def strip_memory(message: Message) -> Message:
     """The message as the dataset has it: a system prompt without the block of facts."""
     if message.role is not Role.SYSTEM:
         return message

@@ -1,4 +1,4 @@
-"""From what stopped a turn to its outcome: the one place where failures get their boundary."""
+"""Maps what stopped a turn to its outcome: the one place where failures get their boundary."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LIMITS = {
 }
 
 
-def of_answer(message: Message, call: ModelCall) -> Outcome | None:
-    """How an answer ends the turn; None if it asks for tools, so that the turn goes on."""
-    runnable = [each for each in message.tool_calls if each.error is None]
+def from_answer(message: Message, call: ModelCall) -> Outcome | None:
+    """The outcome of a model's answer; None if it calls tools, so that the turn continues."""
+    runnable = [tool_call for tool_call in message.tool_calls if tool_call.error is None]
     if call.finish_reason == "length" and not runnable:
         return Outcome(StopReason.TRUNCATED, Boundary.LIMIT, detail="the answer hit the completion limit")
     if message.tool_calls:
@@ -31,8 +31,8 @@ def of_answer(message: Message, call: ModelCall) -> Outcome | None:
     return COMPLETED
 
 
-def of_error(error: BaseException) -> Outcome:
-    """Every exception has an outcome; one we did not foresee is the host's fault, never the policy's."""
+def from_error(error: BaseException) -> Outcome:
+    """Every exception has an outcome; an unexpected one is the host's failure, never the policy's."""
     kind = type(error).__name__
     match error:
         case LimitError():

@@ -1,4 +1,4 @@
-"""The system prompt: short, and true of the rollout it opens."""
+"""The system prompt: short, and limited to the tools and skills that the rollout has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def system_prompt(
     skills: Sequence[tuple[str, str]] = (),
     instead: str | None = None,
 ) -> str:
-    """`instead` replaces the built-in text; facts about tools and skills follow it only where they apply.
+    """The built-in prompt, or `instead`, which replaces all of it.
 
     `skills` are (name, description) pairs, listed when the model can open them.
     """

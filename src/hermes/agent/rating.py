@@ -1,4 +1,4 @@
-"""From a verdict as people give it to a rating."""
+"""Ratings from the verdicts that users type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which toolsets a conversation offers when several places have an opinion."""
+"""Which toolsets a conversation offers: command line, configuration, trained run or provider."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from hermes.tools.registry import check_toolset
 
 
 def choose_toolsets(
-    config: Config, model: str, wish: str | None, own: Sequence[str] | None = None
+    config: Config, model: str, flag: str | None, trained_with: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """The wish ('a,b' or 'none'), else the configured ones, else the model's own, else the default.
+    """The flag's ('a,b' or 'none'), else the configured ones, else the model's, else the default.
 
-    `own`: what this very model was trained with. Else its provider may have an opinion, where its models are
-    small: they are lost among many tools.
+    The model's toolsets are those it was trained with (`trained_with`), else those of its provider's profile,
+    which a provider of small models sets because they cannot handle many tools.
     """
-    if wish is not None:
-        names = [name.strip() for name in wish.split(",") if name.strip()]
+    if flag is not None:
+        names = [name.strip() for name in flag.split(",") if name.strip()]
         return () if names == ["none"] else tuple(check_toolset(name) for name in names)
     provider = profiles(config.settings, config.environ).get(model.partition("/")[0])
-    if own is None and provider is not None:
-        own = provider.toolsets
-    if own is None or config.origins.get("toolsets") is not SettingOrigin.DEFAULT:
-        own = config.settings.toolsets
-    return tuple(check_toolset(name) for name in own)
+    toolsets = trained_with
+    if toolsets is None and provider is not None:
+        toolsets = provider.toolsets
+    if toolsets is None or config.origins.get("toolsets") is not SettingOrigin.DEFAULT:
+        toolsets = config.settings.toolsets
+    return tuple(check_toolset(name) for name in toolsets)

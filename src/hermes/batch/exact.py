@@ -1,9 +1,9 @@
 """Scoring by exact match: the answer, normalised, equals the row's `expected`, normalised.
 
-What is compared is what the answer marks as final (the last `\\boxed{…}`, or the last line that opens
-with `####` or `Answer:`), else the whole answer. Normalising ignores case, spacing, surrounding
-punctuation and Markdown, and how a number is written (1,234.0 is 1234). A list of expected answers
-means: any of them. Nothing is guessed: `about 42` is not `42`.
+The compared text is the part that the answer marks as final (the last `\\boxed{…}`, or the last line that
+opens with `####` or `Answer:`), else the whole answer. Normalising ignores case, spacing, surrounding
+punctuation and Markdown, and how a number is written (1,234.0 is 1234). A list of expected answers matches if
+any of them does. Nothing is guessed: `about 42` is not `42`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MARKED = re.compile(
     r"^\W*(?:####|(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:)(.*)$", re.IGNORECASE | re.MULTILINE
 )
 _NUMBER = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?")
-_AROUND = " \t\n.,;:!?\"'`*_$()[]{}<>“”‘’"
+_PUNCTUATION = " \t\n.,;:!?\"'`*_$()[]{}<>“”‘’"
 
 
 def exact_match(ctx: RewardContext) -> float:
@@ -32,18 +32,18 @@ def exact_match(ctx: RewardContext) -> float:
 
 def matches(answer: str, expected: JSON) -> bool:
     choices = expected if isinstance(expected, list) else [expected]
-    given = normalised(final_part(answer))
-    return any(given == normalised(str(choice)) for choice in choices)
+    final = normalise(final_part(answer))
+    return any(final == normalise(str(choice)) for choice in choices)
 
 
 def final_part(answer: str) -> str:
     """What the answer marks as its result; all of it if nothing is marked."""
-    marked = _BOXED.findall(answer) or [text for text in _MARKED.findall(answer) if text.strip(_AROUND)]
+    marked = _BOXED.findall(answer) or [text for text in _MARKED.findall(answer) if text.strip(_PUNCTUATION)]
     return str(marked[-1]) if marked else answer
 
 
-def normalised(text: str) -> str:
-    plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip(_AROUND)
+def normalise(text: str) -> str:
+    plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip(_PUNCTUATION)
     if not _NUMBER.fullmatch(plain):
         return plain
     number = format(Decimal(plain.replace(",", "")), "f")

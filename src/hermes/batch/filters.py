@@ -1,4 +1,4 @@
-"""The quality switches: why a finished trajectory stays out of the dataset, if it does."""
+"""Quality filters: the reason why a finished trajectory is left out of the dataset, if it is."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from hermes.batch.spec import Filters
 from hermes.core import Role, StopReason, ToolErrorKind, Trajectory
 
 
-def keep_out(trajectory: Trajectory, reward: float | None, filters: Filters) -> str | None:
-    """The first reason to leave it out; None if it stays in."""
+def filter_reason(trajectory: Trajectory, reward: float | None, filters: Filters) -> str | None:
+    """The first filter that removes the trajectory, as text; None if it stays."""
     completed = trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.COMPLETED
     if filters.only_completed and not completed:
         return (

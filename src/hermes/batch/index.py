@@ -1,9 +1,8 @@
-"""Where each sample of a plan lies in the journal: positions, not rows, so that any run fits in memory.
+"""The positions of a plan's samples in the journal: positions, not rows, so that any run fits in memory.
 
-One pass over the segments finds, for every planned sample, its first terminal entry (as in
-plan.read_progress) and what is known of its failures; rows are then read one at a time, in plan order. A
-terminal entry of a sample that is no longer planned is found too: it was paid for. Only for a journal
-that nobody is writing to.
+One pass over the segments finds the first terminal entry of every planned sample (as in plan.read_progress)
+and its failures; rows are then read one at a time, in plan order. Terminal entries of samples that are no
+longer planned are indexed too, because they were paid for. Only for a journal without a writer.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from hermes.batch.journal import SampleEntry, SampleState
 from hermes.batch.plan import SampleKey
 from hermes.batch.tasks import TaskRow
 
-_NOWHERE = -1
+_ABSENT = -1
 _MAX_OPEN = 100
 
 
 class EntryPosition(NamedTuple):
-    """Where one entry begins."""
+    """The start of one entry."""
 
     segment: int
     offset: int
@@ -50,20 +49,22 @@ class JournalIndex:
         self._samples = samples_per_prompt
         self._number = {row.key: number for number, row in enumerate(rows)}
         planned = len(rows) * samples_per_prompt
-        self._segment = array("i", [_NOWHERE]) * planned
-        self._offset = array("q", [_NOWHERE]) * planned
+        self._segment = array("i", [_ABSENT]) * planned
+        self._offset = array("q", [_ABSENT]) * planned
         self._strays: dict[SampleKey, EntryPosition] = {}
         self._paths = sorted(folder.glob("*.jsonl"))
         self._open: dict[int, BinaryIO] = {}
         self.failures: dict[SampleKey, Failures] = {}
         """Of samples that are planned and not finished."""
         self.failed_tries = 0
-        """All of them, also those of samples that went well later."""
+        """Of all samples, including those that finished later."""
 
     def __enter__(self) -> Self:
         for segment in range(len(self._paths)):
             self._scan(segment)
-        self.failures = {key: failed for key, failed in self.failures.items() if self._place(key) is None}
+        self.failures = {
+            key: failures for key, failures in self.failures.items() if self._position(key) is None
+        }
         return self
 
     def __exit__(
@@ -77,11 +78,11 @@ class JournalIndex:
         for row in self._rows:
             for sample in range(self._samples):
                 key = SampleKey(row.key, sample)
-                place = self._place(key)
-                yield key, None if place is None else self._read(place)
+                position = self._position(key)
+                yield key, None if position is None else self._read(position)
 
     def strays(self) -> Iterator[tuple[SampleKey, SampleEntry]]:
-        """Finished samples that the plan has no place for (any more), by key."""
+        """Finished samples that are not, or no longer, in the plan; sorted by key."""
         for key in sorted(self._strays):
             yield key, self._read(self._strays[key])
 
@@ -94,7 +95,7 @@ class JournalIndex:
                 self._note(SampleEntry.from_json(json.loads(line)), EntryPosition(segment, offset))
                 offset += len(line)
 
-    def _note(self, entry: SampleEntry, place: EntryPosition) -> None:
+    def _note(self, entry: SampleEntry, position: EntryPosition) -> None:
         key = SampleKey(entry.key, entry.sample)
         slot = self._slot(key)
         if entry.state is SampleState.FAILED:
@@ -102,16 +103,16 @@ class JournalIndex:
             if slot is not None:
                 self._note_failure(key, entry)
         elif slot is None:
-            self._strays.setdefault(key, place)
-        elif self._segment[slot] == _NOWHERE:
-            self._segment[slot], self._offset[slot] = place
+            self._strays.setdefault(key, position)
+        elif self._segment[slot] == _ABSENT:
+            self._segment[slot], self._offset[slot] = position
 
     def _note_failure(self, key: SampleKey, entry: SampleEntry) -> None:
-        failed = self.failures.setdefault(key, Failures())
-        failed.tries += 1
-        failed.cause = entry.reason or "unknown"
+        failures = self.failures.setdefault(key, Failures())
+        failures.tries += 1
+        failures.cause = entry.reason or "unknown"
         if trajectory_id := entry.row.get("trajectory_id"):
-            failed.trajectory_ids.append(trajectory_id)
+            failures.trajectory_ids.append(trajectory_id)
 
     def _slot(self, key: SampleKey) -> int | None:
         number = self._number.get(key.key)
@@ -119,15 +120,15 @@ class JournalIndex:
             return None
         return number * self._samples + key.sample
 
-    def _place(self, key: SampleKey) -> EntryPosition | None:
+    def _position(self, key: SampleKey) -> EntryPosition | None:
         slot = self._slot(key)
-        if slot is None or self._segment[slot] == _NOWHERE:
+        if slot is None or self._segment[slot] == _ABSENT:
             return None
         return EntryPosition(self._segment[slot], self._offset[slot])
 
-    def _read(self, place: EntryPosition) -> SampleEntry:
-        file = self._open.get(place.segment) or self._reopen(place.segment)
-        file.seek(place.offset)
+    def _read(self, position: EntryPosition) -> SampleEntry:
+        file = self._open.get(position.segment) or self._reopen(position.segment)
+        file.seek(position.offset)
         return SampleEntry.from_json(json.loads(file.readline()))
 
     def _reopen(self, segment: int) -> BinaryIO:

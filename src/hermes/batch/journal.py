@@ -1,9 +1,9 @@
-"""The journal of a run: one line per finished sample, on disk before the sample is reported as done.
+"""The journal of a run: one line per finished sample, on disk before the sample is reported as finished.
 
-Each worker appends to a segment of its own (`journal/<worker>.jsonl`), so workers do not wait for each other
-and a killed worker can only have torn the last line of its own segment. Readers skip a torn line; everything
-that was acknowledged is before it. A sample that two segments report (a worker was taken for dead, and was
-not) counts once: the first report in segment order stands.
+Each worker appends to its own segment (`journal/<worker>.jsonl`), so there is no lock, and a killed worker
+can only have torn the last line of its own segment. Readers ignore a torn last line; acknowledged entries are
+before it. A sample in two segments (a worker was wrongly considered dead) counts once: the first entry in
+segment order is used.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hermes.store.group_commit import GroupCommit
 class SampleState(StrEnum):
     DONE = "done"
     FILTERED = "filtered"
-    """Ran to its end, but a quality switch keeps it out of the dataset. Terminal: never paid for twice."""
+    """Finished, but a quality filter removed it from the dataset. Terminal: it is not run again."""
     FAILED = "failed"
-    """An infrastructure failure: owed again on the next run."""
+    """An infrastructure failure: run again on the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class SampleEntry:
     sample: int
     state: SampleState
     row: JSONObject
-    """The dataset row for done and filtered ones; for failed ones what is known of the failure."""
+    """The dataset row of a done or filtered sample; of a failed one, details of the failure."""
     reason: str | None = None
     """Why it was filtered or failed."""
 
@@ -86,13 +86,13 @@ class JournalSegment:
 
 
 def read_states(folder: Path) -> Iterator[SampleEntry]:
-    """The entries of `read_journal` without their rows, for readers that keep the state of every sample."""
+    """Like `read_journal`, without the rows: the state of each sample, in little memory."""
     for entry in read_journal(folder):
         yield replace(entry, row={})
 
 
 def read_journal(folder: Path) -> Iterator[SampleEntry]:
-    """All entries of all segments, in segment order; torn last lines are skipped."""
+    """Every entry of every segment, in segment order; torn last lines are ignored."""
     for path in sorted(folder.glob("*.jsonl")):
         for line in appendlog.read_lines(path):
             yield SampleEntry.from_json(json.loads(line))

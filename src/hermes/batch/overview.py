@@ -1,4 +1,4 @@
-"""A run in a few facts, read from its folder alone."""
+"""A summary of a run, read from its folder alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hermes.core import JSONObject
 
 
 def overview(folder: Path) -> JSONObject:
-    """Counts from the journal; what is planned beyond it is known only with the dataset at hand."""
+    """Counts from the journal; the number of planned samples would need the dataset."""
     spec = load_spec(folder)
     progress = read_progress(read_states(folder / "journal"))
     states = Counter(entry.state for entry in progress.finished.values())

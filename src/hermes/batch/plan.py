@@ -1,4 +1,4 @@
-"""Which samples are still owed. Pure: rows, samples a prompt, and the journal in; a list of work out."""
+"""Which samples of a run are unfinished: a pure function of rows, samples per prompt and journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hermes.batch.tasks import TaskRow
 
 
 class SampleKey(NamedTuple):
-    """Identity of one piece of work: which row, and which of its samples."""
+    """Identity of one sample: the row's key and the sample's number."""
 
     key: str
     sample: int
@@ -19,7 +19,7 @@ class SampleKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanProgress:
-    """What the journal says of a plan."""
+    """The state of a plan according to the journal."""
 
     finished: dict[SampleKey, SampleEntry]
     """Done and filtered: never run again."""
@@ -28,7 +28,7 @@ class PlanProgress:
 
 
 def read_progress(entries: Iterable[SampleEntry]) -> PlanProgress:
-    """The first terminal entry of a sample stands; failures before it are history."""
+    """The first terminal entry of a sample is used; failures before it are ignored."""
     finished: dict[SampleKey, SampleEntry] = {}
     failures: dict[SampleKey, list[SampleEntry]] = {}
     for entry in entries:
@@ -40,7 +40,9 @@ def read_progress(entries: Iterable[SampleEntry]) -> PlanProgress:
     return PlanProgress(finished, {key: tries for key, tries in failures.items() if key not in finished})
 
 
-def owed(rows: Sequence[TaskRow], samples_per_prompt: int, progress: PlanProgress) -> list[SampleKey]:
+def unfinished_samples(
+    rows: Sequence[TaskRow], samples_per_prompt: int, progress: PlanProgress
+) -> list[SampleKey]:
     """Every planned sample without a terminal entry, all first samples before all second ones."""
     return [
         key

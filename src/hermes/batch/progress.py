@@ -1,8 +1,8 @@
-"""How far a run is, and showing it: a live view on a terminal, one JSON line at intervals elsewhere.
+"""The progress of a run: a live view on a terminal, otherwise one JSON line at intervals.
 
-`BatchProgress` is told what happens and computes; its clock is given to it. Rate, ETA and tokens a minute
-come from a moving window, so that they follow a provider that speeds up or slows down. The views only
-read. A view never stops a run: what cannot be shown (a closed pipe) is not shown.
+`BatchProgress` receives the pool's events and computes the figures; its clock is injected. Rate, ETA and
+tokens per minute come from a moving window, so that they follow a provider that speeds up or slows down. The
+views only read. A view never stops a run: an output error (a closed pipe) is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WINDOW_S = 60.0
 _WINDOW_MIN_EVENTS = 20
-"""Kept however old they are, so that a slow run has a rate too."""
+"""The newest events are kept at any age, so that a slow run has a rate too."""
 _FRAMES_PER_SECOND = 4
 INTERVAL_S = 10.0
 """Between two JSON lines."""
@@ -36,7 +36,7 @@ INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known at one moment. Tokens, costs and failures are those of this start."""
+    """The figures at one moment. Tokens, costs and failures are those of this start."""
 
     total: int
     """Samples of the whole plan."""
@@ -45,11 +45,11 @@ class Snapshot:
     done: int
     filtered: int
     failed: int
-    """Given up for now: owed on the next start."""
+    """Failed in this start: run again on the next."""
     failed_by_cause: dict[str, int]
     last_failure: str | None
     retried: int
-    """Failed tries of samples that went back into the queue."""
+    """Failed tries of samples that were queued again."""
     in_flight: int
     """Samples handed to a worker."""
     calls_in_flight: int
@@ -57,21 +57,21 @@ class Snapshot:
     call_limit: int
     """How many the adaptive limit allows at present, over all workers."""
     calls_waiting: int
-    """Model calls that wait for their turn."""
+    """Model calls that wait for the limit."""
     worker_deaths: int
     elapsed_s: float
     rate_per_s: float
-    """Samples settled, over the window."""
+    """Samples that finished or failed, over the window."""
     eta_s: float | None
-    """None if nothing has been settled yet."""
+    """None if no sample has finished or failed yet."""
     tokens: int
     tokens_per_minute: float
     """Over the window."""
     known_cost_usd: float
     unpriced: int
-    """Settled samples whose price is unknown."""
+    """Finished samples whose price is unknown."""
     projected_cost_usd: float | None
-    """Of this start, once everything owed is done; None if any price is unknown or nothing is settled."""
+    """Of this start when every sample is finished; None if a price is unknown or no sample has finished."""
 
     @property
     def left(self) -> int:
@@ -81,13 +81,13 @@ class Snapshot:
         return {**asdict(self), "left": self.left}
 
 
-class _Settled(NamedTuple):
+class _SampleEnd(NamedTuple):
     at_s: float
     tokens: int
 
 
 class BatchProgress:
-    """Told by the pool what happens; see pool.Watcher. Safe to read from another thread."""
+    """Receives the pool's events (see pool.Watcher). Safe to read from another thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -100,7 +100,7 @@ class BatchProgress:
         self._tokens = self._unpriced = 0
         self._cost_usd = 0.0
         self._start_s = self._window_start_s = clock()
-        self._window: deque[_Settled] = deque()
+        self._window: deque[_SampleEnd] = deque()
         self._window_tokens = 0
 
     def started(self, n_total: int, n_finished_before: int) -> None:
@@ -120,7 +120,7 @@ class BatchProgress:
         cost_usd: float | None,
         turns: int,
     ) -> None:
-        """A sample reached its end for this start: done, filtered, or given up."""
+        """A sample ended for this start: done, filtered, or failed."""
         with self._lock:
             self._in_flight -= 1
             if state is SampleState.FAILED:
@@ -133,11 +133,11 @@ class BatchProgress:
             tokens = sum((usage or {}).values())
             self._tokens += tokens
             self._cost_usd += cost_usd or 0.0
-            self._window.append(_Settled(self._clock(), tokens))
+            self._window.append(_SampleEnd(self._clock(), tokens))
             self._window_tokens += tokens
 
     def retried(self, reason: str | None) -> None:
-        """A try failed, and the sample goes back into the queue."""
+        """A try failed, and the sample is queued again."""
         with self._lock:
             self._in_flight -= 1
             self._retried += 1
@@ -148,7 +148,7 @@ class BatchProgress:
             self._gauges[worker] = (in_flight, limit, waiting)
 
     def worker_died(self, worker: str | None = None, lost: int = 0) -> None:
-        """`lost`: samples that were in flight there and go back into the queue."""
+        """`lost`: the number of samples that were in flight there and are queued again."""
         with self._lock:
             self._deaths += 1
             self._in_flight -= lost
@@ -159,7 +159,7 @@ class BatchProgress:
             return self._snapshot(self._clock())
 
     def _snapshot(self, now_s: float) -> Snapshot:
-        self._forget_old(now_s)
+        self._trim_window(now_s)
         failed = self._failed.total()
         settled = self._done + self._filtered + failed
         left = self._total - self._before - settled
@@ -167,7 +167,7 @@ class BatchProgress:
         rate = len(self._window) / span_s if span_s > 0 else 0.0
         projected = self._cost_usd * (settled + left) / settled if settled and not self._unpriced else None
         gauges = self._gauges.values() if self._in_flight else ()  # they may be a second old
-        calls, limit, waiting = (sum(each) for each in zip((0, 0, 0), *gauges, strict=True))
+        calls, limit, waiting = (sum(column) for column in zip((0, 0, 0), *gauges, strict=True))
         return Snapshot(
             total=self._total,
             finished=self._before + self._done + self._filtered,
@@ -192,15 +192,15 @@ class BatchProgress:
             projected_cost_usd=projected,
         )
 
-    def _forget_old(self, now_s: float) -> None:
+    def _trim_window(self, now_s: float) -> None:
         while len(self._window) > _WINDOW_MIN_EVENTS and self._window[0].at_s < now_s - WINDOW_S:
-            gone = self._window.popleft()
-            self._window_start_s = gone.at_s
-            self._window_tokens -= gone.tokens
+            oldest = self._window.popleft()
+            self._window_start_s = oldest.at_s
+            self._window_tokens -= oldest.tokens
 
 
 def cause_of(reason: str | None) -> str:
-    """The kind of failure, without what differs from sample to sample."""
+    """The kind of failure, without the details of the sample."""
     return (reason or "unknown").partition(":")[0]
 
 
@@ -246,7 +246,7 @@ def _write_line(out: TextIO, event: str, title: str, snapshot: Snapshot) -> None
         name: round(value, 6) if isinstance(value, float) else value
         for name, value in snapshot.to_json().items()
     }
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+    with contextlib.suppress(OSError, ValueError):  # the reader is closed
         out.write(json.dumps({"event": event, "title": title, **data}) + "\n")
         out.flush()
 
@@ -265,7 +265,7 @@ def live_view(progress: BatchProgress, out: TextIO, title: str) -> Iterator[None
 
 
 def render(snapshot: Snapshot, title: str) -> RenderableType:
-    """The picture of one moment."""
+    """The live view of one snapshot."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -309,8 +309,8 @@ def _lines(snapshot: Snapshot) -> Iterator[str]:
 
 def _money(snapshot: Snapshot) -> str:
     if snapshot.unpriced:
-        known = f"${snapshot.known_cost_usd:.2f} and " if snapshot.known_cost_usd else ""
-        return f"spent {known}unknown ({snapshot.unpriced:,} without a known price)"
+        amount = f"${snapshot.known_cost_usd:.2f} and " if snapshot.known_cost_usd else ""
+        return f"spent {amount}unknown ({snapshot.unpriced:,} without a known price)"
     projected = snapshot.projected_cost_usd
     return f"spent ${snapshot.known_cost_usd:.2f}" + (f", ${projected:.2f} by the end" if projected else "")
 

@@ -1,8 +1,8 @@
-"""Scoring a finished trajectory with a function of the user's, while its sandbox still exists.
+"""Scores a finished trajectory with a user's function, while its sandbox still exists.
 
-The function is `def reward(ctx)` or `async def reward(ctx)` and returns a finite number. It sees the
-task, the trajectory and the sandbox. What it raises, and anything but a finite number, is a failure
-of the grader: the trajectory is kept without a reward and says why, and is never scored 0 for it.
+The function is `def reward(ctx)` or `async def reward(ctx)` and returns a finite number. It has access to the
+task, the trajectory and the sandbox. If it raises, or returns anything but a finite number, the grader has
+failed: the trajectory is kept without a reward and with the reason, and is never scored 0 for it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ OpenSandbox = Callable[[], Awaitable["Sandbox"]]
 
 
 class GraderError(HermesError):
-    """The reward function failed, which says nothing about the policy."""
+    """The reward function failed; the policy is not to blame."""
 
 
 @dataclass(frozen=True)
 class RewardContext:
-    """What a reward function works with. In a plain function the sandbox methods block; awaited otherwise."""
+    """The argument of a reward function. Sandbox methods block in a plain function, else are awaited."""
 
     row: TaskRow
     trajectory: Trajectory
@@ -77,11 +77,11 @@ class RewardContext:
 
 def load_reward(reference: str) -> RewardFunction:
     """`path/to/file.py:function`; the file is run once, in this process."""
-    place, _, name = reference.rpartition(":")
-    path = Path(place)
-    if not place or not path.is_file():
+    file, _, name = reference.rpartition(":")
+    path = Path(file)
+    if not file or not path.is_file():
         raise UsageError(
-            f"--reward {reference}: there is no file {place or reference}", "write file.py:function"
+            f"--reward {reference}: there is no file {file or reference}", "write file.py:function"
         )
     spec = importlib.util.spec_from_file_location(f"hermes_reward_{path.stem}", path)
     assert spec is not None and spec.loader is not None
@@ -105,7 +105,7 @@ def load_reward(reference: str) -> RewardFunction:
 async def score(
     function: RewardFunction, row: TaskRow, trajectory: Trajectory, open_sandbox: OpenSandbox
 ) -> float:
-    """The reward; GraderError if the function does not give one."""
+    """The reward; GraderError if the function does not return one."""
     try:
         value = await _call(function, row, trajectory, open_sandbox)
     except HermesError as error:
@@ -123,7 +123,7 @@ async def _call(
     function: RewardFunction, row: TaskRow, trajectory: Trajectory, open_sandbox: OpenSandbox
 ) -> Any:
     if inspect.iscoroutinefunction(function):
-        return await function(RewardContext(row, trajectory, open_sandbox, _as_is))
+        return await function(RewardContext(row, trajectory, open_sandbox, _unchanged))
     loop = asyncio.get_running_loop()
 
     def block(work: Coroutine[Any, Any, Result]) -> Result:
@@ -132,5 +132,5 @@ async def _call(
     return await asyncio.to_thread(function, RewardContext(row, trajectory, open_sandbox, block))
 
 
-def _as_is(work: Coroutine[Any, Any, Result]) -> Coroutine[Any, Any, Result]:
+def _unchanged(work: Coroutine[Any, Any, Result]) -> Coroutine[Any, Any, Result]:
     return work

@@ -11,7 +11,7 @@ from hermes.agent.build import RolloutPlan, new_header, open_agent, prepare_open
 from hermes.agent.examples import examples_for
 from hermes.agent.loop import AgentLoop
 from hermes.agent.toolset_choice import choose_toolsets
-from hermes.batch.filters import keep_out
+from hermes.batch.filters import filter_reason
 from hermes.batch.journal import SampleEntry, SampleState
 from hermes.batch.reward import GraderError, RewardFunction, score
 from hermes.batch.spec import RunSpec
@@ -27,7 +27,7 @@ from hermes.tools.distributions import sample as draw_toolsets
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What all samples of one worker share."""
+    """The objects that all samples of one worker share."""
 
     spec: RunSpec
     config: Config
@@ -37,56 +37,59 @@ class WorkerContext:
     """By reference, as the specification and the rows name them."""
 
 
-async def run_sample(shop: WorkerContext, row: TaskRow, sample: int) -> SampleEntry:
-    """Runs to a terminal entry, or to a failed one if infrastructure gave way."""
+async def run_sample(context: WorkerContext, row: TaskRow, sample: int) -> SampleEntry:
+    """Runs one sample; its entry is terminal, or failed if infrastructure failed."""
     started = time.monotonic()
-    plan = _plan(shop, row, sample)
-    config = _config(shop.config, row)
+    plan = _plan(context, row, sample)
+    config = _config(context.config, row)
     header = replace(
-        new_header(Source.BATCH, shop.model),
-        run_id=shop.spec.name,
+        new_header(Source.BATCH, context.model),
+        run_id=context.spec.name,
         task_id=row.key,
         sample_index=sample,
-        config={"distribution": shop.spec.distribution, "seed": shop.spec.seed},
+        config={"distribution": context.spec.distribution, "seed": context.spec.seed},
         metadata=row.metadata,
     )
     steps: list[Step] = []
-    async with open_agent(config, shop.writer, shop.model, header, plan) as loop:
-        _prepare(shop, config, loop, plan, row)
+    async with open_agent(config, context.writer, context.model, header, plan) as loop:
+        _prepare(context, config, loop, plan, row)
         for prompt in row.prompts:
             steps += [step async for step in loop.turn(Message.user(prompt))]
             if loop.outcome is None or loop.outcome.stop_reason is not StopReason.COMPLETED:
                 break
         trajectory = Trajectory(loop.recorder.header, steps, loop.outcome)
-        reward, reward_error = await _reward(shop, row, trajectory, loop)
+        reward, reward_error = await _reward(context, row, trajectory, loop)
         schemas = [tool.schema for tool in loop.tools]
-        offered = {tool.toolset for tool in loop.tools}
+        used_toolsets = {tool.toolset for tool in loop.tools}
     facts: JSONObject = {"duration_s": round(time.monotonic() - started, 3), "latency_ms": _latencies(steps)}
-    facts["toolsets"] = [name for name in plan.toolsets if name in offered]
-    return _entry(shop, row, sample, trajectory, schemas, reward, reward_error, facts)
+    facts["toolsets"] = [name for name in plan.toolsets if name in used_toolsets]
+    return _entry(context, row, sample, trajectory, schemas, reward, reward_error, facts)
 
 
-def toolsets_of(shop: WorkerContext, row: TaskRow, sample: int) -> tuple[str, ...]:
-    """Drawn from the distribution, the same for the same (seed, row, sample); or the run's own."""
-    spec = shop.spec
+def choose_sample_toolsets(context: WorkerContext, row: TaskRow, sample: int) -> tuple[str, ...]:
+    """Drawn from the distribution, deterministically by (seed, row, sample); or the run's toolsets."""
+    spec = context.spec
     if spec.distribution is not None:
-        own = shop.config.settings.distributions
-        parts = (spec.seed or 0, row.key, sample)
-        return draw_toolsets(spec.distribution, seed_parts=parts, own=own, without=spec.missing_toolsets)
+        return draw_toolsets(
+            spec.distribution,
+            seed_parts=(spec.seed or 0, row.key, sample),
+            configured=context.config.settings.distributions,
+            without=spec.missing_toolsets,
+        )
     names = [name for name in spec.toolsets or () if name not in spec.missing_toolsets]
-    return choose_toolsets(shop.config, shop.model.name, ",".join(names) if names else None)
+    return choose_toolsets(context.config, context.model.name, ",".join(names) if names else None)
 
 
-def _plan(shop: WorkerContext, row: TaskRow, sample: int) -> RolloutPlan:
-    toolsets = toolsets_of(shop, row, sample)
-    sampling = Sampling(**shop.config.settings.sampling.model_dump())
-    if shop.spec.seed is not None:
-        digest = hashlib.blake2b(f"{shop.spec.seed}/{row.key}/{sample}".encode(), digest_size=4).digest()
+def _plan(context: WorkerContext, row: TaskRow, sample: int) -> RolloutPlan:
+    toolsets = choose_sample_toolsets(context, row, sample)
+    sampling = Sampling(**context.config.settings.sampling.model_dump())
+    if context.spec.seed is not None:
+        digest = hashlib.blake2b(f"{context.spec.seed}/{row.key}/{sample}".encode(), digest_size=4).digest()
         sampling = replace(sampling, seed=int.from_bytes(digest, "big") >> 1)
     return RolloutPlan(
         toolsets=toolsets,
-        require_tools=shop.spec.distribution is not None or bool(shop.spec.toolsets),
-        examples=examples_for(shop.model.name, toolsets),
+        require_tools=context.spec.distribution is not None or bool(context.spec.toolsets),
+        examples=examples_for(context.model.name, toolsets),
         sampling=sampling,
         files={path: text.encode("utf-8", "surrogatepass") for path, text in row.files.items()},
         directory=row.cwd,
@@ -94,29 +97,31 @@ def _plan(shop: WorkerContext, row: TaskRow, sample: int) -> RolloutPlan:
 
 
 def _config(config: Config, row: TaskRow) -> Config:
-    """A row that names an image runs in a container made from it."""
+    """The configuration of one row: a row with an image runs in a container of that image."""
     if row.image is None:
         return config
     sandbox = config.settings.sandbox.model_copy(update={"backend": "docker", "image": row.image})
     return replace(config, settings=config.settings.model_copy(update={"sandbox": sandbox}))
 
 
-def _prepare(shop: WorkerContext, config: Config, loop: AgentLoop, plan: RolloutPlan, row: TaskRow) -> None:
-    if shop.spec.system_prompt is not None:
-        loop.prepare(Message.system(shop.spec.system_prompt), ephemeral=True)
+def _prepare(
+    context: WorkerContext, config: Config, loop: AgentLoop, plan: RolloutPlan, row: TaskRow
+) -> None:
+    if context.spec.system_prompt is not None:
+        loop.prepare(Message.system(context.spec.system_prompt), ephemeral=True)
     elif not any(message.role == "system" for message in row.history):
         prepare_opening(config, loop, plan)
-    for data in shop.spec.prefill:
+    for data in context.spec.prefill:
         loop.prepare(Message.from_json(data), ephemeral=True)
     for message in row.history:
         loop.prepare(message)
 
 
 async def _reward(
-    shop: WorkerContext, row: TaskRow, trajectory: Trajectory, loop: AgentLoop
+    context: WorkerContext, row: TaskRow, trajectory: Trajectory, loop: AgentLoop
 ) -> tuple[float | None, str | None]:
-    """(reward, None), (None, why the grader failed), or nothing where there is nothing to score."""
-    reference = row.reward or shop.spec.reward
+    """(reward, None), (None, the grader's error), or (None, None) if there is nothing to score."""
+    reference = row.reward or context.spec.reward
     if reference is None or trajectory.outcome is None or trajectory.outcome.infrastructure:
         return None, None
 
@@ -124,15 +129,15 @@ async def _reward(
         return loop.bench.sandbox
 
     try:
-        value = await score(shop.rewards[reference], row, trajectory, sandbox)
+        value = await score(context.rewards[reference], row, trajectory, sandbox)
     except GraderError as error:
         return None, error.message
-    shop.writer.add_reward(Reward(trajectory.header.id, value, reference, {}, time.time_ns() // 1_000_000))
+    context.writer.add_reward(Reward(trajectory.header.id, value, reference, {}, time.time_ns() // 1_000_000))
     return value, None
 
 
 def _entry(
-    shop: WorkerContext,
+    context: WorkerContext,
     row: TaskRow,
     sample: int,
     trajectory: Trajectory,
@@ -157,7 +162,7 @@ def _entry(
     data |= {"key": row.key, "sample": sample, **facts}
     if reward_error is not None:
         data["reward_error"] = reward_error
-    reason = keep_out(trajectory, reward, shop.spec.filters)
+    reason = filter_reason(trajectory, reward, context.spec.filters)
     return SampleEntry(row.key, sample, SampleState.FILTERED if reason else SampleState.DONE, data, reason)
 
 

@@ -1,14 +1,14 @@
-"""What a run is: fixed when it starts, stored beside its data, compared when it is continued.
+"""The specification of a run: fixed at its first start, stored with its data, compared when it is continued.
 
-A run continued under other settings would be two datasets in one file. So the specification of the
-first start is kept (`run.json`), and a later start that differs is an error naming what changed,
-unless it is accepted, which is recorded too.
+A run continued with other settings would mix two datasets in one file. So the specification of the first
+start is stored in `run.json`, and a later start that differs is an error that names the changes, unless they
+are accepted, which is recorded too.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from hermes.core import JSONObject
@@ -18,7 +18,7 @@ from hermes.errors import ConfigError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Quality switches; what they keep out is kept aside with the reason."""
+    """Quality filters; removed samples are written to filtered.jsonl with the reason."""
 
     require_reasoning: bool = False
     drop_unknown_tools: bool = False
@@ -41,12 +41,12 @@ class RunSpec:
     toolsets: tuple[str, ...] | None = None
     """None: the model's default ones."""
     missing_toolsets: tuple[str, ...] = ()
-    """Of those, what could not be used at the start, and what the run was allowed to go on without."""
+    """Toolsets that could not be used at the start and that the run was allowed to omit."""
     samples_per_prompt: int = 1
     seed: int | None = None
-    """Sent to the model, derived per sample, when given; the toolset draw uses 0 otherwise."""
+    """If set, a seed derived from it per sample is sent to the model; the toolset draw uses 0 otherwise."""
     settings: JSONObject = field(default_factory=dict)
-    """Dotted settings that flags gave: limits, sampling, sandbox."""
+    """Dotted settings from the flags: limits, sampling, sandbox."""
     system_prompt: str | None = None
     """Shown to the model, left out of the dataset."""
     prefill: tuple[JSONObject, ...] = ()
@@ -70,7 +70,10 @@ class RunSpec:
 def differences(old: RunSpec, new: RunSpec) -> list[str]:
     """What changed, as 'field: old -> new'; a dataset's path may change while its content does not."""
     ignored = {"dataset", "accepted"}
-    pairs = [(each.name, getattr(old, each.name), getattr(new, each.name)) for each in fields(RunSpec)]
+    pairs = [
+        (spec_field.name, getattr(old, spec_field.name), getattr(new, spec_field.name))
+        for spec_field in fields(RunSpec)
+    ]
     return [
         f"{name}: {_short(before)} -> {_short(after)}"
         for name, before, after in pairs
@@ -79,7 +82,7 @@ def differences(old: RunSpec, new: RunSpec) -> list[str]:
 
 
 def open_run(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec:
-    """Starts the run, or continues it; returns the specification that now holds."""
+    """Starts the run, or continues it; returns the specification now in force."""
     path = folder / "run.json"
     if path.exists():
         old = load_spec(folder)
@@ -90,9 +93,7 @@ def open_run(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec:
                 "choose another --run-name, or add --accept-changes to go on with the new settings",
             )
         accepted = (*old.accepted, *changed)
-        spec = RunSpec(
-            **{**{each.name: getattr(spec, each.name) for each in fields(spec)}, "accepted": accepted}
-        )
+        spec = replace(spec, accepted=accepted)
     try:
         ensure_dir(folder)
         atomic_write(path, json.dumps(spec.to_json(), indent=2) + "\n")

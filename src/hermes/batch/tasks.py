@@ -1,9 +1,9 @@
-"""Reading a file of tasks: every good row with a stable identity, every bad one with its line and reason.
+"""Reads a file of tasks: every valid row with a stable key, every bad row with its line and reason.
 
-A row's key does not depend on its position: it is the row's own `id`, or the hash of its content and,
-where the same content stands more than once, which occurrence it is. So a dataset can be re-ordered
-or extended and each row is still recognised. Bad rows are returned beside the good ones, never
-skipped in silence, and never shift another row's key.
+A row's key does not depend on its position: it is the row's `id`, or the hash of its content and the number
+of its occurrence, if the content is repeated. So a dataset can be reordered or extended and each row keeps
+its key. Bad rows are returned with the valid ones, are never skipped silently, and never change another row's
+key.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class TaskRow:
     image: str | None = None
     """Container image for this task's sandbox."""
     cwd: str | None = None
-    """Where the tools work: a directory of the workspace, made if need be; absolute: one of the image."""
+    """Working directory of the tools, in the workspace and created if missing; absolute: one of the image."""
     files: JSONObject = field(default_factory=dict)
-    """Path in the workspace → text to place there before the task starts."""
+    """Path in the workspace → text that is written there before the task starts."""
     expected: JSON = None
     reward: str | None = None
     """Name of the reward function for this row."""
     metadata: JSONObject = field(default_factory=dict)
-    """Carried through; holds every column Hermes has no meaning for."""
+    """Copied to the output; contains every column that Hermes does not interpret."""
 
     def to_json(self) -> JSONObject:
         return {**asdict(self), "history": [message.to_json() for message in self.history]}
@@ -72,12 +72,12 @@ class Dataset:
     rows: tuple[TaskRow, ...]
     bad: tuple[BadRow, ...]
     digest: str
-    """Over the rows' contents, in no particular order."""
+    """Hash of the rows' contents, independent of their order."""
 
 
 def read_dataset(source: str, *, max_rows: int | None = None, prompt_field: str = "prompt") -> Dataset:
     """`source` is a .jsonl, .json, .csv or .parquet file, or the name of a hub dataset."""
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     lines: dict[str, int] = {}
     rows: list[TaskRow] = []
     digests: list[str] = []
@@ -87,9 +87,9 @@ def read_dataset(source: str, *, max_rows: int | None = None, prompt_field: str 
             break
         try:
             digest = _digest(record)
-            row = _row(record, prompt_field, _key(record, digest, seen))
+            row = _row(record, prompt_field, _key(record, digest, occurrences))
             if row.key in lines:
-                raise ValueError(f"the id {row.key!r} stands already on line {lines[row.key]}")
+                raise ValueError(f"the id {row.key!r} is already used on line {lines[row.key]}")
         except ValueError as error:
             bad.append(BadRow(line, str(error)))
             continue
@@ -97,15 +97,15 @@ def read_dataset(source: str, *, max_rows: int | None = None, prompt_field: str 
         rows.append(row)
         digests.append(digest)
     if not rows:
-        shown = f"; the first problem: line {bad[0].line}: {bad[0].reason}" if bad else ""
+        problem = f"; the first problem: line {bad[0].line}: {bad[0].reason}" if bad else ""
         raise UsageError(
-            f"{source} has no usable row{shown}", f"each row needs a '{prompt_field}' or 'messages'"
+            f"{source} has no usable row{problem}", f"each row needs a '{prompt_field}' or 'messages'"
         )
     return Dataset(tuple(rows), tuple(bad), content_hash("\n".join(sorted(digests))))
 
 
 def _records(source: str) -> Iterator[tuple[int, JSON]]:
-    """(line number, record or the ValueError that reading it gave)."""
+    """(line number, record or the ValueError raised while reading it)."""
     path = Path(source)
     readers = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     reader = readers.get(path.suffix.lower())
@@ -180,7 +180,7 @@ def _hub(name: str) -> Iterator[tuple[int, JSON]]:
 
 
 def _digest(record: JSON) -> str:
-    """Of the whole row; ValueError if it is none."""
+    """Hash of the row; ValueError if the record is not a row."""
     if isinstance(record, ValueError):
         raise record
     if not isinstance(record, dict):
@@ -198,7 +198,6 @@ def _row(record: JSONObject, prompt_field: str, key: str) -> TaskRow:
         for name, value in record.items()
         if name not in (*_FIELDS, prompt_field, "messages", "id")
     }
-    given = _typed(record, "metadata", dict) or {}
     row = TaskRow(
         key=key,
         prompts=prompts,
@@ -208,13 +207,13 @@ def _row(record: JSONObject, prompt_field: str, key: str) -> TaskRow:
         files=_typed(record, "files", dict) or {},
         expected=record.get("expected"),
         reward=_typed(record, "reward", str),
-        metadata={**metadata, **given},
+        metadata={**metadata, **(_typed(record, "metadata", dict) or {})},
     )
-    _check_places(row)
+    _check_paths(row)
     return row
 
 
-def _check_places(row: TaskRow) -> None:
+def _check_paths(row: TaskRow) -> None:
     if any(not isinstance(text, str) for text in row.files.values()):
         raise ValueError("'files' maps paths to text")
     for path in row.files:
@@ -231,7 +230,7 @@ def _inside(path: str) -> bool:
     return usable and not path.startswith("/") and ".." not in path.split("/")
 
 
-def _key(record: JSONObject, digest: str, seen: Counter[str]) -> str:
+def _key(record: JSONObject, digest: str, occurrences: Counter[str]) -> str:
     if record.get("id") is not None:
         if not isinstance(record["id"], str | int) or isinstance(record["id"], bool):
             raise ValueError("'id' is text or a whole number")
@@ -239,8 +238,8 @@ def _key(record: JSONObject, digest: str, seen: Counter[str]) -> str:
         if _SURROGATE.search(key):
             raise ValueError("'id' holds half of a surrogate pair")
         return key
-    seen[digest] += 1
-    return f"{digest[:16]}.{seen[digest]}"
+    occurrences[digest] += 1
+    return f"{digest[:16]}.{occurrences[digest]}"
 
 
 def _turns(record: JSONObject, prompt_field: str) -> tuple[tuple[str, ...], tuple[Message, ...]]:
@@ -256,7 +255,9 @@ def _turns(record: JSONObject, prompt_field: str) -> tuple[tuple[str, ...], tupl
         return tuple(prompts), ()
     if "messages" not in record:
         raise ValueError(f"neither '{prompt_field}' nor 'messages'")
-    messages = [_message(each) for each in record["messages"]] if isinstance(record["messages"], list) else []
+    messages = (
+        [_message(message) for message in record["messages"]] if isinstance(record["messages"], list) else []
+    )
     if not messages or messages[-1].role is not Role.USER:
         raise ValueError("'messages' is a list that ends with a user message")
     return (messages[-1].content,), tuple(messages[:-1])

@@ -1,7 +1,7 @@
 """The `hermes` command: a table of subcommands, each imported only when it is used.
 
 `hermes --help` reads nothing but this file and click. Underscores in flags are accepted as dashes.
-Every expected failure ends here as two lines (what and where; what to do) and an exit code.
+Every expected failure is printed here as two lines (the error; the fix) and sets the exit code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module:attribute, one line for --help)
     "api": (
         "hermes.cli.api:api",
-        "The trajectory API: environments put groups in, a trainer takes batches out.",
+        "The trajectory API: environments post groups, a trainer fetches batches.",
     ),
     "batch": (
         "hermes.cli.batch.command:batch",
@@ -42,8 +42,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Check what works on this machine, and what would fix the rest.",
     ),
     "engine": (
-        "hermes.cli.engine.command:engine",
-        "Train and sample adapters on this machine; speaks Tinker and OpenAI.",
+        "hermes.cli.engine:engine",
+        "Train and sample adapters on this machine; serves the Tinker and OpenAI APIs.",
     ),
     "env": ("hermes.cli.env:env", "Environments: list, new, check, serve, process, evaluate."),
     "export": ("hermes.cli.data.export:export", "Write trajectories as training data."),
@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("hermes.cli.setup.models:models", "List the providers and the bundled model."),
     "quickstart": (
         "hermes.cli.quickstart:quickstart",
-        "The whole loop, really learning, on the bundled model: CPU only, no key.",
+        "The whole loop, with real training, on the bundled model: CPU only, no key.",
     ),
     "rate": ("hermes.cli.data.rate:rate", "Rate a trajectory."),
     "rl": (
@@ -136,8 +136,9 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
 
 
 def main() -> None:
-    """Entry point: prints expected failures as a person would want to read them."""
-    atexit.register(gc.freeze)  # else the exit looks for garbage: 0.07 s, and a second where torch is in use
+    """Entry point: prints expected failures without a traceback."""
+    # Without this the interpreter collects garbage at exit: 0.07 s, and a second if torch is loaded.
+    atexit.register(gc.freeze)
     try:
         cli(prog_name="hermes")
     except HermesError as error:

@@ -1,19 +1,32 @@
-"""What several commands share: which trajectories, how to print, stored variables for their libraries."""
+"""Options that several commands share, and how a command's options become one typed object.
+
+A command with many options declares a frozen dataclass whose fields are named like its click parameters and
+builds it once with `make_options`; everything behind the command takes that object, never a dictionary of
+flags.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from _typeshed import DataclassInstance
+
     from hermes.store import Filter
+
+    Options = TypeVar("Options", bound=DataclassInstance)
 
 _AGE = re.compile(r"(\d+)([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -37,15 +50,94 @@ _FILTERS = (
 )
 
 
+@dataclass(frozen=True)
+class FilterOptions:
+    """The options that `filter_options` adds: which stored trajectories a command is about."""
+
+    model: str | None
+    tool: str | None
+    stop_reason: str | None
+    source: str | None
+    run_id: str | None
+    session_id: str | None
+    min_reward: float | None
+    max_reward: float | None
+    min_rating: float | None
+    max_rating: float | None
+    since: str | None
+    until: str | None
+    text: str | None
+
+    def build(self) -> Filter:
+        """The store's filter."""
+        from hermes.store import Filter
+
+        conditions = asdict(self)
+        since, until = conditions.pop("since"), conditions.pop("until")
+        return Filter(
+            since_ms=_parse_time_ms(since) if since else None,
+            until_ms=_parse_time_ms(until) if until else None,
+            **conditions,
+        )
+
+
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the filters; the command receives them as keyword arguments for `build_filter`."""
-    for option in reversed(_FILTERS):
-        command = option(command)
-    return command
+    """Adds the filters; the command builds `FilterOptions` from them."""
+    return add_options(*_FILTERS)(command)
+
+
+def add_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a command with click options, listed in this order by --help."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def make_options(options_class: type[Options], params: Mapping[str, Any]) -> Options:
+    """Builds a command's options from click's parameters; parameters that the class lacks are ignored."""
+    return options_class(**{field.name: params[field.name] for field in fields(options_class)})
+
+
+def merge_below_command_line(
+    ctx: click.Context, params: Mapping[str, Any], file_values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Click's parameters with the values of a file, except where the command line sets one itself.
+
+    The keys of `file_values` must be parameter names.
+    """
+    merged = dict(params)
+    parameters = {parameter.name: parameter for parameter in ctx.command.params}
+    for name, value in file_values.items():
+        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            merged[name] = parameters[name].type_cast_value(ctx, value)
+    return merged
+
+
+def parameter_name(ctx: click.Context, path: Path, key: str, excluded: tuple[str, ...] = ()) -> str:
+    """The parameter that a key of the YAML file at `path` sets; UsageError if the command has none."""
+    name = key.replace("-", "_")
+    if name in excluded or all(parameter.name != name for parameter in ctx.command.params):
+        raise UsageError(
+            f"{path}: unknown key '{key}'", f"the keys are the flags of 'hermes {ctx.command.name}'"
+        )
+    return name
+
+
+def refuse_key(api_key: str | None) -> None:
+    """UsageError if a key was passed on the command line."""
+    if api_key:
+        raise UsageError(
+            "a key on the command line can be read by every user of this machine",
+            "hermes config set OPENROUTER_API_KEY (asks for it), or set it in the environment",
+        )
 
 
 def stored_variables(command: Callable[..., Any]) -> Callable[..., Any]:
-    """For commands whose libraries read the process environment: `.env` is exported before they run."""
+    """For commands whose libraries read the process environment: exports `.env` before the command runs."""
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> Any:
@@ -57,17 +149,7 @@ def stored_variables(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def build_filter(*, since: str | None, until: str | None, **conditions: Any) -> Filter:
-    from hermes.store import Filter
-
-    return Filter(
-        since_ms=_moment_ms(since) if since else None,
-        until_ms=_moment_ms(until) if until else None,
-        **conditions,
-    )
-
-
-def _moment_ms(text: str) -> int:
+def _parse_time_ms(text: str) -> int:
     age = _AGE.fullmatch(text)
     try:
         if age:

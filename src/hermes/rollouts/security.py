@@ -9,7 +9,7 @@ import base64
 import binascii
 import hmac
 
-from hermes.safety.access import Door, Headers
+from hermes.safety.access import Headers, TokenScheme
 
 TOKEN_VARIABLE = "HERMES_API_TOKEN"
 
@@ -27,6 +27,6 @@ def _carries(headers: Headers, token: str) -> bool:
     return hmac.compare_digest(given, token.encode())
 
 
-DOOR = Door(
+TOKEN_SCHEME = TokenScheme(
     TOKEN_VARIABLE, "read and reset the run", "Authorization: Bearer, or http://hermes:TOKEN@host", _carries
 )

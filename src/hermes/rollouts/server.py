@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from hermes.errors import MissingDependencyError
 from hermes.rollouts.intake import IntakeLimits
-from hermes.rollouts.security import DOOR
-from hermes.safety.access import bound, policy_for
+from hermes.rollouts.security import TOKEN_SCHEME
+from hermes.safety.access import listen, policy_for
 
 if TYPE_CHECKING:
     from hermes.rollouts.service import TrajectoryService
@@ -48,11 +48,11 @@ def serve(options: TrajectoryServerOptions, announce: Callable[[str], None]) -> 
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(error.name or "uvicorn", "web", "the trajectory API") from error
-    policy_for(DOOR, options.host, options.token)
+    policy_for(TOKEN_SCHEME, options.host, options.token)
     if options.state_dir:
         _keep_freed_memory()
     with (
-        bound(options.host, options.port, _BACKLOG) as listener,
+        listen(options.host, options.port, _BACKLOG) as listener,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
         runner.run(_run(options, listener, announce))
@@ -101,7 +101,7 @@ async def _run(
     service = TrajectoryService(journal, options.limits)
     parser = Parser()
     config = uvicorn.Config(
-        build_app(service, policy_for(DOOR, options.host, options.token), parser),
+        build_app(service, policy_for(TOKEN_SCHEME, options.host, options.token), parser),
         http=HttpConnection,
         ws="none",
         lifespan="off",

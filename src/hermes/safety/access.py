@@ -1,9 +1,9 @@
-"""Who may talk to a server of ours, and where it listens.
+"""Access control of Hermes's HTTP servers: which requests are accepted, and where a server listens.
 
-On loopback without a token the danger is a web page in the user's browser: it may send requests here, and
-with a rebound name even read answers. So the Host must be a loopback name, and requests that a browser says
-come from another site are refused. Anywhere else a token is needed. Which header carries it is each server's
-own business (its `Door`); nothing here reads a body or knows a route.
+On loopback without a token the threat is a web page in the user's browser: it can send requests here and,
+with DNS rebinding, read the responses. So the Host must be a loopback name, and requests that the browser
+marks as cross-site are refused. On any other address a token is required. Each server's `TokenScheme` says
+how a request carries it; nothing here depends on bodies or routes.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """What is one server's own about its token."""
+class TokenScheme:
+    """How one server uses its token."""
 
     variable: str
-    """The environment variable that holds it."""
+    """The environment variable that holds the token."""
     at_stake: str
-    """What anyone could do without it."""
+    """What anyone could do without a token; completes "anyone could …"."""
     how: str
-    """How a request carries it."""
+    """How a request carries the token, for error messages."""
     carries: Callable[[Headers, str], bool]
-    """Whether a request does."""
+    """Whether the headers carry the given token."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAccessPolicy:
-    door: Door
+    scheme: TokenScheme
     token: str | None = field(default=None, repr=False)
-    """Required of every request; None: only loopback names are answered to."""
+    """Required of every request; None: only requests to a loopback name are accepted."""
 
     def refusal(self, headers: Headers, *, signed: bool = False) -> Refusal | None:
-        """Why a request with these headers is refused, if it is.
+        """The refusal of a request with these headers, if it is refused.
 
-        `signed`: its address carries a proof of its own, so that no token is asked for.
+        `signed`: the URL is signed, so that no token is required.
         """
         host = _host_of(f"//{headers.get(b'host', b'').decode('latin-1')}")
-        if self.token is not None and not signed and not self.door.carries(headers, self.token):
-            return Refusal(401, f"a token is needed: {self.door.how}")
+        if self.token is not None and not signed and not self.scheme.carries(headers, self.token):
+            return Refusal(401, f"a token is needed: {self.scheme.how}")
         if self.token is None and not is_loopback(host):
             return Refusal(403, "without a token, only requests to a loopback address are answered")
         origin = headers.get(b"origin")
@@ -67,19 +67,19 @@ class HttpAccessPolicy:
         return None
 
 
-def policy_for(door: Door, host: str, token: str | None) -> HttpAccessPolicy:
-    """The policy of a server bound to `host`. UsageError: an address others can reach, and no token."""
+def policy_for(scheme: TokenScheme, host: str, token: str | None) -> HttpAccessPolicy:
+    """The policy of a server on `host`. UsageError without a token if the address is not loopback."""
     if token is None and not is_loopback(host):
         raise UsageError(
-            f"refusing to listen on {host} without a token: anyone could {door.at_stake}",
-            f"set {door.variable}, or listen on 127.0.0.1",
+            f"refusing to listen on {host} without a token: anyone could {scheme.at_stake}",
+            f"set {scheme.variable}, or listen on 127.0.0.1",
         )
     if token is not None and not (token.isascii() and token.isprintable() and len(token) >= 16):
         raise UsageError(
-            f"{door.variable} must be at least 16 printable ASCII characters",
+            f"{scheme.variable} must be at least 16 printable ASCII characters",
             "openssl rand -hex 24 makes one",
         )
-    return HttpAccessPolicy(door, token)
+    return HttpAccessPolicy(scheme, token)
 
 
 @functools.lru_cache(maxsize=64)
@@ -95,21 +95,21 @@ def is_loopback(host: str | None) -> bool:
 
 
 def leads_to_loopback(url: str) -> bool:
-    """Whether an address is one of this machine's own."""
+    """Whether the URL's host is this machine's loopback."""
     return is_loopback(_host_of(url))
 
 
 @contextlib.contextmanager
-def bound(host: str, port: int, backlog: int) -> Iterator[socket.socket]:
-    """A listening socket, closed at the end. HermesError: the address is taken or cannot be had."""
+def listen(host: str, port: int, backlog: int) -> Iterator[socket.socket]:
+    """A listening socket, closed at the end. HermesError if the address is in use or not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=backlog)
     except (OSError, OverflowError) as error:
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        what = "it is taken" if taken else error
+        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        reason = "it is taken" if in_use else error
         raise HermesError(
-            f"cannot listen on {host} port {port}: {what}", "choose another --host or --port"
+            f"cannot listen on {host} port {port}: {reason}", "choose another --host or --port"
         ) from error
     with listener:
         yield listener

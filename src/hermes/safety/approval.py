@@ -1,11 +1,11 @@
-"""Who may run what: a policy decides from rules, a person decides where no rule does.
+"""Approval of actions: a policy decides by rules, the user decides where no rule applies.
 
-The policy looks at the parsed command, never at text that came from a model or a tool's output. Rules, first
-that applies: a deny pattern refuses; an isolating sandbox allows; a command whose every part only looks,
-or fits an allow pattern, is allowed; a person is asked; without one it is refused.
+The policy uses the parsed command, never text from a model or a tool's output. The first rule that applies
+decides: a deny pattern refuses; an isolating sandbox allows; a command is allowed if each of its parts is
+read-only or matches an allow pattern; else the user is asked, and without a user the command is refused.
 
-A deny pattern is a guard rail, not a fence: it also refuses where the denied words merely occur one after
-another, but a program can still do the same by another name. The fence is the sandbox.
+A deny pattern is a guard rail, not a security boundary: it also refuses where the denied words merely occur
+in sequence, but a program can do the same under another name. The security boundary is the sandbox.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hermes.safety.text import clip
 
 Answer = Literal["once", "always", "no"]
 Ask = Callable[[str, str], Awaitable[Answer]]
-"""Puts an action (its kind and exact text) to a person."""
+"""Asks the user about an action: its kind and exact text."""
 _UNATTENDED_HINT = (
     "Use an isolating sandbox (--sandbox bubblewrap), allow the command in approval.allow, "
     "or allow everything with --yes."
 )
-_BETWEEN_WORDS = re.compile(r"[\s;&|()<>`$\"'{}\\]+")
+_WORD_BREAKS = re.compile(r"[\s;&|()<>`$\"'{}\\]+")
 
 
 class Verdict(StrEnum):
@@ -40,12 +40,12 @@ class Verdict(StrEnum):
 
 
 class Approver(Protocol):
-    """Asked before a tool does something that could matter."""
+    """Decides about an action before a tool takes it."""
 
     async def approve(self, kind: str, action: str) -> None:
-        """Returns if the action may go ahead; raises ToolError(kind='refused') if not.
+        """Returns if the action is approved; raises ToolError(kind='refused') if not.
 
-        `kind` is what sort of action it is ('command', 'mcp_server'), `action` its exact text.
+        `kind` is the sort of action ('command', 'mcp_server'), `action` its exact text.
         """
         ...
 
@@ -53,41 +53,41 @@ class Approver(Protocol):
 @dataclass(frozen=True)
 class ApprovalPolicy:
     allow: tuple[str, ...]
-    """Patterns of commands that need no question, word by word: 'pytest *', 'npm run build'. Each word is a
-    glob; a last word '*' stands for any further arguments, none included."""
+    """Patterns of commands that run without asking, word by word: 'pytest *', 'npm run build'. Each word is a
+    glob; a last word '*' matches any number of further arguments."""
     deny: tuple[str, ...]
-    """Patterns of commands that are always refused, whatever arguments follow."""
+    """Patterns of commands that are always refused, with any further arguments."""
     interactive: bool
-    """True if a person is there to be asked."""
+    """True if a user can be asked."""
     isolated: bool
-    """True if the sandbox keeps commands away from the host."""
+    """True if the sandbox isolates commands from the host."""
     workspace: str | None = None
-    """Where the agent works; commands that only look may look at absolute paths inside it."""
+    """The agent's directory; read-only commands may read absolute paths inside it."""
 
     def __post_init__(self) -> None:
         for pattern in (*self.allow, *self.deny):
             _words(pattern)
 
     def decide(self, command: str) -> Verdict:
-        if self.denying(command) is not None:
+        if self.deny_pattern(command) is not None:
             return Verdict.REFUSE
         if self.isolated:
             return Verdict.ALLOW
         parts = split(command)
-        if parts is not None and all(map(self._needs_no_question, parts)):
+        if parts is not None and all(map(self._is_safe, parts)):
             return Verdict.ALLOW
-        return self.without_rule
+        return self.default_verdict
 
-    def denying(self, command: str) -> str | None:
+    def deny_pattern(self, command: str) -> str | None:
         """The deny pattern that refuses the command, if one does."""
         parts = split(command) or []
         return next((pattern for pattern in self.deny if _denies(_words(pattern), command, parts)), None)
 
     @property
-    def without_rule(self) -> Verdict:
+    def default_verdict(self) -> Verdict:
         return Verdict.ASK if self.interactive else Verdict.REFUSE
 
-    def _needs_no_question(self, part: Simple) -> bool:
+    def _is_safe(self, part: Simple) -> bool:
         if part.assigns or part.writes:
             return False
         if not all(file is not None and is_inside(file, self.workspace) for file in part.reads):
@@ -99,39 +99,40 @@ class ApprovalPolicy:
 
 @dataclass
 class PolicyApprover:
-    """Applies a policy to commands; everything else is asked about, or refused when nobody is there."""
+    """Applies a policy to commands; other actions need the user, and are refused without one."""
 
     policy: ApprovalPolicy
     ask: Ask | None = None
     approved: set[tuple[str, str]] = field(default_factory=set)
-    """Actions, by kind and exact text, that need no further question; 'always' adds to them."""
+    """Actions, by kind and exact text, that are approved for good; the answer 'always' adds one."""
 
     async def approve(self, kind: str, action: str) -> None:
-        shown = f"the {kind.replace('_', ' ')} {clip(action, 500)!r}"
+        description = f"the {kind.replace('_', ' ')} {clip(action, 500)!r}"
         if kind == "command":
-            pattern = self.policy.denying(action)
+            pattern = self.policy.deny_pattern(action)
             if pattern is not None:
                 raise _refusal(
-                    f"{shown} is denied by the user's rule '{pattern}'.", "The rule is in approval.deny."
+                    f"{description} is denied by the user's rule '{pattern}'.",
+                    "The rule is in approval.deny.",
                 )
         if (kind, action) in self.approved:
             return
-        verdict = self.policy.decide(action) if kind == "command" else self.policy.without_rule
+        verdict = self.policy.decide(action) if kind == "command" else self.policy.default_verdict
         if verdict is Verdict.ALLOW:
             return
         if verdict is Verdict.REFUSE or self.ask is None:
             raise _refusal(
-                f"{shown} needs a person's approval, and nobody is there to give it.", _UNATTENDED_HINT
+                f"{description} needs the user's approval, and no user is present.", _UNATTENDED_HINT
             )
-        answer = await self.ask(kind, action)
-        if answer == "always":
+        decision = await self.ask(kind, action)
+        if decision == "always":
             self.approved.add((kind, action))
-        elif answer != "once":
-            raise _refusal(f"the user refused {shown}. Do not try it again in another form.")
+        elif decision != "once":
+            raise _refusal(f"the user refused {description}. Do not try it again in another form.")
 
 
 class AllowAll:
-    """Approves everything: the user said so beforehand."""
+    """Approves everything, as the user chose with --yes."""
 
     async def approve(self, kind: str, action: str) -> None:
         return None
@@ -148,7 +149,7 @@ def _words(pattern: str) -> list[str]:
     if not words:
         raise ConfigError(
             f"the approval pattern {pattern!r} cannot be read: {problem}.",
-            "Write it as a command line whose words may hold * and ?, such as 'pytest *'.",
+            "Write it as a command line whose words may contain * and ?, such as 'pytest *'.",
         )
     return words
 
@@ -161,22 +162,22 @@ def _allows(words: Sequence[str], argv: Sequence[str | None]) -> bool:
 
 
 def _is_word(argument: str | None) -> bool:
-    """True if the argument is known before it runs."""
+    """True if the argument's value is known before the command runs."""
     return argument is not None and not isinstance(argument, GlobWord)
 
 
 def _denies(words: Sequence[str], command: str, parts: Sequence[Simple]) -> bool:
     fixed = words[:-1] if words[-1] == "*" and len(words) > 1 else words
     texts = [[arg or "" for arg in part.argv] for part in parts]
-    texts.append([word for word in _BETWEEN_WORDS.split(command) if word])
-    return any(_occurs(fixed, text) for text in texts)
+    texts.append([word for word in _WORD_BREAKS.split(command) if word])
+    return any(_contains(fixed, text) for text in texts)
 
 
-def _occurs(words: Sequence[str], text: Sequence[str]) -> bool:
-    """True if the words stand one after another somewhere; a program counts under any path."""
+def _contains(words: Sequence[str], text: Sequence[str]) -> bool:
+    """True if the words occur in sequence; a program matches under any path."""
     for start in range(len(text) - len(words) + 1):
-        found = [text[start].rpartition("/")[2], *text[start + 1 : start + len(words)]]
-        if all(fnmatchcase(have, want) for have, want in zip(found, words, strict=True)):
+        window = [text[start].rpartition("/")[2], *text[start + 1 : start + len(words)]]
+        if all(fnmatchcase(word, pattern) for word, pattern in zip(window, words, strict=True)):
             return True
     return False
 

@@ -1,9 +1,9 @@
-"""Fetching a URL that a model or a page chose.
+"""Fetches a URL that a model or a page chose.
 
-The connection goes to an address that `safety.urls` has checked, with the URL's own host in the Host header
-and in TLS; each redirect is checked again; proxies from the environment are not used, since behind one the
-address would be somebody else's choice. Time and size are bounded, the size after decompression too.
-The body is data: nothing in it is run or followed.
+The connection goes to an address that `safety.urls` has checked, with the URL's host in the Host header and
+in TLS; each redirect is checked again; proxies from the environment are not used, because a proxy would
+choose the address. Time and size are bounded, including the size after decompression. The body is data:
+nothing in it is executed or followed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HEADERS = {
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
     url: str
-    """Where the body came from, after redirects."""
+    """URL of the body, after redirects."""
     status: int
     content_type: str
     """As the server sent it, parameters included; '' if it sent none."""
@@ -53,35 +53,38 @@ async def fetch(
     resolve: Resolve | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> FetchedPage:
-    """GET the URL; any status is a result. ToolError if it is refused, too slow, too large or broken.
+    """GETs the URL; any status is a result. ToolError if it is refused, too slow, too large or malformed.
 
-    `headers` may hold a credential: they are sent to the URL's own scheme, host and port, and not to another
-    one that it redirects to.
+    `headers` may contain a credential: they are sent only to the URL's scheme, host and port, not to another
+    one after a redirect.
     """
     allowed = tuple(allow_hosts)
-    here = url
+    current = url
     try:
         async with asyncio.timeout(timeout_s):
             for _ in range(max_redirects + 1):
-                addresses = await asyncio.to_thread(check_url, here, allowed, resolve)
-                own = headers if headers and parse_url(here) == parse_url(url) else {}
-                fetched = await _get(here, addresses, max_bytes, own)
-                if isinstance(fetched, FetchedPage):
-                    return fetched
-                here = fetched
+                addresses = await asyncio.to_thread(check_url, current, allowed, resolve)
+                same_origin = parse_url(current) == parse_url(url)
+                sent_headers = headers if headers and same_origin else {}
+                page_or_url = await _get(current, addresses, max_bytes, sent_headers)
+                if isinstance(page_or_url, FetchedPage):
+                    return page_or_url
+                current = page_or_url
     except TimeoutError as error:
-        raise ToolError(f"{url} did not answer in full within {timeout_s:g} s.", kind="timeout") from error
+        raise ToolError(
+            f"{url} did not send a complete response within {timeout_s:g} s.", kind="timeout"
+        ) from error
     raise ToolError(f"{url} leads to more than {max_redirects} redirects.")
 
 
 async def _get(
     url: str, addresses: list[Address], max_bytes: int, headers: Mapping[str, str]
 ) -> FetchedPage | str:
-    """What the first address that accepts a connection answers, or the URL it redirects to."""
+    """The page from the first address that accepts a connection, or the URL it redirects to."""
     import httpx2
 
     failure: Exception | None = None
-    # A client for this one request: no connection or cookie of it is for another host at the same address.
+    # One client per request: no connection or cookie is reused for another host at the same address.
     async with httpx2.AsyncClient(trust_env=False, verify=_tls(), timeout=None) as client:
         for address in addresses:
             try:
@@ -111,7 +114,7 @@ def _request(
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """The user's own authorities (SSL_CERT_FILE) count; reading them takes long enough to do it once."""
+    """Includes the user's certificate authorities (SSL_CERT_FILE); cached, because reading them is slow."""
     import httpx2
 
     return httpx2.create_ssl_context()
@@ -129,14 +132,14 @@ async def _read(response: httpx2.Response, url: str, max_bytes: int) -> FetchedP
         return urldefrag(urljoin(url, location)).url
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip", "x-gzip"):
-        raise ToolError(f"{url} is compressed as '{encoding}', which was not asked for.")
+        raise ToolError(f"{url} is compressed as '{encoding}', which was not requested.")
     unzip = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
     body = bytearray()
     async for chunk in response.aiter_raw():
         try:
             body += unzip.decompress(chunk, max_bytes + 1 - len(body)) if unzip else chunk
         except zlib.error as error:
-            raise ToolError(f"{url} says it is gzip, and is not: {error}.") from error
+            raise ToolError(f"{url} is sent as gzip, but is not: {error}.") from error
         if len(body) > max_bytes:
             raise ToolError(f"{url} is larger than {max_bytes} bytes.")
     return FetchedPage(url, response.status_code, response.headers.get("content-type", ""), bytes(body))

@@ -1,13 +1,13 @@
-"""Commands that only look, and only inside the workspace.
+"""Commands that are read-only and stay inside the workspace.
 
-They write no file, start no program and change no state, whatever their arguments; and they read nothing
-outside the workspace, so that allowing them unasked gives away no more than the file tools do. Each
-rule says which arguments keep a program harmless; with an argument no rule knows, it is one to ask about.
-Programs are known by bare name: `./ls` is not `ls`.
+They write no file, start no program and change no state; and they read nothing outside the workspace, so
+running them without approval exposes no more than the file tools do. Each rule lists the arguments with which
+a program stays harmless; with any other argument the command needs approval. Programs are matched by bare
+name: `./ls` is not `ls`.
 
-Judged by text alone: links are not resolved, and what configuration makes of a program (a git hook or
-filter) is not looked into. So this is safe only where an agent cannot, unasked, make links or write git's
-configuration; the local sandbox sees to that.
+The check uses the text alone: links are not resolved, and configuration that changes a program (a git hook or
+filter) is not inspected. So it is safe only where an agent cannot create links or write git's configuration
+without approval; the local sandbox ensures that.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _NO_FILES = _words(
     "arch basename df dirname echo false free groups id nproc ps pwd seq sleep true type uname uptime "
     "which whoami"
 )
-"""They read no file the arguments name, so arguments that are only known at run time are fine too."""
+"""They read no file that the arguments name, so arguments that are known only at run time are fine too."""
 _READERS = _words(
     "b2sum base64 cat cksum cmp comm cut diff du egrep expand fgrep fmt fold grep head jq join ls md5sum nl "
     "od paste readlink realpath rev sha1sum sha224sum sha256sum sha384sum sha512sum stat sum tac tail tr "
     "unexpand wc"
 )
-"""No option of theirs writes or runs anything."""
+"""None of their options writes or runs anything."""
 _SHOW_VERSION = _words(
     "bash clang cmake g++ gcc git java javac make node perl php pip pip3 python python3 ruby sh"
 )
@@ -64,29 +64,29 @@ _STORES_COUNT = re.compile(r"%[^%a-zA-Z]*n")
 
 
 def is_harmless(argv: Sequence[str | None], workspace: str | None = None) -> bool:
-    """True if the command only looks. None stands for an argument whose value is not known.
+    """True if the command is read-only. None stands for an argument whose value is not known.
 
-    `workspace` is the directory whose absolute paths are fine to read as well as relative ones.
+    `workspace` is the directory in which absolute paths may be read as well as relative ones.
     """
     name, arguments = argv[0], argv[1:]
     if name in _NO_FILES:
         return True
-    known = [argument for argument in arguments if argument is not None]
-    if name is None or len(known) < len(arguments):
+    values = [argument for argument in arguments if argument is not None]
+    if name is None or len(values) < len(arguments):
         return False
-    if known == ["--version"] or (known == ["-V"] and name.startswith("python")):
+    if values == ["--version"] or (values == ["-V"] and name.startswith("python")):
         return name in _SHOW_VERSION
     if name in _FREE_TEXT:
-        return _FREE_TEXT[name](known)
-    if name not in _READERS and any(isinstance(argument, GlobWord) for argument in known):
+        return _FREE_TEXT[name](values)
+    if name not in _READERS and any(isinstance(argument, GlobWord) for argument in values):
         return False
-    files = known if name not in _SEARCHERS else _without_pattern(known)
+    files = values if name not in _SEARCHERS else _without_pattern(values)
     inside = all(is_inside(file, workspace) for file in files)
-    return inside and (name in _READERS or (name in _RULES and _RULES[name](known)))
+    return inside and (name in _READERS or (name in _RULES and _RULES[name](values)))
 
 
 def is_inside(argument: str, workspace: str | None = None) -> bool:
-    """True if the argument, taken as a path or as an option with one, does not lead out of the workspace."""
+    """True if the argument, as a path or as an option with one, stays inside the workspace."""
     path = argument
     if argument.startswith("--"):
         path = argument.partition("=")[2]
@@ -101,27 +101,27 @@ def is_inside(argument: str, workspace: str | None = None) -> bool:
 
 
 def _without_pattern(arguments: Sequence[str]) -> list[str]:
-    """What a grep reads: its arguments but the expression, which may look like a path."""
-    named = any(
-        re.match(r"-[^-]*[ef]", each) or abbreviates(each, "regexp") or abbreviates(each, "file")
-        for each in arguments
+    """The files of a grep: its arguments without the expression, which may look like a path."""
+    has_pattern_option = any(
+        re.match(r"-[^-]*[ef]", argument) or abbreviates(argument, "regexp") or abbreviates(argument, "file")
+        for argument in arguments
     )
     rest = list(arguments)
-    if not named:
-        pattern = next((i for i, each in enumerate(rest) if not each.startswith("-")), None)
+    if not has_pattern_option:
+        pattern = next((i for i, argument in enumerate(rest) if not argument.startswith("-")), None)
         if pattern is not None:
             del rest[pattern]
     return rest
 
 
 def abbreviates(option: str, long: str) -> bool:
-    """True for --output, --output=x and the shorter spellings that option parsers take for it."""
+    """True for --output, --output=x and the abbreviations that option parsers accept."""
     name = option[2:].partition("=")[0]
     return option.startswith("--") and name != "" and long.startswith(name)
 
 
 def _options_like(pattern: re.Pattern[str], max_files: int | None = None) -> Rule:
-    """Every argument that begins with a dash must fit; others are files."""
+    """Every argument that begins with a dash must match; the others are files."""
 
     def rule(arguments: Sequence[str]) -> bool:
         options = [argument for argument in arguments if argument.startswith("-") and argument != "-"]
@@ -144,7 +144,7 @@ def _sed(arguments: Sequence[str]) -> bool:
     """Only `sed -n 10,20p file …`: the language can also write files and run commands."""
     if len(arguments) < 2 or arguments[0] != "-n" or not _SED_PRINT.fullmatch(arguments[1]):
         return False
-    return not any(each.startswith("-") for each in arguments[2:])
+    return not any(argument.startswith("-") for argument in arguments[2:])
 
 
 def _git(arguments: Sequence[str]) -> bool:
@@ -160,11 +160,11 @@ def _git(arguments: Sequence[str]) -> bool:
 
 
 def _rg(arguments: Sequence[str]) -> bool:
-    return not any(each.startswith(("--pre", "--hostname-bin")) for each in arguments)
+    return not any(argument.startswith(("--pre", "--hostname-bin")) for argument in arguments)
 
 
 def _test(arguments: Sequence[str]) -> bool:
-    # bash runs what stands in the index of an array, so nothing that could be one.
+    # bash evaluates the index of an array, so no argument may contain one.
     return all(map(_PLAIN.fullmatch, arguments))
 
 

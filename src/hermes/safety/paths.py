@@ -1,12 +1,12 @@
-"""Files inside a directory, and nothing outside it.
+"""Access to files inside a directory, and to nothing outside it.
 
-`open_inside` walks the path one component at a time from a descriptor of the root, never lets the
-kernel follow a link, and follows links itself as far as they stay inside. So a process that swaps
-directories for links while we look cannot lead us out: every step starts from a directory that was reached
-from the root. `resolve_inside` answers the same question as a path, for showing and comparing; between its
-answer and a later use a link can change, so use `open_inside` to touch a file others can write to.
+`open_inside` walks the path one component at a time from a descriptor of the root, never lets the kernel
+follow a link, and follows links itself as long as they stay inside. So a process that replaces directories by
+links in the meantime cannot redirect it outside: every step starts from a directory that was reached from the
+root. `resolve_inside` returns the path, for display and comparison; a link can change before the path is
+used, so use `open_inside` to access a file that others can write to.
 
-Neither says what kind of file it is: a FIFO or a device inside the root is inside.
+Neither checks the kind of file: a FIFO or a device inside the root is accepted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 MAX_PATH_BYTES = 4096
 _MAX_LINKS = 40
-# O_PATH: to walk through a directory one need not be allowed to list it.
+# O_PATH: walking through a directory does not require permission to list it.
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -40,23 +40,23 @@ def resolve_inside(root: Path, path: str) -> Path:
 def open_inside(root: Path, path: str, flags: int, mode: int = 0o600, *, alias: str | None = None) -> int:
     """A descriptor of a file or directory inside root, opened with `flags`; the caller closes it.
 
-    An absolute path, or a link's absolute target, counts from `alias`: the name the root has for whoever
-    wrote the path (default: root itself). PermissionError for what is outside.
+    An absolute path, or a link's absolute target, is relative to `alias`: the path of the root inside the
+    sandbox (default: root itself). PermissionError if the path leads outside.
     """
-    with locate_inside(root, path, alias=alias) as place:
-        if place.name == ".":
-            return os.open(".", flags & ~os.O_CREAT | os.O_CLOEXEC, dir_fd=place.directory)
-        return os.open(place.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=place.directory)
+    with locate_inside(root, path, alias=alias) as location:
+        if location.name == ".":
+            return os.open(".", flags & ~os.O_CREAT | os.O_CLOEXEC, dir_fd=location.directory)
+        return os.open(location.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=location.directory)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """Where a path leads: a name, not a link when it was looked at, in an open directory."""
+    """The target of a path: a name in an open directory, which was not a link when it was read."""
 
     directory: int
     """Descriptor; closed when the `with` block ends."""
     name: str
-    """'.' if the path is the directory itself. Nothing of that name need exist."""
+    """'.' if the path is the directory itself. A file of that name need not exist."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def locate_inside(
 ) -> Iterator[ResolvedPath]:
     """Walks to the last component. With `make_parents`, missing directories are created on the way.
 
-    `owner` is the user and group to give them to (default: whoever we are).
+    `owner` is their user and group (default: those of this process).
     """
     _check_text(path)
     walk = _Walk(root, alias or str(root), make_parents, owner)
@@ -81,10 +81,10 @@ def locate_inside(
 
 
 class _Walk:
-    """One walk: the descriptors from the root down to where it stands."""
+    """One walk: the descriptors from the root down to the current directory."""
 
     def __init__(self, root: Path, alias: str, make_parents: bool, owner: tuple[int, int] | None) -> None:
-        # Links on the way to the root are the caller's own; O_NOFOLLOW starts below it.
+        # Links in the root's own path are the caller's choice; O_NOFOLLOW applies below it.
         self._stack = [os.open(root, _DIRECTORY)]
         self._alias = PurePosixPath(alias)
         self._make_parents = make_parents
@@ -115,17 +115,17 @@ class _Walk:
                 return ResolvedPath(self._stack[-1], name)
         return ResolvedPath(self._stack[-1], ".")
 
-    def _parts(self, path: str, asked: str) -> list[str]:
+    def _parts(self, path: str, requested: str) -> list[str]:
         """The components still to walk, last first. An absolute path starts again at the root."""
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if path.startswith("/"):
             base = list(self._alias.parts[1:])
             if parts[: len(base)] != base:
-                raise _outside(asked)
+                raise _outside(requested)
             parts = parts[len(base) :]
             self._pop_to(1)
         if path.endswith("/") and parts and parts[-1] != "..":
-            parts.append(".")  # a trailing slash asks for a directory
+            parts.append(".")  # a trailing slash requires a directory
         return parts[::-1]
 
     def _link(self, name: str) -> str | None:

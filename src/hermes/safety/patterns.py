@@ -1,11 +1,11 @@
-"""Secrets that nobody told us about: found by the names they are given, and by the shape of the values.
+"""Detection of unknown secrets, by the names they are assigned to and by the format of the values.
 
-Two layers, both one linear-time RE2 expression. *Names*: a value assigned to something that is called a key,
-token, secret or password (`API_KEY=…`, `"password": "…"`, `--token …`, `Authorization: Bearer …`). *Shapes*:
-values that say themselves what they are (`ghp_…`, `AKIA…`, a private key's block, a URL with a password).
+Two layers, each one linear-time RE2 expression. *Names*: a value assigned to something called a key, token,
+secret or password (`API_KEY=…`, `"password": "…"`, `--token …`, `Authorization: Bearer …`). *Shapes*: values
+with a recognisable format (`ghp_…`, `AKIA…`, a private key's block, a URL with a password).
 
-Placeholders (`your-key`, `${KEY}`, `xxxx`), words and numbers are left alone, since a wrong hit costs data.
-What has neither a telling name nor a telling shape is not found; known values are `safety.redact`'s to find.
+Placeholders (`your-key`, `${KEY}`, `xxxx`), words and numbers are ignored, since a false positive loses data.
+A secret with neither such a name nor such a format is not found; `safety.redact` finds the known values.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _ORDINARY = re.compile(
 def find(text: str, layer: RedactionLayer) -> Iterator[PatternHit]:
     """Every secret-looking value of this layer, left to right."""
     data = text.encode("utf-8", "surrogatepass")
-    rules, pattern = _compiled(layer)
+    rules, pattern = _compile(layer)
     for match in pattern.finditer(data):
         index = next(i for i, group in enumerate(match.groups()) if group is not None)
         value = match.group(index + 1).decode("utf-8", "replace")
@@ -96,7 +96,7 @@ def find(text: str, layer: RedactionLayer) -> Iterator[PatternHit]:
 
 
 def _is_secret(rule: str, value: str) -> bool:
-    """A value that was given a telling name, and is not a word, a number or a placeholder."""
+    """Whether a named value is a secret, and not a word, a number or a placeholder."""
     if _ORDINARY.search(value):
         return False
     if rule == "url-password":
@@ -110,16 +110,16 @@ def _is_secret(rule: str, value: str) -> bool:
 
 
 @cache
-def _compiled(layer: RedactionLayer) -> tuple[list[str], Any]:
-    """The rules' names, and one expression with one group a rule around what is to go."""
+def _compile(layer: RedactionLayer) -> tuple[list[str], Any]:
+    """The rules' names, and one expression with one group per rule around the text to redact."""
     import re2  # type: ignore[import-untyped]
 
     table = (
         _NAMES if layer is RedactionLayer.NAMES else {name: f"({shape})" for name, shape in _SHAPES.items()}
     )
     options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1  # bytes, so that lone surrogates do no harm
+    options.encoding = re2.Options.Encoding.LATIN1  # bytes, so that lone surrogates are accepted
     options.log_errors = False
     options.max_mem = 1 << 28
-    expression = "|".join(f"(?:{each})" for each in table.values())
+    expression = "|".join(f"(?:{pattern})" for pattern in table.values())
     return list(table), re2.compile(expression.encode("latin-1"), options)

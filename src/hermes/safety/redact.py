@@ -1,10 +1,10 @@
-"""Known secrets, replaced by their names before anything is kept.
+"""Replaces known secrets by their names before text is stored.
 
-A secret is found as itself and as a program may have written it: JSON-escaped (short escapes, `\\uXXXX`,
-`\\/`, at any depth of nesting), URL-encoded (also twice), base64 (standard or URL-safe, whatever stood
-before it in the encoded text, also broken into lines) and hexadecimal. All forms of all secrets are one
-RE2 expression, so the time is linear in the text. Secrets that nobody told us about are not found, nor are
-ones that were compressed, encrypted, split up or encoded in some other way.
+A secret is found verbatim and as a program may have encoded it: JSON-escaped (short escapes, `\\uXXXX`,
+`\\/`, at any depth of nesting), URL-encoded (also twice), base64 (standard or URL-safe, at any offset
+in the encoded text, also broken into lines) and hexadecimal. All forms of all secrets are one
+RE2 expression, so the time is linear in the text. Unknown secrets are not found, nor are
+ones that were compressed, encrypted, split up or encoded in another way.
 
 Serialised JSON stays valid JSON.
 """
@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 from hermes.core import JSON
 
 _MAX_MEM_BYTES = 1 << 30
-"""A ceiling for RE2's tables, far above what they take: under it RE2 would fall back to slow matching."""
+"""Limit of RE2's tables, far above their size: if it were reached, RE2 would fall back to slow matching."""
 _SHORT_ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _BASE64_BREAK = r"(?:[\r\n]|\\+[rn])*"
 _BASE64_CHARS = {"+": r"(?:[+-]|%2[bB]|\\+u002[bB])", "/": r"(?:\\*/|_|%2[fF]|\\+u002[fF])"}
@@ -34,26 +34,26 @@ class Redactor:
     """Replaces each known secret by `[REDACTED:NAME]`. Immutable, safe to share between threads."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
-        """Names to values. Values shorter than 8 characters are the caller's to leave out."""
-        known = [(name, value) for name, value in secrets.items() if value]
-        # Where two secrets start at the same place, the longer one is to go.
-        known.sort(key=lambda item: len(item[1]), reverse=True)
-        self._names = [re.sub(r"[^A-Za-z0-9_.-]", "_", name) for name, _ in known]
-        self._values = [value for _, value in known]
+        """Maps names to values. The caller must leave out values shorter than 8 characters."""
+        pairs = [(name, value) for name, value in secrets.items() if value]
+        # If two secrets start at the same position, the longer one must match.
+        pairs.sort(key=lambda pair: len(pair[1]), reverse=True)
+        self._names = [re.sub(r"[^A-Za-z0-9_.-]", "_", name) for name, _ in pairs]
+        self._values = [value for _, value in pairs]
 
     def text(self, text: str) -> str:
-        """The text without the secrets. Applying it again changes nothing more."""
+        """The text without the secrets. Idempotent."""
         redacted = self._replace(text)
         if redacted != text and _is_json(text) and not _is_json(redacted):
-            # What looked like a secret crossed JSON's own punctuation: look inside the values instead.
+            # A match crossed JSON's punctuation: redact inside the values instead.
             return json.dumps(self._json(json.loads(text)), ensure_ascii=False, separators=(",", ":"))
         return redacted
 
-    def found(self, text: str) -> bool:
+    def contains_secret(self, text: str) -> bool:
         return next(self._hits(text.encode("utf-8", "surrogatepass")), None) is not None
 
     def counts(self, text: str) -> dict[str, int]:
-        """How often each secret occurs, by name; only those that do."""
+        """Occurrences of each secret, by name; only those that occur."""
         return dict(Counter(hit.name for hit in self._hits(text.encode("utf-8", "surrogatepass"))))
 
     def _replace(self, text: str) -> str:
@@ -77,7 +77,7 @@ class Redactor:
         if isinstance(value, str):
             return self._replace(value)
         written = json.dumps(value)
-        return self._replace(written) if self.found(written) else value
+        return self._replace(written) if self.contains_secret(written) else value
 
     def _hits(self, data: bytes) -> Iterator[_Hit]:
         if not self._values:
@@ -94,7 +94,7 @@ class Redactor:
         marker = "|".join(re.escape(f"[REDACTED:{name}]") for name in self._names)
         groups = [marker, *(_all_forms(value) for value in self._values)]
         options = re2.Options()
-        options.encoding = re2.Options.Encoding.LATIN1  # bytes, so that lone surrogates do no harm
+        options.encoding = re2.Options.Encoding.LATIN1  # bytes, so that lone surrogates are accepted
         options.max_mem = _MAX_MEM_BYTES
         options.log_errors = False
         expression = "|".join(f"({group})" for group in groups)
@@ -148,7 +148,7 @@ def _hex_form(data: bytes) -> str:
 def _base64_form(data: bytes, before: int) -> str:
     """The secret inside a base64 text, `before` bytes after a multiple of three.
 
-    Characters that also hold bits of a neighbour can be anything; they go with the rest.
+    Characters that also encode bits of a neighbour can be anything; they are redacted too.
     """
     text = base64.b64encode(bytes(before) + data).decode("ascii")
     start, shared_start = -(-before * 8 // 6), before * 8 % 6 != 0

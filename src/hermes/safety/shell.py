@@ -1,9 +1,9 @@
-"""A shell command taken apart into the simple commands it would run.
+"""Splits a shell command into the simple commands that it would run.
 
-This is not a shell: it knows the part of the language that commands without surprises are written in, and
-says so (`None`) for everything else: loops, functions, here-documents, arithmetic, backquotes, process
-substitution, expansions that do more than insert a variable. What it does take apart holds for sh and
-bash alike. Whoever gets `None` must assume anything.
+This is not a shell: it supports the part of the language that ordinary commands use, and returns `None` for
+everything else: loops, functions, here-documents, arithmetic, backquotes, process substitution, expansions
+that do more than insert a variable. A result is valid for sh and for bash. A caller that gets `None` must
+assume the worst.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPECIAL = " \t\n;&|()<>"
 
 
 class GlobWord(str):
-    """A word that becomes the names in a directory that fit it; one of them may look like an option."""
+    """A word that expands to the matching names in a directory; one of them may look like an option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Simple:
     """One program with its arguments."""
 
     argv: tuple[str | None, ...]
-    """None for a word whose value is only known when it runs."""
+    """None for a word whose value is known only at run time."""
     assigns: bool = False
-    """True if variables are set, for it or for the shell."""
+    """True if variables are set, for the program or for the shell."""
     writes: bool = False
     """True if a redirection could write a file."""
     reads: tuple[str | None, ...] = ()
@@ -43,18 +43,18 @@ class Simple:
 
 
 def split(command: str) -> list[Simple] | None:
-    """Every simple command in the text, those in sub-shells and substitutions included; None if unsure."""
+    """Every simple command, including those in sub-shells and substitutions; None if not supported."""
     if "\0" in command:
         return None
     parser = _Parser(command)
     try:
         parser.script(end="")
-    except (_NotUnderstoodError, RecursionError):
+    except (_UnsupportedError, RecursionError):
         return None
-    return parser.found
+    return parser.commands
 
 
-class _NotUnderstoodError(Exception):
+class _UnsupportedError(Exception):
     pass
 
 
@@ -75,7 +75,7 @@ class _Word:
 class _Parser:
     text: str
     at: int = 0
-    found: list[Simple] = field(default_factory=list)
+    commands: list[Simple] = field(default_factory=list)
 
     def script(self, end: str) -> None:
         """Commands up to `end`: ')' for a sub-shell or substitution, '' for the end of the text."""
@@ -84,7 +84,7 @@ class _Parser:
             if self._done(end):
                 return
             if self.text.startswith("((", self.at):  # arithmetic in bash, sub-shells in sh
-                raise _NotUnderstoodError
+                raise _UnsupportedError
             if self._take("("):
                 self.script(end=")")
                 self._command(after_subshell=True)
@@ -93,7 +93,7 @@ class _Parser:
             if self._done(end):
                 return
             if not any(self._take(separator) for separator in _SEPARATORS):
-                raise _NotUnderstoodError
+                raise _UnsupportedError
 
     def _done(self, end: str) -> bool:
         return self.at == len(self.text) if not end else self._take(end)
@@ -106,7 +106,7 @@ class _Parser:
             self._blank()
             if redirection := _REDIRECTION.match(self.text, self.at):
                 self.at = redirection.end()
-                # In sh the ampersand ends the command: what followed the file name would be another one.
+                # In sh the ampersand ends the command: words after the file name would be another command.
                 complete |= redirection[0].startswith("&")
                 self._blank()
                 target = self._word().value
@@ -117,21 +117,21 @@ class _Parser:
             elif self.at == len(self.text) or self.text[self.at] in _SPECIAL:
                 break
             elif complete:
-                raise _NotUnderstoodError
+                raise _UnsupportedError
             else:
                 words.append(self._word())
-        understood = not words if after_subshell else words or reads or writes
-        if not understood:
-            raise _NotUnderstoodError
-        self._keep(words, tuple(reads), writes)
+        supported = not words if after_subshell else words or reads or writes
+        if not supported:
+            raise _UnsupportedError
+        self._add_command(words, tuple(reads), writes)
 
-    def _keep(self, words: list[_Word], reads: tuple[str | None, ...], writes: bool) -> None:
+    def _add_command(self, words: list[_Word], reads: tuple[str | None, ...], writes: bool) -> None:
         if words and _RESERVED.fullmatch(words[0].text):
-            raise _NotUnderstoodError
+            raise _UnsupportedError
         programs = [i for i, word in enumerate(words) if not _ASSIGNMENT.match(word.text)]
         start = programs[0] if programs else len(words)
         argv = tuple(word.value for word in words[start:])
-        self.found.append(Simple(argv, assigns=start > 0, writes=writes, reads=reads))
+        self.commands.append(Simple(argv, assigns=start > 0, writes=writes, reads=reads))
 
     def _word(self) -> _Word:
         word = _Word()
@@ -139,7 +139,7 @@ class _Parser:
         while self.at < len(self.text) and self.text[self.at] not in _SPECIAL:
             self._piece(word)
         if self.at == begin or self.text[self.at : self.at + 1] == "(":
-            raise _NotUnderstoodError
+            raise _UnsupportedError
         return word
 
     def _piece(self, word: _Word) -> None:
@@ -151,11 +151,11 @@ class _Parser:
         elif char == '"':
             self.at += 1
             self._double_quoted(word)
-        elif self._take("\\\n"):  # the line goes on
+        elif self._take("\\\n"):  # a line continuation
             pass
         elif char == "\\":
             if self.at + 1 == len(self.text):
-                raise _NotUnderstoodError
+                raise _UnsupportedError
             word.text += self.text[self.at + 1]
             self.at += 2
         elif char in "$`":
@@ -163,7 +163,7 @@ class _Parser:
         else:
             lone_bracket = char == "[" and self.text[self.at + 1 : self.at + 2] in ("", " ", "\t")
             word.globbed |= char in _GLOBS and not word.text and not lone_bracket
-            word.dynamic |= char in "{}"  # braces make several words of one
+            word.dynamic |= char in "{}"  # braces expand to several words
             word.text += char
             self.at += 1
 
@@ -182,10 +182,10 @@ class _Parser:
                 self.at += 1
             word.text += self.text[self.at]
             self.at += 1
-        raise _NotUnderstoodError
+        raise _UnsupportedError
 
     def _expansion(self, word: _Word, after_dollar: tuple[str, ...]) -> None:
-        """`after_dollar` is what may follow a dollar that stands for itself."""
+        """`after_dollar` is what may follow a literal dollar sign."""
         if self.text.startswith("$(", self.at) and not self.text.startswith("$((", self.at):
             self.at += 2
             self.script(end=")")
@@ -196,7 +196,7 @@ class _Parser:
             self.at += 1
             return
         else:
-            raise _NotUnderstoodError
+            raise _UnsupportedError
         word.dynamic = True
 
     def _blank(self, *, newlines: bool = False) -> None:
@@ -212,12 +212,12 @@ class _Parser:
     def _find(self, char: str, start: int) -> int:
         end = self.text.find(char, start)
         if end < 0:
-            raise _NotUnderstoodError
+            raise _UnsupportedError
         return end
 
 
 def _harmless_sink(operator: str, target: str | None) -> bool:
-    """True if the redirection writes no file: into /dev/null, or onto a stream that is open already."""
+    """True if the redirection writes no file: to /dev/null, or to a stream that is already open."""
     if operator == ">&":
         return target is not None and (target.isdigit() or target == "-" or target == "/dev/null")
     return target == "/dev/null"

@@ -1,8 +1,8 @@
-"""Text from models, tools and the web, made fit to be shown.
+"""Makes text from models, tools and the web safe to display.
 
-`printable` promises that what it returns cannot move the cursor, change the terminal's state, reorder what
-is read or fail to encode: newline and tab are the only control characters left. It does not judge what the
-text says.
+`printable` promises that its result cannot move the cursor, change the terminal's state, reorder the
+displayed text or fail to encode: newline and tab are the only control characters left. It does not judge the
+content.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def clip(text: str, max_chars: int) -> str:
-    """At most `max_chars` characters: the text, or its head and tail around a note of what was left out."""
+    """At most `max_chars` characters: the text, or head and tail around the number of omitted ones."""
     if len(text) <= max_chars:
         return text
     room = max_chars - len(_left_out(len(text)))
-    if room < 2:  # too little for a note
+    if room < 2:  # too short for the note
         return text[: max(max_chars - 1, 0)] + "…"[:max_chars]
     head, tail = room - room // 2, room // 2
     return text[:head] + _left_out(len(text) - room) + text[-tail:]

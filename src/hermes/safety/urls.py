@@ -1,9 +1,8 @@
-"""The private-address guard: which URLs may be fetched for a model or a page, and at which addresses.
+"""SSRF protection: which URLs may be fetched for a model or a page, and at which addresses.
 
-`check_url` resolves the host and refuses the URL if any address it has is not a public one, however the
-address or the host is spelt. It returns the addresses it checked; the caller must connect to one of
-these and not resolve again, and must check each redirect anew. It says nothing about what a public
-server answers.
+`check_url` resolves the host and refuses the URL if any of its addresses is not public, in any spelling of
+address or host. It returns the checked addresses; the caller must connect to one of them without resolving
+again, and must check each redirect. It does not restrict the response of a public server.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _SPECIAL_V6 = tuple(
     ipaddress.IPv6Network(network)
     for network in (
         "2001::/23",  # protocol assignments, Teredo among them
-        "2002::/16",  # 6to4, retired: wherever it still leads, it leads through somebody's relay
+        "2002::/16",  # 6to4, retired: traffic would pass through an unknown relay
         "3fff::/20",  # documentation
     )
 )
@@ -48,7 +47,7 @@ class Address(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The parts of a URL that decide where it leads."""
+    """The parts of a URL that determine the connection."""
 
     scheme: str
     host: str
@@ -59,14 +58,14 @@ class Target(NamedTuple):
 def check_url(url: str, allow_hosts: Iterable[str] = (), resolve: Resolve | None = None) -> list[Address]:
     """The addresses the URL may be fetched from; ToolError('refused') if it may not.
 
-    `allow_hosts` are names, or name:port pairs, whose addresses are not judged.
+    `allow_hosts` are names, or name:port pairs, whose addresses are not checked.
     """
     target = parse_url(url)
     try:
-        found = (resolve or resolve_host)(target.host, target.port)
+        ips = (resolve or resolve_host)(target.host, target.port)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label longer than names allow
         raise ToolError(f"the host '{target.host}' cannot be resolved: {error}") from error
-    addresses = [Address(ip, target.port) for ip in dict.fromkeys(found)]
+    addresses = [Address(ip, target.port) for ip in dict.fromkeys(ips)]
     if not addresses:
         raise ToolError(f"the host '{target.host}' has no address.")
     if not is_allowed(target, allow_hosts):
@@ -79,7 +78,7 @@ def check_url(url: str, allow_hosts: Iterable[str] = (), resolve: Resolve | None
 def parse_url(url: str) -> Target:
     """Scheme, host and port of an http(s) URL; ToolError('refused') for anything else."""
     if len(url) > _MAX_URL_CHARS or any(char <= " " or char in '\\\x7f"<>^`{|}' for char in url):
-        raise _refused(url, "it holds characters a URL cannot have, or is too long")
+        raise _refused(url, "it contains characters that are not valid in a URL, or is too long")
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -89,7 +88,7 @@ def parse_url(url: str) -> Target:
     if parts.scheme not in _DEFAULT_PORTS:
         raise _refused(url, "only http and https can be fetched")
     if "@" in parts.netloc:
-        raise _refused(url, "it holds a user name or password")
+        raise _refused(url, "it contains a user name or password")
     if not host or "%" in host:
         raise _refused(url, "it names no host")
     if port == 0:
@@ -105,21 +104,21 @@ def is_allowed(target: Target, allow_hosts: Iterable[str]) -> bool:
 
 
 def is_public(ip: str) -> bool:
-    """True for an address of the public internet; IPv6 forms that carry an IPv4 address are seen through."""
+    """True for an address of the public internet; an embedded IPv4 address is checked too."""
     try:
         address = ipaddress.ip_address(ip)
     except ValueError:  # a zone, say
         return False
     if isinstance(address, ipaddress.IPv4Address):
         return _is_public_v4(address)
-    inner = _carried(address)
-    if address.ipv4_mapped is not None or address in _NAT64:  # nothing but a spelling of the address inside
-        return inner is not None and _is_public_v4(inner)
-    return _is_public_v6(address) and (inner is None or _is_public_v4(inner))
+    embedded = _embedded_v4(address)
+    if address.ipv4_mapped is not None or address in _NAT64:  # only another spelling of the embedded address
+        return embedded is not None and _is_public_v4(embedded)
+    return _is_public_v6(address) and (embedded is None or _is_public_v4(embedded))
 
 
 def resolve_host(host: str, port: int) -> list[str]:
-    """What the system's resolver says, in its order; it also reads decimal, octal and hex spellings."""
+    """The system resolver's addresses, in its order; it also accepts decimal, octal and hex spellings."""
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(info[4][0]) for info in infos]
 
@@ -137,7 +136,7 @@ def _is_public_v6(address: ipaddress.IPv6Address) -> bool:
     return address.is_global and not any(address in network for network in _SPECIAL_V6)
 
 
-def _carried(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+def _embedded_v4(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """The IPv4 address that the kernel or a router may read out of an IPv6 address."""
     if address in _NAT64 or address.packed[8:12] in _ISATAP:
         return ipaddress.IPv4Address(address.packed[12:])
@@ -148,10 +147,10 @@ def _ascii(host: str) -> str:
     return host if host.isascii() else host.encode("idna").decode("ascii").lower()
 
 
-def _refused(url: str, why: str) -> ToolError:
-    shown = url if len(url) <= 200 else url[:200] + "…"
+def _refused(url: str, reason: str) -> ToolError:
+    excerpt = url if len(url) <= 200 else url[:200] + "…"
     return ToolError(
-        f"the URL {shown!r} is refused: {why}.",
+        f"the URL {excerpt!r} is refused: {reason}.",
         "To exempt a host of your own: hermes config set web.allow_hosts '[\"host:port\"]'",
         kind="refused",
     )

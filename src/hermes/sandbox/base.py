@@ -1,8 +1,8 @@
-"""The sandbox protocol: where commands run and files live, one workspace per rollout.
+"""The sandbox protocol: it runs commands and stores files, with one workspace per rollout.
 
 Paths given to `read_file` and `write_file` are relative to the workspace or absolute inside the sandbox. A
 command that exits non-zero is a result; a sandbox that cannot run commands raises `SandboxError`.
-What may run is decided elsewhere (safety.approval); how far a command can reach is decided here.
+Which commands may run is decided elsewhere (safety.approval); what a command can access is decided here.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ class CommandResult:
     exit_code: int
     """128 + signal for a killed process; 124 for a time-out."""
     output: str
-    """stdout and stderr as they interleaved, undecodable bytes replaced."""
+    """stdout and stderr interleaved, undecodable bytes replaced."""
     duration_ms: float
     timed_out: bool = False
     truncated: bool = False
-    """True if output was larger than the sandbox keeps; the middle is left out and says so."""
+    """True if the output exceeded the limit; the middle is replaced by a note."""
 
 
 class BackgroundProcess(Protocol):
-    """A command that goes on while the agent works."""
+    """A command that runs while the agent continues."""
 
     @property
     def id(self) -> str: ...
@@ -74,13 +74,13 @@ class Sandbox(Protocol):
 
     async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess: ...
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        """FileNotFoundError, IsADirectoryError and PermissionError mean what they say."""
+        """Raises FileNotFoundError, IsADirectoryError or PermissionError."""
         ...
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """Creates parent directories; atomic where the back end can."""
+        """Creates parent directories; atomic if the back end supports it."""
         ...
 
     async def close(self) -> None:
-        """Kills everything still running and removes a workspace the sandbox made itself."""
+        """Kills everything that is running and removes a workspace that the sandbox created."""
         ...

@@ -1,21 +1,21 @@
-"""Commands in Linux namespaces, through bubblewrap: unprivileged, a few milliseconds each.
+"""Runs commands in Linux namespaces with bubblewrap: unprivileged, a few milliseconds each.
 
 Covered. A command sees the system's programs and libraries (read-only), the workspace and a private /tmp; not
-the home directory, HERMES_HOME, keys, sockets or other processes of the host. Its environment is made up, its
-user has no capabilities and cannot make user namespaces, it has no terminal and, unless allowed, no network
-but a loopback of its own. Nothing outside the workspace and /tmp can be written. When a command ends, is
-killed or Hermes dies, its whole process namespace goes with it; when the sandbox is closed, so does /tmp.
-If the network is allowed, it is the host's own, with the servers on its loopback.
+the home directory, HERMES_HOME, keys, sockets or other processes of the host. Its environment is synthetic,
+its user has no capabilities and cannot create user namespaces, it has no terminal and, unless allowed, no
+network except a private loopback. Nothing outside the workspace and /tmp can be written. When a command ends,
+is killed or Hermes dies, its whole process namespace ends with it; /tmp is removed when the sandbox is
+closed. If the network is allowed, it is the host's, including the servers on its loopback.
 
 Limits are per process for memory (private memory only), CPU time and file size, and for the whole sandbox
-for the number of processes and the size of /tmp. What is not bounded: disk space in the workspace, the sum of
-memory of all processes, shared memory, CPU share. For these use docker.
+for the number of processes and the size of /tmp. Not limited: disk space in the workspace, the sum of
+memory of all processes, shared memory, CPU share. Use docker to limit these.
 
-Root. If Hermes runs as root, commands run as the owner of the workspace, for a fresh one a user who
-owns nothing else. In a workspace that belongs to root they run as root without capabilities, and the number
-of processes is then not limited, since the kernel exempts root.
+Root. If Hermes runs as root, commands run as the owner of the workspace; a fresh workspace belongs to a user
+who owns nothing else. In a workspace that belongs to root they run as root without capabilities, and the
+number of processes is then not limited, since the kernel exempts root.
 
-The kernel is shared with the host: a hole in it is a hole in the sandbox.
+The kernel is shared with the host: a vulnerability in the kernel is one in the sandbox.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hermes.sandbox.bwrap_args import (
     MountLayout,
     command_argv,
     host_layout,
-    room_argv,
+    outer_argv,
 )
 from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
@@ -54,7 +54,7 @@ _PROBE_TIMEOUT_S = 20
 _MAX_FILE_BYTES = 4 << 30
 _MEGABYTE = 1 << 20
 _COUNTS_PER_NAMESPACE = (5, 14)
-"""The Linux from which processes are counted per user namespace; before, a user's every process counted."""
+"""First Linux version that counts processes per user namespace; earlier ones count all of a user's."""
 
 
 class BubblewrapSandbox:
@@ -70,21 +70,21 @@ class BubblewrapSandbox:
         self._owner = workspace.owner
         self._bwrap = bwrap
         self._layout = layout
-        self._supervisor = LazySupervisor(self._enter_room)
+        self._supervisor = LazySupervisor(self._open_supervisor)
         self._rlimits = rlimits(settings, os.uname().release)
         self._shell = shutil.which("bash", path="/usr/bin:/bin") or "/bin/sh"
 
     @classmethod
     async def open(cls, settings: SandboxSettings, workspace: Workspace) -> BubblewrapSandbox:
-        bwrap = installed()
+        bwrap = find_bwrap()
         layout = host_layout(settings.network)
-        workspace.give_up_root()
+        workspace.drop_root()
         return cls(settings, workspace, bwrap, layout)
 
-    async def _enter_room(self) -> SandboxSupervisor:
-        with _opened(self._layout.files) as files:
+    async def _open_supervisor(self) -> SandboxSupervisor:
+        with _memory_files(self._layout.files) as files:
             network, tmp_bytes = self._settings.network, self._settings.memory_mb * _MEGABYTE
-            prefix = _room(
+            prefix = _outer_argv(
                 self._bwrap, self._layout, self._workspace, files, network=network, tmp_bytes=tmp_bytes
             )
             try:
@@ -124,7 +124,7 @@ class BubblewrapSandbox:
         root = self._workspace.path
         try:
             return await asyncio.to_thread(read_inside, root, path, max_bytes, WORKSPACE)
-        except PermissionError:  # outside the workspace, perhaps by a link: a command may look
+        except PermissionError:  # outside the workspace, perhaps through a link: a command may read it
             return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -179,7 +179,7 @@ def environment(layout: MountLayout) -> dict[str, str]:
 
 
 def rlimits(settings: SandboxSettings, kernel: str) -> list[Rlimit]:
-    """For the first process of a command; everything below it inherits them."""
+    """Limits of a command's first process; its descendants inherit them."""
     memory = settings.memory_mb * _MEGABYTE
     limits: list[Rlimit] = [
         ("RLIMIT_CORE", 0, 0),
@@ -195,31 +195,31 @@ def rlimits(settings: SandboxSettings, kernel: str) -> list[Rlimit]:
 
 
 @cache
-def installed() -> Bwrap:
+def find_bwrap() -> Bwrap:
     program = shutil.which("bwrap")
     if program is None:
         raise SandboxError("bubblewrap is not installed.", FIX)
-    told = subprocess.run(
+    usage = subprocess.run(
         [program, "--help"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
     )
-    return Bwrap(program, frozenset(re.findall(r"--[a-z-]+", told.stdout + told.stderr)))
+    return Bwrap(program, frozenset(re.findall(r"--[a-z-]+", usage.stdout + usage.stderr)))
 
 
-def why_unusable() -> str | None:
-    """None if a command runs here in bubblewrap, else what went wrong when one was tried."""
+def unusable_reason() -> str | None:
+    """None if a command runs here in bubblewrap, else the error of the attempt."""
     try:
-        bwrap = installed()
+        bwrap = find_bwrap()
     except SandboxError as error:
         return error.message
-    workspace = Workspace.make()
+    workspace = Workspace.create()
     try:
-        workspace.give_up_root()
+        workspace.drop_root()
         layout = host_layout(network=False)
-        with _opened(layout.files) as files:
-            room = _room(bwrap, layout, workspace, files, network=False, tmp_bytes=_MEGABYTE)
+        with _memory_files(layout.files) as files:
+            outer = _outer_argv(bwrap, layout, workspace, files, network=False, tmp_bytes=_MEGABYTE)
             inner = command_argv(bwrap, layout, ["/bin/true"], cwd="/", env={}, shm_bytes=_MEGABYTE)
-            tried = subprocess.run(
-                [*room, *inner],
+            probe = subprocess.run(
+                [*outer, *inner],
                 env={},
                 pass_fds=tuple(files.values()),
                 stdin=subprocess.DEVNULL,
@@ -232,10 +232,10 @@ def why_unusable() -> str | None:
         return f"bubblewrap cannot be tried: {error}"
     finally:
         workspace.remove()
-    return None if tried.returncode == 0 else f"bubblewrap cannot make a sandbox: {tried.stderr.strip()}"
+    return None if probe.returncode == 0 else f"bubblewrap cannot make a sandbox: {probe.stderr.strip()}"
 
 
-def _room(
+def _outer_argv(
     bwrap: Bwrap,
     layout: MountLayout,
     workspace: Workspace,
@@ -246,21 +246,21 @@ def _room(
 ) -> list[str]:
     owner = workspace.owner
     drop_to = owner if os.geteuid() == 0 and owner[0] != 0 else None
-    return room_argv(
+    return outer_argv(
         bwrap, layout, workspace.path, network=network, tmp_bytes=tmp_bytes, files=files, drop_to=drop_to
     )
 
 
 @contextmanager
-def _opened(files: Mapping[str, bytes]) -> Iterator[dict[str, int]]:
-    """The files as descriptors, each to be read once."""
-    opened: dict[str, int] = {}
+def _memory_files(files: Mapping[str, bytes]) -> Iterator[dict[str, int]]:
+    """The files as descriptors, which can be read once."""
+    descriptors: dict[str, int] = {}
     try:
         for path, data in files.items():
-            opened[path] = os.memfd_create(path)
-            os.write(opened[path], data)
-            os.lseek(opened[path], 0, os.SEEK_SET)
-        yield opened
+            descriptors[path] = os.memfd_create(path)
+            os.write(descriptors[path], data)
+            os.lseek(descriptors[path], 0, os.SEEK_SET)
+        yield descriptors
     finally:
-        for descriptor in opened.values():
+        for descriptor in descriptors.values():
             os.close(descriptor)

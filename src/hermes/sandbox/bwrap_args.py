@@ -1,9 +1,9 @@
-"""Command lines for bubblewrap, as pure functions of what they are made from.
+"""Command lines for bubblewrap, as pure functions.
 
-Two of them nest. The *room* is made once per sandbox: the part of the host's files that is visible, the
-workspace, a temporary directory, and a network of its own if none is allowed; the keeper lives in it. Each
-*command* gets namespaces for everything else inside the room: processes, users, IPC, mounts. So commands
-share files and loopback servers, and each can be ended whole, by ending its first process.
+Two sandboxes nest. The *outer* one is created once: the visible part of the host's files, the workspace, a
+temporary directory and, if no network is allowed, a private network; the keeper runs in it. Each *command*
+gets its own namespaces for processes, users, IPC and mounts inside the outer one. So commands share files and
+loopback servers, and each can be ended completely by ending its first process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 WORKSPACE = "/workspace"
 HOSTNAME = "sandbox"
 INNER_ID = 1000
-"""User and group that commands see themselves as."""
+"""User and group id inside the sandbox."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC_DIRECTORIES = ("/etc/alternatives", "/etc/ssl/certs", "/etc/pki/ca-trust", "/etc/pki/tls/certs")
 _ETC_FILES = (
@@ -30,7 +30,7 @@ _ETC_FILES = (
     "/etc/ssl/openssl.cnf",
 )
 _ETC_NETWORK_FILES = ("/etc/hosts", "/etc/resolv.conf")
-_MADE_UP = {
+_SYNTHETIC_FILES = {
     "/etc/group": f"agent:x:{INNER_ID}:\nnogroup:x:65534:\n",
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "/etc/passwd": f"agent:x:{INNER_ID}:{INNER_ID}::{WORKSPACE}:/bin/sh\nnobody:x:65534:65534::/:\n",
@@ -39,35 +39,35 @@ _MADE_UP = {
 
 @dataclass(frozen=True, slots=True)
 class MountLayout:
-    """What commands can see of the host, besides the workspace."""
+    """The part of the host's files that commands can see, besides the workspace."""
 
     binds: tuple[str, ...]
     """Files and directories, read-only, under the same name."""
     links: tuple[tuple[str, str], ...]
     """Symbolic links: path and target."""
     files: Mapping[str, bytes]
-    """Small files that are made up, or copied, since each bind would cost every command time."""
+    """Small files that are synthetic, or copied because each bind mount slows down every command."""
     path: str
-    """The PATH that finds the programs in it."""
+    """The PATH of the visible programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bwrap:
-    """The bubblewrap that is installed."""
+    """The installed bubblewrap."""
 
     program: str
     features: frozenset[str]
-    """The options it knows."""
+    """The options it supports."""
 
-    def if_known(self, *option: str) -> tuple[str, ...]:
+    def if_supported(self, *option: str) -> tuple[str, ...]:
         return option if option[0] in self.features else ()
 
 
 def host_layout(network: bool) -> MountLayout:
     """The system's programs and libraries, the Python that runs Hermes, and the harmless part of /etc."""
-    found = [Path(path) for path in _SYSTEM]
-    links = [(str(path), str(path.readlink())) for path in found if path.is_symlink()]
-    binds = [str(path) for path in found if path.is_dir() and not path.is_symlink()]
+    system = [Path(path) for path in _SYSTEM]
+    links = [(str(path), str(path.readlink())) for path in system if path.is_symlink()]
+    binds = [str(path) for path in system if path.is_dir() and not path.is_symlink()]
     binds += [path for path in _ETC_DIRECTORIES if Path(path).is_dir()]
     pythons = _python_prefixes(Path.home())
     binds += [prefix for prefix in pythons if not prefix.startswith("/usr/")]
@@ -75,7 +75,7 @@ def host_layout(network: bool) -> MountLayout:
     path = ":".join(
         [*programs, "/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"]
     )
-    files = {path: text.encode() for path, text in _MADE_UP.items()}
+    files = {path: text.encode() for path, text in _SYNTHETIC_FILES.items()}
     for name in (*_ETC_FILES, *(_ETC_NETWORK_FILES if network else ())):
         if Path(name).is_file():
             files[name] = Path(name).read_bytes()
@@ -83,12 +83,12 @@ def host_layout(network: bool) -> MountLayout:
 
 
 def _python_prefixes(home: Path) -> list[str]:
-    """Where this Python lives, if that is not with the system's programs; never a directory around home."""
+    """Prefixes of this Python outside /usr; never a directory that contains the home directory."""
     prefixes = dict.fromkeys((sys.prefix, sys.base_prefix))
     return [prefix for prefix in prefixes if prefix != "/usr" and not home.is_relative_to(prefix)]
 
 
-def room_argv(
+def outer_argv(
     bwrap: Bwrap,
     layout: MountLayout,
     workspace: Path,
@@ -98,29 +98,37 @@ def room_argv(
     files: Mapping[str, int],
     drop_to: tuple[int, int] | None,
 ) -> list[str]:
-    """A prefix that puts a command into the room. `files` are the layout's, as open descriptors.
+    """A command prefix that creates the outer sandbox. `files` are the layout's, as open descriptors.
 
-    `drop_to` is the user and group to become, if we are root and the workspace is not root's. Then root
-    makes the room, since only root can reach everything that belongs in it, and enters it as that user.
+    `drop_to` is the user and group to switch to, if Hermes is root and the workspace is not root's. Then root
+    creates the mounts, since only root can access all of them, and the sandbox is entered as that user.
     """
-    own = ["--unshare-user", "--uid", str(INNER_ID), "--gid", str(INNER_ID), "--unshare-ipc", "--unshare-uts"]
-    own += [] if network else ["--unshare-net"]
-    furniture = _furniture(bwrap, layout, workspace, tmp_bytes, files)
+    namespaces = [
+        "--unshare-user",
+        "--uid",
+        str(INNER_ID),
+        "--gid",
+        str(INNER_ID),
+        "--unshare-ipc",
+        "--unshare-uts",
+    ]
+    namespaces += [] if network else ["--unshare-net"]
+    mounts = _mounts(bwrap, layout, workspace, tmp_bytes, files)
     start = [bwrap.program, "--die-with-parent"]
     if drop_to is None:
-        return [*start, *own, *furniture, "--"]
+        return [*start, *namespaces, *mounts, "--"]
     user, group = map(str, drop_to)
-    become = ["/usr/bin/setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--"]
-    return [*start, *furniture, "--", *become, *start, *own, "--dev-bind", "/", "/", "--"]
+    setpriv = ["/usr/bin/setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--"]
+    return [*start, *mounts, "--", *setpriv, *start, *namespaces, "--dev-bind", "/", "/", "--"]
 
 
-def _furniture(
+def _mounts(
     bwrap: Bwrap, layout: MountLayout, workspace: Path, tmp_bytes: int, files: Mapping[str, int]
 ) -> list[str]:
-    # First, since this Python may itself live somewhere under /tmp and must show through.
-    argv = ["--perms", "1777", *bwrap.if_known("--size", str(tmp_bytes)), "--tmpfs", "/tmp"]
+    # First, since this Python may be installed under /tmp and must stay visible.
+    argv = ["--perms", "1777", *bwrap.if_supported("--size", str(tmp_bytes)), "--tmpfs", "/tmp"]
     for parent in _parents((*layout.binds, *files)):
-        argv += ["--perms", "0755", "--dir", parent]  # whoever enters must get through, not only the owner
+        argv += ["--perms", "0755", "--dir", parent]  # traversable for every user, not only the owner
     for path in layout.binds:
         argv += ["--ro-bind", path, path]
     for path, target in layout.links:
@@ -128,14 +136,14 @@ def _furniture(
     for path, descriptor in files.items():
         argv += ["--perms", "0644", "--file", str(descriptor), path]
     argv += ["--bind", str(workspace), WORKSPACE]
-    # The host's /proc is what allows a fresh one to be mounted for each command, in its place.
+    # The host's /proc is required to mount a fresh one for each command.
     return [*argv, "--dev", "/dev", "--bind", "/proc", "/proc"]
 
 
 def _parents(paths: Sequence[str]) -> list[str]:
     """Every directory above the paths, outermost first."""
-    found = {str(parent) for path in paths for parent in Path(path).parents}
-    return sorted(found - {"/", "/tmp"})
+    parents = {str(parent) for path in paths for parent in Path(path).parents}
+    return sorted(parents - {"/", "/tmp"})
 
 
 def command_argv(
@@ -147,16 +155,16 @@ def command_argv(
     env: Mapping[str, str],
     shm_bytes: int,
 ) -> list[str]:
-    """Runs a program in a namespace of its own inside the room; to be started with an empty environment.
+    """Runs a program in its own namespaces inside the outer sandbox; start it with an empty environment.
 
     bubblewrap's first process keeps the environment it was started with, readable for the command.
     """
-    wrap = [bwrap.program, "--unshare-all", "--share-net", "--unshare-user"]  # the room's network
+    wrap = [bwrap.program, "--unshare-all", "--share-net", "--unshare-user"]  # the outer sandbox's network
     wrap += ["--uid", str(INNER_ID), "--gid", str(INNER_ID), "--hostname", HOSTNAME]
-    wrap += ["--die-with-parent", "--new-session", *bwrap.if_known("--disable-userns"), "--clearenv"]
+    wrap += ["--die-with-parent", "--new-session", *bwrap.if_supported("--disable-userns"), "--clearenv"]
     for name, value in env.items():
         wrap += ["--setenv", name, value]
-    for path in _tops(layout.binds):
+    for path in _top_directories(layout.binds):
         wrap += ["--ro-bind", path, path] if path != "/tmp" else []  # it is bound below, writable
     for path, target in layout.links:
         wrap += ["--symlink", target, path]
@@ -166,15 +174,15 @@ def command_argv(
         "/dev",
         "--perms",
         "1777",
-        *bwrap.if_known("--size", str(shm_bytes)),
+        *bwrap.if_supported("--size", str(shm_bytes)),
         "--tmpfs",
         "/dev/shm",
     ]
-    # /proc/sys is writable for root, whatever it may not do otherwise, if it is root outside as well.
+    # /proc/sys is writable for a user that is root outside as well, even without capabilities.
     wrap += ["--proc", "/proc", "--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]
     return [*wrap, "--chdir", cwd, "--", *argv]
 
 
-def _tops(paths: Sequence[str]) -> list[str]:
-    """The first directory of each path: all there is in the room under it may be seen."""
+def _top_directories(paths: Sequence[str]) -> list[str]:
+    """The first directory of each path: everything below it in the outer sandbox may be visible."""
     return list(dict.fromkeys(f"/{Path(path).parts[1]}" for path in paths))

@@ -1,4 +1,4 @@
-"""A command's output in bounded memory: all of it, or its beginning and its end."""
+"""A command's output in bounded memory: all of it, or its head and tail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DEFAULT_BYTES = 1_000_000
 
 
 class Capture:
-    """Keeps at most about `max_bytes` of what it is fed, half from the head and half from the tail."""
+    """Keeps at most about `max_bytes` of the output, half from the head and half from the tail."""
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         self._head_bytes = max_bytes - max_bytes // 2
@@ -31,16 +31,16 @@ class Capture:
 
     @property
     def data(self) -> bytes:
-        """What was kept; with a gap in it if `truncated`."""
+        """The stored bytes; with a gap between head and tail if `truncated`."""
         self._trim()
         return bytes(self._head + self._tail)
 
     def text(self) -> str:
-        """What was kept, undecodable bytes replaced, and a line that says so where the middle is missing."""
+        """The stored text, undecodable bytes replaced, with a note in place of a missing middle."""
         self._trim()
         if not self._dropped:
             return (self._head + self._tail).decode("utf-8", "replace")
-        # A character cut in two at the gap is left out, not shown as damage.
+        # A character that is split at the gap is left out instead of being replaced.
         head = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self._head))
         start = next((i for i in range(min(4, len(self._tail))) if self._tail[i] & 0xC0 != 0x80), 0)
         tail = self._tail[start:].decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""A sandbox seen from one of its directories: that directory is the workspace for whoever uses it.
+"""A sandbox whose workspace is one of its directories.
 
-It is a point of view, not a fence: absolute paths and `..` lead as far as they do in the sandbox itself.
+This only changes relative paths and is no restriction: absolute paths and `..` work as in the sandbox itself.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from hermes.sandbox.base import BackgroundProcess, CommandResult, Sandbox
 
 
 async def work_in(sandbox: Sandbox, directory: str) -> Sandbox:
-    """The sandbox with `directory` as its workspace: a relative one is made, an absolute one must exist."""
+    """The sandbox with `directory` as its workspace: created if relative, must exist if absolute."""
     quoted = shlex.quote(directory)
     check = f"test -d {quoted}" if posixpath.isabs(directory) else f"mkdir -p -- {quoted}"
-    made = await sandbox.run(check)
-    if made.exit_code:
-        said = made.output.strip() or "there is no such directory"
+    result = await sandbox.run(check)
+    if result.exit_code:
+        reason = result.output.strip() or "there is no such directory"
         raise SandboxError(
-            f"the tools cannot work in '{directory}' of the sandbox: {said}.", "Name another directory."
+            f"the tools cannot work in '{directory}' of the sandbox: {reason}.", "Name another directory."
         )
     return _DirectorySandbox(sandbox, directory)
 
@@ -53,20 +53,20 @@ class _DirectorySandbox:
         stdin: bytes | None = None,
     ) -> CommandResult:
         return await self._sandbox.run(
-            command, timeout_s=timeout_s, cwd=self._seen_from_here(cwd or ""), env=env, stdin=stdin
+            command, timeout_s=timeout_s, cwd=self._in_directory(cwd or ""), env=env, stdin=stdin
         )
 
     async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess:
-        return await self._sandbox.start(command, cwd=self._seen_from_here(cwd or ""))
+        return await self._sandbox.start(command, cwd=self._in_directory(cwd or ""))
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        return await self._sandbox.read_file(self._seen_from_here(path), max_bytes)
+        return await self._sandbox.read_file(self._in_directory(path), max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:
-        await self._sandbox.write_file(self._seen_from_here(path), data)
+        await self._sandbox.write_file(self._in_directory(path), data)
 
     async def close(self) -> None:
         await self._sandbox.close()
 
-    def _seen_from_here(self, path: str) -> str:
+    def _in_directory(self, path: str) -> str:
         return posixpath.join(self._directory, path)

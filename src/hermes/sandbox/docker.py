@@ -1,13 +1,13 @@
-"""Commands in a container, through the docker or podman command line.
+"""Runs commands in a container with the docker or podman command line.
 
 One container per sandbox, one `exec` per command. No network unless allowed, no capabilities, no new
-privileges, a read-only root file system with the workspace and a private /tmp to write to, an ordinary user,
-and hard limits on the memory, processes and CPUs of the whole container. The container ends with the
-sandbox, and also if Hermes is killed: its main process reads from a client that dies with us.
+privileges, a read-only root file system with the workspace and a private /tmp as writable directories, an
+ordinary user, and hard limits on the memory, processes and CPUs of the whole container. The container ends
+with the sandbox, and also if Hermes is killed: its main process reads from a client that ends with Hermes.
 
-A command's processes are found by a variable in their environment. At a time-out all that carry it are
-killed; one that has cleared its environment stays until the container ends. What a command that ends by
-itself leaves running also stays until then, unlike in the other back ends.
+A command's processes are identified by a variable in their environment. At a time-out all processes with it
+are killed; one that has cleared its environment runs until the container ends. Processes that a command
+leaves running when it exits also run until then, unlike in the other back ends.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DockerSandbox:
     @classmethod
     async def open(cls, settings: SandboxSettings, workspace: Workspace) -> DockerSandbox:
         engine = await asyncio.to_thread(find_engine)
-        workspace.give_up_root()
+        workspace.drop_root()
         supervisor = await SandboxSupervisor.open()
         sandbox = cls(settings, workspace, engine, f"hermes-{new_id().lower()}", supervisor)
         try:
@@ -128,7 +128,7 @@ class DockerSandbox:
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
         try:
             return await asyncio.to_thread(read_inside, self._workspace.path, path, max_bytes, WORKSPACE)
-        except PermissionError:  # outside the workspace, perhaps by a link: a command may look
+        except PermissionError:  # outside the workspace, perhaps through a link: a command may read it
             return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -156,13 +156,13 @@ class DockerSandbox:
         launch = _launch(wrapped, argv[-1], max_output_bytes)
         ended = False
         try:
-            finished = await self._supervisor.run(launch, timeout_s=timeout_s, stdin=stdin)
-            ended = not finished.timed_out
+            result = await self._supervisor.run(launch, timeout_s=timeout_s, stdin=stdin)
+            ended = not result.timed_out
         finally:
             if not ended:
                 await asyncio.shield(self._kill(mark))
         self._check_alive()
-        return finished
+        return result
 
     async def _run_argv(
         self, argv: Sequence[str], stdin: bytes | None, max_output_bytes: int
@@ -182,12 +182,12 @@ class DockerSandbox:
 
     def _check_alive(self) -> None:
         if self._container is None or self._container.exit_code is not None:
-            said = self._container.output().strip().removeprefix(READY) if self._container else ""
-            raise SandboxError(f"the container has ended. {said}".strip(), "Open a new sandbox.")
+            output = self._container.output().strip().removeprefix(READY) if self._container else ""
+            raise SandboxError(f"the container has ended. {output}".strip(), "Open a new sandbox.")
 
 
 class _ContainerProcess:
-    """A command in the container: the client shows its output, but does not end it."""
+    """A command in the container; ending its client does not end it."""
 
     def __init__(self, client: Process, kill: Callable[[], Awaitable[None]]) -> None:
         self._client = client
@@ -220,21 +220,21 @@ class _ContainerProcess:
 
 
 def find_engine() -> str:
-    """The first of docker and podman that answers; the other's client may be installed without an engine."""
+    """The first of docker and podman with a running engine; a client may be installed without an engine."""
     programs = [program for name in ("docker", "podman") if (program := shutil.which(name))]
     if not programs:
         raise SandboxError("neither docker nor podman is installed.", FIX)
-    said = []
+    errors = []
     for program in programs:
-        trouble = _trouble_with(program)
-        if trouble is None:
+        error = _engine_error(program)
+        if error is None:
             return program
-        said.append(trouble)
-    raise SandboxError(f"no container engine answers: {'; '.join(said)}", FIX)
+        errors.append(error)
+    raise SandboxError(f"no container engine answers: {'; '.join(errors)}", FIX)
 
 
-def why_unusable() -> str | None:
-    """None if an engine answers, else what was said instead."""
+def unusable_reason() -> str | None:
+    """None if an engine is running, else the errors of the clients."""
     try:
         find_engine()
     except SandboxError as error:
@@ -242,9 +242,9 @@ def why_unusable() -> str | None:
     return None
 
 
-def _trouble_with(program: str) -> str | None:
+def _engine_error(program: str) -> str | None:
     try:
-        asked = subprocess.run(
+        version = subprocess.run(
             [program, "version"],
             env=_client_env(),
             stdin=subprocess.DEVNULL,
@@ -254,8 +254,8 @@ def _trouble_with(program: str) -> str | None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{program} cannot be asked: {error}"
-    return None if asked.returncode == 0 else asked.stderr.strip()
+        return f"{program} cannot be run: {error}"
+    return None if version.returncode == 0 else version.stderr.strip()
 
 
 def _launch(argv: Sequence[str], command: str, max_output_bytes: int = DEFAULT_BYTES) -> Launch:
@@ -263,6 +263,6 @@ def _launch(argv: Sequence[str], command: str, max_output_bytes: int = DEFAULT_B
 
 
 def _client_env() -> dict[str, str]:
-    """What the client needs to find its engine; the container sees none of it."""
-    wanted = ("HOME", "PATH", "TMPDIR", "XDG_", "DOCKER_", "CONTAINER", "DBUS_SESSION_BUS_ADDRESS")
-    return {name: value for name, value in os.environ.items() if name.startswith(wanted)}
+    """Variables that the client needs to find its engine; they are not passed to the container."""
+    prefixes = ("HOME", "PATH", "TMPDIR", "XDG_", "DOCKER_", "CONTAINER", "DBUS_SESSION_BUS_ADDRESS")
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}

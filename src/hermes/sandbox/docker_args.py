@@ -1,4 +1,4 @@
-"""Command lines for docker and podman, as pure functions of what they are made from."""
+"""Command lines for docker and podman, as pure functions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 WORKSPACE = "/workspace"
 LABEL = "research.hermes.sandbox"
-"""On every container we start; `docker ps --filter label=…` finds them."""
+"""Label of every container; `docker ps --filter label=…` lists them."""
 MARK = "HERMES_COMMAND"
-"""Variable by which the processes of one command know each other in the container."""
+"""Variable that identifies the processes of one command in the container."""
 READY = "ready"
 _MAX_CPUS = 2
 _MAIN = f"echo {READY}; exec cat > /dev/null"
-"""Lasts as long as its input, and that as long as the client which started it, and that as long as Hermes."""
+"""Ends when its input ends, which ends with the client that started it, which ends with Hermes."""
 _SHELL = 'if [ -x /bin/bash ]; then exec /bin/bash -c "$1"; else exec /bin/sh -c "$1"; fi'
 _KILL = f"""
 for pass in 1 2 3; do
@@ -56,7 +56,7 @@ def run_argv(
 def exec_argv(
     engine: str, name: str, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], mark: str, stdin: bool
 ) -> list[str]:
-    """Runs a program in the container; `mark` is what its processes are found by."""
+    """Runs a program in the container; `mark` identifies its processes."""
     options = ["--interactive"] if stdin else []
     for variable, value in {**env, MARK: mark}.items():
         options += ["--env", f"{variable}={value}"]
@@ -69,5 +69,5 @@ def shell_argv(command: str) -> list[str]:
 
 
 def kill_argv(engine: str, name: str, mark: str) -> list[str]:
-    """Kills every process that belongs to a command: ending the client does not."""
+    """Kills every process of a command, which ending the client does not."""
     return [engine, "exec", name, "/bin/sh", "-c", _KILL, "sh", mark]

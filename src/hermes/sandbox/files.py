@@ -1,8 +1,8 @@
-"""Reading and writing a sandbox's files from outside, without being led astray by what lies there.
+"""Reads and writes a sandbox's files from outside, safe against links and special files in it.
 
-`read_inside` and `write_inside` work on this machine's side of a workspace: links lead no further than the
-workspace, and only regular files are opened, so a FIFO cannot make us wait. `read_with` and `write_with` are
-for everything else inside a sandbox: they let a command there do it, with no more rights than any command.
+`read_inside` and `write_inside` access the workspace on this machine: links are followed only inside the
+workspace, and only regular files are opened, so a FIFO cannot block. `read_with` and `write_with` access all
+other files of a sandbox: they run a command there, with the rights of any command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hermes.safety.paths import locate_inside, open_inside
 from hermes.sandbox.supervisor import ProcessResult
 
 MAX_READ_BYTES = 1 << 30
-"""What a read without a limit comes to."""
+"""Limit of a read without `max_bytes`."""
 _MISSING, _DIRECTORY, _DENIED = 64, 65, 66
 _ERRORS = {_MISSING: errno.ENOENT, _DIRECTORY: errno.EISDIR, _DENIED: errno.EACCES}
 _READ = f"""
@@ -56,16 +56,16 @@ def read_inside(root: Path, path: str, max_bytes: int | None, alias: str) -> byt
 def write_inside(
     root: Path, path: str, data: bytes, alias: str, owner: tuple[int, int] | None = None
 ) -> None:
-    """Whole or not at all. An existing file keeps its permissions; a new one is given to `owner`."""
-    with locate_inside(root, path, alias=alias, make_parents=True, owner=owner) as place:
+    """Atomic. An existing file keeps its permissions; a new one belongs to `owner`."""
+    with locate_inside(root, path, alias=alias, make_parents=True, owner=owner) as location:
         mode: int | None = None
         with suppress(FileNotFoundError):
-            mode = os.stat(place.name, dir_fd=place.directory, follow_symlinks=False).st_mode
+            mode = os.stat(location.name, dir_fd=location.directory, follow_symlinks=False).st_mode
         if mode is not None and stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         temporary = f".{secrets.token_hex(8)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o666, dir_fd=place.directory)
+        descriptor = os.open(temporary, flags, 0o666, dir_fd=location.directory)
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(data)
@@ -73,34 +73,34 @@ def write_inside(
                     os.fchmod(descriptor, stat.S_IMODE(mode))
                 if owner:
                     os.fchown(descriptor, *owner)
-            os.rename(temporary, place.name, src_dir_fd=place.directory, dst_dir_fd=place.directory)
+            os.rename(temporary, location.name, src_dir_fd=location.directory, dst_dir_fd=location.directory)
         except BaseException:
-            os.unlink(temporary, dir_fd=place.directory)
+            os.unlink(temporary, dir_fd=location.directory)
             raise
 
 
 def check_directory(root: Path, path: str, alias: str) -> None:
-    """OSError if the path is in the workspace and no directory; elsewhere the command's own output tells."""
+    """OSError if the path is in the workspace and not a directory; elsewhere the command itself fails."""
     with suppress(PermissionError):
         os.close(open_inside(root, path, os.O_RDONLY | os.O_DIRECTORY, alias=alias))
 
 
 async def read_with(run: RunArgv, path: str, max_bytes: int | None) -> bytes:
-    """`path` is absolute, as are all paths a command is given."""
+    """`path` is absolute."""
     limit = MAX_READ_BYTES if max_bytes is None else max_bytes
-    # The capture keeps half of its size from the head, and there is to be nothing but head.
-    finished = await run(["/bin/sh", "-c", _READ, "sh", path, str(limit)], None, 2 * limit)
-    _check(finished, path)
-    return finished.capture.data
+    # The capture keeps half of its size from the head, and only the head is needed.
+    result = await run(["/bin/sh", "-c", _READ, "sh", path, str(limit)], None, 2 * limit)
+    _check(result, path)
+    return result.capture.data
 
 
 async def write_with(run: RunArgv, path: str, data: bytes) -> None:
     _check(await run(["/bin/sh", "-c", _WRITE, "sh", path], data, 1000), path)
 
 
-def _check(finished: ProcessResult, path: str) -> None:
-    if finished.exit_code in _ERRORS:
-        number = _ERRORS[finished.exit_code]
+def _check(result: ProcessResult, path: str) -> None:
+    if result.exit_code in _ERRORS:
+        number = _ERRORS[result.exit_code]
         raise OSError(number, os.strerror(number), path)
-    if finished.exit_code:
-        raise SandboxError(f"'{path}' cannot be reached in the sandbox: {finished.capture.text().strip()}")
+    if result.exit_code:
+        raise SandboxError(f"'{path}' cannot be reached in the sandbox: {result.capture.text().strip()}")

@@ -1,21 +1,22 @@
-"""The process that starts a sandbox's commands, and sees to it that none outlives its time.
+"""The process that starts a sandbox's commands and ensures that no process outlives its command.
 
-Run as a script of its own, from the standard library alone: it may be started where nothing of Hermes can
-be imported. It reads requests from the socket whose number is its argument, and for each one forks a
-*shepherd*, which starts the command and stays until everything the command started is gone:
+It is a script that needs only the standard library: it may run where Hermes cannot be imported. It reads
+requests from the socket whose number is its argument, and for each one forks a *shepherd*, which starts the
+command and runs until everything that the command started has ended:
 
-- the shepherd is the adoptive parent of orphans (PR_SET_CHILD_SUBREAPER), so a process that leaves its
-  group or session, or whose parent exits, is still found below it;
-- when the command ends, what it left running is killed;
-- when asked to (`k`), the whole tree gets SIGTERM and, a second later, SIGKILL;
-- when the other end of its control socket closes, however Hermes died, SIGKILL at once.
+- the shepherd is the subreaper of orphans (PR_SET_CHILD_SUBREAPER), so a process that leaves its group or
+  session, or whose parent exits, is still its descendant;
+- when the command ends, its remaining processes are killed;
+- on `k`, the whole tree gets SIGTERM and, a second later, SIGKILL;
+- when the other end of its control socket closes, for any reason, SIGKILL at once.
 
 So a time-out kills the whole tree, and a killed Hermes leaves nothing running. A process that has changed
-its user (sudo) cannot be killed by us and may stay. Where there is no /proc (macOS) only the process
-group is ended. Forking here instead of in Hermes also keeps a start cheap, however large Hermes has grown.
+its user (sudo) cannot be killed and may keep running. Without /proc (macOS) only the process group is ended.
+Forking here instead of in Hermes also keeps a start cheap, whatever the size of the Hermes process.
 
 Request: a 4-byte length with the descriptors (control, stdin, output), then a JSON object: argv, cwd, env,
-rlimits. Answers, on the control socket, one a line: `started` and later `exit CODE`; or `error ERRNO STAGE`.
+rlimits. Responses, on the control socket, one per line: `started` and later `exit CODE`; or `error ERRNO
+STAGE`.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ import time
 from typing import Any, NoReturn
 
 READY = b"r"
-"""Sent once, when requests can come."""
+"""Sent once, when requests are accepted."""
 GRACE_S = 1.0
 """Between SIGTERM and SIGKILL."""
-PATIENCE_S = 3.0
-"""How long to go on killing what does not die, before giving up on it."""
+KILL_TIMEOUT_S = 3.0
+"""How long to keep killing processes that do not end."""
 _DESCRIPTORS = 3
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -52,7 +53,7 @@ def main(channel_fd: int) -> None:
     channel = socket.socket(fileno=channel_fd)
     channel.set_inheritable(False)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_IGN)  # it ends when its channel does, and not before
+        signal.signal(number, signal.SIG_IGN)  # it ends when its channel closes
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     channel.sendall(READY)
     while True:
@@ -68,7 +69,7 @@ def main(channel_fd: int) -> None:
                 os._exit(1)
         for descriptor in descriptors:
             os.close(descriptor)
-    # Shepherds end with their control sockets; this is for what a killed shepherd left behind.
+    # Shepherds end with their control sockets; this kills what a killed shepherd left behind.
     _kill_all()
 
 
@@ -76,16 +77,16 @@ def _fork() -> int:
     try:
         return os.fork()
     except OSError:
-        return -1  # no process to be had: a control socket that closes without a word says as much
+        return -1  # no process available: the control socket closes without a response
 
 
 def _close_all_but(channel_fd: int) -> None:
-    """Nothing that was open for whoever started us is for the commands; stderr was for failing to start."""
+    """Closes the inherited descriptors, which are not for the commands; stderr was needed until the start."""
     with os.scandir("/dev/fd") as listing:
         inherited = [int(entry.name) for entry in listing]
     for descriptor in inherited:
         if descriptor > 2 and descriptor != channel_fd:
-            with contextlib.suppress(OSError):  # the listing's own is closed already
+            with contextlib.suppress(OSError):  # the descriptor of the listing is already closed
                 os.close(descriptor)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
@@ -127,27 +128,27 @@ def _shepherd(request: dict[str, Any], control_fd: int, stdin_fd: int, output_fd
     failure, report = os.pipe()
     child = os.fork()
     if child == 0:
-        _become(request, stdin_fd, output_fd, report)
+        _exec_command(request, stdin_fd, output_fd, report)
     for descriptor in (stdin_fd, output_fd, report):
         os.close(descriptor)
     problem = os.read(failure, 100).decode()  # ends when the command has replaced its process
     if problem:
-        _answer(control, f"error {problem}")
+        _respond(control, f"error {problem}")
     else:
-        _answer(control, "started")
-        code, patience_until = _attend(child, control, wake)
-        _kill_all(child, patience_until)
-        _answer(control, f"exit {code}")
+        _respond(control, "started")
+        code, grace_until = _supervise(child, control, wake)
+        _kill_all(child, grace_until)
+        _respond(control, f"exit {code}")
     os._exit(0)
 
 
-def _answer(control: socket.socket, line: str) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more
+def _respond(control: socket.socket, line: str) -> None:
+    with contextlib.suppress(OSError):  # the other end is closed
         control.sendall(f"{line}\n".encode())
 
 
-def _become(request: dict[str, Any], stdin_fd: int, output_fd: int, report: int) -> NoReturn:
-    """Turns this process into the command, or reports at which stage that failed."""
+def _exec_command(request: dict[str, Any], stdin_fd: int, output_fd: int, report: int) -> NoReturn:
+    """Replaces this process by the command, or reports the stage that failed."""
     stage = "start"
     try:
         os.setsid()
@@ -170,18 +171,18 @@ def _become(request: dict[str, Any], stdin_fd: int, output_fd: int, report: int)
 
 
 def _limit(kind: int, soft: int, hard: int) -> None:
-    """Sets a limit, or keeps one that is stricter already."""
+    """Sets a limit, unless a stricter one is in force."""
     ceiling = resource.getrlimit(kind)[1]
     if ceiling != resource.RLIM_INFINITY:
         soft, hard = min(soft, ceiling), min(hard, ceiling)
     resource.setrlimit(kind, (soft, hard))
 
 
-def _attend(child: int, control: socket.socket, wake: int) -> tuple[int, float]:
-    """Waits for the command, ending it when asked to.
+def _supervise(child: int, control: socket.socket, wake: int) -> tuple[int, float]:
+    """Waits for the command and ends it on request.
 
-    Its exit code, 128 + signal if it was killed; and the moment until which the rest of its tree, which was
-    asked to end as well, may take its time.
+    Returns its exit code, 128 + signal if it was killed, and the time until which the rest of its tree, which
+    also got SIGTERM, is not killed.
     """
     deadline = math.inf
     while True:
@@ -195,9 +196,9 @@ def _attend(child: int, control: socket.socket, wake: int) -> tuple[int, float]:
         if wake in ready:
             os.read(wake, 4096)
         if control.fileno() in ready:
-            asked = _read_control(control)
-            _signal_all(signal.SIGTERM if asked else signal.SIGKILL, child)
-            deadline = time.monotonic() + (GRACE_S if asked else 0)
+            request = _read_control(control)
+            _signal_all(signal.SIGTERM if request else signal.SIGKILL, child)
+            deadline = time.monotonic() + (GRACE_S if request else 0)
         if time.monotonic() >= deadline:
             _signal_all(signal.SIGKILL, child)
             deadline = time.monotonic() + 0.05
@@ -211,7 +212,7 @@ def _read_control(control: socket.socket) -> bytes:
 
 
 def _reap(child: int) -> int | None:
-    """Collects whoever has ended; the child's exit code if it is among them."""
+    """Reaps ended processes; the child's exit code if it is among them."""
     code: int | None = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -220,17 +221,17 @@ def _reap(child: int) -> int | None:
     return code
 
 
-def _kill_all(group: int | None = None, patience_until: float = 0) -> None:
-    """Kills until nothing is left below this process: orphans come up to it and are found the next time."""
+def _kill_all(group: int | None = None, grace_until: float = 0) -> None:
+    """Kills until this process has no descendants: orphans are reparented to it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    give_up = time.monotonic() + PATIENCE_S
-    while time.monotonic() < give_up:
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while time.monotonic() < deadline:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:  # no children, so nothing below them
             return
-        if time.monotonic() >= patience_until:
+        if time.monotonic() >= grace_until:
             _signal_all(signal.SIGKILL, group)
         time.sleep(0.002)
 
@@ -246,25 +247,25 @@ def _signal_all(number: int, group: int | None) -> None:
 
 
 def _descendants(root: int) -> list[int]:
-    """Everything below a process, nearest first, as /proc shows it now."""
+    """All descendants of a process, nearest first, according to /proc."""
     children: dict[int, list[int]] = {}
     with os.scandir("/proc") as listing:
         pids = [int(entry.name) for entry in listing if entry.name.isdigit()]
     for pid in pids:
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # it ended in the meantime
             stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
             try:
                 fields = os.read(stat, 4096).rpartition(b")")[2].split()
             finally:
                 os.close(stat)
             children.setdefault(int(fields[1]), []).append(pid)
-    found: list[int] = []
+    descendants: list[int] = []
     pending = [root]
     while pending:
         below = children.get(pending.pop(), [])
-        found += below
+        descendants += below
         pending += below
-    return found
+    return descendants
 
 
 def _prctl(option: int, value: int) -> None:

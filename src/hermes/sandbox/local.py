@@ -1,8 +1,8 @@
-"""Commands on this machine, as this user: no isolation at all.
+"""Runs commands on this machine, as this user, without isolation.
 
-What it gives is order: a workspace, a time-out that ends everything a command started, an environment
-without the variables that look like secrets or come from `.env`. A command can still read, write and reach
-whatever the user can, so something else (safety.approval) has to decide what may run.
+It provides a workspace, a time-out that ends everything a command started, and an environment without the
+variables that look like secrets or come from `.env`. A command can still read, write and access everything
+the user can, so safety.approval has to decide which commands run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _ROOT = Path("/")
 _DEFAULTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
-# A directory of ordinary files must not pass for a repository: its configuration could name programs to run,
-# and looking at a repository is among the things that need no question.
+# A directory of ordinary files must not be treated as a repository: its configuration could name programs to
+# run, and read-only git commands run without approval.
 _GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.bareRepository", "GIT_CONFIG_VALUE_0": "explicit"}
 
 
@@ -79,7 +79,7 @@ class LocalSandbox:
         return await asyncio.to_thread(read_inside, _ROOT, self._absolute(path), max_bytes, "/")
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """Not into a `.git`: what is configured there is run by git commands that need no question."""
+        """Refuses paths in `.git`: git executes what is configured there without approval."""
         await asyncio.to_thread(_write, self._absolute(path), data)
 
     async def close(self) -> None:
@@ -96,12 +96,12 @@ class LocalSandbox:
 
 def _write(path: str, data: bytes) -> None:
     if ".git" in (part.lower() for part in resolve_inside(_ROOT, path).parts):
-        raise PermissionError(errno.EACCES, "git's own files are changed by commands only", path)
+        raise PermissionError(errno.EACCES, "files in .git can only be changed by commands", path)
     write_inside(_ROOT, path, data, "/")
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment less the variables that are named like a secret, or hold a URL with a password."""
+    """The environment without variables that are named like a secret or contain a URL with a password."""
     return {
         name: value
         for name, value in environ.items()

@@ -1,9 +1,9 @@
-"""Choosing and opening a sandbox.
+"""Chooses and opens a sandbox.
 
-`auto` means: a person who is there decides command by command, so `local`; otherwise whatever isolates,
-bubblewrap before docker; and rather an error than running unattended commands on the bare machine.
-Further back ends are plug-ins: an entry point in the group `hermes.sandboxes` that names an
-`async def open(settings: SandboxSettings, workspace: Workspace) -> Sandbox`.
+`auto` selects `local` if a user is present, who approves each command; otherwise the first isolating back end
+that works, bubblewrap before docker. If none works it is an error: unattended commands never run without
+isolation. Further back ends are plug-ins: an entry point in the group `hermes.sandboxes` that names an `async
+def open(settings: SandboxSettings, workspace: Workspace) -> Sandbox`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ async def open_sandbox(
 ) -> Sandbox:
     """Opens the configured back end in `workspace`, or in a fresh one that is removed when it is closed.
 
-    Fresh workspaces are made in `workspaces`, or in the temporary directory.
+    Fresh workspaces are created in `workspaces`, or in the temporary directory.
     """
     name = settings.backend if settings.backend != "auto" else await _choose(interactive)
     open_backend = _opener(name)
-    place = Workspace.given(workspace) if workspace else Workspace.make(workspaces)
+    directory = Workspace.existing(workspace) if workspace else Workspace.create(workspaces)
     try:
-        return await open_backend(settings, place)
+        return await open_backend(settings, directory)
     except BaseException:
-        place.remove()
+        directory.remove()
         raise
 
 
@@ -53,7 +53,7 @@ async def _choose(interactive: bool) -> str:
         return "local"
     reasons: list[str] = []
     for name in ("bubblewrap", "docker"):
-        reason = await asyncio.to_thread(usable, name)
+        reason = await asyncio.to_thread(unusable_reason, name)
         if reason is None:
             return name
         reasons.append(reason)
@@ -65,16 +65,16 @@ async def _choose(interactive: bool) -> str:
 
 
 @cache
-def usable(backend: str) -> str | None:
-    """None if the back end works on this machine, else why not; found out once per process, by trying."""
+def unusable_reason(backend: str) -> str | None:
+    """None if the back end works on this machine, else the reason; tried once per process."""
     if backend == "bubblewrap":
         from hermes.sandbox import bubblewrap
 
-        return bubblewrap.why_unusable()
+        return bubblewrap.unusable_reason()
     if backend == "docker":
         from hermes.sandbox import docker
 
-        return docker.why_unusable()
+        return docker.unusable_reason()
     return None if backend in sandbox_names() else f"there is no sandbox '{backend}'"
 
 

@@ -1,8 +1,8 @@
-"""One running command, followed: its output as it comes, its input, its end.
+"""One running command: its output, its input, its end.
 
-The command is a child of the keeper, which reports on the control socket when it has started and when it and
-everything below it has ended. Ours to decide is only when it is to end early: asked to (`kill`) or at
-once (`kill_now`, which needs no waiting and so works on the way out of a cancelled call).
+The command is a child of the keeper, which reports on the control socket when the command has started and
+when it and its descendants have ended. This side can only end it early: gracefully (`kill`) or at once
+(`kill_now`, which does not wait and so can be used while a call is being cancelled).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hermes.sandbox.capture import Capture
 
 _KILLED = 137
 _DRAIN_S = 1.0
-"""How long to wait for output that a process nobody can kill might still hold open."""
+"""How long to wait for output that a process which cannot be killed keeps open."""
 _CHUNK_BYTES = 65_536
 
 
 class Process:
-    """A `BackgroundProcess`. Takes over the descriptors it is given."""
+    """A `BackgroundProcess`. Owns the descriptors that it is passed."""
 
     def __init__(
         self, id: str, command: str, control: socket.socket, output: int, stdin: int | None, capture: Capture
@@ -41,7 +41,7 @@ class Process:
         self._output_ended = asyncio.Event()
         os.set_blocking(output, False)
         loop.add_reader(output, self._read_output)
-        self._listening = loop.create_task(self._listen())
+        self._listener = loop.create_task(self._listen())
 
     @property
     def id(self) -> str:
@@ -59,7 +59,7 @@ class Process:
         return self.capture.text()
 
     async def wait(self, timeout_s: float | None) -> int | None:
-        """The exit code, once everything below the command has ended; None if the time is up before."""
+        """The exit code, once the command and its descendants have ended; None at the time-out."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self.ended)
@@ -68,12 +68,12 @@ class Process:
 
     async def kill(self) -> None:
         """SIGTERM for the whole tree, SIGKILL a second later for what is left of it."""
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended in the meantime
             self._control.send(b"k")
         await asyncio.shield(self.ended)
 
     def kill_now(self) -> None:
-        """SIGKILL for the whole tree; harmless if it has ended."""
+        """SIGKILL for the whole tree; no effect if it has ended."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
 
@@ -108,10 +108,10 @@ class Process:
 
         loop.add_writer(descriptor, wake)
         try:
-            # The end counts too: a pipe that nobody reads any more need never become writable.
+            # Also wait for the end: a pipe without a reader may never become writable.
             await asyncio.wait((ready, self.ended), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if self._stdin is not None:  # else it is closed, and its number may be another's by now
+            if self._stdin is not None:  # else it is closed, and its number may have been reused
                 loop.remove_writer(descriptor)
         if self.ended.done():
             raise BrokenPipeError(errno.EPIPE, "the command has ended", self._command)
@@ -135,13 +135,13 @@ class Process:
             self._output_ended.set()
 
     async def _listen(self) -> None:
-        code = _KILLED  # if the keeper's end closes without a word, it was killed, and the command with it
+        code = _KILLED  # for an end without a report: the keeper was killed, and the command with it
         try:
             async for line in self._lines():
                 word, _, rest = line.partition(" ")
                 if word == "exit":
                     code = int(rest)
-                elif self.started.done():  # cancelled: whoever started it no longer wants it
+                elif self.started.done():  # the start was cancelled
                     continue
                 elif word == "started":
                     self.started.set_result(None)
@@ -160,7 +160,7 @@ class Process:
             self.ended.set_result(code)
 
     async def _lines(self) -> AsyncIterator[str]:
-        """What the keeper says on the control socket, until it closes its end."""
+        """The keeper's reports on the control socket, until it closes its end."""
         loop = asyncio.get_running_loop()
         buffer = b""
         with contextlib.suppress(ConnectionError):
@@ -172,7 +172,7 @@ class Process:
 
 def _start_error(number: int, stage: str) -> Exception:
     """An OSError if the directory or the arguments are to blame; otherwise the sandbox has failed."""
-    why = os.strerror(number)
+    reason = os.strerror(number)
     if stage == "cwd" or number in (errno.E2BIG, errno.EINVAL):
-        return OSError(number, why)
-    return SandboxError(f"the sandbox cannot run commands: {why} ({stage}).")
+        return OSError(number, reason)
+    return SandboxError(f"the sandbox cannot run commands: {reason} ({stage}).")

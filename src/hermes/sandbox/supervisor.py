@@ -1,7 +1,7 @@
-"""Starting commands through a keeper: Hermes's side of it.
+"""Starts commands through a keeper process: the Hermes side.
 
-Shared by every sandbox that runs programs on this machine; what is promised about ending them is told in
-`keeper`. One supervisor serves one event loop.
+Used by every sandbox that runs programs on this machine; `keeper` documents how commands are ended. One
+supervisor serves one event loop.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Launch:
     argv: Sequence[str]
     """The program by absolute path, then its arguments."""
     command: str
-    """What it is called in messages."""
+    """Its name in messages."""
     cwd: str
     env: Mapping[str, str]
-    """All of its environment."""
+    """Its complete environment."""
     rlimits: Sequence[Rlimit] = ()
     max_output_bytes: int = DEFAULT_BYTES
 
@@ -64,7 +64,7 @@ class ProcessResult:
 
 
 class SandboxSupervisor:
-    """Runs programs until it is closed; then, or when this process ends in whatever way, all of them end."""
+    """Runs programs until it is closed; then, or when this process ends for any reason, all of them end."""
 
     def __init__(self, keeper: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._keeper = keeper
@@ -74,17 +74,17 @@ class SandboxSupervisor:
 
     @classmethod
     async def open(cls, prefix: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> SandboxSupervisor:
-        """Starts the keeper, where `prefix`, a command line that runs its last arguments, puts it."""
-        ours, theirs = socket.socketpair()
+        """Starts the keeper with `prefix`, a command line that runs its last arguments in a sandbox."""
+        channel, keeper_channel = socket.socketpair()
         try:
-            keeper = _start_keeper(prefix, theirs.fileno(), pass_fds)
+            keeper = _start_keeper(prefix, keeper_channel.fileno(), pass_fds)
         except OSError as error:
-            ours.close()
+            channel.close()
             raise SandboxError(f"the sandbox cannot be started: {error}.") from error
         finally:
-            theirs.close()
-        ours.setblocking(False)
-        supervisor = cls(keeper, ours)
+            keeper_channel.close()
+        channel.setblocking(False)
+        supervisor = cls(keeper, channel)
         try:
             await supervisor._await_ready()
         except BaseException:
@@ -101,13 +101,15 @@ class SandboxSupervisor:
                 ready = await asyncio.get_running_loop().sock_recv(self._channel, 1)
         if not ready:
             self._keeper.kill()
-            said = (await asyncio.to_thread(stderr.read, 2_000)).decode("utf-8", "replace").strip()
-            raise SandboxError(f"the sandbox cannot be started: {said or 'it ended without saying why'}")
+            message = (await asyncio.to_thread(stderr.read, 2_000)).decode("utf-8", "replace").strip()
+            raise SandboxError(
+                f"the sandbox cannot be started: {message or 'it ended without an error message'}"
+            )
         stderr.close()
         self._channel.settimeout(_SEND_TIMEOUT_S)
 
     async def start(self, launch: Launch, *, stdin: bool) -> Process:
-        """OSError if the directory or the arguments are to blame. Without `stdin`, its input is empty."""
+        """OSError if the directory or the arguments are to blame. Without `stdin`, the input is empty."""
         control, their_control = socket.socketpair()
         output, their_output = os.pipe()
         their_input, our_input = os.pipe() if stdin else (os.open(os.devnull, os.O_RDONLY), None)
@@ -140,7 +142,7 @@ class SandboxSupervisor:
         return process
 
     def _send(self, launch: Launch, descriptors: tuple[int, int, int]) -> None:
-        """Without a pause in which it could be cancelled half-way; the keeper does nothing but read."""
+        """Blocking, so that it cannot be cancelled half-way; the keeper reads at once."""
         request = {
             "argv": list(launch.argv),
             "cwd": launch.cwd,
@@ -157,7 +159,7 @@ class SandboxSupervisor:
     async def run(
         self, launch: Launch, *, timeout_s: float | None, stdin: bytes | None = None
     ) -> ProcessResult:
-        """To its end or to the time-out. Cancelled, it leaves nothing running."""
+        """Runs a program to its end or to the time-out. If cancelled, it leaves nothing running."""
         begin = time.perf_counter()
         process = await self.start(launch, stdin=stdin is not None)
         feeding = asyncio.create_task(_feed(process, stdin)) if stdin is not None else None
@@ -190,13 +192,13 @@ class SandboxSupervisor:
 
 
 class LazySupervisor:
-    """A supervisor that is opened for the first command: many rollouts never run one.
+    """A supervisor that is opened by the first command: many rollouts never run one.
 
-    What opening it raises, the first command raises.
+    An error while opening is raised by the first command.
     """
 
-    def __init__(self, open_it: Callable[[], Awaitable[SandboxSupervisor]]) -> None:
-        self._open_it = open_it
+    def __init__(self, open_supervisor: Callable[[], Awaitable[SandboxSupervisor]]) -> None:
+        self._open_supervisor = open_supervisor
         self._opening = asyncio.Lock()
         self._supervisor: SandboxSupervisor | None = None
 
@@ -216,14 +218,14 @@ class LazySupervisor:
     async def _get(self) -> SandboxSupervisor:
         async with self._opening:
             if self._supervisor is None:
-                self._supervisor = await self._open_it()
+                self._supervisor = await self._open_supervisor()
             return self._supervisor
 
 
 def _start_keeper(prefix: Sequence[str], channel: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
     reader, writer = os.pipe()
     try:
-        # Through a pipe: where the keeper lives there may be no such file, and `ps` should not show it.
+        # Through a pipe: the file may not exist inside the sandbox, and `ps` should not show the source.
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(importlib.resources.files("hermes.sandbox").joinpath("keeper.py").read_bytes())
         return subprocess.Popen(
@@ -234,13 +236,13 @@ def _start_keeper(prefix: Sequence[str], channel: int, pass_fds: Sequence[int]) 
             pass_fds=(channel, reader, *pass_fds),
             env={"LC_ALL": "C.UTF-8"},
             cwd="/",
-            start_new_session=True,  # a Ctrl-C in the terminal is not for the commands
+            start_new_session=True,  # a Ctrl-C in the terminal must not reach the commands
         )
     finally:
         os.close(reader)
 
 
 async def _feed(process: Process, data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):  # a command need not read all it is given
+    with contextlib.suppress(BrokenPipeError):  # a command need not read all of its input
         await process.feed(data)
     process.end_input()

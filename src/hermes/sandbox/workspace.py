@@ -1,4 +1,4 @@
-"""The directory on this machine that a sandbox works in: the user's own, or fresh and removed afterwards."""
+"""A sandbox's directory on this machine: an existing one, or a fresh one that is removed afterwards."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pathlib import Path
 from hermes.errors import HostError, UsageError
 
 UNPRIVILEGED_ID = 59_999
-"""Whom root gives a fresh workspace to, so that commands need not run as root: above the ids of people, below
-those that systems hand out themselves."""
+"""Owner of a fresh workspace if Hermes is root, so that commands need not run as root: above the ids of
+users, below those that systems assign dynamically."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
     path: Path
     fresh: bool
-    """True if it is ours to remove."""
+    """True if it was created here and is removed at the end."""
 
     @classmethod
-    def given(cls, path: Path) -> Workspace:
+    def existing(cls, path: Path) -> Workspace:
         if not path.is_dir():
             raise UsageError(f"the workspace '{path}' is not a directory.", f"mkdir -p '{path}'")
         return cls(path.resolve(), fresh=False)
 
     @classmethod
-    def make(cls, parent: Path | None = None) -> Workspace:
-        """An empty directory that only we can enter, under `parent` or the temporary directory."""
+    def create(cls, parent: Path | None = None) -> Workspace:
+        """An empty directory that only this user can access, under `parent` or the temporary directory."""
         try:
             if parent is not None:
                 parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class Workspace:
         except OSError as error:
             where = parent or tempfile.gettempdir()
             raise HostError(
-                f"no workspace can be made in {where}: {error.strerror}.",
+                f"no workspace can be created in {where}: {error.strerror}.",
                 f"Make room in {where}, or set TMPDIR.",
             ) from error
         return cls(Path(path).resolve(), fresh=True)
@@ -47,28 +47,28 @@ class Workspace:
     @property
     def owner(self) -> tuple[int, int]:
         """User and group."""
-        found = self.path.stat()
-        return found.st_uid, found.st_gid
+        status = self.path.stat()
+        return status.st_uid, status.st_gid
 
-    def give_up_root(self) -> None:
-        """Hands a fresh workspace of root's to a user who may do nothing else."""
+    def drop_root(self) -> None:
+        """Makes an unprivileged user the owner of a fresh workspace if Hermes is root."""
         if self.fresh and os.geteuid() == 0:
             os.chown(self.path, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
 
     def remove(self) -> None:
-        """Removes a fresh workspace, whatever permissions its contents were given.
+        """Removes a fresh workspace, whatever the permissions of its contents.
 
-        What still cannot be removed stays: that is not worth failing a finished rollout for.
+        Files that cannot be removed are left: a finished rollout must not fail because of them.
         """
         if not self.fresh:
             return
         shutil.rmtree(self.path, ignore_errors=True)
         if self.path.exists():
-            _permit(self.path)
+            _make_writable(self.path)
             shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _permit(top: Path) -> None:
+def _make_writable(top: Path) -> None:
     with suppress(OSError):
         top.chmod(stat.S_IRWXU)
         for directory, names, _ in os.walk(top):

@@ -1,4 +1,4 @@
-"""Skills: written instructions for kinds of work, bundled or the user's own."""
+"""Skills: written instructions for kinds of work, bundled or written by the user."""
 
 from hermes.skills.catalogue import Catalogue, list_skills, read_skill_file, skill_files
 from hermes.skills.skill import Skill, SkillError, SkillOrigin

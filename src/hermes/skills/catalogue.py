@@ -1,8 +1,8 @@
-"""Which skills there are: the bundled library, and the user's own under the home directory.
+"""The catalogue of skills: the bundled library, and the user's skills under the home directory.
 
-Listing never fails because of one skill: a broken one is reported beside the good ones. A user's
-skill hides the bundled one of the same name, broken or not, so that an edit gone wrong is seen
-instead of silently replaced by the original.
+Listing never fails because of one skill: a broken one is reported with the valid ones. A user's skill hides
+the bundled one of the same name, even if it is broken, so that a failed edit is visible instead of being
+silently replaced by the original.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hermes.skills.skill import SKILL_FILE, Skill, SkillError, SkillOrigin, read
 
 LIBRARY = Path(__file__).parent / "library"
 UNSORTED = "user"
-"""Category of a user's skill that lies directly in the skills directory."""
+"""Category of a user's skill that is stored directly in the skills directory."""
 MAX_FILE_BYTES = 1_000_000
 
 
@@ -45,19 +45,19 @@ class Catalogue:
 
     def find(self, name: str) -> Skill:
         """By `name` or `category/name`, with or without the prefix `official/` for a bundled one."""
-        wanted = name.removeprefix("official/")
+        plain_name = name.removeprefix("official/")
         for skill in self.skills:
-            if wanted in (skill.name, f"{skill.category}/{skill.name}"):
+            if plain_name in (skill.name, f"{skill.category}/{skill.name}"):
                 return skill
         for broken in self.broken:
-            if wanted.rpartition("/")[2] == broken.name:
+            if plain_name.rpartition("/")[2] == broken.name:
                 raise broken.error
-        close = get_close_matches(wanted, [skill.name for skill in self.skills], n=3)
+        close = get_close_matches(plain_name, [skill.name for skill in self.skills], n=3)
         hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes skills browse' lists them."
         raise UsageError(f"there is no skill '{name}'.", hint)
 
     def search(self, query: str) -> tuple[Skill, ...]:
-        """Best first: by how many of the query's words occur, then by where they occur."""
+        """Best first: by the number of the query's words that occur, then by where they occur."""
         words = query.casefold().split()
         scored = [(_score(skill, words), skill) for skill in self.skills]
         hits = [(score, skill) for score, skill in scored if score > (0, 0)]
@@ -71,8 +71,8 @@ def list_skills(home: Path) -> Catalogue:
     broken: dict[str, BrokenSkill] = {}
     for root, origin in ((LIBRARY, SkillOrigin.BUNDLED), (skills_dir(home), SkillOrigin.USER)):
         with file_errors(root):
-            found = list(skill_directories(root))
-        for directory, category in found:
+            directories = list(skill_directories(root))
+        for directory, category in directories:
             name = directory.name
             good.pop(name, None)
             broken.pop(name, None)
@@ -104,17 +104,17 @@ def skill_files(skill: Skill) -> list[str]:
 
 def relative_files(directory: Path) -> list[str]:
     """Regular files below `directory`, sorted; links are not followed and not listed."""
-    found: list[str] = []
+    files: list[str] = []
     for parent, _, names in os.walk(directory):
         paths = (Path(parent) / name for name in names)
         regular = (path for path in paths if stat.S_ISREG(path.lstat().st_mode))
-        found += [path.relative_to(directory).as_posix() for path in regular]
-    return sorted(found)
+        files += [path.relative_to(directory).as_posix() for path in regular]
+    return sorted(files)
 
 
 def read_skill_file(skill: Skill, file_path: str) -> str:
-    """The text of one file inside the skill's directory, and of nothing outside it."""
-    shown = f"{skill.name}/{file_path}"
+    """The text of a file inside the skill's directory; files outside it are refused."""
+    label = f"{skill.name}/{file_path}"
     hint = f"Its files are listed by: hermes skills view {skill.name}"
     try:
         descriptor = open_inside(
@@ -122,7 +122,7 @@ def read_skill_file(skill: Skill, file_path: str) -> str:
         )  # a pipe must not block
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise SkillError(shown, "", "is not a regular file", hint)
+                raise SkillError(label, "", "is not a regular file", hint)
             data = os.read(descriptor, MAX_FILE_BYTES + 1)
         finally:
             os.close(descriptor)
@@ -132,18 +132,18 @@ def read_skill_file(skill: Skill, file_path: str) -> str:
             f"the skill '{skill.name}' has no file '{file_path}'.", f"It has: {files}"
         ) from error
     except OSError as error:
-        raise SkillError(shown, "", f"cannot be read ({error.strerror})", hint) from error
+        raise SkillError(label, "", f"cannot be read ({error.strerror})", hint) from error
     if len(data) > MAX_FILE_BYTES:
-        raise SkillError(shown, "", f"is larger than {MAX_FILE_BYTES} bytes", hint)
+        raise SkillError(label, "", f"is larger than {MAX_FILE_BYTES} bytes", hint)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SkillError(shown, "", "is not text", hint) from error
+        raise SkillError(label, "", "is not text", hint) from error
 
 
 @contextmanager
 def file_errors(path: Path) -> Iterator[None]:
-    """Turns what the file system refuses into an error for a person."""
+    """Turns an OSError into a ConfigError that names the path."""
     try:
         yield
     except OSError as error:
@@ -159,11 +159,11 @@ def _subdirectories(root: Path) -> list[Path]:
 
 
 def _score(skill: Skill, words: list[str]) -> tuple[int, int]:
-    places = (
+    fields = (
         (8, skill.name),
         (4, " ".join(skill.tags).casefold()),
         (2, f"{skill.category} {skill.description}".casefold()),
         (1, skill.body.casefold()),
     )
-    weights = [sum(weight for weight, text in places if word in text) for word in words]
+    weights = [sum(weight for weight, text in fields if word in text) for word in words]
     return sum(weight > 0 for weight in weights), sum(weights)

@@ -1,8 +1,8 @@
-"""Installing, changing and checking the user's skills under the home directory.
+"""Installs, changes and checks the user's skills under the home directory.
 
-A new skill is first written to a quarantine directory beside the others, validated there, and moved
-into place in one step; until then no listing sees it. The lock file keeps the hash of every installed
-file, so that `check` can say what changed since. A skill's scripts are never run.
+A new skill is first written to a quarantine directory beside the others, validated there, and renamed into
+place atomically; until then it is not listed. The lock file stores the hash of every installed file, so that
+`check` can report changes. A skill's scripts are never run.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class SkillCandidate:
     source: str
     """Where it came from: a path, or `official/<category>/<name>`."""
     category: str | None
-    """Directory it goes into below the skills directory; None: directly."""
+    """Its subdirectory of the skills directory; None: directly in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkillFinding:
-    """What `check` says of one skill."""
+    """The result of `check` for one skill."""
 
     name: str
     origin: SkillOrigin
@@ -76,7 +76,7 @@ def prepare(source: str) -> SkillCandidate:
     """Reads and validates `source`: the name of a bundled skill, else a directory or an archive."""
     path = Path(source).expanduser()
     category: str | None = None
-    if bundled := _bundled(source):
+    if bundled := _find_bundled(source):
         path, category = bundled
         origin = f"official/{category}/{path.name}"
     elif path.exists():
@@ -98,7 +98,7 @@ def prepare(source: str) -> SkillCandidate:
 
 
 def install(home: Path, candidate: SkillCandidate, *, replace: bool = False) -> Skill:
-    """Puts the candidate in place and locks it; an existing skill is kept unless `replace`."""
+    """Installs the candidate and locks it; an existing skill is kept unless `replace`."""
     name = candidate.skill.name
     existing = user_directory(home, name)
     if existing and not replace:
@@ -137,7 +137,7 @@ def save_skill(home: Path, name: str, content: str) -> Skill:
     check_content(name, content)
     directory = user_directory(home, name) or skills_dir(home) / name
     atomic_write(directory / SKILL_FILE, content)
-    _forget(home, name)
+    _unlock(home, name)
     return list_skills(home).find(name)
 
 
@@ -147,16 +147,16 @@ def delete_skill(home: Path, name: str) -> None:
         raise UsageError(f"there is no user skill '{name}'.", "Bundled skills cannot be deleted.")
     with file_errors(directory):
         shutil.rmtree(directory)
-    _forget(home, name)
+    _unlock(home, name)
 
 
 def user_directory(home: Path, name: str) -> Path | None:
-    """Where the user's skill `name` lies, well-formed or not."""
+    """The directory of the user's skill `name`, valid or not."""
     return next((path for path, _ in skill_directories(skills_dir(home)) if path.name == name), None)
 
 
 def check(home: Path, environ: Mapping[str, str]) -> list[SkillFinding]:
-    """Every skill: its form, its hashes against the lock file, its prerequisites against this machine."""
+    """Checks every skill: its format, its hashes against the lock file, its prerequisites on this machine."""
     catalogue = list_skills(home)
     lock = read_lock(home)
     findings = [
@@ -169,10 +169,10 @@ def check(home: Path, environ: Mapping[str, str]) -> list[SkillFinding]:
         findings.append(
             SkillFinding(skill.name, skill.origin, problems, missing_prerequisites(skill, environ))
         )
-    gone = [name for name in lock if user_directory(home, name) is None]
+    removed = [name for name in lock if user_directory(home, name) is None]
     findings += [
         SkillFinding(name, SkillOrigin.USER, ("was installed, but its directory is gone",), ())
-        for name in gone
+        for name in removed
     ]
     return sorted(findings, key=lambda finding: finding.name)
 
@@ -183,10 +183,10 @@ def missing_prerequisites(skill: Skill, environ: Mapping[str, str]) -> tuple[str
     return tuple(commands + variables)
 
 
-def _bundled(source: str) -> tuple[Path, str] | None:
-    wanted = source.removeprefix("official/")
+def _find_bundled(source: str) -> tuple[Path, str] | None:
+    plain_name = source.removeprefix("official/")
     for directory, category in skill_directories(LIBRARY):
-        if wanted in (directory.name, f"{category}/{directory.name}"):
+        if plain_name in (directory.name, f"{category}/{directory.name}"):
             return directory, category
     return None
 
@@ -207,8 +207,8 @@ def _write(path: Path, data: bytes) -> None:
     path.chmod(0o600)
 
 
-def _forget(home: Path, name: str) -> None:
-    """An edited or deleted skill is no longer what was installed."""
+def _unlock(home: Path, name: str) -> None:
+    """Removes an edited or deleted skill from the lock file: it is no longer the installed one."""
     lock = read_lock(home)
     if lock.pop(name, None) is not None:
         write_lock(home, lock)

@@ -1,4 +1,4 @@
-"""The lock file: what each installed skill's files hashed to when they were installed."""
+"""The lock file: the hashes of each installed skill's files at installation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hash_files(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def read_lock(home: Path) -> dict[str, JSONObject]:
-    """Skill name → {source, version, files: {path: sha256}}; empty if nothing was ever installed."""
+    """Skill name → {source, version, files: {path: sha256}}; empty if no skill was installed."""
     path = skills_dir(home) / LOCK_FILE
     text = read_text(path)
     if text is None:
@@ -40,10 +40,10 @@ def write_lock(home: Path, lock: Mapping[str, JSONObject]) -> None:
 
 
 def changes(directory: Path, locked: Mapping[str, str]) -> tuple[str, ...]:
-    """How the files in `directory` differ from what was installed."""
-    now = hash_files({name: (directory / name).read_bytes() for name in relative_files(directory)})
+    """The differences between the files in `directory` and the installed ones."""
+    current = hash_files({name: (directory / name).read_bytes() for name in relative_files(directory)})
     return (
-        *(f"{name} was changed" for name in now if name in locked and now[name] != locked[name]),
-        *(f"{name} was added" for name in now if name not in locked),
-        *(f"{name} is missing" for name in locked if name not in now),
+        *(f"{name} was changed" for name in current if name in locked and current[name] != locked[name]),
+        *(f"{name} was added" for name in current if name not in locked),
+        *(f"{name} is missing" for name in locked if name not in current),
     )

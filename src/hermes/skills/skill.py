@@ -1,8 +1,8 @@
-"""One skill: a directory whose SKILL.md says, in words, how to do a kind of work.
+"""One skill: a directory with a SKILL.md that describes how to do a kind of work.
 
-The file opens with YAML front matter between `---` lines and goes on as Markdown. Parsing here is
-pure and strict about the fields Hermes uses; fields it does not know are left alone, so that skills
-written for other agents load. Nothing in a skill is ever executed by loading it.
+The file starts with YAML front matter between `---` lines, followed by Markdown. Parsing is pure and strict
+about the fields that Hermes uses; unknown fields are ignored, so that skills written for other agents load.
+Loading a skill never executes anything in it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SkillOrigin(StrEnum):
     BUNDLED = "bundled"
     """Comes with Hermes; read-only."""
     USER = "user"
-    """Lies under the home directory; shadows a bundled skill of the same name."""
+    """Stored under the home directory; hides a bundled skill of the same name."""
 
 
 class SkillError(HermesError):
@@ -50,7 +50,7 @@ class SkillError(HermesError):
 class Skill:
     name: str
     description: str
-    """When to use it, in a sentence or two: all that is shown before the skill is opened."""
+    """When to use it, in a sentence or two: the only text shown before the skill is opened."""
     category: str
     origin: SkillOrigin
     directory: Path
@@ -68,7 +68,7 @@ class Skill:
     related: tuple[str, ...] = ()
 
     def to_json(self) -> JSONObject:
-        """What a listing shows; the body is left out."""
+        """The listed fields, without the body."""
         return {
             "name": self.name,
             "description": self.description,

@@ -1,7 +1,7 @@
-"""Reads a skill's files from a directory or an archive, trusting nothing about it.
+"""Reads a skill's files from an untrusted directory or archive.
 
-Everything is read into memory under fixed limits before a byte is written: no links, no special
-files, no absolute or climbing paths, no duplicate names, no oversized or over-many files. An archive is
+Everything is read into memory under fixed limits before anything is written: no links, no special files, no
+absolute paths or paths with `..`, no duplicate names, limits on the size and number of files. An archive is
 never unpacked by its library.
 """
 
@@ -36,7 +36,7 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What reading a damaged or unsupported archive can raise."""
+"""Exceptions raised while reading a damaged or unsupported archive."""
 
 Files = dict[str, bytes]
 """Relative POSIX path → content."""
@@ -80,7 +80,7 @@ def _collect(entries: Iterator[tuple[str, bytes]], source: str) -> Files:
 
 
 def _unwrap(files: Files, source: str) -> Files:
-    """Archives often hold one directory with everything in it; the skill is then that directory."""
+    """Archives often contain a single directory with all files; the skill is then that directory."""
     if SKILL_FILE in files:
         return files
     tops = {name.partition("/")[0] for name in files}
@@ -89,17 +89,17 @@ def _unwrap(files: Files, source: str) -> Files:
     raise _bad(source, f"holds no {SKILL_FILE}")
 
 
-def _checked(name: str, size: int, source: str) -> str:
+def _check_path(name: str, size: int, source: str) -> str:
     path = PurePosixPath(name)
-    hostile = path.is_absolute() or ".." in path.parts or not path.parts
-    if hostile or "\\" in name or ":" in name or not name.isprintable() or len(name) > MAX_PATH_CHARS:
+    unsafe = path.is_absolute() or ".." in path.parts or not path.parts
+    if unsafe or "\\" in name or ":" in name or not name.isprintable() or len(name) > MAX_PATH_CHARS:
         raise _bad(source, f"has a file path that is not allowed: {name[:MAX_PATH_CHARS]!r}")
     if size > MAX_FILE_BYTES:
         raise _bad(source, f"'{name}' is {size} bytes; at most {MAX_FILE_BYTES} are allowed")
     return path.as_posix()
 
 
-def _ignored(name: str) -> bool:
+def _is_ignored(name: str) -> bool:
     return not IGNORED.isdisjoint(PurePosixPath(name).parts)
 
 
@@ -108,15 +108,15 @@ def _directory(root: Path) -> Iterator[tuple[str, bytes]]:
     while pending:
         for path in sorted(pending.pop().iterdir()):
             name = path.relative_to(root).as_posix()
-            if _ignored(name):
+            if _is_ignored(name):
                 continue
             mode = path.lstat().st_mode
             if stat.S_ISDIR(mode):
                 pending.append(path)
             elif stat.S_ISREG(mode):
-                checked = _checked(name, path.lstat().st_size, str(root))
+                safe_name = _check_path(name, path.lstat().st_size, str(root))
                 with path.open("rb") as stream:
-                    yield checked, stream.read(MAX_FILE_BYTES)
+                    yield safe_name, stream.read(MAX_FILE_BYTES)
             else:
                 raise _bad(str(root), f"'{name}' is a link or special file")
 
@@ -124,29 +124,29 @@ def _directory(root: Path) -> Iterator[tuple[str, bytes]]:
 def _zip(source: Path) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(source) as archive:
         for info in archive.infolist():
-            if info.is_dir() or _ignored(info.filename):
+            if info.is_dir() or _is_ignored(info.filename):
                 continue
             kind = stat.S_IFMT(info.external_attr >> 16)
             if kind not in (0, stat.S_IFREG):
                 raise _bad(str(source), f"'{info.filename}' is a link or special file")
             if info.flag_bits & 1:
                 raise _bad(str(source), f"'{info.filename}' is encrypted")
-            name = _checked(info.filename, info.file_size, str(source))
+            name = _check_path(info.filename, info.file_size, str(source))
             with archive.open(info) as stream:
                 yield name, stream.read(MAX_FILE_BYTES)
 
 
 def _tar(source: Path) -> Iterator[tuple[str, bytes]]:
     with gzip.open(source) as compressed:
-        # Bounded before tarfile sees it: tarfile reads extended headers whole, whatever their size.
+        # Bounded before tarfile reads it: tarfile reads extended headers of any size at once.
         data = compressed.read(2 * MAX_TOTAL_BYTES + 1)
     if len(data) > 2 * MAX_TOTAL_BYTES:
         raise _bad(str(source), f"unpacks to more than {MAX_TOTAL_BYTES} bytes")
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
-            if member.isdir() or _ignored(member.name):
+            if member.isdir() or _is_ignored(member.name):
                 continue
-            name = _checked(member.name, member.size, str(source))
+            name = _check_path(member.name, member.size, str(source))
             stream = archive.extractfile(member) if member.isreg() else None
             if stream is None:
                 raise _bad(str(source), f"'{name}' is a link or special file")

@@ -1,7 +1,7 @@
-"""A tool call's arguments: parsed, then held against the tool's schema. Nothing is coerced or dropped.
+"""A tool call's arguments: parsed and validated against the tool's schema. Nothing is coerced or dropped.
 
-What passes can be used without further thought: it is JSON that every part of the system can write
-(no NaN, no infinity, no lone surrogate), and it has the types the schema names.
+Valid arguments need no further checks: they are JSON that every part of the system can write (no NaN, no
+infinity, no lone surrogate), and they have the types of the schema.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "i
 
 
 def read_arguments(call: ToolCall, schema: JSONObject) -> JSONObject:
-    """The arguments of a call; ToolError(bad_arguments) names what is wrong, where, and what was expected."""
+    """The arguments of a call; ToolError(bad_arguments) names error, location and expected value."""
     try:
         arguments = call.parsed()
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode("utf-8")
@@ -42,13 +42,13 @@ def _problems(arguments: JSONObject, schema: JSONObject) -> list[str]:
     from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
     from referencing.jsonschema import EMPTY_REGISTRY
 
-    # With this registry a schema that refers to an address is an error, not a download.
+    # With this registry a schema with a remote reference is an error, not a download.
     validator = Draft202012Validator(schema, registry=EMPTY_REGISTRY)
-    found = sorted(validator.iter_errors(arguments), key=lambda error: [str(part) for part in error.path])
-    described = [_describe(error) for error in found[:_MAX_PROBLEMS]]
-    if len(found) > _MAX_PROBLEMS:
-        described.append(f"and {len(found) - _MAX_PROBLEMS} more")
-    return described
+    errors = sorted(validator.iter_errors(arguments), key=lambda error: [str(part) for part in error.path])
+    problems = [_describe(error) for error in errors[:_MAX_PROBLEMS]]
+    if len(errors) > _MAX_PROBLEMS:
+        problems.append(f"and {len(errors) - _MAX_PROBLEMS} more")
+    return problems
 
 
 def _describe(error: ValidationError) -> str:
@@ -65,9 +65,9 @@ def _describe(error: ValidationError) -> str:
             missing = [name for name in error.validator_value if name not in error.instance]
             return f"{where}: missing {', '.join(missing)}"
         case "additionalProperties" if error.validator_value is False:
-            known = error.schema.get("properties", {})
-            extra = ", ".join(name for name in error.instance if name not in known)
-            return f"{where}: unknown {extra[:_VALUE_CHARS]}; known: {', '.join(known) or 'none'}"
+            properties = error.schema.get("properties", {})
+            extra = ", ".join(name for name in error.instance if name not in properties)
+            return f"{where}: unknown {extra[:_VALUE_CHARS]}; known: {', '.join(properties) or 'none'}"
         case rule:
             return f"{where}: {_short(error.instance)} breaks {rule} {_short(error.validator_value)}"
 

@@ -1,8 +1,8 @@
-"""What a tool is, and the workbench it works at.
+"""The definition of a tool, and the workbench that a rollout's tools share.
 
 A handler gets validated arguments and a workbench, and returns text (or a `ToolOutput`). It raises
-`ToolError` for a failure the model should read. Time-outs, result budgets, argument validation and
-the record of what happened are `tools.execute`'s business, the same for every tool.
+`ToolError` for a failure that the model should read. `tools.execute` handles time-outs, result budgets,
+argument validation and the result's record, in the same way for every tool.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ToolOutput:
     exit_code: int | None = None
     images: tuple[str, ...] = ()
     kind: str = "failed"
-    """What sort of failure, when not ok: one of core.step.ToolErrorKind's values."""
+    """The kind of failure if not ok: one of core.step.ToolErrorKind's values."""
     full: str | None = None
-    """What to save, and to preview, if the content is over budget; None: the content itself."""
+    """The text to save and preview if the content is over budget; None: the content itself."""
 
 
 class Delegate(Protocol):
@@ -39,23 +39,23 @@ class Delegate(Protocol):
 
 @dataclass
 class Workbench:
-    """What one rollout's tools share. Mutable on purpose: it is the rollout's state, and dies with it."""
+    """The state that the tools of one rollout share. Mutable, and closed with the rollout."""
 
     sandbox: Sandbox
     settings: Settings
     approver: Approver
     trajectory_id: str
     ask_user: Callable[[str, tuple[str, ...]], Awaitable[str]] | None = None
-    """Puts a question (with optional choices) to a person; None when nobody is there."""
+    """Asks the user a question (with optional choices); None without a user."""
     tell_user: Callable[[str], None] | None = None
-    """Shows a notice to a person, in full; None when nobody is there."""
+    """Shows a notice to the user, in full; None without a user."""
     step_index: int | None = None
     """The model step whose calls are being run."""
     delegate: Delegate | None = None
     processes: dict[str, BackgroundProcess] = field(default_factory=dict)
     todos: list[JSONObject] = field(default_factory=list)
     resources: dict[str, object] = field(default_factory=dict)
-    """Lazily opened things a tool keeps between calls (a browser, an MCP session), by tool-chosen key."""
+    """Objects that a tool opens lazily and keeps between calls (a browser, an MCP session), by key."""
     closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """Run in reverse order when the rollout ends."""
 
@@ -80,11 +80,12 @@ class Tool:
     """JSON schema of the arguments, an object."""
     handler: Handler
     unavailable: Callable[[Settings, Mapping[str, str]], str | None] = always_available
-    """None if the tool can be used, else one line: why not, and what would change that.
+    """None if the tool can be used, else one line: the reason and the fix.
 
-    Gets the settings and the merged environment (.env and process), which holds the API keys."""
+    Its arguments are the settings and the merged environment (.env and process), which contains the API
+    keys."""
     timeout_s: float = 120.0
-    """The framework's hard stop; a tool that takes its own time-out argument must stay under it."""
+    """Hard limit; a tool with a time-out argument must stay below it."""
     max_result_chars: int = 100_000
 
     @property

@@ -1,8 +1,7 @@
-"""Toolset distributions: which toolsets a sample gets, by one independent coin per toolset.
+"""Toolset distributions: each toolset of a sample is drawn independently, with its own probability.
 
-A coin depends only on the distribution's name, the toolset and the seed parts, through a hash. So the
-draw of a sample is the same in every process, order, platform and version, and can be recomputed from
-what the trajectory records.
+A draw depends only on a hash of the distribution's name, the toolset and the seed parts. So the toolsets of a
+sample are the same in every process, order, platform and version, and can be recomputed from the trajectory.
 """
 
 from __future__ import annotations
@@ -62,42 +61,46 @@ DISTRIBUTIONS: Mapping[str, Percents] = MappingProxyType(
 )
 
 
-def available(own: Mapping[str, Percents]) -> dict[str, Percents]:
-    """The built-in distributions and the user's own, all checked; an own one replaces its namesake."""
-    for name, percents in own.items():
+def available(configured: Mapping[str, Percents]) -> dict[str, Percents]:
+    """The built-in and the configured distributions, all checked; a configured one replaces its namesake."""
+    for name, percents in configured.items():
         _check(name, percents)
-    return {**DISTRIBUTIONS, **own}
+    return {**DISTRIBUTIONS, **configured}
 
 
-def resolve(name: str, own: Mapping[str, Percents]) -> Percents:
+def resolve(name: str, configured: Mapping[str, Percents]) -> Percents:
     """The percentages of one distribution; UsageError if there is none of that name."""
-    known = {**DISTRIBUTIONS, **own}
-    if name not in known:
-        raise registry.unknown("distribution", name, known)
-    if name in own:
-        _check(name, own[name])
-    return known[name]
+    table = {**DISTRIBUTIONS, **configured}
+    if name not in table:
+        raise registry.unknown("distribution", name, table)
+    if name in configured:
+        _check(name, configured[name])
+    return table[name]
 
 
 def sample(
     name: str,
     *,
     seed_parts: tuple[str | int, ...],
-    own: Mapping[str, Percents],
+    configured: Mapping[str, Percents],
     without: Collection[str] = (),
 ) -> tuple[str, ...]:
     """The toolsets one sample gets, in the distribution's order.
 
-    `seed_parts` names the sample, such as (seed, run, row, sample index); "1" and 1 are different. `without`
-    are toolsets that are never drawn; the coins of the others stay as they are. If no coin wins, the most
-    probable toolset (the first of them) is taken, so a sample is never bare.
+    `seed_parts` identifies the sample, such as (seed, run, row, sample index); "1" and 1 are different.
+    `without` are toolsets that are never drawn; the draws of the others do not change. If none is drawn, the
+    most probable toolset (the first of them) is used, so a sample always has one.
     """
-    percents = {toolset: percent for toolset, percent in resolve(name, own).items() if toolset not in without}
-    won = tuple(toolset for toolset, percent in percents.items() if _coin(percent, name, toolset, seed_parts))
-    return won or tuple(sorted(percents, key=lambda toolset: -percents[toolset])[:1])
+    percents = {
+        toolset: percent for toolset, percent in resolve(name, configured).items() if toolset not in without
+    }
+    drawn = tuple(
+        toolset for toolset, percent in percents.items() if _draw(percent, name, toolset, seed_parts)
+    )
+    return drawn or tuple(sorted(percents, key=lambda toolset: -percents[toolset])[:1])
 
 
-def _coin(percent: int, *parts: object) -> bool:
+def _draw(percent: int, *parts: object) -> bool:
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") * 100 < percent << 64
 
@@ -112,4 +115,4 @@ def _check(name: str, percents: Percents) -> None:
         except UsageError as error:
             raise ConfigError(f"{where}: {error.message}", error.hint) from error
         if not 0 <= percent <= 100:
-            raise ConfigError(f"{where}.{toolset} is {percent}", "a percentage lies between 0 and 100")
+            raise ConfigError(f"{where}.{toolset} is {percent}", "a percentage is between 0 and 100")

@@ -1,10 +1,10 @@
-"""Running one tool call: every way it can go ends as a message for the model and a typed result.
+"""Runs one tool call; every outcome is a message for the model and a typed result.
 
-Promises: arguments reach a handler only if they are valid JSON and fit the tool's schema, uncoerced; a
-handler is stopped at its time limit; a result over its budget is saved in the sandbox and previewed;
-what comes back can be stored (no NUL, no lone surrogate). Nothing a tool raises gets out, with two
-exceptions: a `SandboxError`, which says nothing about the policy and ends the trajectory, and
-cancellation. Time in which a person is asked does not count against the tool.
+Promises: arguments reach a handler only if they are valid JSON and match the tool's schema, without coercion;
+a handler is stopped at its time limit; a result over its budget is saved in the sandbox and previewed; the
+result can be stored (no NUL, no lone surrogate). An exception of a tool is never propagated, with two
+exceptions: a `SandboxError`, which is not the policy's fault and ends the trajectory, and cancellation. Time
+spent waiting for the user does not count towards the time limit.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ async def run_tool_call(
     """Runs a call with the tools that were offered; raises only SandboxError and CancelledError."""
     started = time.perf_counter()
     output, max_chars = await _output(call, offered, bench)
-    shown = await result_budget.fit(output, max_chars, call.id, bench)
-    message = Message(Role.TOOL, shown.content, tool_call_id=call.id, name=call.name, images=output.images)
+    fitted = await result_budget.fit(output, max_chars, call.id, bench)
+    message = Message(Role.TOOL, fitted.content, tool_call_id=call.id, name=call.name, images=output.images)
     result = ToolResult(
         call_id=call.id,
         name=call.name,
@@ -45,8 +45,8 @@ async def run_tool_call(
         duration_ms=(time.perf_counter() - started) * 1000,
         error_kind=None if output.ok else ToolErrorKind(output.kind),
         exit_code=output.exit_code,
-        result_chars=shown.result_chars,
-        saved_path=shown.saved_path,
+        result_chars=fitted.result_chars,
+        saved_path=fitted.saved_path,
     )
     return message, result
 
@@ -54,7 +54,7 @@ async def run_tool_call(
 async def _output(
     call: ToolCall, offered: Mapping[str, Tool], bench: Workbench
 ) -> tuple[ToolOutput, int | None]:
-    """What the call came to, and the budget it is held to; an error is short as it is."""
+    """The output of the call and its budget; an error is short and has none."""
     try:
         tool = _find(call, offered)
         arguments = read_arguments(call, tool.parameters)
@@ -82,17 +82,17 @@ def _find(call: ToolCall, offered: Mapping[str, Tool]) -> Tool:
 async def _handle(tool: Tool, arguments: JSONObject, bench: Workbench) -> ToolOutput:
     try:
         async with asyncio.timeout(tool.timeout_s) as limit:
-            output = await tool.handler(arguments, _unhurried(bench, limit))
+            output = await tool.handler(arguments, _pause_limit_for_user(bench, limit))
     except TimeoutError:
         if not limit.expired():
             raise
         message = f"{tool.name} was stopped: it took longer than {tool.timeout_s:g} s"
         raise ToolError(message, kind=ToolErrorKind.TIMEOUT) from None
-    return _checked(output)
+    return _check_output(output)
 
 
-def _checked(output: object) -> ToolOutput:
-    """A handler may come from anywhere; what it returns is looked at before it is believed."""
+def _check_output(output: object) -> ToolOutput:
+    """Validates the output, since a handler may come from a plug-in."""
     if isinstance(output, str):
         return ToolOutput(output)
     if not isinstance(output, ToolOutput):
@@ -110,8 +110,8 @@ def _failure(message: str, kind: str) -> ToolOutput:
     return ToolOutput(content, ok=False, kind=kind)
 
 
-def _unhurried(bench: Workbench, limit: asyncio.Timeout) -> Workbench:
-    """The same bench, on which asking a person stops the clock."""
+def _pause_limit_for_user(bench: Workbench, limit: asyncio.Timeout) -> Workbench:
+    """The same bench, on which waiting for the user pauses the time limit."""
     ask = bench.ask_user
 
     async def ask_user(question: str, choices: tuple[str, ...]) -> str:
@@ -119,12 +119,12 @@ def _unhurried(bench: Workbench, limit: asyncio.Timeout) -> Workbench:
         with _paused(limit):
             return await ask(question, choices)
 
-    approver = _UnhurriedApprover(bench.approver, limit)
+    approver = _PausingApprover(bench.approver, limit)
     return replace(bench, approver=approver, ask_user=None if ask is None else ask_user)
 
 
 @dataclass(frozen=True, slots=True)
-class _UnhurriedApprover:
+class _PausingApprover:
     approver: Approver
     limit: asyncio.Timeout
 
@@ -146,5 +146,5 @@ def _paused(limit: asyncio.Timeout) -> Iterator[None]:
 
 
 def _reschedule(limit: asyncio.Timeout, when: float | None) -> None:
-    with suppress(RuntimeError):  # the call is over and its limit with it; a tool may keep its bench
+    with suppress(RuntimeError):  # the call and its limit have ended; a tool may keep its bench
         limit.reschedule(when)

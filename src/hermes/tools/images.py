@@ -1,4 +1,4 @@
-"""Recognising image data by its first bytes, never by its name or claimed type."""
+"""Identifies image data by its first bytes, never by its name or declared type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_IMAGE_BYTES = 10_000_000
 
 
 def media_type(data: bytes) -> str:
-    """One of the four types that vision models read; ToolError for anything else."""
+    """One of the four types that vision models accept; ToolError for any other."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):

@@ -1,9 +1,9 @@
-"""The catalogue: which tools exist, in which toolset, and whether each can be used here.
+"""The registry of tools: which tools exist, in which toolset, and whether each can be used here.
 
-Built-in tools come from the modules named in `tools.toolsets`, imported when first asked for. A higher
-package adds its own with `register`; a third party adds whole toolsets through the entry point group
-`hermes.tools`, whose entries name a `Tool` or a sequence of them and are loaded only when something
-outside the built-in set is asked for. A name is never given twice: whoever comes second is refused.
+Built-in tools come from the modules named in `tools.toolsets`, imported at the first request. A higher
+package adds tools with `register`; a third party adds whole toolsets through the entry point group
+`hermes.tools`, whose entries name a `Tool` or a sequence of them and are loaded only when a name outside the
+built-in ones is requested. Names are unique: a second tool with a name is refused.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _registered: dict[str, Tool] = {}
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A tool that was asked for and cannot be used here."""
+    """A requested tool that cannot be used here."""
 
     tool: Tool
-    why: str
-    """One line: what is missing, and what would change that."""
+    reason: str
+    """One line: what is missing, and the fix."""
 
 
 def register(tool: Tool) -> Callable[[], None]:
-    """Adds a tool for the rest of the process; call the returned function to take it out again."""
+    """Adds a tool for the rest of the process; call the returned function to remove it."""
     if tool.name in _registered or tool.name in _builtin():
         raise ConfigError(f"there is already a tool named '{tool.name}'", "give the new tool another name")
     _registered[tool.name] = tool
@@ -53,11 +53,11 @@ def register(tool: Tool) -> Callable[[], None]:
 
 def all_tools() -> dict[str, Tool]:
     """Every tool by name: built-in, registered, and from plug-ins."""
-    plugged = _plugged()
-    for name in plugged:
+    plugins = _plugin_tools()
+    for name in plugins:
         if name in _registered:
             raise ConfigError(f"a plug-in and Hermes both have a tool named '{name}'", "remove the plug-in")
-    return {**_builtin(), **_registered, **plugged}
+    return {**_builtin(), **_registered, **plugins}
 
 
 def toolset_names() -> tuple[str, ...]:
@@ -68,9 +68,9 @@ def toolset_names() -> tuple[str, ...]:
 
 def check_toolset(name: str) -> str:
     """The name itself; UsageError if no such toolset exists."""
-    here = {*TOOLSETS, *(tool.toolset for tool in _registered.values())}
-    if name not in here and name not in (everywhere := toolset_names()):
-        raise unknown("toolset", name, everywhere)
+    loaded = {*TOOLSETS, *(tool.toolset for tool in _registered.values())}
+    if name not in loaded and name not in (names := toolset_names()):
+        raise unknown("toolset", name, names)
     return name
 
 
@@ -85,10 +85,10 @@ def get(name: str) -> Tool:
 
 
 def tools_in(toolset: str) -> tuple[Tool, ...]:
-    """The tools of one toolset. Empty for a set whose tools are known only once connected (mcp)."""
+    """The tools of one toolset. Empty for one whose tools are known only after connecting (mcp)."""
     check_toolset(toolset)
-    own = _builtin_tools(toolset) if toolset in TOOLSETS else tuple(_plugged().values())
-    return tuple(tool for tool in (*own, *_registered.values()) if tool.toolset == toolset)
+    candidates = _builtin_tools(toolset) if toolset in TOOLSETS else tuple(_plugin_tools().values())
+    return tuple(tool for tool in (*candidates, *_registered.values()) if tool.toolset == toolset)
 
 
 def select(
@@ -98,40 +98,42 @@ def select(
     *,
     require_available: bool,
 ) -> tuple[list[Tool], list[Unavailable]]:
-    """The usable tools of the named toolsets, in order, and the ones that had to be left out.
+    """The usable tools of the named toolsets, in order, and those that were left out.
 
-    With `require_available`, a toolset of which nothing can be used is a UsageError; without, it is
-    only reported, which is right where the toolsets are a default and not somebody's wish.
+    With `require_available`, a toolset without a usable tool is a UsageError; without, it is only reported,
+    which is right if the toolsets are a default and not an explicit request.
     """
     names = list(dict.fromkeys(toolsets))
-    if require_available and (reasons := unusable(names, settings, environ)):
-        name, why = next(iter(reasons.items()))
-        raise UsageError(f"the toolset '{name}' cannot be used here", why)
+    if require_available and (reasons := unusable_toolsets(names, settings, environ)):
+        name, reason = next(iter(reasons.items()))
+        raise UsageError(f"the toolset '{name}' cannot be used here", reason)
     usable: list[Tool] = []
     left_out: list[Unavailable] = []
     for tool in (tool for name in names for tool in tools_in(name)):
-        why_not = tool.unavailable(settings, environ)
-        if why_not is None:
+        problem = tool.unavailable(settings, environ)
+        if problem is None:
             usable.append(tool)
         else:
-            left_out.append(Unavailable(tool, why_not))
+            left_out.append(Unavailable(tool, problem))
     return usable, left_out
 
 
-def unusable(toolsets: Iterable[str], settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The toolsets of which no tool can be used here, each with the reason."""
+def unusable_toolsets(
+    toolsets: Iterable[str], settings: Settings, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The toolsets without a usable tool, with the reason."""
     reasons: dict[str, str] = {}
     for name in toolsets:
-        whys = [tool.unavailable(settings, environ) for tool in tools_in(name)]
-        if any(why is None for why in whys):
+        problems = [tool.unavailable(settings, environ) for tool in tools_in(name)]
+        if any(problem is None for problem in problems):
             continue
-        if (reason := whys[0] if whys else unconnected(name, settings)) is not None:
+        if (reason := problems[0] if problems else connection_problem(name, settings)) is not None:
             reasons[name] = reason
     return reasons
 
 
-def unconnected(toolset: str, settings: Settings) -> str | None:
-    """Why a toolset whose tools are known only once connected will have none; None if it can."""
+def connection_problem(toolset: str, settings: Settings) -> str | None:
+    """Why a toolset whose tools are known only after connecting would have none; None if it can connect."""
     if toolset == "mcp" and not settings.mcp_servers:
         return "no MCP server is configured; hermes config set mcp_servers.NAME.command PROGRAM"
     if toolset == "mcp" and find_spec("mcp") is None:
@@ -139,12 +141,12 @@ def unconnected(toolset: str, settings: Settings) -> str | None:
     return None
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not among the known ones, with the nearest of them."""
-    names = list(known)
+def unknown(kind: str, name: str, candidates: Iterable[str]) -> UsageError:
+    """The error for an unknown name, with the closest candidates."""
+    names = list(candidates)
     close = get_close_matches(name, names, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(names)}"
-    return UsageError(f"no such {what}: '{name}'", hint)
+    return UsageError(f"no such {kind}: '{name}'", hint)
 
 
 @cache
@@ -162,16 +164,16 @@ def _builtin_tools(toolset: str) -> tuple[Tool, ...]:
 
 
 @cache
-def _plugged() -> Mapping[str, Tool]:
+def _plugin_tools() -> Mapping[str, Tool]:
     from importlib.metadata import entry_points
 
     tools: dict[str, Tool] = {}
     for entry in entry_points(group=ENTRY_POINTS):
         for tool in _load(entry):
             if tool.toolset in TOOLSETS:
-                raise _broken(entry, f"it adds to the built-in toolset '{tool.toolset}'")
+                raise _plugin_error(entry, f"it adds to the built-in toolset '{tool.toolset}'")
             if tool.name in tools or tool.name in _builtin():
-                raise _broken(entry, f"there is already a tool named '{tool.name}'")
+                raise _plugin_error(entry, f"there is already a tool named '{tool.name}'")
             tools[tool.name] = tool
     return tools
 
@@ -179,17 +181,17 @@ def _plugged() -> Mapping[str, Tool]:
 def _load(entry: EntryPoint) -> tuple[Tool, ...]:
     try:
         loaded = entry.load()
-    except Exception as error:  # a plug-in may fail in any way at all
-        raise _broken(entry, f"{type(error).__name__}: {error}") from error
+    except Exception as error:  # a plug-in may raise anything
+        raise _plugin_error(entry, f"{type(error).__name__}: {error}") from error
     tools = (loaded,) if isinstance(loaded, Tool) else tuple(loaded) if isinstance(loaded, Sequence) else ()
     if not tools or not all(isinstance(tool, Tool) for tool in tools):
-        raise _broken(entry, f"'{entry.value}' is neither a Tool nor a sequence of Tools")
+        raise _plugin_error(entry, f"'{entry.value}' is neither a Tool nor a sequence of Tools")
     return tools
 
 
-def _broken(entry: EntryPoint, why: str) -> ConfigError:
+def _plugin_error(entry: EntryPoint, reason: str) -> ConfigError:
     package = entry.dist.name if entry.dist else entry.value
     return ConfigError(
-        f"the tools plug-in '{entry.name}' of {package} cannot be used: {why}",
+        f"the tools plug-in '{entry.name}' of {package} cannot be used: {reason}",
         f"pip install --upgrade {package}, or pip uninstall {package}",
     )

@@ -1,7 +1,7 @@
-"""The result budget: a result too long for the conversation is saved in the sandbox and previewed.
+"""The result budget: a result that is too long for the conversation is saved in the sandbox and previewed.
 
-The saved file's name holds the call's id and a hash of the content, so that a server which repeats its
-ids cannot make one result overwrite another that the conversation still points at.
+The file's name contains the call's id and a hash of the content, so that a server that repeats ids cannot
+overwrite a result that the conversation still refers to.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _NAME_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What the model gets to see of a result."""
+class FittedResult:
+    """The part of a result that the model receives."""
 
     content: str
     result_chars: int
@@ -28,25 +28,25 @@ class Shown:
     saved_path: str | None = None
 
 
-async def fit(output: ToolOutput, max_chars: int | None, call_id: str, bench: Workbench) -> Shown:
+async def fit(output: ToolOutput, max_chars: int | None, call_id: str, bench: Workbench) -> FittedResult:
     """The content if it is within the budget, else a preview and the path of the whole."""
     content = storable(output.content)
     if max_chars is None or len(content) <= max_chars:
-        return Shown(content, len(content))
+        return FittedResult(content, len(content))
     full = content if output.full is None else storable(output.full)
     path: str | None = None
     try:
         path = await write_scratch(bench, f"results/{_file_name(call_id, full)}", full.encode("utf-8"))
         where = f'path="{path}"'
-    except OSError as error:  # the model still gets the preview, and is told
+    except OSError as error:  # the model still gets the preview, and the error
         where = f'not_saved="{error.strerror or type(error).__name__}"'
     status = "" if output.exit_code is None else f' exit_code="{output.exit_code}"'
     opening = f'<persisted-output {where} chars="{len(full)}"{status}>'
-    return Shown(f"{opening}\n{preview(full)}\n</persisted-output>", len(content), path)
+    return FittedResult(f"{opening}\n{preview(full)}\n</persisted-output>", len(content), path)
 
 
 def preview(text: str) -> str:
-    """Beginning and end of a text, and how much lies between."""
+    """Head and tail of a text, and the number of characters between."""
     if len(text) <= HEAD_CHARS + TAIL_CHARS:
         return text
     left_out = len(text) - HEAD_CHARS - TAIL_CHARS
@@ -54,7 +54,7 @@ def preview(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """The text with NUL and lone surrogates written as escapes, which every file and database can hold."""
+    """The text with NUL and lone surrogates escaped, which every file and database accepts."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 

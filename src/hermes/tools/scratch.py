@@ -1,4 +1,4 @@
-"""The agent's own corner of the workspace: `.hermes/`, hidden from git and from file searches."""
+"""The agent's scratch directory in the workspace: `.hermes/`, hidden from git and from file searches."""
 
 from __future__ import annotations
 

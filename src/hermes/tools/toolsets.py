@@ -1,7 +1,7 @@
 """The built-in toolsets: names under which tools are offered together.
 
-Only names, one-line descriptions and module names live here; nothing is imported. Toolsets that are
-registered at run time or come from a plug-in are known to `tools.registry`, not to this table.
+This table has only names, one-line descriptions and module names; nothing is imported. Toolsets that are
+registered at run time or come from a plug-in are in `tools.registry`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Paths and failures of the file tools: what may be touched, and how an OS error reads to the model.
+"""Paths and errors of the file tools: which paths may be used, and how an OSError is reported to the model.
 
-In an isolating sandbox the sandbox itself is the fence, and any path may be tried. In one that is not,
-a path that leaves the workspace (after symbolic links) needs the approver's word. That check looks at
-the path as it is now: a process the agent already runs could change a link afterwards, so the fence
-around an agent that may run commands is the approval of those commands.
+An isolating sandbox is itself the security boundary, and any path may be used. In another one a path that
+leaves the workspace (after symbolic links) needs approval. The check uses the current state of the path: a
+process that the agent runs could change a link afterwards, so the security boundary of an agent that may run
+commands is the approval of those commands.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hermes.safety.paths import resolve_inside
 from hermes.tools.base import Workbench
 
 
-async def permitted(bench: Workbench, path: str, verb: str) -> str:
-    """The path to hand to the sandbox: relative to the workspace where it lies inside it.
+async def permit_path(bench: Workbench, path: str, verb: str) -> str:
+    """The path to pass to the sandbox: relative to the workspace if it is inside it.
 
-    `verb` says what is to be done with it ('read', 'write', …); the approver sees '<verb> <real path>'.
+    `verb` is the operation ('read', 'write', …); the approver is shown '<verb> <real path>'.
     """
     if not path or "\0" in path:
         raise bad_path(path, "it is empty" if not path else "it holds a NUL character")
@@ -39,13 +39,13 @@ async def permitted(bench: Workbench, path: str, verb: str) -> str:
     return str(real)
 
 
-def bad_path(path: str, why: str) -> ToolError:
-    return ToolError(f"'{path}' is not a usable path: {why}", kind=ToolErrorKind.BAD_ARGUMENTS)
+def bad_path(path: str, reason: str) -> ToolError:
+    return ToolError(f"'{path}' is not a usable path: {reason}", kind=ToolErrorKind.BAD_ARGUMENTS)
 
 
 @contextmanager
 def os_errors(path: str) -> Iterator[None]:
-    """Turns what the sandbox raises for a path into a sentence for the model."""
+    """Turns an OSError for a path into a ToolError for the model."""
     try:
         yield
     except FileNotFoundError:

@@ -116,7 +116,7 @@ def test_both_versions_are_shown_side_by_side_with_the_folds_marked(
     )
     marked = [line for line in shown.splitlines() if line.startswith("~ ")]
     assert any('| {"folded": ' in line for line in marked)
-    assert "  Step 9." in shown and "(as it was)" in shown
+    assert "  Step 9." in shown and "(unchanged)" in shown
     both = json.loads(hermes(home, "trajectories", "show", row["id"], "--compressed", "--json").stdout)
     assert both["original"]["header"]["id"] == row["parent_id"]
     assert both["compressed"]["header"]["metadata"]["compression"]["map"] == folds

@@ -1,4 +1,4 @@
-"""What a comparison of models reads: their attempts from the run folders, their steps from the store."""
+"""Reads what a comparison of models needs: attempts from the run folders, trajectories from the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hermes.store import Reader
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where two models part ways on a task that they did not do equally well."""
+    """Where two models first diverge on a task that they did not do equally well."""
 
     key: str
     left_model: str
@@ -37,7 +37,7 @@ class Divergence:
 
 
 def read_attempts(folder: Path) -> list[Attempt]:
-    """Every finished sample of a finalised run, also those that a filter kept aside."""
+    """Every finished sample of a finalised run, including those that a filter removed."""
     attempts = []
     for name in ("trajectories.jsonl", "filtered.jsonl"):
         with (folder / name).open("rb") as file:
@@ -49,11 +49,10 @@ def find_divergences(
     reader: Reader, contenders: Sequence[Contender], *, graded: bool
 ) -> Iterator[Divergence]:
     """For every two models and every task they disagree on."""
-    for one, other in combinations(contenders, 2):
-        for key, left, right in disagreements(one.attempts, other.attempts, graded=graded):
-            a, b = (reader.get(each.trajectory_id) for each in (left, right))
-            difference = compare(_without_system(a), _without_system(b))
-            yield Divergence(key, one.model, other.model, left, right, difference)
+    for first, second in combinations(contenders, 2):
+        for key, left, right in disagreements(first.attempts, second.attempts, graded=graded):
+            a, b = (_without_system(reader.get(attempt.trajectory_id)) for attempt in (left, right))
+            yield Divergence(key, first.model, second.model, left, right, compare(a, b))
 
 
 def _without_system(trajectory: Trajectory) -> Trajectory:

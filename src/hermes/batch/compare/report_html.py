@@ -1,6 +1,6 @@
 """A comparison of models as one HTML page: no script, no request to anywhere, readable in light and dark.
 
-Everything that models, tasks and tools said is text to this page: jinja2 escapes it, and the page's own
+The output of models, tasks and tools is only text here: jinja2 escapes it, and the page's content security
 policy forbids it to load or run anything.
 """
 
@@ -52,8 +52,8 @@ def render(facts: Facts, comparison: Comparison, divergences: Sequence[Divergenc
         "signed": _signed,
     }
     source = resources.files("hermes.batch.compare").joinpath("report.html.jinja").read_text("utf-8")
-    reach = _reach(comparison)
-    lines = [(_differs(line), _task(line, facts, reach)) for line in comparison.tasks]
+    score_range = _score_range(comparison)
+    lines = [(_differs(line), _task(line, facts, score_range)) for line in comparison.tasks]
     return environment.from_string(source).render(
         facts=facts,
         comparison=comparison,
@@ -79,29 +79,29 @@ def _brief(value: float | None, binary: bool) -> str:
 
 
 def _axis(comparison: Comparison) -> JSONObject | None:
-    """Where scores and intervals lie on a common scale, in percent of its width."""
+    """The positions of scores and intervals on a common scale, in percent of its width."""
     if not comparison.graded:
         return None
-    intervals = [each.interval for each in comparison.scores if each.interval is not None]
+    intervals = [score.interval for score in comparison.scores if score.interval is not None]
     low = min(interval.low for interval in intervals)
     high = max(interval.high for interval in intervals)
     if comparison.binary:
         low, high = 0.0, 1.0
     width = high - low or 1.0
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         return round(100 * (value - low) / width, 2)
 
     def mark(score: float | None, interval: ConfidenceInterval | None) -> JSONObject | None:
         if score is None or interval is None:
             return None
-        left = place(interval.low)
-        return {"at": place(score), "left": left, "width": round(place(interval.high) - left, 2)}
+        left = position(interval.low)
+        return {"at": position(score), "left": left, "width": round(position(interval.high) - left, 2)}
 
     return {
         "low": low,
         "high": high,
-        "marks": [mark(each.score, each.interval) for each in comparison.scores],
+        "marks": [mark(score.score, score.interval) for score in comparison.scores],
     }
 
 
@@ -119,15 +119,15 @@ def _differs(line: TaskLine) -> bool:
     return len(set(line.scores.values())) > 1
 
 
-def _reach(comparison: Comparison) -> tuple[float, float]:
-    """From the worst score to the best one: 0 to 1, or further if any lies outside."""
-    known = [score for line in comparison.tasks for score in line.scores.values() if score is not None]
-    return min([0.0, *known]), max([1.0, *known])
+def _score_range(comparison: Comparison) -> tuple[float, float]:
+    """The lowest and highest score: 0 and 1, or beyond if a score is outside."""
+    scores = [score for line in comparison.tasks for score in line.scores.values() if score is not None]
+    return min([0.0, *scores]), max([1.0, *scores])
 
 
-def _task(line: TaskLine, facts: Facts, reach: tuple[float, float]) -> JSONObject:
-    """Each cell with how good it is within the reach, in percent, for its colour."""
-    low, high = reach
+def _task(line: TaskLine, facts: Facts, score_range: tuple[float, float]) -> JSONObject:
+    """Each cell with its position in the score range, in percent, which sets its colour."""
+    low, high = score_range
     cells = [
         {"score": score, "shade": None if score is None else round(100 * (score - low) / (high - low))}
         for score in line.scores.values()
@@ -136,15 +136,15 @@ def _task(line: TaskLine, facts: Facts, reach: tuple[float, float]) -> JSONObjec
 
 
 def _by_pair(divergences: Sequence[Divergence], facts: Facts) -> list[JSONObject]:
-    """They come pair by pair."""
-    groups = groupby(divergences, lambda each: (each.left_model, each.right_model))
+    """Divergences grouped by pair of models; the input is sorted by pair."""
+    groups = groupby(divergences, lambda divergence: (divergence.left_model, divergence.right_model))
     return [
-        {"left": left, "right": right, "tasks": [_divergence(each, facts) for each in group]}
+        {"left": left, "right": right, "tasks": [_divergence(divergence, facts) for divergence in group]}
         for (left, right), group in groups
     ]
 
 
-def _divergence(each: Divergence, facts: Facts) -> JSONObject:
+def _divergence(divergence: Divergence, facts: Facts) -> JSONObject:
     sides = [
         {
             "model": model,
@@ -153,12 +153,16 @@ def _divergence(each: Divergence, facts: Facts) -> JSONObject:
             "more": max(0, len(messages) - _MAX_MESSAGES),
         }
         for model, attempt, messages in (
-            (each.left_model, each.left, each.difference.left),
-            (each.right_model, each.right, each.difference.right),
+            (divergence.left_model, divergence.left, divergence.difference.left),
+            (divergence.right_model, divergence.right, divergence.difference.right),
         )
     ]
-    shared = each.difference.shared
-    return {"key": printable(each.key), "prompt": _prompt(each.key, facts), "shared": shared, "sides": sides}
+    return {
+        "key": printable(divergence.key),
+        "prompt": _prompt(divergence.key, facts),
+        "shared": divergence.difference.shared,
+        "sides": sides,
+    }
 
 
 def _message(message: Message) -> JSONObject:

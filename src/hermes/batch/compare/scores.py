@@ -18,7 +18,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import NamedTuple
 
-from hermes.batch.exact import normalised
+from hermes.batch.exact import normalise
 from hermes.batch.output.statistics import quantile
 from hermes.core import JSONObject
 
@@ -26,7 +26,7 @@ Z_95 = 1.959963984540054
 """Standard deviations within which 95 % of a normal distribution lie."""
 BOOTSTRAP_ROUNDS = 2000
 _SAME = 1e-9
-_UNSPOKEN = re.compile(r"<think>.*?</think>|<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
+_THINKING_OR_CALL = re.compile(r"<think>.*?</think>|<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Contender:
     model: str
     attempts: Sequence[Attempt]
     failed: int
-    """Samples without an end: infrastructure gave way, or they were not run."""
+    """Unfinished samples: an infrastructure failure, or not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,38 +155,43 @@ class Disagreement(NamedTuple):
 
 def compare_models(contenders: Sequence[Contender], keys: Sequence[str]) -> Comparison:
     """`keys`: the tasks, in the order they are to be listed."""
-    rewards = [each.reward for one in contenders for each in one.attempts if each.reward is not None]
+    rewards = [
+        attempt.reward
+        for contender in contenders
+        for attempt in contender.attempts
+        if attempt.reward is not None
+    ]
     binary = bool(rewards) and all(reward in (0, 1) for reward in rewards)
-    means = {one.model: task_means(one.attempts) for one in contenders}
-    pairs = [pair_up(left, right, means) for left, right in combinations(means, 2)] if rewards else []
+    means = {contender.model: task_means(contender.attempts) for contender in contenders}
+    pairs = [compare_pair(left, right, means) for left, right in combinations(means, 2)] if rewards else []
     return Comparison(
         graded=bool(rewards),
         binary=binary,
-        scores=tuple(summarise(one, binary=binary, graded=bool(rewards)) for one in contenders),
+        scores=tuple(summarise(contender, binary=binary, graded=bool(rewards)) for contender in contenders),
         pairs=tuple(pairs),
         tasks=tuple(TaskLine(key, {model: mean.get(key) for model, mean in means.items()}) for key in keys),
     )
 
 
-def summarise(one: Contender, *, binary: bool, graded: bool) -> Score:
-    attempts = one.attempts
+def summarise(contender: Contender, *, binary: bool, graded: bool) -> Score:
+    attempts = contender.attempts
     means = task_means(attempts)
-    costs = [each.cost_usd for each in attempts if each.cost_usd is not None]
-    latencies = sorted(latency for each in attempts for latency in each.latencies_ms)
-    durations = sorted(each.duration_s for each in attempts)
-    single = all(count == 1 for count in Counter(each.key for each in attempts).values())
+    costs = [attempt.cost_usd for attempt in attempts if attempt.cost_usd is not None]
+    latencies = sorted(latency for attempt in attempts for latency in attempt.latencies_ms)
+    durations = sorted(attempt.duration_s for attempt in attempts)
+    single = all(count == 1 for count in Counter(attempt.key for attempt in attempts).values())
     return Score(
-        model=one.model,
-        tasks=len(means) if graded else len({each.key for each in attempts}),
+        model=contender.model,
+        tasks=len(means) if graded else len({attempt.key for attempt in attempts}),
         samples=len(attempts),
-        failed=one.failed,
-        ungraded=sum(each.reward is None for each in attempts) if graded else 0,
+        failed=contender.failed,
+        ungraded=sum(attempt.reward is None for attempt in attempts) if graded else 0,
         score=fmean(means.values()) if means else None,
-        interval=interval_of(list(means.values()), wilson=binary and single),
-        outcomes=dict(Counter(each.outcome for each in attempts).most_common()),
-        mean_turns=fmean(each.turns for each in attempts) if attempts else None,
-        mean_tokens=fmean(each.tokens for each in attempts) if attempts else None,
-        tokens=sum(each.tokens for each in attempts),
+        interval=mean_interval(list(means.values()), wilson=binary and single),
+        outcomes=dict(Counter(attempt.outcome for attempt in attempts).most_common()),
+        mean_turns=fmean(attempt.turns for attempt in attempts) if attempts else None,
+        mean_tokens=fmean(attempt.tokens for attempt in attempts) if attempts else None,
+        tokens=sum(attempt.tokens for attempt in attempts),
         cost_usd=math.fsum(costs) if len(costs) == len(attempts) else None,
         latency_p50_ms=quantile(latencies, 0.5) if latencies else None,
         latency_p90_ms=quantile(latencies, 0.9) if latencies else None,
@@ -197,13 +202,13 @@ def summarise(one: Contender, *, binary: bool, graded: bool) -> Score:
 def task_means(attempts: Sequence[Attempt]) -> dict[str, float]:
     """Task → mean reward over its scored samples; tasks without one are left out."""
     rewards: dict[str, list[float]] = {}
-    for each in attempts:
-        if each.reward is not None:
-            rewards.setdefault(each.key, []).append(each.reward)
+    for attempt in attempts:
+        if attempt.reward is not None:
+            rewards.setdefault(attempt.key, []).append(attempt.reward)
     return {key: fmean(values) for key, values in rewards.items()}
 
 
-def pair_up(left: str, right: str, means: Mapping[str, Mapping[str, float]]) -> ModelPair:
+def compare_pair(left: str, right: str, means: Mapping[str, Mapping[str, float]]) -> ModelPair:
     """`means`: model → task → mean reward."""
     common = [key for key in means[left] if key in means[right]]
     differences = [means[left][key] - means[right][key] for key in common]
@@ -216,27 +221,27 @@ def pair_up(left: str, right: str, means: Mapping[str, Mapping[str, float]]) -> 
         losses=losses,
         ties=len(common) - wins - losses,
         difference=fmean(differences) if differences else None,
-        interval=interval_of(differences, wilson=False),
+        interval=mean_interval(differences, wilson=False),
         p_value=sign_test(wins, losses),
     )
 
 
 def disagreements(left: Sequence[Attempt], right: Sequence[Attempt], *, graded: bool) -> list[Disagreement]:
-    """Tasks where the two differ, each with the first sample that shows it.
+    """Tasks on which the two differ, with the first sample that differs.
 
-    They differ in reward; without a grader, in the answer or in how they ended.
+    They differ in reward; without a grader, in the answer or in the outcome.
     """
-    others = {(each.key, each.sample): each for each in right}
-    found: dict[str, Disagreement] = {}
-    for each in left:
-        other = others.get((each.key, each.sample))
-        if other is not None and each.key not in found and _differ(each, other, graded):
-            found[each.key] = Disagreement(each.key, each, other)
-    return list(found.values())
+    right_attempts = {(attempt.key, attempt.sample): attempt for attempt in right}
+    by_task: dict[str, Disagreement] = {}
+    for attempt in left:
+        counterpart = right_attempts.get((attempt.key, attempt.sample))
+        if counterpart is not None and attempt.key not in by_task and _differ(attempt, counterpart, graded):
+            by_task[attempt.key] = Disagreement(attempt.key, attempt, counterpart)
+    return list(by_task.values())
 
 
-def interval_of(values: Sequence[float], *, wilson: bool) -> ConfidenceInterval | None:
-    """Of the values' mean; None of nothing."""
+def mean_interval(values: Sequence[float], *, wilson: bool) -> ConfidenceInterval | None:
+    """The confidence interval of the mean; None without values."""
     if not values:
         return None
     if wilson:
@@ -264,7 +269,7 @@ def bootstrap_interval(
 
 
 def sign_test(wins: int, losses: int) -> float:
-    """How likely a split at least this uneven is if either side were as likely to win; ties do not count."""
+    """The two-sided p-value of the split if both sides were equally likely to win; ties are ignored."""
     trials = wins + losses
     tail = sum(math.comb(trials, count) for count in range(min(wins, losses) + 1))
     return min(1.0, 2 * tail / (1 << trials))
@@ -272,22 +277,22 @@ def sign_test(wins: int, losses: int) -> float:
 
 def _differ(left: Attempt, right: Attempt, graded: bool) -> bool:
     if not graded:
-        return left.outcome != right.outcome or normalised(left.answer) != normalised(right.answer)
+        return left.outcome != right.outcome or normalise(left.answer) != normalise(right.answer)
     if left.reward is None or right.reward is None:
         return False
     return abs(left.reward - right.reward) > _SAME
 
 
 def _answer(conversations: Sequence[JSONObject]) -> str:
-    """The last thing the assistant said, without thinking and calls."""
+    """The assistant's last message that has text besides thinking and tool calls."""
     for turn in reversed(conversations):
-        said = _UNSPOKEN.sub("", turn["value"]).strip() if turn["from"] == "gpt" else ""
-        if said:
-            return said
+        text = _THINKING_OR_CALL.sub("", turn["value"]).strip() if turn["from"] == "gpt" else ""
+        if text:
+            return text
     return ""
 
 
 def _as_json(item: Score | ModelPair) -> JSONObject:
-    data: JSONObject = {each.name: getattr(item, each.name) for each in fields(item)}
+    data: JSONObject = {field.name: getattr(item, field.name) for field in fields(item)}
     interval: ConfidenceInterval | None = item.interval
     return data | {"interval": None if interval is None else interval._asdict()}

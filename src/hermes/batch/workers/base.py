@@ -1,8 +1,8 @@
-"""What the pool asks of a worker, wherever it runs: a process on this machine, or an actor on a Ray cluster.
+"""The pool's interface to a worker: a process on this machine, or an actor on a Ray cluster.
 
-A worker is told what to do by orders and answers with reports; both are the JSON objects described in
-`batch.worker`. It reports a sample finished only when its entry is on the disk of the machine that runs
-the pool: that is the one promise everything else rests on.
+The pool sends orders, the worker sends reports; both are the JSON objects described in
+`batch.workers.worker`. A worker reports a sample as finished only when its entry is on the disk of the
+machine that runs the pool: all other guarantees depend on this one.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from hermes.core import JSONObject
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """What a worker is started with."""
+    """The parameters of a worker."""
 
     name: str
     """Unique among all starts of the run; names the worker's journal segment."""
     spec: RunSpec
     concurrency: int
-    """Samples it gets at once, at most."""
+    """Maximum number of samples in flight in this worker."""
     max_cost_usd: float | None
     rewards: tuple[str, ...]
-    """Reward functions that rows name themselves."""
+    """Reward functions named by rows."""
 
 
 class WorkerHandle(Protocol):
@@ -34,23 +34,23 @@ class WorkerHandle(Protocol):
 
     @property
     def ending(self) -> str:
-        """How it ended, for a person; meaningful once `reports` is exhausted."""
+        """How the worker ended, as text; valid once `reports` is exhausted."""
         ...
 
     def send(self, order: JSONObject) -> None:
-        """Never fails: what is sent to a dead worker is lost, and `reports` ends."""
+        """Never fails: an order to a dead worker is lost, and `reports` ends."""
         ...
 
     def reports(self) -> AsyncIterator[JSONObject]:
-        """Until the worker has ended, in whatever way. To be iterated once."""
+        """Reports until the worker has ended, for any reason. Iterate once."""
         ...
 
     def kill(self) -> None:
-        """At once, whatever it does; does nothing to one that ended."""
+        """Kills the worker at once; no effect if it has ended."""
         ...
 
 
 class WorkerSource(Protocol):
-    """Where workers come from."""
+    """Starts workers."""
 
     async def start(self, job: WorkerJob) -> WorkerHandle: ...

@@ -1,8 +1,8 @@
-"""Patience with a budget: a call that finds all that is left reserved by calls in flight waits for them.
+"""Waiting for a budget: a call that cannot reserve its cost waits for the calls in flight to finish.
 
-A call reserves the most it can come to, and most come to less. Without patience a run with many samples in
-flight would stop, with most of its money unspent, as soon as the reservations together reach the limit.
-When what was really spent reaches it, or nobody is left to wait for, the limit is reported as it is.
+A call reserves its maximum cost, and most calls cost less. Without waiting, a run with many samples in flight
+would stop with most of its budget unspent, as soon as the reservations reach the limit. When the actual cost
+reaches the limit, or no other call is in flight, LimitError is raised.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from hermes.errors import LimitError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
 from hermes.models.budget import Budget
 
-_WOKEN_BY_ONE = 2
-"""More than one, so that calls that reserve little can use the room that one large call leaves."""
+_WAKE_PER_CALL = 2
+"""More than one, so that several small calls can use the budget that a large one releases."""
 
 
-class PatientChat(ChatModel):
-    """The same model, for one event loop."""
+class BudgetWaitingModel(ChatModel):
+    """Wraps a model, for one event loop."""
 
     def __init__(self, model: ChatModel, budget: Budget) -> None:
         self._model = model
@@ -42,36 +42,36 @@ class PatientChat(ChatModel):
             try:
                 return await self._model.complete(request, on_delta)
             except LimitError:
-                refused = self._others_may_settle()
+                refused = self._can_wait()
                 if not refused:
                     raise
             finally:
                 self._active -= 1
                 if not refused:
-                    self._wake(_WOKEN_BY_ONE if self._active else len(self._waiting))
-            await self._settled()
+                    self._wake(_WAKE_PER_CALL if self._active else len(self._waiting))
+            await self._wait_for_release()
 
     async def close(self) -> None:
         await self._model.close()
 
-    def _others_may_settle(self) -> bool:
+    def _can_wait(self) -> bool:
         limit, spent = self._budget.max_cost_usd, self._budget.cost_usd
         return limit is not None and spent is not None and spent < limit and self._active > 1
 
-    async def _settled(self) -> None:
-        """Until a call that was in flight has come to its end."""
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+    async def _wait_for_release(self) -> None:
+        """Returns when a call in flight has finished."""
+        released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(released)
         try:
-            await place
+            await released
         except asyncio.CancelledError:
-            if not place.cancelled():  # woken and cancelled in the same turn of the event loop
+            if not released.cancelled():  # woken and cancelled in the same turn of the event loop
                 self._wake(1)
             raise
 
     def _wake(self, count: int) -> None:
         while self._waiting and count:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
+            released = self._waiting.popleft()
+            if not released.done():
+                released.set_result(None)
                 count -= 1

@@ -1,7 +1,7 @@
-"""Starts a worker process, which then waits to be told its job.
+"""Starts a worker process, which then waits for its job on standard input.
 
-Imports nothing that takes time: a command starts its first worker before it reads its own modules, its
-settings and its dataset, so that the two get ready side by side.
+Imports nothing slow: a command starts its first worker before it loads its own modules, settings and dataset,
+so that both start up in parallel.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def launch() -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def launched_early() -> Iterator[subprocess.Popen[bytes]]:
-    """A worker for whoever comes to need one; killed in the end if nobody did."""
+def launch_early() -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a worker ahead of time; it is killed at the end of the block."""
     with launch() as process:
         try:
             yield process

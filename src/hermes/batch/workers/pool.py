@@ -1,9 +1,8 @@
-"""The parent of a run: hands owed samples to workers, replaces those that die, stops in order.
+"""The parent of a run: dispatches unfinished samples to workers, replaces dead workers, shuts down in order.
 
-Promises: every owed sample ends finished or failed with a cause; a sample in flight in a worker that
-died is handed out again; one that keeps killing its worker is run alone before it is given up, so no
-innocent sample is blamed with it; stopping, at any moment and in any way, leaves a run that the same
-command continues.
+Promises: every sample ends finished, or failed with a cause; a sample in flight in a worker that died is
+queued again; a sample that repeatedly kills its worker is run alone before it fails, so that no other sample
+fails with it; stopping, at any moment and in any way, leaves a run that the same command continues.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_torn_tails, read_states
-from hermes.batch.plan import SampleKey, owed, read_progress
+from hermes.batch.plan import SampleKey, read_progress, unfinished_samples
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import Dataset
@@ -28,7 +27,7 @@ _CRASHES_BEFORE_ALONE = 1
 
 
 class Watcher(Protocol):
-    """Told what happens; see batch.progress."""
+    """Receives the pool's events; see batch.progress."""
 
     def started(self, n_total: int, n_finished_before: int) -> None: ...
     def dispatched(self) -> None: ...
@@ -47,7 +46,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a run is carried out; none of it changes what the run is."""
+    """How a run is executed; nothing here changes its data."""
 
     num_workers: int = 4
     concurrency: int = 256
@@ -55,7 +54,7 @@ class RunOptions:
     max_tries: int = 3
     """Attempts at one sample after infrastructure failures or dead workers."""
     max_cost_usd: float | None = None
-    """Shared out among the workers; what one that died had left goes to those that follow it."""
+    """Divided among the workers; the unspent part of a dead worker goes to its successors."""
 
 
 @dataclass(slots=True)
@@ -64,9 +63,9 @@ class RunResult:
     finished: int = 0
     """Done or filtered, earlier starts included."""
     failed: Counter[str] = field(default_factory=Counter)
-    """Samples given up in this start, by cause; owed on the next."""
+    """Samples that failed in this start, by cause; they run again on the next."""
     stopped: bool = False
-    """Asked to stop before everything owed was done."""
+    """A drain or stop was requested before every sample was finished."""
     worker_deaths: int = 0
 
     @property
@@ -80,9 +79,9 @@ class _Worker:
     handle: WorkerHandle
     outstanding: dict[SampleKey, None] = field(default_factory=dict)
     alone: bool = False
-    """Runs one suspect sample and nothing else."""
-    money_usd: float | None = None
-    """What it may still spend, as far as it has told."""
+    """Runs one suspect sample at a time and nothing else."""
+    budget_usd: float | None = None
+    """Remaining budget, according to its reports."""
     listener: asyncio.Task[None] | None = None
 
 
@@ -101,14 +100,14 @@ class Pool:
         """Without `workers`, processes on this machine."""
         self._folder = folder
         self._spec = spec
-        self._workers_from = workers or ProcessWorkers(folder)
+        self._worker_source = workers or ProcessWorkers(folder)
         self._options = options
         self._watcher = watcher
         self._rows = {row.key: row for row in dataset.rows}
         self._rewards = tuple(sorted({row.reward for row in dataset.rows if row.reward}))
         cut_torn_tails(folder / "journal")
         progress = read_progress(read_states(folder / "journal"))
-        planned = owed(dataset.rows, spec.samples_per_prompt, progress)
+        planned = unfinished_samples(dataset.rows, spec.samples_per_prompt, progress)
         total = len(dataset.rows) * spec.samples_per_prompt
         self.result = RunResult(total, total - len(planned))
         self._queue: deque[SampleKey] = deque(planned)
@@ -116,14 +115,14 @@ class Pool:
         self._tries: Counter[SampleKey] = Counter()
         self._crashes: Counter[SampleKey] = Counter()
         self._workers: dict[str, _Worker] = {}
-        self._own_segment: JournalSegment | None = None
+        self._segment: JournalSegment | None = None
         self._changed = asyncio.Event()
         self._fatal: HermesError | None = None
         self._draining = False
         self._stopping = False
         self._started_workers = 0
-        self._money_usd = options.max_cost_usd
-        """Not yet given to a worker."""
+        self._budget_usd = options.max_cost_usd
+        """Not yet allotted to a worker."""
 
     async def run(self) -> RunResult:
         self._watcher.started(self.result.total, self.result.finished)
@@ -133,8 +132,8 @@ class Pool:
                     break
                 if self._draining and not self._in_flight():
                     break
-                await self._staff()
-                self._hand_out()
+                await self._start_workers()
+                self._dispatch_samples()
                 self._changed.clear()
                 if self._in_flight() or not self._work_left():
                     await self._changed.wait()
@@ -145,12 +144,12 @@ class Pool:
         return self.result
 
     def drain(self) -> None:
-        """Starts nothing new, waits for what is in flight."""
+        """Dispatches nothing new and waits for the samples in flight."""
         self._draining = self.result.stopped = True
         self._changed.set()
 
     def stop(self) -> None:
-        """Kills the workers; what was in flight is owed."""
+        """Kills the workers; the samples in flight stay unfinished."""
         self._stopping = self.result.stopped = True
         self._changed.set()
 
@@ -160,13 +159,13 @@ class Pool:
     def _in_flight(self) -> int:
         return sum(len(worker.outstanding) for worker in self._workers.values())
 
-    async def _staff(self) -> None:
-        """As many workers as there is work for; a suspect gets one of its own."""
+    async def _start_workers(self) -> None:
+        """Starts as many workers as there is work for; suspects get a worker of their own."""
         if not self._work_left():
             return
         regular = [worker for worker in self._workers.values() if not worker.alone]
-        wanted = min(self._options.num_workers, len(self._queue) + sum(len(w.outstanding) for w in regular))
-        for _ in range(wanted - len(regular)):
+        needed = min(self._options.num_workers, len(self._queue) + sum(len(w.outstanding) for w in regular))
+        for _ in range(needed - len(regular)):
             await self._start_worker(alone=False)
         if self._suspects and not any(worker.alone for worker in self._workers.values()):
             await self._start_worker(alone=True)
@@ -174,38 +173,38 @@ class Pool:
     async def _start_worker(self, *, alone: bool) -> None:
         self._started_workers += 1
         name = f"{new_id()}-{self._started_workers}"
-        money = self._allot_money()
-        handle = await self._workers_from.start(
-            WorkerJob(name, self._spec, self._share(), money, self._rewards)
+        budget_usd = self._allot_budget()
+        handle = await self._worker_source.start(
+            WorkerJob(name, self._spec, self._share(), budget_usd, self._rewards)
         )
-        worker = _Worker(name, handle, alone=alone, money_usd=money)
+        worker = _Worker(name, handle, alone=alone, budget_usd=budget_usd)
         worker.listener = asyncio.create_task(self._listen(worker))
         self._workers[name] = worker
 
-    def _allot_money(self) -> float | None:
-        """One worker's part of what is left, so that all that may still start get the same."""
-        if self._money_usd is None:
+    def _allot_budget(self) -> float | None:
+        """One worker's part of the remaining budget, equal for all workers that may still start."""
+        if self._budget_usd is None:
             return None
         regular = sum(not worker.alone for worker in self._workers.values())
         to_come = self._options.num_workers - regular + bool(self._suspects)
-        part = self._money_usd / max(1, to_come)
-        self._money_usd -= part
+        part = self._budget_usd / max(1, to_come)
+        self._budget_usd -= part
         return part
 
-    def _hand_out(self) -> None:
+    def _dispatch_samples(self) -> None:
         for worker in self._workers.values():
             if worker.alone:
                 if self._suspects and not worker.outstanding and not self._draining:
-                    self._give(worker, self._suspects.popleft())
+                    self._dispatch(worker, self._suspects.popleft())
                 continue
             while self._queue and len(worker.outstanding) < self._share() and not self._draining:
-                self._give(worker, self._queue.popleft())
+                self._dispatch(worker, self._queue.popleft())
 
     def _share(self) -> int:
         """Samples in flight in one worker."""
         return max(1, self._options.concurrency // self._options.num_workers)
 
-    def _give(self, worker: _Worker, key: SampleKey) -> None:
+    def _dispatch(self, worker: _Worker, key: SampleKey) -> None:
         order = {"do": "run", "row": self._rows[key.key].to_json(), "sample": key.sample}
         worker.outstanding[key] = None
         worker.handle.send(order)
@@ -213,10 +212,10 @@ class Pool:
 
     async def _listen(self, worker: _Worker) -> None:
         async for report in worker.handle.reports():
-            self._hear(worker, report)
-        self._gone(worker)
+            self._handle_report(worker, report)
+        self._on_worker_end(worker)
 
-    def _hear(self, worker: _Worker, report: JSONObject) -> None:
+    def _handle_report(self, worker: _Worker, report: JSONObject) -> None:
         match report["say"]:
             case "finished":
                 self._finish(worker, report)
@@ -229,8 +228,8 @@ class Pool:
     def _finish(self, worker: _Worker, report: JSONObject) -> None:
         key = SampleKey(report["key"], report["sample"])
         worker.outstanding.pop(key, None)
-        if worker.money_usd is not None:
-            worker.money_usd -= report["cost_usd"] or 0.0
+        if worker.budget_usd is not None:
+            worker.budget_usd -= report["cost_usd"] or 0.0
         state = SampleState(report["state"])
         if state is SampleState.FAILED:
             self._tries[key] += 1
@@ -243,35 +242,35 @@ class Pool:
             self.result.finished += 1
         self._watcher.finished(state, report["reason"], report["usage"], report["cost_usd"], report["turns"])
 
-    def _gone(self, worker: _Worker) -> None:
-        """A worker ended. What it still owed goes back; a repeat offender goes on alone, then is given up."""
+    def _on_worker_end(self, worker: _Worker) -> None:
+        """Requeues the samples of an ended worker; one that keeps killing workers runs alone, then fails."""
         self._workers.pop(worker.name, None)
-        if self._money_usd is not None and worker.money_usd is not None:
-            self._money_usd += max(0.0, worker.money_usd)
+        if self._budget_usd is not None and worker.budget_usd is not None:
+            self._budget_usd += max(0.0, worker.budget_usd)
         if worker.outstanding and not self._stopping and self._fatal is None:
             self.result.worker_deaths += 1
             self._watcher.worker_died(worker.name, len(worker.outstanding))
             for key in worker.outstanding:
                 self._crashes[key] += 1
                 if worker.alone and self._crashes[key] >= self._options.max_tries:
-                    self._give_up(key, worker.handle.ending)
+                    self._fail_crashing(key, worker.handle.ending)
                 elif self._crashes[key] > _CRASHES_BEFORE_ALONE:
                     self._suspects.append(key)
                 else:
                     self._queue.appendleft(key)
         self._changed.set()
 
-    def _give_up(self, key: SampleKey, ending: str) -> None:
+    def _fail_crashing(self, key: SampleKey, ending: str) -> None:
         reason = f"WorkerDied: {self._crashes[key]} times while running it ({ending})"
-        if self._own_segment is None:
-            # It holds keys and causes of our own making: nothing to redact.
-            self._own_segment = JournalSegment(self._folder / "journal" / f"{new_id()}-parent.jsonl", str)
-        self._own_segment.append(SampleEntry(key.key, key.sample, SampleState.FAILED, {}, reason)).result()
+        if self._segment is None:
+            # It contains only keys and causes written here: nothing to redact.
+            self._segment = JournalSegment(self._folder / "journal" / f"{new_id()}-parent.jsonl", str)
+        self._segment.append(SampleEntry(key.key, key.sample, SampleState.FAILED, {}, reason)).result()
         self.result.failed[cause_of(reason)] += 1
         self._watcher.finished(SampleState.FAILED, reason, None, None, 0)
 
     async def _close(self) -> None:
-        """Idle workers are told to leave; busy ones, left after a stop or a fatal error, are killed."""
+        """Drains idle workers; kills busy ones, which remain after a stop or a fatal error."""
         for worker in list(self._workers.values()):
             if worker.outstanding:
                 worker.handle.kill()
@@ -279,8 +278,8 @@ class Pool:
                 worker.handle.send({"do": "drain"})
         listeners = [worker.listener for worker in self._workers.values() if worker.listener]
         await asyncio.gather(*listeners)
-        if self._own_segment is not None:
-            self._own_segment.close()
+        if self._segment is not None:
+            self._segment.close()
 
 
 async def run_batch(
@@ -291,5 +290,5 @@ async def run_batch(
     watcher: Watcher,
     workers: WorkerSource | None = None,
 ) -> RunResult:
-    """Runs what the journal says is owed, to the end."""
+    """Runs every sample that the journal does not list as finished."""
     return await Pool(folder, spec, dataset, options, watcher, workers).run()

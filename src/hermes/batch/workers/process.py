@@ -1,7 +1,7 @@
-"""Workers as processes on this machine: `python -m hermes.batch.workers.worker`, spoken to over pipes.
+"""Workers as processes on this machine: `python -m hermes.batch.workers.worker`, connected by pipes.
 
-Each writes its own journal segment, so nothing but what the display shows passes through this process.
-A worker whose parent dies reads the end of its standard input, and stops.
+Each writes its own journal segment, so only progress reports pass through this process. When the parent dies,
+the worker's standard input ends and the worker stops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ProcessWorkers:
     """Workers for the run in a folder, whose `run.json` they read."""
 
     def __init__(self, folder: Path, early: Popen[bytes] | None = None) -> None:
-        """`early` is a process from `batch.launch` that has no job yet: it becomes the first worker."""
+        """`early` is a process from `batch.workers.launch` without a job: it becomes the first worker."""
         self._folder = folder
         self._early = early
 

@@ -1,9 +1,9 @@
 """Workers as actors on a Ray cluster; the driver, this process, keeps the journal.
 
 Promises: an entry is on the driver's disk before its sample counts as finished, so a sample that was lost
-with its actor, its node or the network is simply still owed; what a worker says after it was given up is
-never read, so no sample counts twice. Actors ask for no CPUs, since they mostly wait for a model, so none
-waits for room on a full cluster; they are placed evenly on the nodes that have CPUs.
+with its actor, its node or the network stays unfinished; reports of a worker that was given up are never
+read, so no sample counts twice. Actors request no CPUs, since they mostly wait for a model, so none has to
+wait on a full cluster; they are distributed evenly over the nodes that have CPUs.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class RayWorkers:
         """`ray`: the module, connected to a cluster."""
         self._folder = folder
         self._ray = ray
-        # No CPU, but one byte: Ray heeds the wish for a node only of actors that ask for something.
+        # No CPU, but one byte: Ray applies node affinity only to actors that request a resource.
         self._actor_class = ray.remote(num_cpus=0, memory=1)(RayActor)
         self._placed: Counter[str] = Counter()
 
     async def start(self, job: WorkerJob) -> WorkerHandle:
         redact = Redactor(load(job.spec.settings).secrets).text
         segment = JournalSegment(self._folder / "journal" / f"{job.name}.jsonl", redact)
-        actor = self._actor_class.options(scheduling_strategy=self._place()).remote(job, __version__)
+        actor = self._actor_class.options(scheduling_strategy=self._choose_node()).remote(job, __version__)
         actor.serve.remote()
         return _RayWorker(self._ray, actor, segment)
 
-    def _place(self) -> Any:
-        """The node that got the fewest so far. Ray's own spreading puts actors without CPUs on one node.
+    def _choose_node(self) -> Any:
+        """The node with the fewest actors so far. Ray's own spreading puts actors without CPUs on one node.
 
         Only preferred: the node may die before the actor is on it.
         """
@@ -81,9 +81,9 @@ class _RayWorker:
         errors = self._ray.exceptions
         try:
             while True:
-                heard: list[JSONObject] = await self._actor.reports.remote()
-                await self._write([each["entry"] for each in heard if each["say"] == "entry"])
-                for report in heard:
+                reports: list[JSONObject] = await self._actor.reports.remote()
+                await self._write([report["entry"] for report in reports if report["say"] == "entry"])
+                for report in reports:
                     if report["say"] == "ended":
                         self._ending = report["why"]
                         return
@@ -96,20 +96,19 @@ class _RayWorker:
             if getattr(error, "actor_init_failed", False):
                 yield _cannot_start(error)
         finally:
-            self.kill()  # also one that only could not be reached: nobody listens to it any more
+            self.kill()  # even if it was only unreachable: its reports are no longer read
             self._segment.close()
 
     def kill(self) -> None:
         self._ray.kill(self._actor)
 
     async def _write(self, entries: list[JSONObject]) -> None:
-        written = [self._segment.append(SampleEntry.from_json(entry)) for entry in entries]
-        for each in written:
-            await asyncio.wrap_future(each)
+        for future in [self._segment.append(SampleEntry.from_json(entry)) for entry in entries]:
+            await asyncio.wrap_future(future)
 
 
 def _cannot_start(error: Exception) -> JSONObject:
-    """The next node would most likely say the same: no sample's fault, so the run stops."""
+    """Other nodes would most likely fail too, and no sample is to blame: the run stops."""
     cause = str(error).strip().splitlines()[-1]
     return {
         "say": "fatal",

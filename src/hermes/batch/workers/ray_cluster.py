@@ -1,10 +1,10 @@
 """Connecting to a Ray cluster, or starting one on this machine; with token authentication either way.
 
-Whoever may talk to a Ray cluster may run any program on it, with the keys of its nodes. So a cluster of
-our own listens on loopback only and takes a token that lives as long as this process; and a cluster that
-answers without a token is refused, unless the user insists. All this is set by variables of the process,
-which Ray reads when it is imported: `prepare` comes before anything that may import it, a user's reward
-function for one. Ray imported earlier does not know the token, and is turned away by its own cluster.
+A client of a Ray cluster can run any program on it, with the keys of its nodes. So a cluster started here
+listens on loopback only and requires a token that is valid as long as this process; and a cluster that
+accepts connections without a token is refused, unless the user allows it. All this is set by environment
+variables, which Ray reads when it is imported: call `prepare` before anything that may import Ray, such as a
+user's reward function. A Ray module imported earlier lacks the token, and its own cluster rejects it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ address of the machine, and every port is open to the network."""
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _TOKEN_MODE = {"RAY_AUTH_MODE": "token"}
 _PROBE = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
-"""Succeeds if the cluster answers. `ray.init` would do, but tries for a minute to be let in."""
+"""Succeeds if the cluster accepts the connection. `ray.init` would also do, but retries for a minute."""
 _PROBE_S = 120.0
 
 
 def prepare(address: str | None, *, insecure: bool) -> None:
-    """Sets the process up for the cluster at an address, or for one of its own; refuses an open one."""
+    """Configures the process for the cluster at `address` or a new one; refuses one without token."""
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError("ray", "ray", "--executor ray")
     if address is None:
@@ -46,33 +46,33 @@ def prepare(address: str | None, *, insecure: bool) -> None:
 
 @contextmanager
 def open_cluster(address: str | None, num_workers: int) -> Iterator[Any]:
-    """Yields the `ray` module, connected; an own cluster ends with the block, or with this process."""
+    """Yields the `ray` module, connected; a cluster started here ends with the block or the process."""
     if address is not None:
-        with _initialised(address) as ray:
+        with _connect(address) as ray:
             yield ray
         return
     with tempfile.TemporaryDirectory(prefix="hermes-ray-", ignore_cleanup_errors=True) as private:
         options = {
-            "num_cpus": num_workers,  # only how many processes Ray keeps ready: the actors ask for none
+            "num_cpus": num_workers,  # only the number of processes Ray keeps ready: the actors request none
             "num_gpus": 0,
             "include_dashboard": False,
             "_temp_dir": f"{private}/ray",  # Ray opens this folder to all users; the one above stays closed
         }
-        with _initialised("local", **options) as ray:
+        with _connect("local", **options) as ray:
             yield ray
 
 
 @contextmanager
-def _initialised(address: str, **options: Any) -> Iterator[Any]:
+def _connect(address: str, **options: Any) -> Iterator[Any]:
     ray = importlib.import_module("ray")
-    place = "on this machine" if address == "local" else f"at {address}"
+    location = "on this machine" if address == "local" else f"at {address}"
     try:
         ray.init(address, log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         hint = "see docs/batch-ray.md for what must run where"
-        raise HermesError(f"cannot use a Ray cluster {place}: {error}", hint) from error
+        raise HermesError(f"cannot use a Ray cluster {location}: {error}", hint) from error
     # When a node dies, Ray prints pages of its log, and again at the end. The run reports the death itself.
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+    with Path(os.devnull).open("w") as null, redirect_stdout(null):
         try:
             yield ray
         finally:
@@ -90,12 +90,12 @@ def _prepare_connection(address: str, *, insecure: bool) -> None:
         os.environ.update(_LOOPBACK_ONLY)
     if insecure:
         return
-    if _answers(address, {"RAY_AUTH_MODE": "disabled"}):
+    if _accepts(address, {"RAY_AUTH_MODE": "disabled"}):
         raise UsageError(
-            f"the Ray cluster at {address} lets everyone in who can reach it",
+            f"the Ray cluster at {address} accepts every client that can reach it",
             "start its nodes with RAY_AUTH_MODE=token, or add --ray-insecure if its network is closed",
         )
-    if not _answers(address, _TOKEN_MODE):
+    if not _accepts(address, _TOKEN_MODE):
         raise UsageError(
             f"there is no Ray cluster at {address}, or it does not accept this machine's token",
             "put its token, which 'ray get-auth-token' prints on its nodes, into ~/.ray/auth_token",
@@ -103,8 +103,8 @@ def _prepare_connection(address: str, *, insecure: bool) -> None:
     os.environ.update(_TOKEN_MODE)
 
 
-def _answers(address: str, mode: dict[str, str]) -> bool:
-    """Asked from a process of its own: the mode of this one cannot be changed back."""
+def _accepts(address: str, mode: dict[str, str]) -> bool:
+    """Probed from another process: the mode of this one cannot be changed back."""
     command = [sys.executable, "-c", _PROBE, address]
     try:
         probe = subprocess.run(command, env={**os.environ, **mode}, capture_output=True, timeout=_PROBE_S)

@@ -1,9 +1,8 @@
 """A worker process: one event loop, many samples in flight. Run as `python -m hermes.batch.workers.worker`.
 
-It is told what to do by JSON lines on standard input, its job first, and reports by JSON lines on standard
-output. A sample is reported finished only after its entry is in this worker's journal segment. When standard
-input ends, it finishes what is in flight and leaves; when the parent dies, standard input ends too,
-and then nobody wants the results: it stops at once.
+Orders are JSON lines on standard input, the job first; reports are JSON lines on standard output. A sample is
+reported finished only after its entry is in this worker's journal segment. On `drain` the worker finishes the
+samples in flight and exits; when standard input ends, because the parent died, it stops at once.
 
     in:  {"do": "start", "folder", "name", "concurrency", "max_cost_usd", "rewards"} · {"do": "drain"}
          {"do": "run", "row": {…}, "sample": 0}
@@ -30,7 +29,7 @@ from hermes.batch.rollout import WorkerContext, run_sample
 from hermes.batch.spec import RunSpec, load_spec
 from hermes.batch.tasks import TaskRow
 from hermes.batch.workers.base import WorkerJob
-from hermes.batch.workers.budget_wait import PatientChat
+from hermes.batch.workers.budget_wait import BudgetWaitingModel
 from hermes.config.environment import export_stored
 from hermes.config.load import Config, load
 from hermes.config.providers import resolve_model
@@ -45,26 +44,26 @@ _LINE_BYTES = 1 << 28
 
 
 class SampleJournal(Protocol):
-    """Where finished samples go; see batch.journal.Segment."""
+    """Where finished samples are written; see batch.journal.JournalSegment."""
 
     def append(self, entry: SampleEntry) -> Future[None]: ...
     def close(self) -> None: ...
 
 
-Say = Callable[[JSONObject], None]
+SendReport = Callable[[JSONObject], None]
 OpenJournal = Callable[[Callable[[str], str]], SampleJournal]
-"""Given what redacts an entry's JSON text before it leaves the worker."""
+"""Its argument redacts an entry's JSON text before it leaves the worker."""
 
 
 class Worker:
-    def __init__(self, shop: WorkerContext, journal: SampleJournal, say: Say) -> None:
-        self._shop = shop
+    def __init__(self, context: WorkerContext, journal: SampleJournal, send_report: SendReport) -> None:
+        self._context = context
         self._journal = journal
-        self._say = say
+        self._send_report = send_report
         self._running: set[asyncio.Task[None]] = set()
 
     async def serve(self, orders: AsyncIterator[JSONObject]) -> None:
-        """Until told to drain and everything in flight is done, or until the parent is gone."""
+        """Runs orders until a drain has finished, or until the orders end because the parent died."""
         gauges = asyncio.create_task(self._report_gauges())
         try:
             async for order in orders:
@@ -81,26 +80,26 @@ class Worker:
 
     async def _run(self, row: TaskRow, sample: int) -> None:
         try:
-            entry = await run_sample(self._shop, row, sample)
+            entry = await run_sample(self._context, row, sample)
         except HostError as error:
-            self._say({"say": "fatal", "message": error.message, "hint": error.hint})
+            self._send_report({"say": "fatal", "message": error.message, "hint": error.hint})
             return
         except Exception as error:  # noqa: BLE001  a bug, or no sandbox: this sample's failure, with its trace
             detail = error.message if isinstance(error, HermesError) else traceback.format_exc()
             reason = f"{type(error).__name__}: {error}"
             entry = SampleEntry(row.key, sample, SampleState.FAILED, {"error": detail}, reason)
-        if stop := self._reason_to_stop(entry):
-            self._say(stop)
+        if report := self._fatal_report(entry):
+            self._send_report(report)
             return
         try:
             await asyncio.wrap_future(self._journal.append(entry))
         except HermesError as error:
-            self._say({"say": "fatal", "message": error.message, "hint": error.hint})
+            self._send_report({"say": "fatal", "message": error.message, "hint": error.hint})
             return
-        self._say(_finished(entry))
+        self._send_report(_finished_report(entry))
 
-    def _reason_to_stop(self, entry: SampleEntry) -> JSONObject | None:
-        """A refused key or a spent budget is no sample's failure: nothing is marked, the run stops."""
+    def _fatal_report(self, entry: SampleEntry) -> JSONObject | None:
+        """A rejected key or a spent budget is not a sample's failure: no entry is written, the run stops."""
         outcome = entry.row.get("outcome") or {}
         if outcome.get("error_type") == AuthError.__name__:
             return {
@@ -108,26 +107,26 @@ class Worker:
                 "message": outcome["detail"],
                 "hint": "set a valid key, then run the same command",
             }
-        if outcome.get("stop_reason") == StopReason.MAX_COST and not self._spent_its_own(entry):
+        if outcome.get("stop_reason") == StopReason.MAX_COST and not self._reached_own_limit(entry):
             hint = "run the same command with a higher --max-cost to go on"
             return {
                 "say": "fatal",
-                "message": f"the run's money is used up: {outcome['detail']}",
+                "message": f"the run's budget is spent: {outcome['detail']}",
                 "hint": hint,
             }
         return None
 
-    def _spent_its_own(self, entry: SampleEntry) -> bool:
-        """The limit of a single trajectory ended it, not the run's."""
-        own_usd = self._shop.config.settings.limits.max_cost_usd
-        return own_usd is not None and (entry.row["cost_usd"] is None or entry.row["cost_usd"] >= own_usd)
+    def _reached_own_limit(self, entry: SampleEntry) -> bool:
+        """Whether the limit of a single trajectory ended it, not the run's."""
+        limit_usd = self._context.config.settings.limits.max_cost_usd
+        return limit_usd is not None and (entry.row["cost_usd"] is None or entry.row["cost_usd"] >= limit_usd)
 
     async def _report_gauges(self) -> None:
         while True:
             await asyncio.sleep(_GAUGE_INTERVAL_S)
-            throttle = getattr(self._shop.model, "throttle", None)
+            throttle = getattr(self._context.model, "throttle", None)
             if throttle is not None:
-                self._say(
+                self._send_report(
                     {
                         "say": "gauges",
                         "in_flight": throttle.in_flight,
@@ -137,7 +136,7 @@ class Worker:
                 )
 
 
-def _finished(entry: SampleEntry) -> JSONObject:
+def _finished_report(entry: SampleEntry) -> JSONObject:
     return {
         "say": "finished",
         "key": entry.key,
@@ -150,48 +149,47 @@ def _finished(entry: SampleEntry) -> JSONObject:
     }
 
 
-def _rewards(spec: RunSpec, extra: tuple[str, ...]) -> dict[str, RewardFunction]:
-    wanted = {reference for reference in (spec.reward, *extra) if reference}
-    return {reference: load_reward(reference) for reference in wanted}
+def _load_rewards(spec: RunSpec, extra: tuple[str, ...]) -> dict[str, RewardFunction]:
+    return {reference: load_reward(reference) for reference in {spec.reward, *extra} if reference}
 
 
 async def work(
-    job: WorkerJob, open_journal: OpenJournal, say: Say, orders: AsyncIterator[JSONObject]
+    job: WorkerJob, open_journal: OpenJournal, send_report: SendReport, orders: AsyncIterator[JSONObject]
 ) -> None:
-    """Follows the orders until they say drain, or end."""
+    """Runs a worker until it is drained or its orders end."""
     config = _config(job.spec, job.concurrency)
     budget = Budget(max_cost_usd=job.max_cost_usd)
-    model = PatientChat(open_model(config, job.spec.model, job.spec.base_url, budget), budget)
+    model = BudgetWaitingModel(open_model(config, job.spec.model, job.spec.base_url, budget), budget)
     journal = open_journal(Redactor(config.secrets).text)
     try:
         with open_writer(config) as writer:
-            shop = WorkerContext(job.spec, config, model, writer, _rewards(job.spec, job.rewards))
-            say({"say": "ready"})
-            await Worker(shop, journal, say).serve(orders)
+            context = WorkerContext(job.spec, config, model, writer, _load_rewards(job.spec, job.rewards))
+            send_report({"say": "ready"})
+            await Worker(context, journal, send_report).serve(orders)
     finally:
         journal.close()
         await model.close()
 
 
 def _config(spec: RunSpec, concurrency: int) -> Config:
-    """The run's settings; as many model calls at once as samples, however many the provider's default is."""
+    """The run's settings; as many concurrent model calls as samples, whatever the provider's default is."""
     config = load(spec.settings)
     target = resolve_model(config.settings, config.environ, spec.model, spec.base_url)
-    ceiling = {"base_url": target.base_url, "max_concurrency": max(concurrency, 1)}
+    provider = {"base_url": target.base_url, "max_concurrency": max(concurrency, 1)}
     return load(
-        {**spec.settings, **{f"providers.{target.provider}.{key}": value for key, value in ceiling.items()}}
+        {**spec.settings, **{f"providers.{target.provider}.{key}": value for key, value in provider.items()}}
     )
 
 
-def _speaker() -> Say:
-    """Reports go to the original standard output; whatever else prints goes to standard error."""
+def _stdout_sender() -> SendReport:
+    """Sends reports to standard output; all other output is redirected to standard error."""
     out, sys.stdout = sys.stdout, sys.stderr
 
-    def say(report: JSONObject) -> None:
+    def send_report(report: JSONObject) -> None:
         out.write(json.dumps(report) + "\n")
         out.flush()
 
-    return say
+    return send_report
 
 
 async def _standard_input() -> AsyncIterator[JSONObject]:
@@ -202,8 +200,8 @@ async def _standard_input() -> AsyncIterator[JSONObject]:
         yield json.loads(line)
 
 
-async def _follow(say: Say) -> None:
-    """What standard input says; nothing, if it ends before it names a job."""
+async def _serve_stdin(send_report: SendReport) -> None:
+    """Runs the job that arrives on standard input; returns if the input ends before one arrives."""
     orders = _standard_input()
     async for start in orders:
         folder = Path(start["folder"])
@@ -214,17 +212,19 @@ async def _follow(say: Say) -> None:
             max_cost_usd=start["max_cost_usd"],
             rewards=tuple(start["rewards"]),
         )
-        await work(job, partial(JournalSegment, folder / "journal" / f"{job.name}.jsonl"), say, orders)
+        await work(
+            job, partial(JournalSegment, folder / "journal" / f"{job.name}.jsonl"), send_report, orders
+        )
         return
 
 
 def main() -> None:
-    say = _speaker()
+    send_report = _stdout_sender()
     try:
         export_stored()
-        asyncio.run(_follow(say))
+        asyncio.run(_serve_stdin(send_report))
     except HermesError as error:
-        say({"say": "fatal", "message": error.message, "hint": error.hint})
+        send_report({"say": "fatal", "message": error.message, "hint": error.hint})
         sys.exit(error.exit_code)
 
 

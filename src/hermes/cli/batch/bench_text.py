@@ -11,15 +11,15 @@ from hermes.cli.render import columns, money, one_line, render_message
 from hermes.core import Message
 from hermes.safety.text import printable
 
-_SAID_CHARS = 160
+_MESSAGE_CHARS = 160
 
 
 def bench_text(comparison: Comparison, divergences: Sequence[Divergence]) -> str:
-    parts = [columns([_heading(comparison), *(_line(score, comparison) for score in comparison.scores)])]
+    parts = [columns([_heading(comparison), *(_score_row(score, comparison) for score in comparison.scores)])]
     if comparison.pairs:
-        parts.append("\n".join(_pair(pair, comparison.binary) for pair in comparison.pairs))
+        parts.append("\n".join(_pair_line(pair, comparison.binary) for pair in comparison.pairs))
     if divergences:
-        parts.append("\n".join(line for each in divergences for line in _divergence(each)))
+        parts.append("\n".join(line for divergence in divergences for line in _divergence_lines(divergence)))
     return "\n\n".join(parts)
 
 
@@ -29,7 +29,7 @@ def _heading(comparison: Comparison) -> Sequence[str]:
     return ("model", name, "95 % interval", *rest.split(","))
 
 
-def _line(score: Score, comparison: Comparison) -> Sequence[str]:
+def _score_row(score: Score, comparison: Comparison) -> Sequence[str]:
     """Empty columns are dropped, so a comparison without scores has none."""
     low_high = [score_text(end, comparison.binary) for end in score.interval[:2]] if score.interval else []
     ended = ", ".join(f"{outcome} {count}" for outcome, count in score.outcomes.items())
@@ -49,7 +49,7 @@ def _line(score: Score, comparison: Comparison) -> Sequence[str]:
     )
 
 
-def _pair(pair: ModelPair, binary: bool) -> str:
+def _pair_line(pair: ModelPair, binary: bool) -> str:
     between = f"{printable(pair.left)} against {printable(pair.right)}"
     if pair.difference is None or pair.interval is None:
         return f"{between}: no task that both were scored on"
@@ -62,21 +62,21 @@ def _pair(pair: ModelPair, binary: bool) -> str:
     )
 
 
-def _divergence(each: Divergence) -> Iterator[str]:
-    shared = each.difference.shared
-    yield f"task {printable(each.key)}: after {shared} equal message{'' if shared == 1 else 's'}"
+def _divergence_lines(divergence: Divergence) -> Iterator[str]:
+    shared = divergence.difference.shared
+    yield f"task {printable(divergence.key)}: after {shared} equal message{'' if shared == 1 else 's'}"
     sides = (
-        (each.left_model, each.left, each.difference.left),
-        (each.right_model, each.right, each.difference.right),
+        (divergence.left_model, divergence.left, divergence.difference.left),
+        (divergence.right_model, divergence.right, divergence.difference.right),
     )
     for model, attempt, messages in sides:
-        yield f"  {printable(model)} ({_end(attempt)}, {attempt.trajectory_id}): {_said(messages)}"
+        yield f"  {printable(model)} ({_end(attempt)}, {attempt.trajectory_id}): {_first_message(messages)}"
 
 
-def _said(messages: Sequence[Message]) -> str:
+def _first_message(messages: Sequence[Message]) -> str:
     if not messages:
         return "nothing more"
-    return f"{messages[0].role.value}: {one_line(render_message(messages[0]), _SAID_CHARS)}"
+    return f"{messages[0].role.value}: {one_line(render_message(messages[0]), _MESSAGE_CHARS)}"
 
 
 def _end(attempt: Attempt) -> str:

@@ -9,17 +9,8 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import json_option
-from hermes.errors import UsageError
+from hermes.cli.options import json_option, refuse_key
 
-_SETTINGS = {
-    "max_turns": "limits.max_turns",
-    "timeout": "limits.timeout_s",
-    "max_tokens": "sampling.max_tokens",
-    "temperature": "sampling.temperature",
-    "reasoning_effort": "sampling.reasoning_effort",
-    "sandbox": "sandbox.backend",
-}
 _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 
@@ -114,21 +105,23 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option("--log-prefix-chars", hidden=True)
 @json_option
 @click.pass_context
-def batch(ctx: click.Context, /, **flags: Any) -> None:
+def batch(ctx: click.Context, /, **params: Any) -> None:
     """Run many prompts in parallel into DATA/RUN-NAME. The same command continues an interrupted run."""
     if ctx.invoked_subcommand is not None:
         return
-    if flags["list_distributions"]:
+    if params["list_distributions"]:
         from hermes.cli.setup.tools import tools
 
-        ctx.invoke(tools, distributions=True, as_json=flags["as_json"])
+        ctx.invoke(tools, distributions=True, as_json=params["as_json"])
         return
-    from hermes.batch.workers.launch import launched_early
+    from hermes.batch.workers.launch import launch_early
 
-    with launched_early() if flags["executor"] == "process" else nullcontext() as worker:
-        from hermes.cli.batch.run import merge_config_file, run
+    with launch_early() if params["executor"] == "process" else nullcontext() as worker:
+        from hermes.cli.batch.options import read_batch_options
+        from hermes.cli.batch.run import run
 
-        ctx.exit(run(merge_config_file(ctx, flags), worker))
+        refuse_key(params["api_key"])
+        ctx.exit(run(read_batch_options(ctx, params), worker))
 
 
 @batch.command()
@@ -164,19 +157,3 @@ def list_(output_dir: Path, as_json: bool) -> None:
         click.echo(f"no runs in {output_dir}")
     else:
         click.echo(columns([list(rows[0]), *([str(value) for value in row.values()] for row in rows)]))
-
-
-def settings_of(flags: dict[str, Any]) -> dict[str, Any]:
-    """The dotted settings that flags stand for."""
-    settings = {key: flags[name] for name, key in _SETTINGS.items() if flags[name] is not None}
-    if flags["reasoning_disabled"]:
-        settings["sampling.reasoning_effort"] = "none"
-    return settings
-
-
-def refuse_key(flags: dict[str, Any]) -> None:
-    if flags["api_key"]:
-        raise UsageError(
-            "a key on the command line can be read by every user of this machine",
-            "hermes config set OPENROUTER_API_KEY (asks for it), or set it in the environment",
-        )

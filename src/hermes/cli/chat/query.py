@@ -11,7 +11,7 @@ import click
 from hermes.agent.build import open_writer
 from hermes.agent.chat import Conversation
 from hermes.agent.loop import AgentLoop
-from hermes.cli.chat.start import ChatOptions, load_config, make_plan, open_chat_model
+from hermes.cli.chat.options import ChatOptions, load_config, make_plan, open_chat_model
 from hermes.cli.render import call_text, money
 from hermes.core import Source, Step, StopReason
 from hermes.models.base import StreamDelta

@@ -19,8 +19,8 @@ import click
 
 from hermes.agent.build import Person, open_writer
 from hermes.agent.chat import Conversation
+from hermes.cli.chat.options import ChatOptions, load_config, make_plan, open_chat_model
 from hermes.cli.chat.slash import COMMANDS, Leave, run_command
-from hermes.cli.chat.start import ChatOptions, load_config, make_plan, open_chat_model
 from hermes.cli.render import call_text, money, one_line
 from hermes.config.load import Config
 from hermes.core import Step, StepKind, StopReason

@@ -12,7 +12,7 @@ import click
 
 from hermes.agent.chat import Conversation
 from hermes.agent.toolset_choice import choose_toolsets
-from hermes.cli.chat.start import tell_progress
+from hermes.cli.chat.options import print_progress
 from hermes.core import Step
 from hermes.errors import UsageError
 from hermes.safety.text import printable
@@ -49,7 +49,7 @@ async def _model(chat: Conversation, argument: str) -> None:
         return
     from hermes.models.open import open_model
 
-    old, new = chat.model, open_model(chat.config, argument, progress=tell_progress)
+    old, new = chat.model, open_model(chat.config, argument, progress=print_progress)
     await chat.use(model=new)
     await old.close()
     click.echo(f"now {new.name}")

@@ -78,14 +78,13 @@ from hermes.cli.options import json_option, stored_variables
 @json_option
 @click.pass_context
 @stored_variables
-def compress(ctx: click.Context, /, **flags: Any) -> None:
+def compress(ctx: click.Context, /, **params: Any) -> None:
     """Fit trajectories to a token budget.
 
     Tool outputs are folded first, then thinking, then the tool outputs of the last turns; decisions and
-    instructions go last.
-    Rows that do not fit are kept aside with the reason. Originals are never changed.
+    instructions go last. Rows that do not fit are kept aside with the reason. Originals are never changed.
     """
-    from hermes.cli.compress.config import merge_config_file
+    from hermes.cli.compress.options import read_compress_options
     from hermes.cli.compress.run import run
 
-    ctx.exit(run(merge_config_file(ctx, flags)))
+    ctx.exit(run(read_compress_options(ctx, params)))

@@ -1,4 +1,4 @@
-"""Carrying out `hermes compress`: from flags to a run, with its progress, its interruption and its report."""
+"""Runs `hermes compress`: from options to a run, with its progress, its interruption and its report."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import click
 
+from hermes.cli.compress.options import CompressOptions
 from hermes.cli.compress.text import CompressProgress, analysis_text, report_text
 from hermes.config.load import Config, load
 from hermes.config.paths import db_path
@@ -42,47 +42,45 @@ _STORED_ROW_BYTES = 50_000
 """A guess, to decide whether worker processes pay."""
 
 
-def run(flags: dict[str, Any]) -> int:
-    """0 if every row fits and was written as asked, else 1."""
-    if not flags["source"]:
-        raise UsageError("--input is missing", "see 'hermes compress --help'")
+def run(options: CompressOptions) -> int:
+    """0 if every row fits and was written as configured, else 1."""
     config = load()
     with ExitStack() as stack:
-        return _CompressCommand(flags, config, stack).carry_out()
+        return _CompressCommand(options, config, stack).run()
 
 
 class _CompressCommand:
     """One call of the command."""
 
-    def __init__(self, flags: dict[str, Any], config: Config, stack: ExitStack) -> None:
-        self._flags = flags
+    def __init__(self, options: CompressOptions, config: Config, stack: ExitStack) -> None:
+        self._options = options
         self._config = config
         self._stack = stack
         self._reader = stack.enter_context(Reader(db_path(config.home)))
         self._budget = Budget()
-        self._files = find_files(flags["source"])
-        self._which = None if self._files else parse_query(flags["source"], self._reader)
+        self._files = find_files(options.source)
+        self._query = None if self._files else parse_query(options.source, self._reader)
         self._settings = FoldSettings(
-            flags["target_max_tokens"],
-            flags["protect_last_turns"],
-            flags["summary_target_tokens"],
-            Strategy(flags["strategy"]),
-            flags["strict_protect"],
+            options.target_max_tokens,
+            options.protect_last_turns,
+            options.summary_target_tokens,
+            Strategy(options.strategy),
+            options.strict_protect,
         )
 
-    def carry_out(self) -> int:
+    def run(self) -> int:
         spec = find_tokenizer(
-            self._flags["tokenizer"],
+            self._options.tokenizer,
             self._config.home,
-            trust_remote_code=self._flags["trust_remote_code"],
+            trust_remote_code=self._options.trust_remote_code,
             progress=lambda line: click.echo(line, err=True),
         )
         workers = self._stack.enter_context(open_workers(spec, processes_for(self._size_bytes())))
-        if self._flags["dry_run"]:
+        if self._options.dry_run:
             return self._analyse(CompressorParts(self._settings, workers))
         outputs = Outputs(self._output())
         started = time.time()
-        with CompressJournal(outputs.rows, self._identity(spec), resume=self._flags["resume"]) as journal:
+        with CompressJournal(outputs.rows, self._identity(spec), resume=self._options.resume) as journal:
             try:
                 asyncio.run(self._compress(workers, spec, journal))
             except KeyboardInterrupt:
@@ -96,11 +94,11 @@ class _CompressCommand:
     async def _compress(
         self, workers: CompressWorkers, spec: TokenizerSpec, journal: CompressJournal
     ) -> None:
-        progress = CompressProgress(journal.finished, self._flags["as_json"])
+        progress = CompressProgress(journal.finished, self._options.as_json)
         summariser = self._summariser(spec)
-        engine = CompressorParts(self._settings, workers, summariser, self._flags["concurrency"])
+        parts = CompressorParts(self._settings, workers, summariser, self._options.concurrency)
         try:
-            await run_rows(engine, self._items(), journal, progress.row, self._keeper())
+            await run_rows(parts, self._items(), journal, progress.row, self._derived_recorder())
         finally:
             if summariser is not None:
                 await summariser.close()
@@ -109,66 +107,76 @@ class _CompressCommand:
     def _summariser(self, spec: TokenizerSpec) -> Summariser | None:
         if self._settings.strategy is Strategy.FOLD:
             return None
-        model = open_model(self._config, self._flags["model"], self._flags["base_url"], self._budget)
+        model = open_model(self._config, self._options.model, self._options.base_url, self._budget)
         cache = SummaryCache(self._config.home / "cache" / "summaries.jsonl")
         redact = Redactor(self._config.secrets).text
-        return Summariser(model, cache, spec, redact, self._flags["concurrency"])
+        return Summariser(model, cache, spec, redact, self._options.concurrency)
 
-    def _keeper(self) -> Callable[[CompressResult], None]:
-        """Writes compressed trajectories of the store into it, too."""
+    def _derived_recorder(self) -> Callable[[CompressResult], None]:
+        """A callback that also stores the compressed versions of stored trajectories."""
         if self._files and not self._files.run:
-            return lambda done: None
+            return lambda result: None
         redact = Redactor(self._config.secrets).text
         writer = self._stack.enter_context(Writer(db_path(self._config.home), redact))
 
-        def keep(done: CompressResult) -> None:
-            if done.messages is not None:
-                record_derived(self._reader, writer, done)
+        def record(result: CompressResult) -> None:
+            if result.messages is not None:
+                record_derived(self._reader, writer, result)
 
-        return keep
+        return record
 
     def _items(self) -> Iterator[CompressItem]:
-        sample = (self._flags["sample_percent"], self._flags["seed"])
+        sample = (self._options.sample_percent, self._options.seed)
         if self._files:
             return file_items(self._files, self._reader if self._files.run else None, *sample)
-        assert self._which is not None
-        return store_items(self._reader, self._which, *sample)
+        assert self._query is not None
+        return store_items(self._reader, self._query, *sample)
 
     def _size_bytes(self) -> int:
         if self._files:
             return self._files.size_bytes
-        assert self._which is not None
-        return self._reader.count(self._which.which) * _STORED_ROW_BYTES
+        assert self._query is not None
+        return self._reader.count(self._query.which) * _STORED_ROW_BYTES
 
     def _output(self) -> Path:
-        given: Path | None = self._flags["output"]
-        if given is None:
+        path = self._options.output
+        if path is None:
             if self._files is None:
-                raise UsageError("--output is missing", "say where the rows go, such as compressed.jsonl")
+                raise UsageError("--output is missing", "name the file to write, such as compressed.jsonl")
             return self._files.output
-        output = given / "trajectories.jsonl" if given.is_dir() or not given.suffix else given
-        if self._files and output.resolve() in {path.resolve() for path in self._files.paths}:
+        output = path / "trajectories.jsonl" if path.is_dir() or not path.suffix else path
+        if self._files and output.resolve() in {source.resolve() for source in self._files.paths}:
             raise UsageError(f"{output} is the input", "originals are never changed: choose another --output")
         return output
 
-    def _analyse(self, engine: CompressorParts) -> int:
+    def _analyse(self, parts: CompressorParts) -> int:
         analysis = Analysis(self._settings.target_max_tokens)
 
-        async def look() -> None:
-            async for _, done in in_order(engine, self._items()):
-                analysis.add(done)
+        async def analyse() -> None:
+            async for _, result in in_order(parts, self._items()):
+                analysis.add(result)
 
-        asyncio.run(look())
-        facts = {"tokenizer": self._flags["tokenizer"], **analysis.to_json()}
-        click.echo(json.dumps(facts) if self._flags["as_json"] else analysis_text(facts))
+        asyncio.run(analyse())
+        facts = {"tokenizer": self._options.tokenizer, **analysis.to_json()}
+        click.echo(json.dumps(facts) if self._options.as_json else analysis_text(facts))
         return 1 if analysis.bad else 0
 
     def _identity(self, spec: TokenizerSpec) -> JSONObject:
         """What a resumed run must have in common with the one that was interrupted."""
-        names = ("source", "target_max_tokens", "strategy", "summary_target_tokens", "protect_last_turns")
-        more = ("strict_protect", "sample_percent", "seed", "model")
-        chosen = {name: self._flags[name] for name in (*names, *more)}
-        return {**chosen, "tokenizer": spec.name, "input": self._files.digest() if self._files else None}
+        options = self._options
+        return {
+            "source": options.source,
+            "target_max_tokens": options.target_max_tokens,
+            "strategy": options.strategy,
+            "summary_target_tokens": options.summary_target_tokens,
+            "protect_last_turns": options.protect_last_turns,
+            "strict_protect": options.strict_protect,
+            "sample_percent": options.sample_percent,
+            "seed": options.seed,
+            "model": options.model,
+            "tokenizer": spec.name,
+            "input": self._files.digest() if self._files else None,
+        }
 
     def _facts(self, started: float) -> JSONObject:
         ended = time.time()
@@ -180,7 +188,7 @@ class _CompressCommand:
                 "requests_sent": self._budget.calls,
             },
             "settings": {
-                "tokenizer": self._flags["tokenizer"],
+                "tokenizer": self._options.tokenizer,
                 "target_max_tokens": self._settings.target_max_tokens,
                 "strategy": self._settings.strategy.value,
                 "protect_last_turns": self._settings.protect_last_turns,
@@ -193,7 +201,7 @@ class _CompressCommand:
         files = {"output": outputs.rows, "metrics": outputs.metrics}
         files |= {"kept_aside": outputs.kept_aside} if totals.over_limit else {}
         files |= {"bad_rows": outputs.bad_rows} if totals.bad_rows else {}
-        if self._flags["as_json"]:
+        if self._options.as_json:
             click.echo(json.dumps({**{name: str(path) for name, path in files.items()}, **figures}))
         else:
             click.echo(report_text(files, figures))

@@ -31,10 +31,10 @@ class CompressProgress:
         self._start_s = self._shown_s = time.monotonic()
         self._rows = self._tokens = self._problems = 0
 
-    def row(self, done: CompressResult, share: float) -> None:
+    def row(self, result: CompressResult, share: float) -> None:
         self._rows += 1
-        self._tokens += done.metrics.get("original_tokens", 0)
-        self._problems += bool(done.reason)
+        self._tokens += result.metrics.get("original_tokens", 0)
+        self._problems += bool(result.reason)
         now_s = time.monotonic()
         if now_s - self._shown_s >= (_LIVE_INTERVAL_S if self._live else _INTERVAL_S):
             self._shown_s = now_s
@@ -112,9 +112,9 @@ def analysis_text(facts: JSONObject) -> str:
         )
     if facts["bad_rows"]:
         lines.append(f"  {facts['bad_rows']} lines cannot be read as rows")
-    most = max((each["rows"] for each in facts["histogram"]), default=0)
-    for each in facts["histogram"]:
-        bar = "#" * round(_BAR_CHARS * each["rows"] / most)
-        over = " over" if each["from"] >= facts["target_max_tokens"] else ""
-        lines.append(f"  {each['from']:>8} - {each['to']:<8} {each['rows']:>6} {bar}{over}".rstrip())
+    most = max((bucket["rows"] for bucket in facts["histogram"]), default=0)
+    for bucket in facts["histogram"]:
+        bar = "#" * round(_BAR_CHARS * bucket["rows"] / most)
+        over = " over" if bucket["from"] >= facts["target_max_tokens"] else ""
+        lines.append(f"  {bucket['from']:>8} - {bucket['to']:<8} {bucket['rows']:>6} {bar}{over}".rstrip())
     return printable("\n".join(lines))

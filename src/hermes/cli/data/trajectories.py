@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes.cli.options import build_filter, filter_options, json_option
+from hermes.cli.options import FilterOptions, filter_options, json_option, make_options
 
 if TYPE_CHECKING:
-    from hermes.store import Reader
+    from hermes.data.redaction.scan import RedactionFinding
+    from hermes.store import Filter, Reader
 
 
 @contextmanager
@@ -24,6 +26,10 @@ def _reader() -> Iterator[Reader]:
 
     with Reader(db_path(load().home)) as reader:
         yield reader
+
+
+def _build_filter(params: Mapping[str, Any]) -> Filter:
+    return make_options(FilterOptions, params).build()
 
 
 @click.group()
@@ -43,10 +49,10 @@ def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None
     """Newest first."""
     from hermes.cli.render import summary_table
 
-    which = build_filter(**filters)
+    conditions = _build_filter(filters)
     with _reader() as reader:
-        rows = reader.summaries(which, limit=limit, before=reader.resolve(before) if before else None)
-        total = reader.count(which)
+        rows = reader.summaries(conditions, limit=limit, before=reader.resolve(before) if before else None)
+        total = reader.count(conditions)
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], ensure_ascii=False))
         return
@@ -70,7 +76,7 @@ def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None
 def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
     """Show one trajectory step by step."""
     if compressed:
-        from hermes.cli.compress.show import show_compressed
+        from hermes.cli.data.compressed import show_compressed
 
         with _reader() as reader:
             show_compressed(reader, reader.resolve(trajectory), as_json=as_json)
@@ -79,13 +85,13 @@ def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
     from hermes.data.record import to_record
 
     with _reader() as reader:
-        found = reader.get(reader.resolve(trajectory))
+        record = reader.get(reader.resolve(trajectory))
         if as_json:
-            click.echo(json.dumps(to_record(reader, found, with_inputs=raw), ensure_ascii=False))
+            click.echo(json.dumps(to_record(reader, record, with_inputs=raw), ensure_ascii=False))
             return
-        text = render_trajectory(found, reader.ratings(found.header.id), reader.rewards(found.header.id))
+        text = render_trajectory(record, reader.ratings(record.header.id), reader.rewards(record.header.id))
         if raw:
-            inputs = to_record(reader, found, with_inputs=True)["steps"]
+            inputs = to_record(reader, record, with_inputs=True)["steps"]
             text += "\n" + json.dumps(
                 [step for step in inputs if "input" in step], ensure_ascii=False, indent=2
             )
@@ -116,7 +122,7 @@ def stats(as_json: bool, **filters: Any) -> None:
     from hermes.cli.render import stats_text
 
     with _reader() as reader:
-        figures = reader.stats(build_filter(**filters))
+        figures = reader.stats(_build_filter(filters))
     click.echo(json.dumps(asdict(figures)) if as_json else stats_text(figures))
 
 
@@ -146,11 +152,42 @@ def redact(check: bool, as_json: bool, **filters: Any) -> None:
 
     The record itself is never changed. Each finding is shown with its surroundings, not the secret.
     """
-    from hermes.cli.data.redact_text import report_findings
     from hermes.config.load import load
     from hermes.data.redaction.scan import scan
     from hermes.safety.redact import Redactor
 
     with _reader() as reader:
-        findings = list(scan(reader, build_filter(**filters), Redactor(load().secrets)))
-    report_findings(findings, check=check, as_json=as_json)
+        findings = list(scan(reader, _build_filter(filters), Redactor(load().secrets)))
+    _report_findings(findings, check=check, as_json=as_json)
+
+
+def _report_findings(findings: list[RedactionFinding], *, check: bool, as_json: bool) -> None:
+    """Prints the findings; a check with findings exits with 1."""
+    from hermes.data.redaction.scan import totals
+
+    counts = totals(findings)
+    if as_json:
+        details = [] if check else [asdict(finding) for finding in findings]
+        click.echo(json.dumps({"steps": len(findings), "hits": counts, "findings": details}))
+    else:
+        _print_findings(findings, counts, check)
+    if check and findings:
+        sys.exit(1)
+
+
+def _print_findings(findings: list[RedactionFinding], counts: dict[str, int], check: bool) -> None:
+    from hermes.cli.render import one_line
+
+    if not check:
+        for finding in findings:
+            click.echo(
+                f"{finding.trajectory_id} [{finding.step_index}] {finding.role}: {', '.join(finding.rules)}"
+            )
+            for excerpt in finding.excerpts:
+                click.echo(f"  … {one_line(excerpt, 140)} …")
+    trajectory_count = len({finding.trajectory_id for finding in findings})
+    click.echo(
+        f"{sum(counts.values())} hits in {trajectory_count} trajectories" if findings else "nothing found"
+    )
+    for rule, count in counts.items():
+        click.echo(f"  {rule}: {count}")

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import json_option, refuse_key, stored_variables
 
 
 @click.command(hidden=True)
@@ -41,8 +41,7 @@ def agent(
     as_json: bool,
 ) -> None:
     """Give the agent a task such as "Train SmolLM2 on calculator with LoRA rank 32"."""
-    from hermes.cli.batch.command import refuse_key
-    from hermes.cli.chat.start import ChatOptions
+    from hermes.cli.chat.options import ChatOptions
     from hermes.config.load import load
     from hermes.config.providers import BUNDLED_PROVIDER
     from hermes.errors import HermesError, UsageError
@@ -50,7 +49,7 @@ def agent(
     from hermes.rl.config.base_model import allowed_models
     from hermes.rl.tools import TOOLSET, register_tools
 
-    refuse_key({"api_key": api_key})
+    refuse_key(api_key)
     config = load()
     if list_environments:
         from hermes.rl.render import environments_text

@@ -49,7 +49,9 @@ def _tools(settings: Settings, environ: Mapping[str, str]) -> list[JSONObject]:
             _row(name, tool.name, tool.description, tool.unavailable(settings, environ)) for tool in members
         ]
         if not members:
-            rows.append(_row(name, None, TOOLSETS[name].description, registry.unconnected(name, settings)))
+            rows.append(
+                _row(name, None, TOOLSETS[name].description, registry.connection_problem(name, settings))
+            )
     return rows
 
 

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hermes.cli.data.export_options import FILTER_NAMES
-from hermes.cli.options import filter_options, json_option, stored_variables
+from hermes.cli.options import add_options, filter_options, json_option, stored_variables
 
 _POSITIVE = click.IntRange(min=1)
 _SOME = click.FloatRange(min=0)
 _RATE = click.FloatRange(min=0, min_open=True)
 _COMMON = (
-    click.option("--base-model", default="hermes/smollm2", show_default=True, help="As the engine names it."),
-    click.option("--base-url", metavar="URL", help="Or: managed. Else TINKER_BASE_URL, else local."),
-    click.option("--name", metavar="NAME", help="Of the run; the same again: go on. Default: a new one."),
+    click.option(
+        "--base-model",
+        default="hermes/smollm2",
+        show_default=True,
+        help="Name of the base model at the engine.",
+    ),
+    click.option(
+        "--base-url", metavar="URL", help="Tinker service, or: managed. Default: TINKER_BASE_URL, else local."
+    ),
+    click.option(
+        "--name", metavar="NAME", help="Name of the run; a name that exists resumes it. Default: a new one."
+    ),
     click.option(
         "--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Default: runs/NAME in the home."
     ),
     click.option(
-        "--start", metavar="WEIGHTS", help="To begin with: tinker://…, a PEFT folder, a run's name."
+        "--start", metavar="WEIGHTS", help="Initial weights: tinker://…, a PEFT folder, a run's name."
     ),
-    click.option("--policy-name", metavar="NAME", help="A name of its own for the newest weights."),
+    click.option("--policy-name", metavar="NAME", help="An additional name for the newest weights."),
     click.option(
-        "--rank", "--lora-rank", "rank", default=32, show_default=True, type=_POSITIVE, help="Of the LoRA."
+        "--rank", "--lora-rank", "rank", default=32, show_default=True, type=_POSITIVE, help="LoRA rank."
     ),
     click.option("--seed", default=0, show_default=True),
-    click.option("--learning-rate", type=_RATE, help="Default: by the model's size."),
+    click.option("--learning-rate", type=_RATE, help="Default: chosen by the model's size."),
     click.option(
         "--schedule",
         default="constant",
@@ -49,11 +56,16 @@ _COMMON = (
         help="Beside the store and metrics.jsonl; repeatable.",
     ),
     click.option(
-        "--project", "--wandb-project", "project", default="hermes", show_default=True, help="For the sinks."
+        "--project",
+        "--wandb-project",
+        "project",
+        default="hermes",
+        show_default=True,
+        help="Project name in the sinks.",
     ),
-    click.option("--wandb-group", metavar="NAME", help="Of runs at W&B; default: the run's name."),
-    click.option("--no-wandb", is_flag=True, help="Nothing is sent to W&B, whatever key is set."),
-    click.option("--title", metavar="NAME", help="Of the run, for the sinks; default: its name."),
+    click.option("--wandb-group", metavar="NAME", help="W&B group; default: the run's name."),
+    click.option("--no-wandb", is_flag=True, help="Send nothing to W&B, even if its key is set."),
+    click.option("--title", metavar="NAME", help="The run's title in the sinks; default: its name."),
 )
 _RL = (
     click.option(
@@ -65,10 +77,15 @@ _RL = (
     click.option(
         "--with-engine",
         is_flag=True,
-        help="Train at the managed service where TINKER_API_KEY is set, else with an engine that is started "
-        "here; either way environments sample `policy` on the port of openai.base_url, 8001.",
+        help="Train at the managed service if TINKER_API_KEY is set, else with an engine started here. "
+        "In both cases environments sample `policy` on the port of openai.base_url (8001).",
     ),
-    click.option("--group-size", type=_POSITIVE, hidden=True, help="The environment's; for old commands."),
+    click.option(
+        "--group-size",
+        type=_POSITIVE,
+        hidden=True,
+        help="Accepted for old command lines; it is the environment's setting.",
+    ),
     click.option(
         "--api-url",
         metavar="URL",
@@ -77,9 +94,14 @@ _RL = (
     click.option(
         "--face-port",
         type=click.IntRange(0, 65535),
-        help="Offer the newest weights there over OpenAI's API, as `policy`; for a service that does not.",
+        help="Serve the newest weights on this port over the OpenAI API, as `policy`.",
     ),
-    click.option("--api-patience", "api_patience_s", default=60.0, help="Seconds it may be away; 60."),
+    click.option(
+        "--api-patience",
+        "api_patience_s",
+        default=60.0,
+        help="Seconds that the trajectory API may be unreachable; 60.",
+    ),
     click.option(
         "--env-patience",
         "env_patience_s",
@@ -94,7 +116,7 @@ _RL = (
         default=600.0,
         show_default=True,
         type=click.FloatRange(min=1),
-        help="Seconds after which a batch of a dead trainer is served again; a live one renews it.",
+        help="Seconds after which the batch of a dead trainer is served again.",
     ),
     click.option("--num-steps", default=100, show_default=True, type=_POSITIVE),
     click.option("--batch-size", default=128, show_default=True, type=_POSITIVE, help="Sequences a step."),
@@ -109,10 +131,10 @@ _RL = (
         default=2.0,
         show_default=True,
         type=click.FloatRange(min=0),
-        help="Most weight of a token for sampler-trainer mismatch; 0: no correction. Cispo's upper bound.",
+        help="Cap of the importance weight for sampler-trainer mismatch (0: none); cispo's upper bound.",
     ),
     click.option(
-        "--clip", type=(float, float), help="Bounds of the ratio, for ppo and cispo (in place of the cap)."
+        "--clip", type=(float, float), help="Bounds of the ratio, for ppo and cispo (instead of the cap)."
     ),
     click.option("--epochs", default=1, show_default=True, type=_POSITIVE, help="Updates from one batch."),
     click.option(
@@ -120,18 +142,18 @@ _RL = (
         default=0.0,
         show_default=True,
         type=click.FloatRange(min=0),
-        help="Penalty for leaving the base model.",
+        help="Weight of the KL penalty against the base model.",
     ),
     click.option("--max-staleness", default=4, show_default=True, type=click.IntRange(min=0), help="Steps."),
     click.option(
         "--eval-command",
         metavar="CMD",
-        help="Prints a JSON object; its 'reward' decides what is best.",
+        help="Command that prints a JSON object; its 'reward' selects the best checkpoint.",
     ),
     click.option(
         "--eval-folder",
         type=click.Path(path_type=Path, file_okay=False),
-        help="Where the environment leaves its own evaluations: they decide what is best.",
+        help="Folder of the environment's own evaluations, which select the best checkpoint.",
     ),
     click.option(
         "--teacher-url", metavar="URL", help="Distil from here: Tinker's API, or SGLang's /generate."
@@ -139,71 +161,62 @@ _RL = (
     click.option(
         "--teacher-model",
         metavar="NAME",
-        help="Of a Tinker API; where the URL ends in /generate, an adapter. Without: what /generate serves.",
+        help="Model at a Tinker API, or an adapter at /generate; default: what /generate serves.",
     ),
     click.option(
         "--distill",
         default=0.0,
         show_default=True,
         type=click.FloatRange(min=0),
-        help="Weight of the teacher's word.",
+        help="Weight of the teacher's logprobs.",
     ),
     click.option(
         "--reward-weight",
         default=1.0,
         show_default=True,
         type=click.FloatRange(min=0),
-        help="Of the scores; 0: only the teacher teaches.",
+        help="Weight of the scores; 0: train on the teacher's logprobs only.",
     ),
 )
-
-
-def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 @click.group()
 def train() -> None:
     """Train a LoRA adapter through the Tinker API: a local engine, or the managed service.
 
-    Run the same command again, with the same --name, and it goes on where it stopped.
+    The same command with the same --name resumes a run where it stopped.
     """
 
 
 @train.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True))
-@_options(*_COMMON)
+@add_options(*_COMMON)
 @click.option("--epochs", default=1, show_default=True, type=_POSITIVE)
-@click.option("--max-steps", type=_POSITIVE, help="Stop after so many.")
+@click.option("--max-steps", type=_POSITIVE, help="Stop after this many steps.")
 @click.option("--batch-size", default=16, show_default=True, type=_POSITIVE, help="Sequences a step.")
 @click.option(
     "--eval-share",
     default=0.0,
     show_default=True,
     type=click.FloatRange(0, 0.9),
-    help="Share of tasks held out.",
+    help="Share of tasks held out for evaluation.",
 )
 @click.option("--patience", type=_POSITIVE, help="Evaluations without a new best that end the run.")
-@click.option("--parser", default="hermes", show_default=True, help="Dialect of tool calls.")
+@click.option("--parser", default="hermes", show_default=True, help="Format of tool calls.")
 @click.option("--all", "everything", is_flag=True, help="Store: also trajectories that did not complete.")
 @filter_options
 @json_option
 @stored_variables
-def sft(**given: Any) -> None:
-    """Learn what the assistant said in FILES (any export), or in the store's trajectories that match."""
+def sft(**params: Any) -> None:
+    """Fine-tune on the assistant's messages in FILES (any export), or in stored trajectories that match."""
+    from hermes.cli.train.options import read_sft_options
     from hermes.cli.train.run import run_sft
 
-    given["filters"] = {name: given.pop(name) for name in FILTER_NAMES}
-    run_sft(given)
+    run_sft(read_sft_options(params))
 
 
 @train.command()
-@_options(*_COMMON, *_RL)
+@add_options(*_COMMON, *_RL)
 @click.option(
     "--loss",
     default="importance_sampling",
@@ -213,22 +226,22 @@ def sft(**given: Any) -> None:
 @json_option
 @click.pass_context
 @stored_variables
-def grpo(ctx: click.Context, /, **given: Any) -> None:
-    """Learn from groups of scored rollouts that the trajectory API serves."""
-    from hermes.cli.train.config import merge_run_file
+def grpo(ctx: click.Context, /, **params: Any) -> None:
+    """Train on groups of scored rollouts from the trajectory API."""
+    from hermes.cli.train.options import read_rl_options
     from hermes.cli.train.run import run_rl
 
-    run_rl(merge_run_file(ctx, given))
+    run_rl(read_rl_options(ctx, params))
 
 
 @train.command()
-@_options(*_COMMON, *_RL)
+@add_options(*_COMMON, *_RL)
 @json_option
 @click.pass_context
 @stored_variables
-def ppo(ctx: click.Context, /, **given: Any) -> None:
-    """As grpo, with the clipped loss of PPO."""
-    from hermes.cli.train.config import merge_run_file
+def ppo(ctx: click.Context, /, **params: Any) -> None:
+    """Like grpo, with the clipped loss of PPO."""
+    from hermes.cli.train.options import read_rl_options
     from hermes.cli.train.run import run_rl
 
-    run_rl({**merge_run_file(ctx, given), "loss": "ppo"})
+    run_rl(read_rl_options(ctx, params, loss="ppo"))

@@ -1,4 +1,4 @@
-"""What the options of `hermes train` ask for, put together and run."""
+"""Runs `hermes train`: builds the run, its data, sinks and services, trains, and prints the result."""
 
 from __future__ import annotations
 
@@ -9,56 +9,60 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 
 if TYPE_CHECKING:
+    from hermes.cli.train.options import RlOptions, SftOptions, TrainOptions
     from hermes.config.load import Config
     from hermes.models.render.chat import ChatRenderer
     from hermes.training.data.sft_examples import SftExamples
     from hermes.training.distill import Teacher
     from hermes.training.monitor.sinks import Sinks
-    from hermes.training.rl import Evaluate, OpenAIProxyConfig
+    from hermes.training.rl import Evaluate, OpenAIProxyConfig, RlTrainerConfig
     from hermes.training.schedule import Schedule
-    from hermes.training.session import TrainingRunSpec, TrainResult
+    from hermes.training.session import ProgressCallback, TrainingRunSpec, TrainResult
+    from hermes.training.sft import SftSettings
 
 
-def run_sft(given: dict[str, Any]) -> None:
+def run_sft(options: SftOptions) -> None:
     from hermes.config.load import load
     from hermes.errors import UsageError
     from hermes.training.schedule import default_sft_rate
     from hermes.training.sft import SftSettings, steps_of, train
 
     config = load()
-    run = _run(config, given, "sft")
-    lessons = _lessons(config, given)
-    if given["patience"] and not lessons.held_out:
+    run = _run_spec(config, options, "sft")
+    examples = _read_examples(config, options)
+    if options.patience and not examples.held_out:
         raise UsageError(
             "--patience needs held-out rows, and there are none", "add --eval-share 0.1, or more"
         )
     settings = SftSettings(
-        schedule=_schedule(given, default_sft_rate, 0),
-        epochs=given["epochs"],
-        batch_size=given["batch_size"],
-        max_steps=given["max_steps"],
-        eval_every=given["eval_every"],
-        patience=given["patience"],
+        schedule=_schedule(options, default_sft_rate, 0),
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        max_steps=options.max_steps,
+        eval_every=options.eval_every,
+        patience=options.patience,
     )
-    last = steps_of(len(lessons.train), settings)
-    settings = _with_total(settings, last)
-    tell = _teller(given)
-    tell(f"run {run.id}: {len(lessons.train)} sequences, {len(lessons.held_out)} held out, {last} steps")
-    for reason, count in lessons.left_out.most_common():
-        tell(f"left out: {count} ({reason})")
-    with _sinks(config, run, given, settings) as sinks:
-        _report(run, train(run, lessons, settings, sinks, tell, _stop_on_signals()), given)
+    last = steps_of(len(examples.train), settings)
+    settings = replace(settings, schedule=replace(settings.schedule, total_steps=last))
+    progress = _progress_printer(options)
+    progress(
+        f"run {run.id}: {len(examples.train)} sequences, {len(examples.held_out)} held out, {last} steps"
+    )
+    for reason, count in examples.left_out.most_common():
+        progress(f"left out: {count} ({reason})")
+    with _open_sinks(config, run, options, settings) as sinks:
+        _report(run, train(run, examples, settings, sinks, progress, _stop_on_signals()), options)
 
 
-def run_rl(given: dict[str, Any]) -> None:
+def run_rl(options: RlOptions) -> None:
     from hermes.config.load import load
     from hermes.config.providers import trajectory_api_url
     from hermes.training.data.advantages import Baseline
@@ -69,72 +73,71 @@ def run_rl(given: dict[str, Any]) -> None:
     from hermes.training.schedule import default_rl_rate
 
     config = load()
-    run = _run(config, given, "rl")
+    run = _run_spec(config, options, "rl")
     settings = RlTrainerConfig(
-        schedule=_schedule(given, default_rl_rate, given["num_steps"]),
-        num_steps=given["num_steps"],
-        batch_size=given["batch_size"],
-        loss=given["loss"],
-        cap=given["correction_cap"] or None,
-        clip=given["clip"],
-        epochs=given["epochs"],
-        kl=given["kl"],
+        schedule=_schedule(options, default_rl_rate, options.num_steps),
+        num_steps=options.num_steps,
+        batch_size=options.batch_size,
+        loss=options.loss,
+        cap=options.correction_cap or None,
+        clip=options.clip,
+        epochs=options.epochs,
+        kl=options.kl,
         rules=BatchConfig(
-            Baseline(given["advantage"]),
-            given["max_staleness"],
-            given["max_tokens"],
-            given["distill"],
-            given["reward_weight"],
+            Baseline(options.advantage),
+            options.max_staleness,
+            options.max_tokens,
+            options.distill,
+            options.reward_weight,
         ),
-        eval_every=given["eval_every"],
-        api_url=given["api_url"] or trajectory_api_url(config.environ) or DEFAULT_URL,
-        api_patience_s=given["api_patience_s"],
-        env_patience_s=given["env_patience_s"],
-        lease_s=given["lease_s"],
-        project=given["project"],
-        wandb_group=given["wandb_group"],
+        eval_every=options.eval_every,
+        api_url=options.api_url or trajectory_api_url(config.environ) or DEFAULT_URL,
+        api_patience_s=options.api_patience_s,
+        env_patience_s=options.env_patience_s,
+        lease_s=options.lease_s,
+        project=options.project,
+        wandb_group=options.wandb_group,
     )
-    teacher = _teacher(config, given, run)
-    tell = _teller(given)
-    tell(
+    teacher = _teacher(config, options, run)
+    progress = _progress_printer(options)
+    progress(
         f"run {run.id}: {settings.num_steps} steps of {settings.batch_size} sequences from {settings.api_url}"
     )
-    with _engine(config, run, given, tell), _sinks(config, run, given, settings) as sinks:
+    with _start_engine(config, run, options, progress), _open_sinks(config, run, options, settings) as sinks:
         services = RunServices(
             sinks,
-            tell,
+            progress,
             _stop_on_signals(),
-            _evaluate(given, run, tell),
-            EvalWatcher(given["eval_folder"]),
+            _eval_command(options, run, progress),
+            EvalWatcher(options.eval_folder),
             teacher,
-            _face(config, given),
+            _openai_proxy(config, options),
         )
-        _report(run, train(run, settings, services), given)
+        _report(run, train(run, settings, services), options)
 
 
-def _run(config: Config, given: dict[str, Any], kind: str) -> TrainingRunSpec:
+def _run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpec:
     from hermes.core import new_id
     from hermes.training.checkpoints import RetentionPolicy
     from hermes.training.service.client import LoraSpec, connection
     from hermes.training.session import TrainingRunSpec
     from hermes.training.start_weights import find_weights
 
-    model = given["base_model"]
+    model = options.base_model
     if Path(model).is_dir():
         model = str(Path(model).absolute())
-    start = find_weights(given["start"], config.home) if given["start"] else None
-    run_id = given["name"] or f"{kind}-{new_id().lower()}"
+    start = find_weights(options.start, config.home) if options.start else None
+    run_id = options.name or f"{kind}-{new_id().lower()}"
     return TrainingRunSpec(
         run_id,
-        (given["run_dir"] or config.home / "runs" / run_id).absolute(),
-        connection(given["base_url"], config.environ),
-        LoraSpec(model, given["rank"], given["seed"], given["policy_name"], start),
-        RetentionPolicy(given["checkpoint_every"], given["keep"]),
+        (options.run_dir or config.home / "runs" / run_id).absolute(),
+        connection(options.base_url, config.environ),
+        LoraSpec(model, options.rank, options.seed, options.policy_name, start),
+        RetentionPolicy(options.checkpoint_every, options.keep),
     )
 
 
-def _lessons(config: Config, given: dict[str, Any]) -> SftExamples:
-    from hermes.cli.options import build_filter
+def _read_examples(config: Config, options: SftOptions) -> SftExamples:
     from hermes.config.paths import db_path
     from hermes.data.export.select import TrajectorySelection
     from hermes.envs.tokenise import load_tokenizer
@@ -143,49 +146,44 @@ def _lessons(config: Config, given: dict[str, Any]) -> SftExamples:
     from hermes.training.data import sft_examples
 
     left_out: Counter[str] = Counter()
-    longest = given["max_tokens"]
+    longest = options.max_tokens
 
     @functools.cache
-    def speech() -> ChatRenderer:
-        return ChatRenderer.of(load_tokenizer(given["base_model"]), given["parser"], longest)
+    def renderer() -> ChatRenderer:
+        return ChatRenderer.of(load_tokenizer(options.base_model), options.parser, longest)
 
-    if given["files"]:
-        found = sft_examples.from_files(given["files"], speech, left_out)
-        return sft_examples.gather(found, left_out, longest=longest, eval_share=given["eval_share"])
-    which = build_filter(**given["filters"])
+    if options.files:
+        sequences = sft_examples.from_files(options.files, renderer, left_out)
+        return sft_examples.gather(sequences, left_out, longest=longest, eval_share=options.eval_share)
     with Reader(db_path(config.home)) as reader:
-        selection = TrajectorySelection(which, only_completed=not given["everything"])
-        found = sft_examples.from_store(reader, selection, speech(), left_out)
-        return sft_examples.gather(found, left_out, longest=longest, eval_share=given["eval_share"])
+        selection = TrajectorySelection(options.filters.build(), only_completed=not options.everything)
+        sequences = sft_examples.from_store(reader, selection, renderer(), left_out)
+        return sft_examples.gather(sequences, left_out, longest=longest, eval_share=options.eval_share)
 
 
-def _schedule(given: dict[str, Any], default: Callable[[float | None], float], total: int) -> Schedule:
+def _schedule(options: TrainOptions, default: Callable[[float | None], float], total: int) -> Schedule:
     from hermes.training.schedule import Schedule, ScheduleShape, parameters_of
 
-    rate = given["learning_rate"] or default(parameters_of(given["base_model"]))
-    return Schedule(rate, ScheduleShape(given["schedule"]), given["warmup_steps"], total)
-
-
-def _with_total(settings: Any, total: int) -> Any:
-    from dataclasses import replace
-
-    return replace(settings, schedule=replace(settings.schedule, total_steps=total))
+    rate = options.learning_rate or default(parameters_of(options.base_model))
+    return Schedule(rate, ScheduleShape(options.schedule), options.warmup_steps, total)
 
 
 @contextmanager
-def _sinks(config: Config, run: TrainingRunSpec, given: dict[str, Any], settings: Any) -> Iterator[Sinks]:
+def _open_sinks(
+    config: Config, run: TrainingRunSpec, options: TrainOptions, settings: SftSettings | RlTrainerConfig
+) -> Iterator[Sinks]:
     from hermes.agent.build import open_writer
     from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, default_sinks
 
     with open_writer(config) as writer:
         sinks = Sinks([JsonLines(run.folder), StoreSink(writer, run.id)])
-        requested = given["extra_sinks"]
+        requested = options.extra_sinks
         names = dict.fromkeys((*requested, *default_sinks(config.environ)))
-        if given["no_wandb"]:
+        if options.no_wandb:
             names = {name: None for name in names if not name.startswith("wandb")}
         if "wandb-offline" in names:
             names.pop("wandb", None)
-        label = Label(run.id, given["project"], given["title"] or run.id, given["wandb_group"])
+        label = Label(run.id, options.project, options.title or run.id, options.wandb_group)
         facts = json.loads(json.dumps({**asdict(settings), **asdict(run.lora)}, default=str))
         try:
             for name in names:
@@ -195,16 +193,16 @@ def _sinks(config: Config, run: TrainingRunSpec, given: dict[str, Any], settings
             sinks.close()
 
 
-def _teacher(config: Config, given: dict[str, Any], run: TrainingRunSpec) -> Teacher | None:
+def _teacher(config: Config, options: RlOptions, run: TrainingRunSpec) -> Teacher | None:
     from hermes.errors import UsageError
     from hermes.training.distill import GENERATE, KEY_VARIABLE, GenerateTeacher, TinkerTeacher
     from hermes.training.service.client import TOKEN_VARIABLE, ServiceConnection, connection
 
-    url, model = given["teacher_url"], given["teacher_model"]
-    if given["distill"] and not url:
-        return None  # the environment brings the teacher's word along
-    if url and not given["distill"]:
-        raise UsageError("a teacher is named whose word has no weight", "add --distill 1.0")
+    url, model = options.teacher_url, options.teacher_model
+    if options.distill and not url:
+        return None  # the environment sends the teacher's logprobs with the rollouts
+    if url and not options.distill:
+        raise UsageError("--teacher-url is set, but --distill is 0", "add --distill 1.0")
     if not url:
         return None
     if model and not url.rstrip("/").endswith(GENERATE):
@@ -217,69 +215,69 @@ def _teacher(config: Config, given: dict[str, Any], run: TrainingRunSpec) -> Tea
     return GenerateTeacher(url, config.environ.get(KEY_VARIABLE) or token, model)
 
 
-def _face(config: Config, given: dict[str, Any]) -> OpenAIProxyConfig | None:
+def _openai_proxy(config: Config, options: RlOptions) -> OpenAIProxyConfig | None:
     from hermes.training.rl import OpenAIProxyConfig
     from hermes.training.service.openai_proxy import tokenizer_of
 
-    if given["face_port"] is None:
+    if options.face_port is None:
         return None
-    return OpenAIProxyConfig(given["face_port"], tokenizer_of(given["base_model"], config.home))
+    return OpenAIProxyConfig(options.face_port, tokenizer_of(options.base_model, config.home))
 
 
 @contextmanager
-def _engine(
-    config: Config, run: TrainingRunSpec, given: dict[str, Any], tell: Callable[[str], None]
+def _start_engine(
+    config: Config, run: TrainingRunSpec, options: RlOptions, progress: ProgressCallback
 ) -> Iterator[None]:
-    """With --with-engine: an engine at the run's address, unless one answers there or a service trains."""
+    """With --with-engine: an engine at the run's address, unless one is running there or a service trains."""
     from hermes.config.paths import logs_dir
     from hermes.rl.supervise.engine_process import engine_process
     from hermes.training.service.client import is_ready
 
     url = run.connection.url
-    if not given["with_engine"] or not run.connection.local or is_ready(url):
+    if not options.with_engine or not run.connection.local or is_ready(url):
         yield
         return
     log = logs_dir(config.home) / "rl_training" / f"engine_{run.id}.log"
     port = urlsplit(url).port or 80
-    tell(f"starting an engine for {run.lora.base_model} at {url}; its log is {log}")
+    progress(f"starting an engine for {run.lora.base_model} at {url}; its log is {log}")
     with engine_process(run.lora.base_model, config.settings.rl.device, port, log, config.home / "engine"):
         yield
 
 
-def _evaluate(given: dict[str, Any], run: TrainingRunSpec, tell: Callable[[str], None]) -> Evaluate | None:
+def _eval_command(options: RlOptions, run: TrainingRunSpec, progress: ProgressCallback) -> Evaluate | None:
     from hermes.training.monitor.eval_command import command_evaluation
 
-    command = given["eval_command"]
-    return command_evaluation(command, run.id, tell) if command else None
+    command = options.eval_command
+    return command_evaluation(command, run.id, progress) if command else None
 
 
 def _stop_on_signals() -> threading.Event:
-    """The first signal ends the run after the step, with everything saved; a second one at once."""
+    """The first signal ends the run after the current step, with everything saved; a second one, at once."""
     stop = threading.Event()
 
-    def ask(number: int, frame: object) -> None:
+    def on_signal(number: int, frame: object) -> None:
         stop.set()
         signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, ask)
+        signal.signal(number, on_signal)
     return stop
 
 
-def _teller(given: dict[str, Any]) -> Callable[[str], None]:
-    """Progress goes to standard error where the result is JSON."""
-    return lambda line: click.echo(line, err=given["as_json"])
+def _progress_printer(options: TrainOptions) -> ProgressCallback:
+    """Progress goes to standard error if the result is JSON."""
+    return lambda line: click.echo(line, err=options.as_json)
 
 
-def _report(run: TrainingRunSpec, done: TrainResult, given: dict[str, Any]) -> None:
-    facts = {"run_id": run.id, "run_dir": str(run.folder), **asdict(done)}
-    facts["best"] = done.best._asdict() if done.best else None
-    if given["as_json"]:
+def _report(run: TrainingRunSpec, result: TrainResult, options: TrainOptions) -> None:
+    facts = {"run_id": run.id, "run_dir": str(run.folder), **asdict(result)}
+    facts["best"] = result.best._asdict() if result.best else None
+    if options.as_json:
         click.echo(json.dumps(facts))
         return
-    click.echo(f"{done.reason} at step {done.step}")
-    click.echo(f"weights  {done.weights}")
-    click.echo(f"sampler  {done.sampler}")
-    if done.best:
-        click.echo(f"best     step {done.best.step} ({done.best.value:.4f})  {done.best.sampler}")
+    click.echo(f"{result.reason} at step {result.step}")
+    click.echo(f"weights  {result.weights}")
+    click.echo(f"sampler  {result.sampler}")
+    if result.best:
+        click.echo(f"best     step {result.best.step} ({result.best.value:.4f})  {result.best.sampler}")
     click.echo(f"metrics  {run.folder / 'metrics.jsonl'}")

@@ -64,11 +64,11 @@ def __getattr__(name: str) -> Any:
     from hermes.rollouts.intake import IntakeLimits
     from hermes.rollouts.journal.journal import MemoryJournal
     from hermes.rollouts.parsing.worker import Parser
-    from hermes.rollouts.security import DOOR
+    from hermes.rollouts.security import TOKEN_SCHEME
     from hermes.rollouts.service import TrajectoryService
     from hermes.safety.access import policy_for
 
     globals()["app"] = build_app(
-        TrajectoryService(MemoryJournal(), IntakeLimits()), policy_for(DOOR, "127.0.0.1", None), Parser()
+        TrajectoryService(MemoryJournal(), IntakeLimits()), policy_for(TOKEN_SCHEME, "127.0.0.1", None), Parser()
     )
     return globals()["app"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.engine.server.security import DOOR
+from hermes.engine.server.security import TOKEN_SCHEME
 from hermes.errors import MissingDependencyError
 from hermes.models.local.torch_threads import import_torch
 from hermes.safety.access import policy_for
@@ -56,7 +56,7 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     for package in _REQUIRED:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train,web", "the engine's server")
-    policy_for(DOOR, options.host, options.token)
+    policy_for(TOKEN_SCHEME, options.host, options.token)
     import_torch()
     from hermes.engine.checkpoints.store import CheckpointStore
 
@@ -89,7 +89,7 @@ async def _run(
 
     state = open_state(engine, store, options.names, options.client_timeout_s)
     table = [*openai_routes(state, options.parser), *tinker_routes(state)]
-    app = build_app(table, policy_for(DOOR, options.host, options.token))
+    app = build_app(table, policy_for(TOKEN_SCHEME, options.host, options.token))
     housekeeping = asyncio.create_task(_keep_house(state))
     announce(listener.url)
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 
-from hermes.safety.access import Door, Headers
+from hermes.safety.access import Headers, TokenScheme
 
 TOKEN_VARIABLE = "HERMES_ENGINE_TOKEN"
 KEY_PREFIX = "tml-"
@@ -19,7 +19,7 @@ def _carries(headers: Headers, token: str) -> bool:
     return hmac.compare_digest(key.removeprefix(KEY_PREFIX.encode()), token.removeprefix(KEY_PREFIX).encode())
 
 
-DOOR = Door(
+TOKEN_SCHEME = TokenScheme(
     TOKEN_VARIABLE,
     "use and delete the adapters",
     f"X-API-Key: {KEY_PREFIX}TOKEN or Authorization: Bearer",

@@ -44,7 +44,7 @@ from hermes.envs.servers.manager import ServerManager
 from hermes.envs.types import Item, ScoredDataGroup
 from hermes.errors import ConfigError
 from hermes.tools import distributions
-from hermes.tools.registry import unusable
+from hermes.tools.registry import unusable_toolsets
 
 if TYPE_CHECKING:
     from hermes.store import Writer
@@ -214,7 +214,7 @@ class HermesAgentBaseEnv(BaseEnv):
             percents = distributions.resolve(self.config.distribution, config.settings.distributions)
             names = [name for name, percent in percents.items() if percent]
         requested = [name for name in names if name not in disabled]
-        if reasons := unusable(requested, config.settings, config.environ):
+        if reasons := unusable_toolsets(requested, config.settings, config.environ):
             listing = "; ".join(f"{name} ({why})" for name, why in reasons.items())
             raise ConfigError(
                 f"{self.display_name} is to offer toolsets that cannot be used here: {listing}",
@@ -227,7 +227,9 @@ class HermesAgentBaseEnv(BaseEnv):
         if self.config.distribution is not None:
             own = self.hermes_config().settings.distributions
             parts = (self.run_id, self.item_key(item), self._groups)
-            return distributions.sample(self.config.distribution, seed_parts=parts, own=own, without=disabled)
+            return distributions.sample(
+                self.config.distribution, seed_parts=parts, configured=own, without=disabled
+            )
         chosen = self.config.enabled_toolsets
         names = self.default_toolsets if chosen is None else chosen
         return tuple(name for name in names if name not in disabled)

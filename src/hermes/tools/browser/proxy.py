@@ -1,11 +1,11 @@
-"""The browser's only way out: a proxy on loopback that applies the private-address guard to every connection.
+"""The browser's only network access: a proxy on loopback that applies SSRF protection to every connection.
 
-A guard inside the browser is not enough: redirects, web sockets, workers and names that resolve
-differently the second time get past it. So the browser sends everything here, loopback included. Each
-target is resolved and checked by `safety.urls`, and the connection goes to an address that was checked.
+A check inside the browser is not enough: redirects, web sockets, workers and names that resolve differently
+the second time bypass it. So the browser sends everything here, loopback included. Each target is resolved
+and checked by `safety.urls`, and the connection goes to a checked address.
 
-HTTPS is tunnelled, never opened. Plain HTTP is one request per connection, which keeps the relay simple
-and makes sure that no second request rides on a connection checked for another host.
+HTTPS is tunnelled, never decrypted. Plain HTTP is one request per connection, which keeps the relay simple
+and ensures that no second request uses a connection that was checked for another host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hermes.safety.urls import check_url
 MAX_HEAD_BYTES = 64_000
 CONNECT_TIMEOUT_S = 15.0
 PROXY_HEADER = "x-hermes-proxy"
-"""On answers that come from the proxy, not from the server."""
+"""Set on responses of the proxy itself."""
 _HOP_HEADERS = ("connection", "proxy-connection", "proxy-authorization", "keep-alive", PROXY_HEADER)
 
 
@@ -30,14 +30,14 @@ class GuardedProxy:
 
     def __init__(self, allow_hosts: tuple[str, ...]) -> None:
         self.refusals = 0
-        """How many requests were refused so far."""
+        """Number of refused requests."""
         self._unreported: deque[str] = deque(maxlen=20)
         self._allow_hosts = allow_hosts
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        """The proxy's own URL."""
+        """Starts listening; returns the proxy's URL."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_HEAD_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{port}"
@@ -50,10 +50,10 @@ class GuardedProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def take_refusals(self) -> list[str]:
-        """The latest refusals since the last call of this, each with its reason."""
-        taken = list(self._unreported)
+        """The latest refusals since the last call, with their reasons."""
+        refusals = list(self._unreported)
         self._unreported.clear()
-        return taken
+        return refusals
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -62,7 +62,7 @@ class GuardedProxy:
         try:
             await self._handle(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the browser or the server hung up, or spoke no HTTP: the connection just ends
+            pass  # the browser or the server disconnected, or sent no HTTP: the connection ends
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -78,7 +78,7 @@ class GuardedProxy:
             await self._refuse(error, writer)
             return
         except OSError as error:
-            await _answer(writer, "502 Bad Gateway", f"cannot connect to {url}: {error}")
+            await _respond(writer, "502 Bad Gateway", f"cannot connect to {url}: {error}")
             return
         with contextlib.closing(server[1]):
             if method == "CONNECT":
@@ -89,11 +89,11 @@ class GuardedProxy:
 
     async def _refuse(self, error: ToolError, writer: asyncio.StreamWriter) -> None:
         if error.kind != "refused":  # a name without an address, say
-            await _answer(writer, "502 Bad Gateway", error.message)
+            await _respond(writer, "502 Bad Gateway", error.message)
             return
         self.refusals += 1
         self._unreported.append(error.message)
-        await _answer(writer, "403 Forbidden", error.message)
+        await _respond(writer, "403 Forbidden", error.message)
 
     async def _connect(self, url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         failure: OSError = ConnectionError("the name has no address")
@@ -131,7 +131,7 @@ async def _exchange(
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, end: bool = True) -> None:
-    """Copies until the source ends, and with `end` passes that end on."""
+    """Copies until the source ends; with `end` it also ends the sink."""
     try:
         while data := await source.read(65_536):
             sink.write(data)
@@ -142,8 +142,8 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, end
         sink.close()  # one direction broke; closing ends the other
 
 
-async def _answer(writer: asyncio.StreamWriter, status: str, reason: str) -> None:
-    """Answers in the server's place."""
+async def _respond(writer: asyncio.StreamWriter, status: str, reason: str) -> None:
+    """Sends a response instead of the server."""
     body = reason.encode()
     head = f"HTTP/1.1 {status}\r\n{PROXY_HEADER}: 1\r\nContent-Type: text/plain; charset=utf-8\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
@@ -157,7 +157,7 @@ def _request_line(method: str, url: str) -> str:
 
 
 def _split_head(head: bytes) -> tuple[str, list[str]]:
-    """First line and headers, those of the single hop left out."""
+    """First line and headers, without hop-by-hop headers."""
     line, *headers = head.decode("latin-1").rstrip("\r\n").split("\r\n")
     return line, [
         header for header in headers if header.partition(":")[0].strip().lower() not in _HOP_HEADERS

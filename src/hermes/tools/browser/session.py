@@ -1,7 +1,7 @@
-"""One headless Chromium per rollout: fresh profile, no downloads, no way out but the guarded proxy.
+"""One headless Chromium per rollout: fresh profile, no downloads, network only through the proxy.
 
-The browser is started at the first use and closed with the workbench. It sees none of the environment's
-secrets and writes only to a temporary directory of its own.
+The browser is started at the first use and closed with the workbench. It has no access to the environment's
+secrets and writes only to its own temporary directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FLAGS = (
     "--disable-sync",
     "--no-first-run",
     "--disable-quic",
-    # Peer connections would send packets past the proxy. Older versions know the switch by the longer name.
+    # Peer connections would bypass the proxy. Older versions have the longer name of the switch.
     "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
 )
@@ -44,7 +44,7 @@ def find_browser() -> str | None:
 
 
 class BrowserSession:
-    """The page that the tools look at, and what happened on it."""
+    """The current page of the tools, and its console."""
 
     def __init__(self, context: BrowserContext, page: Page, proxy: GuardedProxy) -> None:
         self.page = page
@@ -54,8 +54,8 @@ class BrowserSession:
         context.set_default_navigation_timeout(NAVIGATION_TIMEOUT_S * 1000)
         self._context = context
         self._crashed = False
-        self._show(page)
-        context.on("page", self._show)
+        self._track_page(page)
+        context.on("page", self._track_page)
         context.on("console", self._on_console)
         context.on("weberror", self._on_error)
 
@@ -66,8 +66,8 @@ class BrowserSession:
             not self._crashed and not self.page.is_closed() and browser is not None and browser.is_connected()
         )
 
-    def _show(self, page: Page) -> None:
-        """A new window becomes the page in front, and gives way to the rest when it closes."""
+    def _track_page(self, page: Page) -> None:
+        """A new window becomes the current page until it closes."""
         self.page = page
         page.on("crash", self._on_crash)
         page.on("close", self._on_close)
@@ -98,14 +98,14 @@ async def browser_session(bench: Workbench) -> BrowserSession:
 
 
 def browser_lock(bench: Workbench) -> asyncio.Lock:
-    """Calls on one page take turns, also when the model asks for several at once."""
+    """Serialises calls on one page, also if the model makes several at once."""
     return cast(asyncio.Lock, bench.resources.setdefault(f"{RESOURCE}_lock", asyncio.Lock()))
 
 
 async def _close(browser: Browser) -> None:
     from playwright.async_api import Error
 
-    with suppress(Error):  # it is gone already
+    with suppress(Error):  # it is already closed
         await browser.close()
 
 

@@ -1,8 +1,7 @@
-"""Browser tools: open a page, read it as an outline with [ref=…] marks, and act on what was marked.
+"""Browser tools: open a page, read it as an outline with [ref=…] marks, and act on marked elements.
 
-The outline is the page's accessibility tree, as Playwright writes it. A ref is good until the page
-changes; acting on a stale one is an error that says so. Where the browser may go is decided in
-`browser_proxy`, not here.
+The outline is the page's accessibility tree in Playwright's format. A ref is valid until the page changes;
+using a stale one is an error. `browser.proxy` decides which addresses the browser may access.
 """
 
 from __future__ import annotations
@@ -46,25 +45,27 @@ async def _navigate(arguments: JSONObject, session: BrowserSession) -> str:
     url = arguments["url"]
     if not url.lower().startswith(("http://", "https://")):
         raise ToolError(f"'{url}' is not an http or https address.", kind="bad_arguments")
-    response = await _steady(session, lambda: session.page.goto(url, wait_until="domcontentloaded"))
-    return await _arrived(response, session)
+    response = await _retry_after_navigation(
+        session, lambda: session.page.goto(url, wait_until="domcontentloaded")
+    )
+    return await _navigation_result(response, session)
 
 
 async def _back(arguments: JSONObject, session: BrowserSession) -> str:
     response = await session.page.go_back(wait_until="domcontentloaded")
     if response is None:
         raise ToolError("there is no earlier page to go back to.")
-    return await _arrived(response, session)
+    return await _navigation_result(response, session)
 
 
 async def _snapshot(arguments: JSONObject, session: BrowserSession) -> str:
-    outline = await _steady(session, lambda: session.page.aria_snapshot(mode="ai"))
-    return f"{await _where(session)}\n\n{clip(outline, MAX_SNAPSHOT_CHARS)}"
+    outline = await _retry_after_navigation(session, lambda: session.page.aria_snapshot(mode="ai"))
+    return f"{await _page_header(session)}\n\n{clip(outline, MAX_SNAPSHOT_CHARS)}"
 
 
 async def _click(arguments: JSONObject, session: BrowserSession) -> str:
     await (await _element(arguments["ref"], session)).click()
-    return await _settled(session)
+    return await _wait_until_settled(session)
 
 
 async def _type(arguments: JSONObject, session: BrowserSession) -> str:
@@ -75,12 +76,12 @@ async def _type(arguments: JSONObject, session: BrowserSession) -> str:
         await element.fill(arguments["text"])
     if arguments.get("submit"):
         await element.press("Enter")
-    return await _settled(session)
+    return await _wait_until_settled(session)
 
 
 async def _press(arguments: JSONObject, session: BrowserSession) -> str:
     await session.page.keyboard.press(arguments["key"])
-    return await _settled(session)
+    return await _wait_until_settled(session)
 
 
 async def _scroll(arguments: JSONObject, session: BrowserSession) -> str:
@@ -97,25 +98,25 @@ async def _console(arguments: JSONObject, session: BrowserSession) -> str:
     return "\n".join(session.console) or "the console is empty."
 
 
-async def _arrived(response: Response | None, session: BrowserSession) -> str:
-    """The page that a navigation led to; one the proxy answered in the server's place is an error."""
+async def _navigation_result(response: Response | None, session: BrowserSession) -> str:
+    """The page after a navigation; ToolError if the proxy sent the response."""
     if response is not None and response.url.startswith("http:") and PROXY_HEADER in response.headers:
         refusals = session.proxy.take_refusals()
-        if response.status == 403 and refusals:  # not from the browser, which may have let go of the text
+        if response.status == 403 and refusals:  # not the browser's text, which may no longer be available
             raise ToolError(refusals[0], kind="refused")
         raise ToolError(await response.text())
     return await _snapshot({}, session)
 
 
-async def _settled(session: BrowserSession) -> str:
-    # An action may start a navigation a moment later; what the page is then is what the model needs to know.
+async def _wait_until_settled(session: BrowserSession) -> str:
+    # An action may start a navigation a moment later; the model needs the page after it.
     await asyncio.sleep(SETTLE_S)
     await session.page.wait_for_load_state("domcontentloaded")
-    return await _where(session)
+    return await _page_header(session)
 
 
-async def _where(session: BrowserSession) -> str:
-    title = await _steady(session, lambda: session.page.title())
+async def _page_header(session: BrowserSession) -> str:
+    title = await _retry_after_navigation(session, lambda: session.page.title())
     lines = [f"url: {session.page.url}", f"title: {title}"]
     lines += [f"refused: {reason}" for reason in session.proxy.take_refusals()]
     return "\n".join(lines)
@@ -128,8 +129,8 @@ async def _element(ref: str, session: BrowserSession) -> Locator:
     return element
 
 
-async def _steady(session: BrowserSession, step: Callable[[], Awaitable[T]]) -> T:
-    """Does a step that changes nothing, once more if the page was just moving to another by itself."""
+async def _retry_after_navigation(session: BrowserSession, step: Callable[[], Awaitable[T]]) -> T:
+    """Runs a read-only step, and repeats it if the page was navigating."""
     from playwright.async_api import Error
 
     try:
@@ -142,7 +143,7 @@ async def _steady(session: BrowserSession, step: Callable[[], Awaitable[T]]) -> 
 
 
 _REFUSED = ("ERR_TUNNEL_CONNECTION_FAILED", "interrupted by another navigation")
-"""What the browser says after the proxy's 403: of a tunnel, and of a page that it loads again by itself."""
+"""The browser's errors after the proxy's 403: for a tunnel, and for a page that it reloads."""
 
 
 async def _run(action: Action, arguments: JSONObject, session: BrowserSession) -> str:

@@ -18,9 +18,9 @@ from hermes.tools.base import Tool, Workbench
 
 _MAX_CHARS = 1_000
 _MAX_BITS = 12_000
-"""Size of the largest number, about 3,600 digits: below what Python agrees to print."""
+"""Size of the largest number, about 3,600 digits: below the limit of Python's int to text conversion."""
 _MAX_DECIMALS = 60
-"""Longest exact decimal fraction; a longer one is shown as a quotient and its beginning."""
+"""Longest exact decimal fraction; a longer one is printed as a quotient and an approximation."""
 _APPROXIMATE = Context(prec=20)
 
 _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
@@ -68,7 +68,7 @@ def render(value: Fraction) -> str:
 
 
 def _decimals(denominator: int) -> int | None:
-    """Number of decimals of a fraction with this denominator; None if there is no end or it is far off."""
+    """Number of decimals of a fraction with this denominator; None if it is infinite or too long."""
     for count in range(1, _MAX_DECIMALS + 1):
         if 10**count % denominator == 0:
             return count
@@ -86,7 +86,7 @@ def _value(node: ast.expr, source: str) -> Fraction:
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return _power(_value(left, source), _value(right, source))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _bounded(Fraction(_BINARY[type(op)](_value(left, source), _value(right, source))))
+            return _check_size(Fraction(_BINARY[type(op)](_value(left, source), _value(right, source))))
         case ast.BinOp(op=ast.BitXor()):
             raise ToolError("'^' is not a power here: write **")
         case ast.Tuple():
@@ -98,14 +98,14 @@ def _value(node: ast.expr, source: str) -> Fraction:
 
 def _number(node: ast.Constant, source: str) -> Fraction:
     if type(node.value) is int:
-        return _bounded(Fraction(node.value))
+        return _check_size(Fraction(node.value))
     text = (ast.get_source_segment(source, node) or "").replace("_", "")
     if type(node.value) is not float:
         raise ToolError(f"'{text[:80]}' is not a number")
     exact = Decimal(text)  # from the source, not from the float, which is already rounded
     if abs(exact.adjusted()) * 3 > _MAX_BITS:
         raise ToolError("a number is too large or too small")
-    return _bounded(Fraction(exact))
+    return _check_size(Fraction(exact))
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -117,7 +117,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return Fraction(base**exponent.numerator)
 
 
-def _bounded(value: Fraction) -> Fraction:
+def _check_size(value: Fraction) -> Fraction:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
         raise ToolError("a number is too large to calculate with")
     return value

@@ -1,4 +1,4 @@
-"""clarify: a question to the person at the terminal, where there is one."""
+"""clarify: a question to the user, if one is present."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """execute_code: Python in the sandbox.
 
-The code travels as a file, never through a shell's quoting. The approver sees it as the command
-`python3 -c <code>`, which does the same.
+The code is passed as a file, not through a shell's quoting. The approver is shown the command `python3 -c
+<code>`, which does the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def _execute_code(arguments: JSONObject, bench: Workbench) -> ToolOutput:
     result = await bench.sandbox.run(
         f"python3 {script}; status=$?; rm -f {script}; exit $status",
         timeout_s=timeout_s,
-        # The script lies elsewhere, and modules in the workspace are to be found all the same.
+        # The script is in another directory, and must still import modules of the workspace.
         env={"PYTHONPATH": bench.sandbox.workspace, "PYTHONUNBUFFERED": "1"},
     )
     return command_output(result, timeout_s)

@@ -1,4 +1,4 @@
-"""delegate_task: a sub-agent with a fresh conversation. Who runs it is bound by the agent loop."""
+"""delegate_task: a sub-agent with a fresh conversation, run by `Workbench.delegate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hermes.errors import ToolError, UsageError
 from hermes.tools.base import Tool, ToolOutput, Workbench
 
 _TIMEOUT_S = 24 * 3600.0
-"""A sub-agent has limits of its own; this one is for the case that they all fail."""
+"""A sub-agent has its own limits; this one applies if they all fail."""
 
 
 async def _delegate_task(arguments: JSONObject, bench: Workbench) -> ToolOutput:

@@ -1,4 +1,4 @@
-"""image_generate: draws an image with an OpenAI-compatible image model and puts it into the workspace."""
+"""image_generate: generates an image with an OpenAI-compatible model and writes it to the workspace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _draw(target: ModelTarget, prompt: str, size: str | None) -> ImagesRes
     from openai.types import ImagesResponse
 
     try:
-        # The package refuses to be without a key, even for a server that needs none.
+        # The package requires a key, even for a server that needs none.
         async with AsyncOpenAI(
             base_url=target.base_url, api_key=target.api_key or "none", timeout=CALL_TIMEOUT_S, max_retries=2
         ) as client:

@@ -1,8 +1,8 @@
-"""memory: what the agent remembers across sessions, one line a fact, each with the step it comes from.
+"""memory: facts that the agent remembers across sessions, one line each, with the step they come from.
 
-The tool works only in a conversation with a person, who is shown every change in full as it happens: a model,
-or a page that it read, cannot leave instructions for later sessions unseen. Where nobody is there (batch,
-environments, `hermes -q`) it refuses, so that training data does not depend on the user's private facts.
+The tool works only in a conversation with a user, who is shown every change in full: a model, or a page that
+it read, cannot leave hidden instructions for later sessions. Without a user (batch, environments, `hermes
+-q`) it refuses, so that training data does not depend on the user's private facts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def _memory(arguments: JSONObject, bench: Workbench) -> str:
             return json.dumps([{"id": fact.id, "text": fact.text} for fact in facts], ensure_ascii=False)
 
 
-async def _add(text: str, bench: Workbench, tell: Callable[[str], None]) -> str:
+async def _add(text: str, bench: Workbench, notify: Callable[[str], None]) -> str:
     fact = new_fact(
         text,
         bench.settings.memory,
@@ -48,15 +48,15 @@ async def _add(text: str, bench: Workbench, tell: Callable[[str], None]) -> str:
         step_index=bench.step_index,
     )
     await asyncio.wrap_future(_writer(bench).add_fact(fact, bench.settings.memory.max_facts))
-    stored = await asyncio.to_thread(_fact, _home(bench), fact.id)  # as the redactor left it
-    tell(f"remembered for later sessions: {stored.text}\n  (undo: /memory remove {stored.id})")
+    stored = await asyncio.to_thread(_fact, _home(bench), fact.id)  # as redacted
+    notify(f"remembered for later sessions: {stored.text}\n  (undo: /memory remove {stored.id})")
     return json.dumps({"id": stored.id, "text": stored.text}, ensure_ascii=False)
 
 
-async def _remove(reference: str, bench: Workbench, tell: Callable[[str], None]) -> str:
+async def _remove(reference: str, bench: Workbench, notify: Callable[[str], None]) -> str:
     fact = await asyncio.to_thread(_fact, _home(bench), reference)
     await asyncio.wrap_future(_writer(bench).remove_fact(fact.id))
-    tell(f"no longer remembered: {fact.text}")
+    notify(f"no longer remembered: {fact.text}")
     return json.dumps({"removed": fact.id}, ensure_ascii=False)
 
 
@@ -68,7 +68,7 @@ def new_fact(
     trajectory_id: str | None = None,
     step_index: int | None = None,
 ) -> Fact:
-    """A fact of one line; UsageError if there is nothing in it, or more than a fact may have."""
+    """A fact of one line; UsageError if it is empty or too long."""
     line = " ".join(printable(text).split())
     if not line:
         raise UsageError("the fact is empty", "state it in a sentence")
@@ -111,7 +111,7 @@ def _writer(bench: Workbench) -> Writer:
     return cast("Writer", bench.resources["writer"])
 
 
-def _turned_off(settings: Settings, environ: Mapping[str, str]) -> str | None:
+def _unavailable(settings: Settings, environ: Mapping[str, str]) -> str | None:
     if settings.memory.enabled:
         return None
     return "the memory is turned off; hermes config set memory.enabled true"
@@ -137,6 +137,6 @@ TOOLS = (
             "additionalProperties": False,
         },
         handler=_memory,
-        unavailable=_turned_off,
+        unavailable=_unavailable,
     ),
 )

@@ -1,4 +1,4 @@
-"""session_search: full-text search over everything recorded earlier, the present run left out."""
+"""session_search: full-text search over earlier trajectories, without the current one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hermes.store.summary import SearchHit
 
 _OWN_HITS = 200
-"""Hits asked for beyond the limit, since those in the present trajectory are thrown away."""
+"""Hits requested beyond the limit, since those of the current trajectory are discarded."""
 
 
 async def _session_search(arguments: JSONObject, bench: Workbench) -> str:
@@ -25,8 +25,8 @@ async def _session_search(arguments: JSONObject, bench: Workbench) -> str:
         raise ToolError("no record of earlier runs can be reached from here")
     limit = arguments.get("limit", 10)
     hits = await asyncio.to_thread(_search, home, arguments["query"], limit + _OWN_HITS)
-    others = [hit for hit in hits if hit.trajectory_id != bench.trajectory_id]
-    return json.dumps([_describe(hit) for hit in others[:limit]], ensure_ascii=False)
+    earlier = [hit for hit in hits if hit.trajectory_id != bench.trajectory_id]
+    return json.dumps([_describe(hit) for hit in earlier[:limit]], ensure_ascii=False)
 
 
 def _search(home: Path, query: str, limit: int) -> list[SearchHit]:

@@ -1,8 +1,8 @@
-"""skills_list, skill_view and skill_manage: the agent's own reading, and writing, of skills.
+"""skills_list, skill_view and skill_manage: the agent's tools to read and write skills.
 
-Reading needs no permission. Writing does: a skill is text that later agents follow, outside the sandbox
-and beyond this rollout, so a person agrees to its exact content first. Bundled skills are never
-changed; creating one of the same name under the home directory shadows it.
+Reading needs no approval. Writing does: later agents follow a skill, outside the sandbox and beyond this
+rollout, so the user approves its exact content first. Bundled skills are never changed; a skill of the same
+name under the home directory hides it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def skill_manage(arguments: JSONObject, bench: Workbench) -> str:
             await bench.approver.approve("skill", f"delete the skill '{name}'")
             delete_skill(_home(bench), name)
             return f"deleted the skill '{name}'."
-        check_content(name, content)  # nobody is asked about a skill that could not be saved
+        check_content(name, content)  # before asking: an invalid skill cannot be saved
         await bench.approver.approve("skill", f"{action} the skill '{name}':\n{content}")
         save_skill(_home(bench), name, content)
     except ToolError:

@@ -1,7 +1,7 @@
 """terminal and process: shell commands in the sandbox, in the foreground and in the background.
 
-Every command goes past the approver first. A command that exits non-zero is a failed call whose output
-the model still reads in full; one that overstays its time-out is killed with everything it started.
+Every command needs approval first. A command that exits non-zero is a failed call whose complete output the
+model still receives; one that exceeds its time-out is killed with everything it started.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
 from hermes.tools.base import Tool, ToolOutput, Workbench
-from hermes.tools.workspace import os_errors, permitted
+from hermes.tools.workspace import os_errors, permit_path
 
 if TYPE_CHECKING:
     from hermes.sandbox.base import BackgroundProcess, CommandResult
 
 MAX_TIMEOUT_S = 600
 HARD_STOP_S = MAX_TIMEOUT_S + 60.0
-"""Above what a command may ask for, so that the sandbox, which can report output, stops it first."""
+"""Above the longest time-out of a command, so that the sandbox, which can report output, stops it first."""
 
 
 async def _terminal(arguments: JSONObject, bench: Workbench) -> ToolOutput:
     command = arguments["command"]
     if "\0" in command:
         raise ToolError("the command holds a NUL character", kind=ToolErrorKind.BAD_ARGUMENTS)
-    cwd = await permitted(bench, arguments["workdir"], "work in") if "workdir" in arguments else None
+    cwd = await permit_path(bench, arguments["workdir"], "work in") if "workdir" in arguments else None
     await bench.approver.approve("command", command)
     with os_errors(arguments.get("workdir", "the command")):
         if arguments.get("background", False):
@@ -38,19 +38,19 @@ async def _terminal(arguments: JSONObject, bench: Workbench) -> ToolOutput:
 
 
 def command_timeout_s(arguments: JSONObject, bench: Workbench) -> float:
-    """What the call asks for, else what the settings say."""
+    """The time-out of the call, else of the settings."""
     return float(arguments.get("timeout", min(bench.settings.sandbox.command_timeout_s, MAX_TIMEOUT_S)))
 
 
 def command_output(result: CommandResult, timeout_s: float) -> ToolOutput:
-    """A command's result as the model reads it: one JSON object."""
-    shown: JSONObject = {"exit_code": result.exit_code, "output": result.output}
+    """A command's result for the model: one JSON object."""
+    report: JSONObject = {"exit_code": result.exit_code, "output": result.output}
     if result.timed_out:
-        shown["error"] = f"stopped after {timeout_s:g} s, with every process it had started"
+        report["error"] = f"stopped after {timeout_s:g} s, with every process it had started"
     if result.truncated:
-        shown["truncated"] = True
+        report["truncated"] = True
     return ToolOutput(
-        _json(shown),
+        _json(report),
         ok=result.exit_code == 0 and not result.timed_out,
         exit_code=result.exit_code,
         kind=ToolErrorKind.TIMEOUT if result.timed_out else ToolErrorKind.FAILED,
@@ -84,8 +84,8 @@ def _find(arguments: JSONObject, bench: Workbench) -> BackgroundProcess:
     if name is None:
         raise ToolError(f"{arguments['action']} needs a process_id", kind=ToolErrorKind.BAD_ARGUMENTS)
     if name not in bench.processes:
-        known = ", ".join(bench.processes) or "none"
-        raise ToolError(f"no process '{name}'; known: {known}", kind=ToolErrorKind.BAD_ARGUMENTS)
+        ids = ", ".join(bench.processes) or "none"
+        raise ToolError(f"no process '{name}'; known: {ids}", kind=ToolErrorKind.BAD_ARGUMENTS)
     return bench.processes[name]
 
 
@@ -102,10 +102,10 @@ async def _write(process: BackgroundProcess, arguments: JSONObject) -> ToolOutpu
 
 
 def _describe(process: BackgroundProcess) -> JSONObject:
-    described: JSONObject = {"process_id": process.id, "command": process.command, "status": "running"}
+    description: JSONObject = {"process_id": process.id, "command": process.command, "status": "running"}
     if process.exit_code is not None:
-        described |= {"status": "exited", "exit_code": process.exit_code}
-    return described
+        description |= {"status": "exited", "exit_code": process.exit_code}
+    return description
 
 
 def _json(value: object) -> str:

@@ -1,4 +1,4 @@
-"""todo: the agent's own list of what is to be done, kept on the workbench for one rollout."""
+"""todo: the agent's task list, kept on the workbench for one rollout."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FIELDS = ("id", "content", "status")
 
 async def _todo(arguments: JSONObject, bench: Workbench) -> str:
     if "todos" in arguments:
-        bench.todos[:] = updated(bench.todos if arguments.get("merge", False) else [], arguments["todos"])
+        bench.todos[:] = merge_todos(bench.todos if arguments.get("merge", False) else [], arguments["todos"])
     counts = Counter(item["status"] for item in bench.todos)
     return json.dumps({"todos": bench.todos, "counts": dict(counts)}, ensure_ascii=False)
 
 
-def updated(current: list[JSONObject], changes: list[JSONObject]) -> list[JSONObject]:
-    """The list with the changes in: an item with a known id is changed in place, another is added."""
+def merge_todos(current: list[JSONObject], changes: list[JSONObject]) -> list[JSONObject]:
+    """The list with the changes applied: an existing id is changed in place, a new one added."""
     ids = [change["id"] for change in changes]
     repeated = [name for name, count in Counter(ids).items() if count > 1]
     if repeated:

@@ -1,7 +1,7 @@
-"""vision_analyze: asks a model that sees images about one image.
+"""vision_analyze: asks a vision model about one image.
 
-The image is always sent as data, never as an address: a file of the sandbox, a data URL, or an image
-fetched here under the private-address guard. Its type is what its bytes are, whatever its name claims.
+The image is always sent as data, never as an address: a file of the sandbox, a data URL, or an image fetched
+here with SSRF protection. Its type is determined from its bytes, not from its name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A dataset in files of the sandbox: JSON lines, JSON, CSV, Parquet or Arrow; one file, or a folder of them.
 
-Files are read through the sandbox and parsed here, in memory; nothing of them is run, and no card in the
-folder is followed to other files or addresses. A folder's splits come from the names of its files, by the
-`datasets` library's conventions: `data/NAME-00000-of-00001.…`, or a keyword such as train, test, validation.
-At most MAX_BYTES are read; what lies beyond is not counted, and the view says so.
+Files are read through the sandbox and parsed here, in memory; nothing in them is executed, and references in
+a card to other files or addresses are not followed. A folder's splits come from the names of its files, by
+the `datasets` library's conventions: `data/NAME-00000-of-00001.…`, or a keyword such as train, test,
+validation. At most MAX_BYTES are read; rows beyond are not counted, and the view notes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hermes.errors import MissingDependencyError, ToolError
 from hermes.tools.base import Workbench
 from hermes.tools.datasets.view import ColumnInfo, DatasetView, SplitInfo, choose_split, value_types
 from hermes.tools.files.search import files_command
-from hermes.tools.workspace import bad_path, os_errors, permitted
+from hermes.tools.workspace import bad_path, os_errors, permit_path
 
 MAX_BYTES = 64 * 1024 * 1024
 _MAX_LISTED = 2_000
@@ -54,25 +54,25 @@ class TableSlice:
 async def inspect_files(
     bench: Workbench, path: str, split: str | None, offset: int, limit: int
 ) -> DatasetView:
-    allowed = await permitted(bench, path, "read")
+    allowed = await permit_path(bench, path, "read")
     with os_errors(path):
         try:
             data = await bench.sandbox.read_file(allowed, MAX_BYTES + 1)
         except IsADirectoryError:
-            files = await _listed(bench, allowed, path)
+            files = await _list_data_files(bench, allowed, path)
             return await _folder(bench, path, files, split, offset, limit)
     suffix = PurePosixPath(path).suffix.lower()
     if suffix not in _FORMATS:
         raise bad_path(path, f"a dataset is a folder, or a file that ends with {', '.join(_FORMATS)}")
-    table = await _parsed(path, data, offset, limit, MAX_BYTES)
+    table = await _parse_file(path, data, offset, limit, MAX_BYTES)
     name = split_of(PurePosixPath(path).name)
     if len(data) > MAX_BYTES:
         splits = [SplitInfo(None, name, None, None)]
         notes: tuple[str, ...] = (f"only the first {MAX_BYTES} bytes were read: rows are not counted",)
     else:
         splits, notes = [SplitInfo(None, name, table.rows_total, len(data))], ()
-    shown = choose_split(splits, None, split)
-    return DatasetView(path, {}, splits, shown, offset, table.columns, table.rows, notes)
+    selected = choose_split(splits, None, split)
+    return DatasetView(path, {}, splits, selected, offset, table.columns, table.rows, notes)
 
 
 async def _folder(
@@ -81,17 +81,17 @@ async def _folder(
     by_split: dict[str, list[str]] = {}
     for file in files:
         by_split.setdefault(split_of(PurePosixPath(file).relative_to(path).as_posix()), []).append(file)
-    shown = choose_split([SplitInfo(None, name, None, None) for name in by_split], None, split)
-    view = DatasetView(path, {"files": len(files)}, (), shown, offset)
-    splits = dict.fromkeys(by_split, shown)
+    selected = choose_split([SplitInfo(None, name, None, None) for name in by_split], None, split)
+    view = DatasetView(path, {"files": len(files)}, (), selected, offset)
+    splits = dict.fromkeys(by_split, selected)
     notes: list[str] = []
     max_bytes = MAX_BYTES
-    # The split that is shown is read first: the limit on bytes is spent on it.
-    for name in sorted(by_split, key=lambda name: name != shown.split):
-        is_shown = name == shown.split
-        part = await _read_split(bench, by_split[name], max_bytes, offset, limit if is_shown else 0)
+    # The selected split is read first, so that the byte limit applies to the others.
+    for name in sorted(by_split, key=lambda name: name != selected.split):
+        is_selected = name == selected.split
+        part = await _read_split(bench, by_split[name], max_bytes, offset, limit if is_selected else 0)
         max_bytes -= part.size_bytes
-        if is_shown:
+        if is_selected:
             view = replace(view, columns=part.table.columns, rows=part.table.rows)
         if not part.whole:
             notes.append(f"rows of '{name}' are not counted: the files have more than {MAX_BYTES} bytes")
@@ -102,7 +102,7 @@ async def _folder(
 
 @dataclass(frozen=True, slots=True)
 class _SplitPart:
-    """What was read of one split."""
+    """The part of a split that was read."""
 
     table: TableSlice
     size_bytes: int
@@ -117,11 +117,11 @@ async def _read_split(
     for file in files:
         left_bytes = max_bytes - size_bytes
         with os_errors(file):
-            data = await bench.sandbox.read_file(await permitted(bench, file, "read"), left_bytes + 1)
+            data = await bench.sandbox.read_file(await permit_path(bench, file, "read"), left_bytes + 1)
         cut = len(data) > left_bytes
         if cut and (table.rows or not limit):
             return _SplitPart(table, size_bytes, whole=False)
-        part = await _parsed(
+        part = await _parse_file(
             file, data, max(0, offset - table.rows_total), limit - len(table.rows), left_bytes
         )
         table = TableSlice(
@@ -134,7 +134,7 @@ async def _read_split(
 
 
 def split_of(path: str) -> str:
-    """The split that a file of a folder belongs to, by its name; 'train' if the name says nothing."""
+    """The split that a file of a folder belongs to, by its name; 'train' if the name has no keyword."""
     shard = _SHARD.fullmatch(path)
     if shard is not None:
         return _SPLIT_WORD.get(shard[1], shard[1])
@@ -142,7 +142,7 @@ def split_of(path: str) -> str:
     return next((_SPLIT_WORD[word] for word in words if word in _SPLIT_WORD), "train")
 
 
-async def _listed(bench: Workbench, allowed: str, path: str) -> list[str]:
+async def _list_data_files(bench: Workbench, allowed: str, path: str) -> list[str]:
     """The data files of a folder: those of its most frequent kind, as the `datasets` library chooses."""
     root = allowed if allowed.startswith("/") else f"./{allowed}"
     command = files_command("*", root, None, _MAX_LISTED + 1)
@@ -161,8 +161,8 @@ async def _listed(bench: Workbench, allowed: str, path: str) -> list[str]:
     return [str(PurePosixPath(path) / name.relative_to(base)) for name in data if name.suffix.lower() == kind]
 
 
-async def _parsed(path: str, data: bytes, offset: int, limit: int, max_bytes: int) -> TableSlice:
-    """Rows of a file, of which `data` is at most one byte more than is to be used."""
+async def _parse_file(path: str, data: bytes, offset: int, limit: int, max_bytes: int) -> TableSlice:
+    """Parses a file; `data` has at most one byte more than `max_bytes`."""
     file_format = _FORMATS[PurePosixPath(path).suffix.lower()]
     if len(data) > max_bytes:
         if not file_format.by_lines:
@@ -208,14 +208,14 @@ def _record(value: object) -> JSONObject:
 
 def _table(records: Iterator[JSONObject], offset: int, limit: int) -> TableSlice:
     head: list[JSONObject] = []
-    shown: list[JSONObject] = []
+    selected: list[JSONObject] = []
     count = 0
     for count, record in enumerate(records, 1):
         if count <= _TYPED_ROWS:
             head.append(record)
         if offset < count <= offset + limit:
-            shown.append(record)
-    return TableSlice(count, value_types(head), shown)
+            selected.append(record)
+    return TableSlice(count, value_types(head), selected)
 
 
 def _read_parquet(data: bytes, offset: int, limit: int) -> TableSlice:
@@ -241,11 +241,11 @@ def _arrow_columns(schema: Any) -> list[ColumnInfo]:
 
 
 def _slice(batches: Any, offset: int, limit: int) -> list[JSONObject]:
-    rows = (row for batch in _from(batches, offset) for row in batch.to_pylist())
+    rows = (row for batch in _skip_rows(batches, offset) for row in batch.to_pylist())
     return list(islice(rows, limit))
 
 
-def _from(batches: Any, offset: int) -> Iterator[Any]:
+def _skip_rows(batches: Any, offset: int) -> Iterator[Any]:
     """The batches without their first `offset` rows, which are not decoded."""
     for batch in batches:
         if offset < batch.num_rows:
@@ -264,7 +264,7 @@ def _arrow(module: str) -> Any:
 class _FileFormat:
     read: Callable[[bytes, int, int], TableSlice]
     by_lines: bool
-    """Whether the beginning of a file can be read without its end."""
+    """Whether a file can be parsed without its end."""
 
 
 _FORMATS = {
@@ -276,4 +276,4 @@ _FORMATS = {
     ".json": _FileFormat(_read_json, by_lines=False),
 }
 _NOT_DATA = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
-"""What `datasets.save_to_disk` writes beside the data."""
+"""Files that `datasets.save_to_disk` writes beside the data."""

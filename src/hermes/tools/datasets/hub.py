@@ -1,9 +1,9 @@
-"""A dataset of the hub: what its card says, its splits, and some of its rows, without downloading it.
+"""A dataset of the hub: its card, its splits and some of its rows, without downloading it.
 
-Two addresses of the configuration are asked: the hub (`/api/datasets/NAME`) and its dataset viewer
+Requests go to two configured addresses: the hub (`/api/datasets/NAME`) and its dataset viewer
 (`/splits`, `/size`, `/first-rows`, `/rows`). The model chooses a name, never an address. Requests go through
 `safety.fetch`, so a redirect cannot lead to a private address, and HF_TOKEN is sent to these two addresses
-only, never to one that they redirect to. Where the viewer has no answer, the hub's is still reported.
+only, never to one that they redirect to. If the viewer has no data, the hub's card is still reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FACTS = {"lastModified": "last_modified", "downloads": "downloads", "gated": "g
 
 
 class _ViewerError(Exception):
-    """The dataset viewer has no answer for this dataset; the text says why."""
+    """The dataset viewer has no data for this dataset; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class DatasetHub:
             more = [f"{len(files) - _MAX_FILES} more files are not listed"] if len(files) > _MAX_FILES else []
             about = {**view.about, "files": files[:_MAX_FILES]}
             return replace(view, about=about, notes=(f"rows cannot be shown: {error}", *more))
-        shown = choose_split(splits, config, split)
-        view = replace(view, splits=splits, shown=shown, notes=notes)
+        selected = choose_split(splits, config, split)
+        view = replace(view, splits=splits, shown=selected, notes=notes)
         try:
-            return await self._rows(view, shown, limit)
+            return await self._rows(view, selected, limit)
         except _ViewerError as error:
             return replace(view, notes=(*notes, f"rows cannot be shown: {error}"))
 
@@ -85,11 +85,11 @@ class DatasetHub:
         return _object(fetched)
 
     async def _splits(self, name: str) -> tuple[list[SplitInfo], tuple[str, ...]]:
-        listed, sizes = await asyncio.gather(
+        listing, sizes = await asyncio.gather(
             self._viewer("splits", dataset=name), self._sizes(name), return_exceptions=True
         )
-        if isinstance(listed, BaseException):
-            raise listed
+        if isinstance(listing, BaseException):
+            raise listing
         size_of: dict[tuple[str, str], JSONObject] = {}
         notes: list[str] = []
         if isinstance(sizes, _ViewerError):
@@ -101,10 +101,10 @@ class DatasetHub:
             size_of = {(str(entry.get("config")), str(entry.get("split"))): entry for entry in measured}
             if partial:
                 notes.append("the dataset is so large that rows and sizes are lower bounds")
-        names = [(str(entry["config"]), str(entry["split"])) for entry in _objects(listed.get("splits"))]
+        names = [(str(entry["config"]), str(entry["split"])) for entry in _objects(listing.get("splits"))]
         for state in ("pending", "failed"):
-            if listed.get(state):
-                notes.append(f"{len(listed[state])} configurations are {state} and not listed")
+            if listing.get(state):
+                notes.append(f"{len(listing[state])} configurations are {state} and not listed")
         if not names:
             raise _ViewerError("the dataset viewer lists no splits (yet)")
         splits = [
@@ -123,10 +123,10 @@ class DatasetHub:
         size = data.get("size")
         return _objects(size.get("splits") if isinstance(size, dict) else None), bool(data.get("partial"))
 
-    async def _rows(self, view: DatasetView, shown: SplitInfo, limit: int) -> DatasetView:
-        query = {"dataset": view.dataset, "config": shown.config or "", "split": shown.split}
+    async def _rows(self, view: DatasetView, selected: SplitInfo, limit: int) -> DatasetView:
+        query = {"dataset": view.dataset, "config": selected.config or "", "split": selected.split}
         if view.offset == 0:
-            # The first rows exist for datasets without a Parquet export too.
+            # The first rows are also available for datasets without a Parquet export.
             data = await self._viewer("first-rows", **query)
         else:
             data = await self._viewer("rows", **query, offset=str(view.offset), length=str(limit))
@@ -146,7 +146,7 @@ class DatasetHub:
         )
 
     async def _viewer(self, endpoint: str, **query: str) -> JSONObject:
-        """An answer of the dataset viewer; _ViewerError if it has none for this dataset."""
+        """A response of the dataset viewer; _ViewerError if it has none for this dataset."""
         fetched = await self._fetch(f"{self.settings.hub.viewer_url}/{endpoint}?{urlencode(query)}")
         if fetched.status != 200:
             raise _ViewerError(
@@ -162,7 +162,7 @@ class DatasetHub:
         try:
             return await fetch(
                 url,
-                # The address is the user's own setting: a hub of their own may be on a private network.
+                # The address is the user's setting: a private hub may be on a private network.
                 allow_hosts=(*self.settings.web.allow_hosts, urlsplit(url).netloc),
                 max_bytes=self.settings.web.max_bytes,
                 timeout_s=TIMEOUT_S,

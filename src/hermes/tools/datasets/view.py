@@ -1,7 +1,7 @@
-"""What `dataset_inspect` reports about a dataset, as bounded JSON. Pure.
+"""The report of `dataset_inspect`, as bounded JSON. Pure.
 
-Whatever a dataset holds, the text is at most MAX_CHARS long and valid JSON: long cells are clipped, then
-clipped harder, and then rows are left out from the end. Everything that is left out is counted in `notes`.
+For any dataset the text is valid JSON of at most MAX_CHARS characters: long cells are clipped, then clipped
+further, and then rows are left out from the end. Everything that is left out is counted in `notes`.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ class DatasetView:
     columns: Sequence[ColumnInfo] = ()
     rows: Sequence[JSONObject] = ()
     notes: Sequence[str] = field(default=())
-    """What is missing or not exact, and why."""
+    """What is missing or inexact, with the reason."""
 
 
 def to_text(view: DatasetView) -> str:
     """The view as JSON of at most MAX_CHARS characters."""
     for cell_chars in _CELL_CHARS:
-        text = _dumped(view, view.rows, cell_chars)
+        text = _dump(view, view.rows, cell_chars)
         if len(text) <= MAX_CHARS:
             return text
     rows = list(view.rows)
     while rows and len(text) > MAX_CHARS:
         rows.pop()
-        text = _dumped(view, rows, _CELL_CHARS[-1])
+        text = _dump(view, rows, _CELL_CHARS[-1])
     return text
 
 
@@ -78,16 +78,16 @@ def choose_split(splits: Sequence[SplitInfo], config: str | None, split: str | N
     if config is not None and config not in configs:
         names = ", ".join(str(name) for name in configs)
         raise ToolError(f"there is no configuration '{config}'; there are: {clip(names, 1_000)}")
-    chosen = config if config is not None else "default" if "default" in configs else configs[0]
-    inside = {entry.split: entry for entry in splits if entry.config == chosen}
+    config_name = config if config is not None else "default" if "default" in configs else configs[0]
+    inside = {entry.split: entry for entry in splits if entry.config == config_name}
     if split is not None and split not in inside:
-        where = "" if chosen is None else f" in the configuration '{chosen}'"
+        where = "" if config_name is None else f" in the configuration '{config_name}'"
         raise ToolError(f"there is no split '{split}'{where}; there are: {clip(', '.join(inside), 1_000)}")
     return inside[split] if split is not None else inside.get("train") or next(iter(inside.values()))
 
 
 def feature_type(feature: JSON) -> str:
-    """A column's type in one word or a few, from a feature in the notation of the `datasets` library."""
+    """A column's type as short text, from a feature in the notation of the `datasets` library."""
     if isinstance(feature, list):
         return f"list[{feature_type(feature[0])}]" if feature else "list"
     if not isinstance(feature, dict):
@@ -124,7 +124,7 @@ def _kind(value: JSON) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _dumped(view: DatasetView, rows: Sequence[JSONObject], cell_chars: int) -> str:
+def _dump(view: DatasetView, rows: Sequence[JSONObject], cell_chars: int) -> str:
     notes = list(view.notes)
     if len(view.splits) > MAX_SPLITS:
         notes.append(f"{len(view.splits) - MAX_SPLITS} more splits are not listed")
@@ -147,7 +147,7 @@ def _dumped(view: DatasetView, rows: Sequence[JSONObject], cell_chars: int) -> s
         }
         data["rows"] = [
             {
-                clip(name, _NAME_CHARS): clipped(value, cell_chars)
+                clip(name, _NAME_CHARS): clip_cell(value, cell_chars)
                 for name, value in row.items()
                 if name in names
             }
@@ -158,8 +158,8 @@ def _dumped(view: DatasetView, rows: Sequence[JSONObject], cell_chars: int) -> s
     return json.dumps(data, ensure_ascii=False, default=str)
 
 
-def clipped(value: JSON, max_chars: int, depth: int = 0) -> JSON:
-    """A cell with long texts, long lists and deep nesting cut; a cut says how much is left out."""
+def clip_cell(value: JSON, max_chars: int, depth: int = 0) -> JSON:
+    """A cell with long texts, long lists and deep nesting shortened; the omitted amount is stated."""
     if isinstance(value, str):
         return clip(value, max_chars)
     if isinstance(value, bytes):
@@ -167,12 +167,12 @@ def clipped(value: JSON, max_chars: int, depth: int = 0) -> JSON:
     if isinstance(value, list | tuple | dict) and depth >= _MAX_DEPTH:
         return "…"
     if isinstance(value, list | tuple):
-        items = [clipped(item, max_chars, depth + 1) for item in value[:_MAX_ITEMS]]
+        items = [clip_cell(item, max_chars, depth + 1) for item in value[:_MAX_ITEMS]]
         return [*items, f"… {len(value) - _MAX_ITEMS} more items"] if len(value) > _MAX_ITEMS else items
     if isinstance(value, dict):
         pairs = list(value.items())
         cut = {
-            clip(str(name), _NAME_CHARS): clipped(inner, max_chars, depth + 1)
+            clip(str(name), _NAME_CHARS): clip_cell(inner, max_chars, depth + 1)
             for name, inner in pairs[:_MAX_ITEMS]
         }
         return {**cut, "…": f"{len(pairs) - _MAX_ITEMS} more fields"} if len(pairs) > _MAX_ITEMS else cut

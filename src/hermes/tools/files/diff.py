@@ -1,8 +1,7 @@
-"""Changing text: exact replacement and unified diffs, as pure functions.
+"""Text changes: exact replacement and unified diffs, as pure functions.
 
-Both either change everything they were asked to or raise `ToolError` and change nothing. A diff's line
-numbers are taken as a hint, since models count badly; its lines are not: every context and removed line
-must be in the text, word for word, at one place only.
+Both apply the complete change or raise `ToolError`. A diff's line numbers are only a hint, since models count
+badly; its lines are not: the context and removed lines of a hunk must occur verbatim at exactly one position.
 """
 
 from __future__ import annotations
@@ -20,50 +19,50 @@ _HEADER = re.compile(r"@@(?: -(\d{1,9})(?:,\d+)? \+\d+(?:,\d+)? @@)?.*")
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class TextChange:
     text: str
     lines: tuple[int, ...]
     """Where each change begins, as line numbers of the old text."""
 
 
-def replace_exact(text: str, old: str, new: str, *, replace_all: bool) -> Changed:
+def replace_exact(text: str, old: str, new: str, *, replace_all: bool) -> TextChange:
     """`old` replaced by `new`, where it occurs exactly once (or everywhere, with `replace_all`)."""
     if not old:
         raise ToolError("old is empty: give the text to be replaced")
     if old == new:
         raise ToolError("old and new are the same: nothing would change")
-    places = _occurrences(text, old)
-    if not places:
+    positions = _occurrences(text, old)
+    if not positions:
         nearest = _nearest(text.split("\n"), old.split("\n"))
         raise ToolError(f"old does not occur in the file{nearest}")
-    lines = tuple(text.count("\n", 0, place) + 1 for place in places)
-    if len(places) > 1 and not replace_all:
+    lines = tuple(text.count("\n", 0, position) + 1 for position in positions)
+    if len(positions) > 1 and not replace_all:
         where = ", ".join(map(str, lines[:10]))
         raise ToolError(
-            f"old occurs {len(places)} times, at lines {where}: add lines around it until it is unique, "
+            f"old occurs {len(positions)} times, at lines {where}: add lines around it until it is unique, "
             "or set replace_all"
         )
-    return Changed(text.replace(old, new), lines)
+    return TextChange(text.replace(old, new), lines)
 
 
-def apply_diff(text: str, diff: str) -> Changed:
+def apply_diff(text: str, diff: str) -> TextChange:
     """The text with every hunk of a unified diff of one file applied."""
     hunks, ends_with_newline = _parse(diff)
     lines = text.split("\n")
     terminated = lines[-1] == ""
     if terminated:
         lines.pop()
-    done: list[str] = []
-    at: list[int] = []
+    new_lines: list[str] = []
+    changed_lines: list[int] = []
     start = 0
     for number, hunk in enumerate(hunks, 1):
-        place = _locate(hunk, lines, start, number)
-        done += lines[start:place] + hunk.new
-        at.append(place + 1)
-        start = place + len(hunk.old)
-    done += lines[start:]
+        index = _locate(hunk, lines, start, number)
+        new_lines += lines[start:index] + hunk.new
+        changed_lines.append(index + 1)
+        start = index + len(hunk.old)
+    new_lines += lines[start:]
     newline = terminated if ends_with_newline is None else ends_with_newline
-    return Changed("\n".join(done) + ("\n" if done and newline else ""), tuple(at))
+    return TextChange("\n".join(new_lines) + ("\n" if new_lines and newline else ""), tuple(changed_lines))
 
 
 @dataclass(slots=True)
@@ -107,7 +106,7 @@ def _parse(diff: str) -> tuple[list[_Hunk], bool | None]:
 
 
 def _next_file(rows: list[str], index: int) -> bool:
-    """True at the header of another file (a hunk that ends in two such rows is not worth telling apart)."""
+    """True at the header of another file (a hunk that ends in two such rows is not distinguished)."""
     following = rows[index : index + 3]
     return len(following) == 3 and all(map(str.startswith, following, ("--- ", "+++ ", "@@")))
 
@@ -122,46 +121,46 @@ def _locate(hunk: _Hunk, lines: list[str], start: int, number: int) -> int:
     stated = -1 if hunk.line is None else hunk.line - 1
     if stated >= start and lines[stated : stated + len(old)] == old:
         return stated
-    places = [
-        place for place in range(start, len(lines) - len(old) + 1) if lines[place : place + len(old)] == old
+    matches = [
+        index for index in range(start, len(lines) - len(old) + 1) if lines[index : index + len(old)] == old
     ]
-    if len(places) == 1:
-        return places[0]
-    if places:
-        where = ", ".join(str(place + 1) for place in places[:10])
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        where = ", ".join(str(index + 1) for index in matches[:10])
         raise ToolError(f"hunk {number} fits at several lines ({where}): add more context lines")
     raise ToolError(f"hunk {number} does not fit the file{_nearest(lines, old)}")
 
 
 def _occurrences(text: str, part: str) -> list[int]:
-    places: list[int] = []
-    place = text.find(part)
-    while place >= 0:
-        places.append(place)
-        place = text.find(part, place + len(part))
-    return places
+    positions: list[int] = []
+    position = text.find(part)
+    while position >= 0:
+        positions.append(position)
+        position = text.find(part, position + len(part))
+    return positions
 
 
-def _nearest(lines: list[str], wanted: list[str]) -> str:
-    """What the text has instead, as the end of an error message; empty if nothing is like it."""
+def _nearest(lines: list[str], target: list[str]) -> str:
+    """The most similar lines, as the end of an error message; empty if there are none."""
     if len(lines) > _NEAR_LINES:
         return ""
-    words, wanted_words = [line.split() for line in lines], [line.split() for line in wanted]
-    for place in range(len(lines) - len(wanted) + 1):
-        if words[place : place + len(wanted)] == wanted_words:
-            return f"; line {place + 1} differs only in white space:\n{_excerpt(lines, place, len(wanted))}"
-    anchor = max(wanted, key=lambda line: len(line.strip())).strip()
+    words, target_words = [line.split() for line in lines], [line.split() for line in target]
+    for index in range(len(lines) - len(target) + 1):
+        if words[index : index + len(target)] == target_words:
+            return f"; line {index + 1} differs only in white space:\n{_excerpt(lines, index, len(target))}"
+    anchor = max(target, key=lambda line: len(line.strip())).strip()
     matcher = SequenceMatcher(b=anchor, autojunk=False)
     best, best_ratio = -1, _NEAR_RATIO
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         matcher.set_seq1(line.strip()[: 2 * len(anchor) + 20])
         if matcher.real_quick_ratio() > best_ratio and matcher.quick_ratio() > best_ratio:
             ratio = matcher.ratio()
             if ratio > best_ratio:
-                best, best_ratio = place, ratio
+                best, best_ratio = index, ratio
     return "" if best < 0 else f"; the nearest lines are:\n{_excerpt(lines, max(0, best - 2), 5)}"
 
 
 def _excerpt(lines: list[str], start: int, count: int) -> str:
-    shown = lines[start : start + min(count, 20)]
-    return "\n".join(f"{number:6}\t{line[:200]}" for number, line in enumerate(shown, start + 1))
+    excerpt = lines[start : start + min(count, 20)]
+    return "\n".join(f"{number:6}\t{line[:200]}" for number, line in enumerate(excerpt, start + 1))

@@ -5,31 +5,31 @@ from __future__ import annotations
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
 from hermes.tools.base import Tool, Workbench
-from hermes.tools.files.diff import Changed, apply_diff, replace_exact
+from hermes.tools.files.diff import TextChange, apply_diff, replace_exact
 from hermes.tools.files.read_write import MAX_BYTES, write_lock
-from hermes.tools.workspace import os_errors, permitted
+from hermes.tools.workspace import os_errors, permit_path
 
 
 async def _patch(arguments: JSONObject, bench: Workbench) -> str:
     by_diff = "diff" in arguments
-    given = [name for name in ("old", "new", "replace_all") if name in arguments]
-    if (by_diff and given) or (not by_diff and not {"old", "new"} <= set(given)):
+    names = [name for name in ("old", "new", "replace_all") if name in arguments]
+    if (by_diff and names) or (not by_diff and not {"old", "new"} <= set(names)):
         raise ToolError("give either old and new, or diff", kind=ToolErrorKind.BAD_ARGUMENTS)
     path = arguments["path"]
-    allowed = await permitted(bench, path, "write")
+    allowed = await permit_path(bench, path, "write")
     async with write_lock(bench):
         with os_errors(path):
             data = await bench.sandbox.read_file(allowed, MAX_BYTES + 1)
-        text = _decoded(data, path)
-        changed = _change(text, arguments)
+        text = _decode(data, path)
+        change = _change(text, arguments)
         with os_errors(path):
-            await bench.sandbox.write_file(allowed, changed.text.encode("utf-8"))
-    count = len(changed.lines)
-    where = ", ".join(map(str, changed.lines[:10])) + (" …" if count > 10 else "")
+            await bench.sandbox.write_file(allowed, change.text.encode("utf-8"))
+    count = len(change.lines)
+    where = ", ".join(map(str, change.lines[:10])) + (" …" if count > 10 else "")
     return f"changed {path} at {count} place{'s' if count > 1 else ''} (line {where})"
 
 
-def _decoded(data: bytes, path: str) -> str:
+def _decode(data: bytes, path: str) -> str:
     if len(data) > MAX_BYTES:
         raise ToolError(f"'{path}' is larger than {MAX_BYTES} bytes; change it with a command")
     try:
@@ -40,8 +40,8 @@ def _decoded(data: bytes, path: str) -> str:
         ) from None
 
 
-def _change(text: str, arguments: JSONObject) -> Changed:
-    """Applies the change; a file with CRLF throughout is matched and kept as such."""
+def _change(text: str, arguments: JSONObject) -> TextChange:
+    """Applies the change; a file with CRLF throughout keeps its line ends."""
     crlf = "\r\n" in text and text.count("\r\n") == text.count("\n")
     if crlf:
         text = text.replace("\r\n", "\n")
@@ -50,12 +50,12 @@ def _change(text: str, arguments: JSONObject) -> Changed:
             for name, value in arguments.items()
         }
     if "diff" in arguments:
-        changed = apply_diff(text, arguments["diff"])
+        change = apply_diff(text, arguments["diff"])
     else:
-        changed = replace_exact(
+        change = replace_exact(
             text, arguments["old"], arguments["new"], replace_all=arguments.get("replace_all", False)
         )
-    return Changed(changed.text.replace("\n", "\r\n"), changed.lines) if crlf else changed
+    return TextChange(change.text.replace("\n", "\r\n"), change.lines) if crlf else change
 
 
 TOOLS = (

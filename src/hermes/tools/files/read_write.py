@@ -1,7 +1,7 @@
-"""read_file and write_file: text files of the sandbox, by lines and whole.
+"""read_file and write_file: text files of the sandbox.
 
-Reading shows numbered lines and never more than a bounded part; what is not text is refused by name
-of its kind. Writing replaces the file; writes and patches of one rollout happen one at a time.
+Reading returns a bounded number of numbered lines; a file that is not text is an error that names its kind.
+Writing replaces the file; writes and patches of one rollout happen one at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
 from hermes.tools.base import Tool, Workbench
-from hermes.tools.workspace import os_errors, permitted
+from hermes.tools.workspace import os_errors, permit_path
 
 MAX_BYTES = 10_000_000
 _LINES = 2_000
@@ -28,16 +28,16 @@ _IMAGES = {
 
 async def _read_file(arguments: JSONObject, bench: Workbench) -> str:
     path = arguments["path"]
-    allowed = await permitted(bench, path, "read")
+    allowed = await permit_path(bench, path, "read")
     with os_errors(path):
         data = await bench.sandbox.read_file(allowed, MAX_BYTES + 1)
-    text = as_text(data[:MAX_BYTES], path)
+    text = _decode(data[:MAX_BYTES], path)
     offset, limit = arguments.get("offset", 1), arguments.get("limit", _LINES)
-    return numbered(text, offset, limit, whole=len(data) <= MAX_BYTES)
+    return _number_lines(text, offset, limit, whole=len(data) <= MAX_BYTES)
 
 
-def as_text(data: bytes, path: str) -> str:
-    """The bytes as UTF-8, damaged sequences replaced; ToolError for what is no text at all."""
+def _decode(data: bytes, path: str) -> str:
+    """The bytes as UTF-8, damaged sequences replaced; ToolError for a binary file."""
     head = data[:_SNIFF_BYTES]
     if b"\0" in head:
         kind = _image_kind(head)
@@ -53,8 +53,8 @@ def _image_kind(head: bytes) -> str | None:
     return next((kind for magic, kind in _IMAGES.items() if head.startswith(magic)), None)
 
 
-def numbered(text: str, offset: int, limit: int, *, whole: bool) -> str:
-    """Lines offset, offset + 1, … as '<number><tab><line>', and a last line saying what is missing.
+def _number_lines(text: str, offset: int, limit: int, *, whole: bool) -> str:
+    """Lines offset, offset + 1, … as '<number><tab><line>', and a last line that states what is missing.
 
     `whole` is False if the text is only the beginning of its file.
     """
@@ -69,7 +69,7 @@ def numbered(text: str, offset: int, limit: int, *, whole: bool) -> str:
     rows: list[str] = []
     size = 0
     for number, line in enumerate(lines[offset - 1 : offset - 1 + limit], offset):
-        rows.append(f"{number:6}\t{_clipped(line)}")
+        rows.append(f"{number:6}\t{_clip_line(line)}")
         size += len(rows[-1])
         if size > _SHOWN_CHARS:
             break
@@ -81,7 +81,7 @@ def numbered(text: str, offset: int, limit: int, *, whole: bool) -> str:
     return "\n".join(rows)
 
 
-def _clipped(line: str) -> str:
+def _clip_line(line: str) -> str:
     line = line.removesuffix("\r")
     if len(line) <= _LINE_CHARS:
         return line
@@ -91,7 +91,7 @@ def _clipped(line: str) -> str:
 async def _write_file(arguments: JSONObject, bench: Workbench) -> str:
     path = arguments["path"]
     data = arguments["content"].encode("utf-8")
-    allowed = await permitted(bench, path, "write")
+    allowed = await permit_path(bench, path, "write")
     async with write_lock(bench):
         with os_errors(path):
             await bench.sandbox.write_file(allowed, data)

@@ -1,8 +1,8 @@
 """search_files: text in files by regular expression, or files by name, inside the sandbox.
 
-The work is done by find and grep in the sandbox, so it is the same in every back end and reads nothing
-the sandbox cannot. Symbolic links are not followed; `.git` and the agent's own `.hermes` are left out
-unless they are searched by name; results come in path order, so equal trees give equal answers.
+find and grep do the search in the sandbox, so it is the same in every back end and reads only what the
+sandbox can. Symbolic links are not followed; `.git` and the agent's own `.hermes` are left out unless they
+are searched by name; results come in path order, so equal trees give equal results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.scratch import SCRATCH
-from hermes.tools.workspace import bad_path, permitted
+from hermes.tools.workspace import bad_path, permit_path
 
 _TIMEOUT_S = 60.0
 _LIMIT = 100
@@ -27,7 +27,7 @@ async def _search_files(arguments: JSONObject, bench: Workbench) -> str:
     pattern, path = arguments["pattern"], arguments.get("path", ".")
     if "\0" in pattern or "\0" in arguments.get("file_glob", ""):
         raise ToolError("a pattern holds a NUL character", kind=ToolErrorKind.BAD_ARGUMENTS)
-    allowed = await permitted(bench, path, "search")
+    allowed = await permit_path(bench, path, "search")
     root = allowed if allowed.startswith("/") else f"./{allowed}"
     limit = arguments.get("limit", _LIMIT)
     by_name = arguments.get("target", "content") == "files"
@@ -44,7 +44,7 @@ async def _search_files(arguments: JSONObject, bench: Workbench) -> str:
         raise bad_path(path, "it does not exist")
     if result.exit_code == _BAD_PATTERN:
         raise ToolError(f"bad pattern: {result.output.strip()}", kind=ToolErrorKind.BAD_ARGUMENTS)
-    return _shown(result.output, limit)
+    return _format_matches(result.output, limit)
 
 
 def content_command(pattern: str, root: str, glob: str | None, count: int) -> str:
@@ -52,7 +52,7 @@ def content_command(pattern: str, root: str, glob: str | None, count: int) -> st
     quoted = shlex.quote(pattern)
     return (
         f"[ -e {shlex.quote(root)} ] || exit {_NO_PATH}\n"
-        # Perl expressions are what models write (\d, lazy quantifiers); not every grep knows them.
+        # Models write Perl expressions (\d, lazy quantifiers), which not every grep supports.
         "kind=-E; echo x | grep -qP x 2>/dev/null && kind=-P\n"
         f'grep "$kind" -e {quoted} /dev/null; [ $? -le 1 ] || exit {_BAD_PATTERN}\n'
         f"{{ {_find(root, glob)} -print0 | LC_ALL=C sort -z"
@@ -79,7 +79,7 @@ def _find(root: str, glob: str | None) -> str:
     return rf"find {quoted} \( -name .git -o -name {SCRATCH} \) ! -path {quoted} -prune -o -type f{name}"
 
 
-def _shown(output: str, limit: int) -> str:
+def _format_matches(output: str, limit: int) -> str:
     lines = output.removesuffix("\n").split("\n") if output else []
     rows = [line.removeprefix("./").removeprefix("./")[:_LINE_CHARS] for line in lines[:limit]]
     if len(lines) > limit:

@@ -1,8 +1,8 @@
-"""What the user agreed to for each MCP server: its exact command or address, and its tools as they were.
+"""The user's approval of each MCP server: its exact command or address, and the hashes of its tools.
 
-A tool's description is text that the model obeys, so a server that rewrites one after it was trusted could
-steer the agent. Each tool is pinned by a hash of its name, description and schema; a server whose
-tools are new or changed is asked about again. Pins are kept in <home>/mcp_pins.json, mode 0600.
+A model follows a tool's description, so a server that changes one after it was approved could control the
+agent. Each tool is pinned by a hash of its name, description and schema; new or changed tools need approval
+again. Pins are stored in <home>/mcp_pins.json, mode 0600.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PINS_FILE = "mcp_pins.json"
 @dataclass(frozen=True, slots=True)
 class Pin:
     action: str
-    """The command line or address that was confirmed."""
+    """The approved command line or address."""
     tools: Mapping[str, str]
     """Tool name → hash."""
 
 
 def action_text(server: McpServerSettings) -> str:
-    """Exactly what would run or be contacted; configured variables by name only, as they may be keys."""
+    """The exact command or address; configured variables by name only, since they may be keys."""
     if server.url is not None:
         return server.url
     command = shlex.join([server.command or "", *server.args])
@@ -48,15 +48,15 @@ def tool_hash(tool: ServerTool) -> str:
 
 
 def unknown_tools(pin: Pin, tools: Sequence[ServerTool]) -> list[ServerTool]:
-    """The tools that are new or no longer what they were."""
+    """The tools that are new or have changed."""
     return [tool for tool in tools if pin.tools.get(tool.name) != tool_hash(tool)]
 
 
 def change_text(name: str, action: str, tools: Sequence[ServerTool]) -> str:
-    described = [
+    descriptions = [
         f"{tool.name}: {tool.description or ''}\n{canonical_json(tool.input_schema)}" for tool in tools
     ]
-    return f"use changed tools of the MCP server '{name}' ({action})\n" + "\n".join(described)
+    return f"use changed tools of the MCP server '{name}' ({action})\n" + "\n".join(descriptions)
 
 
 def read_pins(home: Path) -> dict[str, Pin]:

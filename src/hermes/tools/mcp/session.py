@@ -1,12 +1,12 @@
 """A live connection to one MCP server, over its standard streams or over HTTP.
 
 The SDK's connection must be closed by the task that opened it, while tools are called from many
-tasks. So each server gets a task of its own that holds the connection open until it is told to stop;
-a call made by another task ends with the connection at the latest.
+tasks. So each server has its own task, which keeps the connection open until it is stopped; a
+call from another task ends at the latest with the connection.
 
-A server started by command is the user's own program: it runs on this machine, outside the sandbox, which
-is why its command is confirmed before it first runs. Of the environment it sees what the SDK passes on
-(PATH, HOME, SHELL, TERM, the user's name), LANG, and the variables configured for it.
+A server started by command is a program of the user: it runs on this machine, outside the sandbox, so its
+command needs approval before it first runs. Its environment consists of what the SDK passes on (PATH, HOME,
+SHELL, TERM, the user's name), LANG, and the variables configured for it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def server_environment(name: str, server: McpServerSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The configured variables, with each ${NAME} taken from the environment, so that keys stay in .env."""
+    """The configured variables, with ${NAME} replaced from the environment, so that keys stay in .env."""
 
-    def value_of(match: re.Match[str]) -> str:
+    def substitute(match: re.Match[str]) -> str:
         if match[1] not in environ:
             raise ConfigError(
                 f"mcp_servers.{name}.env needs {match[1]}, which is not set.",
@@ -51,7 +51,7 @@ def server_environment(name: str, server: McpServerSettings, environ: Mapping[st
         return environ[match[1]]
 
     language = {"LANG": environ["LANG"]} if "LANG" in environ else {}
-    return language | {key: _REFERENCE.sub(value_of, value) for key, value in server.env.items()}
+    return language | {key: _REFERENCE.sub(substitute, value) for key, value in server.env.items()}
 
 
 class McpSession:
@@ -68,8 +68,8 @@ class McpSession:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> list[ServerTool]:
-        """Connects and lists the server's tools; ToolError says why it could not. Close it either way."""
-        self._task = asyncio.create_task(self._hold(), name=f"mcp-{self.name}")
+        """Connects and lists the server's tools; ToolError if it fails. Must be closed in both cases."""
+        self._task = asyncio.create_task(self._keep_connection(), name=f"mcp-{self.name}")
         try:
             async with asyncio.timeout(self.timeout_s):
                 return await self._until_closed(self._list_tools())
@@ -88,9 +88,9 @@ class McpSession:
             self._task.cancel()
         await asyncio.wait({self._task})
         if not self._task.cancelled():
-            self._task.exception()  # seen here, so that asyncio does not report it as never retrieved
+            self._task.exception()  # retrieved, so that asyncio does not log it
 
-    async def _hold(self) -> None:
+    async def _keep_connection(self) -> None:
         async with self._connection() as client:
             self._ready.set_result(client)
             await self._stop.wait()
@@ -102,7 +102,7 @@ class McpSession:
         except ModuleNotFoundError as error:
             raise MissingDependencyError("mcp", "mcp", "Talking to MCP servers") from error
 
-        # What the SDK logs of a server's bad output is for a log, if there is one, not for the terminal.
+        # The SDK's log messages about bad output must not reach the terminal.
         logging.getLogger("mcp").addHandler(_NO_OUTPUT)
         if self._server.url:
             async with Client(self._server.url) as client:
@@ -116,7 +116,7 @@ class McpSession:
                 yield client
 
     def _open_log(self) -> TextIO:
-        """What the server writes to its standard error must not reach the terminal."""
+        """The log file for the server's standard error, which must not reach the terminal."""
         ensure_dir(self._log_path.parent)
         return os.fdopen(os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
 
@@ -154,7 +154,7 @@ class McpSession:
 
 
 def _reason(error: BaseException | None) -> str:
-    while isinstance(error, BaseExceptionGroup):  # anyio wraps what went wrong, once per nested task group
+    while isinstance(error, BaseExceptionGroup):  # anyio wraps the exception once per nested task group
         error = error.exceptions[0]
     if error is None:
         return "has ended"

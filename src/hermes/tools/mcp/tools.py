@@ -1,8 +1,8 @@
 """Tools of MCP servers, offered to the model as `mcp_<server>_<tool>`.
 
-Which tools there are is known only after connecting, so this toolset has no fixed tools: the agent
-builder calls `connect_mcp` once per rollout. A server that cannot be used never stops the others; why
-it was left out is in `bench.resources["mcp_failures"]`, by server name.
+The tools are known only after connecting, so this toolset has no fixed tools: the agent builder calls
+`connect_mcp` once per rollout. A server that cannot be used does not affect the others; the reason is in
+`bench.resources["mcp_failures"]`, by server name.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ async def connect_mcp(bench: Workbench) -> list[Tool]:
     failures: dict[str, str] = {}
     bench.resources[FAILURES] = failures
     sessions: list[McpSession] = []
-    # Questions to the user come one at a time; starting the servers, which is slow, happens together.
+    # The user is asked one question at a time; the servers, which start slowly, start in parallel.
     for name in sorted(bench.settings.mcp_servers):
         try:
             sessions.append(await _confirm_server(name, bench))
         except HermesError as error:
             failures[name] = _explain(error)
-    opened = await asyncio.gather(*(_open(session, failures) for session in sessions))
+    tool_lists = await asyncio.gather(*(_open(session, failures) for session in sessions))
     tools: dict[str, Tool] = {}
-    for session, found in zip(sessions, opened, strict=True):
+    for session, server_tools in zip(sessions, tool_lists, strict=True):
         try:
-            await _confirm_tools(session.name, found, bench)
+            await _confirm_tools(session.name, server_tools, bench)
         except HermesError as error:
             failures[session.name] = _explain(error)
             await session.close()
             continue
-        for tool in found:
-            _offer(session, tool, tools)
+        for tool in server_tools:
+            _add_tool(session, tool, tools)
     for name, reason in failures.items():
         _log.warning("%s", printable(f"MCP server '{name}' is not used: {reason}"))
     return list(tools.values())
 
 
 async def _confirm_server(name: str, bench: Workbench) -> McpSession:
-    """A session that is not open yet, for a server whose exact command or address was agreed to."""
+    """A session, not yet open, for a server whose exact command or address is approved."""
     server = bench.settings.mcp_servers[name]
     home = cast(Path, bench.resources["home"])
     action = action_text(server)
@@ -95,7 +95,7 @@ async def _open(session: McpSession, failures: dict[str, str]) -> list[ServerToo
 
 
 async def _confirm_tools(name: str, tools: list[ServerTool], bench: Workbench) -> None:
-    """Pins the tools of a server seen for the first time; asks about later changes."""
+    """Pins the tools of a new server; later changes need approval."""
     home = cast(Path, bench.resources["home"])
     pin = read_pins(home)[name]
     changed = unknown_tools(pin, tools)
@@ -110,14 +110,14 @@ async def _confirm_tools(name: str, tools: list[ServerTool], bench: Workbench) -
                 kind="refused",
             ) from error
     if changed:
-        # Tools that are gone stay pinned, so that one cannot come back as something else.
+        # Removed tools stay pinned, so that one cannot return with another definition.
         pinned = {**pin.tools, **{tool.name: tool_hash(tool) for tool in changed}}
         write_pin(home, name, Pin(pin.action, pinned))
 
 
-def _offer(session: McpSession, tool: ServerTool, offered: dict[str, Tool]) -> None:
-    """Adds the tool to those offered, unless no provider would take it: it would spoil the whole request."""
-    if reason := _unusable(tool.input_schema):
+def _add_tool(session: McpSession, tool: ServerTool, offered: dict[str, Tool]) -> None:
+    """Adds the tool, unless its schema is invalid: providers would reject the whole request."""
+    if reason := _schema_problem(tool.input_schema):
         _log.warning(
             "%s", printable(f"tool '{tool.name}' of MCP server '{session.name}' is left out: {reason}")
         )
@@ -137,17 +137,17 @@ def _offer(session: McpSession, tool: ServerTool, offered: dict[str, Tool]) -> N
     )
 
 
-def tool_name(server: str, tool: str, taken: Container[str] = ()) -> str:
-    """A name every provider accepts; one that had to be altered or is taken ends in a hash of its own."""
+def tool_name(server: str, tool: str, existing: Container[str] = ()) -> str:
+    """A name that every provider accepts; a changed or duplicate name ends in a hash."""
     plain = f"mcp_{server}_{tool}"
     name = re.sub(r"[^A-Za-z0-9_-]", "_", plain)
-    if name == plain and len(name) <= MAX_NAME_CHARS and name not in taken:
+    if name == plain and len(name) <= MAX_NAME_CHARS and name not in existing:
         return name
     suffix = "_" + content_hash(canonical_json([server, tool]))[:8]
     return name[: MAX_NAME_CHARS - len(suffix)] + suffix
 
 
-def _unusable(schema: JSONObject) -> str | None:
+def _schema_problem(schema: JSONObject) -> str | None:
     from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]
 
     if schema.get("type") != "object":
@@ -170,7 +170,7 @@ def _output(result: CallToolResult) -> ToolOutput:
 def _images(blocks: Sequence[ContentBlock]) -> Iterator[str]:
     for block in blocks:
         if block.type == "image":
-            with suppress(ToolError):  # no image after all, or too large: the text says what came
+            with suppress(ToolError):  # not an image, or too large: the text names its type
                 yield data_url(decode_base64(block.data))
 
 

@@ -1,7 +1,7 @@
 """Search engines behind `web_search`: a SearXNG instance, Brave, Tavily.
 
-Each is one function from a query to hits. The addresses are the user's own configuration or constants here,
-never the model's choice, so the private-address guard does not apply: a SearXNG on this machine is fine.
+Each is one function from a query to hits. The addresses are the user's configuration or constants here, never
+the model's choice, so SSRF protection does not apply: a SearXNG on this machine is fine.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class WebSearchHit:
 def choose_backend(web: WebSettings, environ: Mapping[str, str]) -> str:
     """The configured back end, or with 'auto' the first that is set up; ToolError says what to set."""
     ready = {"searxng": bool(web.searxng_url), **{name: bool(environ.get(key)) for name, key in KEYS.items()}}
-    wanted = web.search_backend
-    if wanted == "auto":
+    backend = web.search_backend
+    if backend == "auto":
         for name, usable in ready.items():
             if usable:
                 return name
         raise ToolError(
             "no search engine is set up.", f"Set web.searxng_url, or {' or '.join(KEYS.values())}."
         )
-    if ready[wanted]:
-        return wanted
+    if ready[backend]:
+        return backend
     raise ToolError(
-        f"the search engine '{wanted}' is not set up.", f"Set {KEYS.get(wanted, 'web.searxng_url')}."
+        f"the search engine '{backend}' is not set up.", f"Set {KEYS.get(backend, 'web.searxng_url')}."
     )
 
 
@@ -122,9 +122,9 @@ async def _request(
 
 
 def _hits(results: JSON, snippet: str) -> list[WebSearchHit]:
-    found = results if isinstance(results, list) else []
+    entries = results if isinstance(results, list) else []
     return [
         WebSearchHit(str(entry.get("title") or ""), str(entry["url"]), str(entry.get(snippet) or ""))
-        for entry in found
+        for entry in entries
         if isinstance(entry, dict) and entry.get("url")
     ]

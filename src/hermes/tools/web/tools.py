@@ -1,6 +1,6 @@
-"""web_search and web_extract: finding pages, and reading them as text.
+"""web_search and web_extract: find pages, and read them as text.
 
-Pages are fetched through `safety.fetch`, so an address the model or a page chose can never be one on this
+Pages are fetched through `safety.fetch`, so an address chosen by the model or a page can never be on this
 machine or its private network unless the user allowed that host. Nothing on a page is executed.
 """
 
@@ -77,7 +77,7 @@ def _html(fetched: FetchedPage, parameters: str) -> tuple[str, str]:
     content = trafilatura.extract(
         html, url=fetched.url, output_format="markdown", include_links=True, include_comments=False
     )
-    # Pages without an article (listings, forms) have no main content to find: then all visible text.
+    # Pages without an article (listings, forms) have no main content: return all visible text.
     return title, content or trafilatura.html2txt(html)
 
 
@@ -88,7 +88,7 @@ def _decode(body: bytes, parameters: str) -> str:
             try:
                 return body.decode(value.strip().strip("\"'"), "replace")
             except (LookupError, UnicodeError):
-                break  # not an encoding, whatever the server says
+                break  # the declared charset is not an encoding
     return body.decode("utf-8", "replace")
 
 

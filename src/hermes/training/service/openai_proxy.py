@@ -73,11 +73,11 @@ def serve_proxy(
 def _app(state: RemoteState) -> ASGIApp:
     from hermes.engine.server.app import build_app
     from hermes.engine.server.openai.routes import openai_routes
-    from hermes.engine.server.security import DOOR
+    from hermes.engine.server.security import TOKEN_SCHEME
 
     # The routes use no other attributes of an engine than those RemoteState has.
     table = openai_routes(state, _PARSER)
-    return build_app([("GET", "/health", _health), *table], policy_for(DOOR, HOST, None))
+    return build_app([("GET", "/health", _health), *table], policy_for(TOKEN_SCHEME, HOST, None))
 
 
 async def _health(request: Request) -> Response:

@@ -26,12 +26,12 @@ _MAX_LINES = 14
 
 
 def show_compressed(reader: Reader, trajectory_id: str, *, as_json: bool) -> None:
-    """Either of the two may be named."""
-    original, compressed = _both(reader, reader.get(trajectory_id))
+    """`trajectory_id` names the original or the compressed version."""
+    original, compressed = _original_and_compressed(reader, reader.get(trajectory_id))
     if as_json:
         from hermes.data.record import to_record
 
-        records = (to_record(reader, each, with_inputs=False) for each in (original, compressed))
+        records = (to_record(reader, version, with_inputs=False) for version in (original, compressed))
         click.echo(
             json.dumps(dict(zip(("original", "compressed"), records, strict=True)), ensure_ascii=False)
         )
@@ -40,25 +40,25 @@ def show_compressed(reader: Reader, trajectory_id: str, *, as_json: bool) -> Non
     click.echo(side_by_side(original, compressed, max(_MIN_COLUMN, (width - 5) // 2)))
 
 
-def _both(reader: Reader, found: Trajectory) -> tuple[Trajectory, Trajectory]:
+def _original_and_compressed(reader: Reader, trajectory: Trajectory) -> tuple[Trajectory, Trajectory]:
     from hermes.data.export.select import compressed_versions
 
-    if found.header.relation is Relation.COMPRESSED and found.header.parent_id:
-        return reader.get(found.header.parent_id), found
-    version = compressed_versions(reader).get(found.header.id)
+    if trajectory.header.relation is Relation.COMPRESSED and trajectory.header.parent_id:
+        return reader.get(trajectory.header.parent_id), trajectory
+    version = compressed_versions(reader).get(trajectory.header.id)
     if version is None:
         raise UsageError(
-            f"{found.header.id} has no compressed version",
-            f"hermes compress --input id={found.header.id} --output FILE makes one",
+            f"{trajectory.header.id} has no compressed version",
+            f"hermes compress --input id={trajectory.header.id} --output FILE makes one",
         )
-    return found, reader.get(version)
+    return trajectory, reader.get(version)
 
 
 def side_by_side(original: Trajectory, compressed: Trajectory, column: int) -> str:
     notes: JSONObject = compressed.header.metadata["compression"]
     folds: dict[int, list[JSONObject]] = {}
-    for each in notes["map"]:
-        folds.setdefault(each["message"], []).append(each)
+    for fold_entry in notes["map"]:
+        folds.setdefault(fold_entry["message"], []).append(fold_entry)
     lines = [
         click.style(
             f"{original.header.id}  ->  {compressed.header.id}\n"
@@ -67,16 +67,16 @@ def side_by_side(original: Trajectory, compressed: Trajectory, column: int) -> s
             bold=True,
         )
     ]
-    now = iter(compressed.messages)
+    remaining = iter(compressed.messages)
     for index, message in enumerate(original.messages):
-        done = folds.get(index, [])
-        gone = any(each["kind"] in ("exchange", "instruction") for each in done)
-        state = "left out" if gone else "folded" if done else "same"
-        lines += _pair(index, message, None if gone else next(now), state, done, column)
+        entries = folds.get(index, [])
+        removed = any(entry["kind"] in ("exchange", "instruction") for entry in entries)
+        state = "left out" if removed else "folded" if entries else "same"
+        lines += _message_pair(index, message, None if removed else next(remaining), state, entries, column)
     return "\n".join(lines)
 
 
-def _pair(
+def _message_pair(
     index: int, before: Message, after: Message | None, state: str, folds: list[JSONObject], column: int
 ) -> Iterator[str]:
     saved = ", ".join(
@@ -85,13 +85,13 @@ def _pair(
         for entry in folds
     )
     yield click.style(f"\n[{index}] {before.role.value}  {saved}".rstrip(), bold=True)
-    left = _wrapped(before, column)
-    right = ["(as it was)"] if state == "same" else _wrapped(after, column) if after else ["(left out)"]
+    left = _wrap_message(before, column)
+    right = ["(unchanged)"] if state == "same" else _wrap_message(after, column) if after else ["(left out)"]
     for a, b in zip_longest(left, right, fillvalue=""):
         yield click.style(f"{_MARKS[state]} {a:<{column}} | {b}".rstrip(), fg=_COLOURS[state])
 
 
-def _wrapped(message: Message, column: int) -> list[str]:
+def _wrap_message(message: Message, column: int) -> list[str]:
     parts = [f"(thinking) {message.reasoning}"] if message.reasoning else []
     parts += [message.content] if message.content else []
     parts += [f"-> {call_text(call)}" for call in message.tool_calls]

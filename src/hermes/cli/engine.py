@@ -1,0 +1,284 @@
+"""`hermes engine`: the local training and sampling server, and the commands that talk to a running one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hermes.cli.options import add_options, json_option, stored_variables
+
+_MODEL_OPTIONS = (
+    click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder."),
+    click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="auto, cpu or cuda (the first GPU that CUDA_VISIBLE_DEVICES shows).",
+    ),
+    click.option(
+        "--dtype",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "float32", "bfloat16"]),
+        help="Of the base model; adapters and optimizer are float32.",
+    ),
+)
+_url_option = click.option(
+    "--url", default="http://127.0.0.1:8001", show_default=True, help="Address of a running engine."
+)
+
+
+@click.group()
+def engine() -> None:
+    """Train and sample LoRA adapters on this machine, for the public `tinker` SDK and OpenAI clients."""
+
+
+@engine.command()
+@add_options(*_MODEL_OPTIONS)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8001, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
+)
+@click.option(
+    "--max-adapters",
+    default=32,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Adapters in training at once.",
+)
+@click.option("--max-length", type=click.IntRange(min=2), help="Longest sequence; default: the model's own.")
+@click.option(
+    "--kv-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Memory for the KV cache, in GiB; it also bounds the length of prompt and completion. "
+    "Default: a share of --memory-gib on a CPU, half of what is free on a GPU.",
+)
+@click.option(
+    "--memory-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Total memory of the engine on a CPU, in GiB. "
+    "Default: 4, or three copies of the weights and 2.4 GiB where that is more.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where checkpoints are kept; default: engine/ in the Hermes home.",
+)
+@click.option(
+    "--client-timeout",
+    "client_timeout_s",
+    default=300.0,
+    show_default=True,
+    type=click.FloatRange(min=1),
+    help="Seconds without a request after which a client's adapters are freed.",
+)
+@click.option(
+    "--tool-parser",
+    default="hermes",
+    show_default=True,
+    help="Tool-call format of the model in chat; hermes renders the tools as text.",
+)
+@stored_variables
+def serve(
+    model: str,
+    host: str,
+    port: int,
+    device: str,
+    dtype: str,
+    max_adapters: int,
+    max_length: int | None,
+    kv_gib: float | None,
+    memory_gib: float | None,
+    state_dir: Path | None,
+    client_timeout_s: float,
+    tool_parser: str,
+) -> None:
+    """Serve one base model and many adapters until interrupted.
+
+    Clients set TINKER_BASE_URL to its address and TINKER_API_KEY to any key that begins with tml-; OpenAI
+    clients use the address with /v1. On any address but loopback, HERMES_ENGINE_TOKEN must hold a token; the
+    keys are then tml-TOKEN and TOKEN.
+    """
+    import logging
+    import os
+
+    from hermes.config.paths import home
+    from hermes.engine.info import EngineOptions
+    from hermes.engine.server.main import ServerOptions, serve
+    from hermes.engine.server.security import TOKEN_VARIABLE
+    from hermes.models.parsers import get_parser
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("hermes").setLevel(logging.INFO)
+    folder, names = _find_model(model)
+    options = ServerOptions(
+        engine=EngineOptions(
+            model=folder,
+            device=device,
+            dtype=dtype,
+            max_adapters=max_adapters,
+            max_length=max_length,
+            kv_bytes=None if kv_gib is None else int(kv_gib * 2**30),
+            memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
+        ),
+        names=names,
+        state_dir=state_dir or home() / "engine",
+        host=host,
+        port=port,
+        token=os.environ.get(TOKEN_VARIABLE) or None,
+        client_timeout_s=client_timeout_s,
+        parser=get_parser(tool_parser).name,
+    )
+    serve(options, lambda address: click.echo(f"engine on {address}, model {names[0]}"))
+
+
+@engine.command()
+@_url_option
+@json_option
+@stored_variables
+def models(url: str, as_json: bool) -> None:
+    """List the model names that a running engine serves, with the weights each stands for now."""
+    from hermes.engine.server.client import ask
+
+    served = ask(url, "v1/models")["data"]
+    rows = [
+        (model["id"], str(model["max_model_len"]), model["metadata"]["weight_version"]) for model in served
+    ]
+    _print_table(served, ("MODEL", "CONTEXT", "WEIGHTS"), rows, as_json)
+
+
+@engine.command()
+@_url_option
+@json_option
+@stored_variables
+def adapters(url: str, as_json: bool) -> None:
+    """List the adapters of a running engine and their checkpoints."""
+    from hermes.engine.server.client import ask
+
+    runs = ask(url, "api/v1/training_runs?limit=1000")["training_runs"]
+    checkpoints = ask(url, "api/v1/checkpoints?limit=10000")["checkpoints"]
+    for run in runs:
+        prefix = f"tinker://{run['training_run_id']}/"
+        run["checkpoints"] = [
+            checkpoint for checkpoint in checkpoints if checkpoint["tinker_path"].startswith(prefix)
+        ]
+    rows = [
+        (run["training_run_id"], str(run["lora_rank"]), run["last_request_time"][:19], checkpoint_id)
+        for run in runs
+        for checkpoint_id in [checkpoint["checkpoint_id"] for checkpoint in run["checkpoints"]] or [""]
+    ]
+    _print_table(runs, ("ADAPTER", "RANK", "LAST USED", "CHECKPOINT"), rows, as_json)
+
+
+def _print_table(data: Any, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(data, indent=2))
+        return
+    from hermes.cli.tables import aligned
+
+    for line in aligned([header, *rows]):
+        click.echo(line)
+
+
+@engine.command("import")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--name", help="What the engine calls it; default: the folder's name.")
+@_url_option
+@json_option
+@stored_variables
+def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
+    """Upload the PEFT adapter in FOLDER to a running engine, to sample and to train on.
+
+    The files are sent, so the engine may run elsewhere. It keeps the checkpoints until they are deleted.
+    """
+    from hermes.engine.server.client import import_adapter
+
+    adapter = import_adapter(url, folder, name or folder.absolute().name)
+    if as_json:
+        click.echo(json.dumps(adapter, indent=2))
+        return
+    click.echo(f"{adapter['name']}: rank {adapter['rank']}, on {adapter['base_model']}")
+    click.echo(f"  model name   {adapter['name']}")
+    click.echo(f"  to sample    {adapter['sampler_weights']}")
+    click.echo(f"  to train on  {adapter['weights']}")
+    if adapter["made_for"] and Path(adapter["made_for"]).name != Path(adapter["base_model"]).name:
+        note = f"note: the adapter says it was made for {adapter['made_for']}; its shapes fit this model"
+        click.echo(note, err=True)
+
+
+@engine.command()
+@add_options(*_MODEL_OPTIONS)
+@click.option("--baseline/--no-baseline", default=True, help="Measure transformers and PEFT as well.")
+@json_option
+@stored_variables
+def bench(model: str, device: str, dtype: str, baseline: bool, as_json: bool) -> None:
+    """Measure generation and training on this machine.
+
+    Both sides do the same work in one run. The workload is smaller without a GPU; --json says what it was.
+    """
+    import importlib.util
+
+    from hermes.errors import MissingDependencyError
+
+    for package in ("torch", "transformers", "safetensors"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(package, "train", "the engine's benchmark")
+    from hermes.models.local.torch_threads import import_torch
+
+    import_torch()  # as the server does
+    from hermes.engine.bench.run import bench as measure
+    from hermes.engine.info import EngineOptions
+
+    folder, _ = _find_model(model)
+    report = measure(EngineOptions(folder, device=device, dtype=dtype), baseline=baseline)
+    click.echo(json.dumps(report, indent=2) if as_json else _bench_text(report))
+
+
+def _bench_text(report: dict[str, Any]) -> str:
+    from hermes.cli.tables import aligned
+
+    baselines = {baseline["what"]: baseline for baseline in report["transformers"]}
+    padded = baselines.get("train, padded")
+    rows = [("", "ENGINE PER S", "TRANSFORMERS PER S", "TIMES", "PEAK GIB", "THEIR PEAK")]
+    for figure in report["engine"]:
+        baseline = baselines.get(figure["what"]) or (padded if figure["what"].startswith("train") else None)
+        rows.append(
+            (
+                figure["what"],
+                _rate(figure["per_s"]),
+                _rate(baseline["per_s"]) if baseline else "",
+                f"{figure['per_s'] / baseline['per_s']:.1f}" if baseline else "",
+                f"{figure['peak_gib']:.1f}" if figure["peak_gib"] else "",
+                f"{baseline['peak_gib']:.1f}" if baseline and baseline["peak_gib"] else "",
+            )
+        )
+    title = f"{report['model']} in {report['dtype']} on {report['device']}, torch {report['torch']}"
+    notes = [f"Peak GiB: {report['peak_gib_is']}."]
+    if report["left_out"]:
+        notes.append(f"Left out: {report['left_out']}")
+    return "\n".join([title, *aligned(rows), *notes])
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.2f}"
+
+
+def _find_model(name: str) -> tuple[str, tuple[str, ...]]:
+    """The folder or hub name of the weights, and the names under which clients may request them."""
+    from hermes.config.paths import home
+    from hermes.errors import UsageError
+    from hermes.models.local import bundled
+
+    if name == f"hermes/{bundled.NAME}":
+        folder = str(bundled.prepare(home(), lambda line: click.echo(line, err=True)))
+        return folder, (name, folder)
+    if Path(name).is_dir():
+        folder = str(Path(name).absolute())
+        return folder, (folder,)
+    if name.startswith(("/", ".", "~")):
+        raise UsageError(f"there is no folder '{name}'", "give a folder with a model, or a hub name")
+    return name, (name,)
