@@ -1,4 +1,4 @@
-"""From scored rollouts to the group that a trainer or a file gets. Pure."""
+"""Builds the group that is sent to a trainer or written to a file from scored rollouts. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from hermes.envs.failures import GroupDroppedError
 from hermes.envs.rewards.result import GraderError
 from hermes.envs.types import ScoredDataGroup
 
-_NOTHING = TrainingSequence((), (), (), (), ())
+_EMPTY = TrainingSequence((), (), (), (), ())
 
 if TYPE_CHECKING:
     from hermes.envs.agent.config import HermesAgentEnvConfig
-    from hermes.envs.agent.rollout import Scored
+    from hermes.envs.agent.rollout import ScoredRollout
 
 
-def as_group(
-    scored: Sequence[Scored], config: HermesAgentEnvConfig, kind: str | None = None
+def build_group(
+    rollouts: Sequence[ScoredRollout], config: HermesAgentEnvConfig, kind: str | None = None
 ) -> ScoredDataGroup:
-    """Every exact context of every rollout, with its rollout's score. `kind`: of the task.
+    """Every exact sequence of every rollout, with its rollout's score. `kind`: of the task.
 
-    A rollout whose template rewrote the history has several; `overrides` says which belong together. One
-    without exact tokens has an empty sequence and says why: there is nothing in it to train on.
+    A rollout whose template rewrote the history has several sequences; `overrides` identifies the parts of
+    one rollout. A rollout without exact tokens has an empty sequence and the reason: nothing in it is trained
+    on.
     """
     tokens: list[list[int]] = []
     masks: list[list[int]] = []
@@ -31,15 +32,15 @@ def as_group(
     scores: list[float] = []
     messages: list[list[Any]] = []
     overrides: list[dict[str, Any]] = []
-    for each in scored:
-        parts = each.result.sequences or (_NOTHING,)
-        for number, part in enumerate(parts):
-            tokens.append(list(part.tokens))
-            masks.append(list(part.masks))
-            logprobs.append(list(part.logprobs))
-            scores.append(each.reward.value)
-            messages.append(each.result.messages)
-            overrides.append({**_facts(each, kind), **_place(part, number, len(parts))})
+    for rollout in rollouts:
+        sequences = rollout.result.sequences or (_EMPTY,)
+        for number, sequence in enumerate(sequences):
+            tokens.append(list(sequence.tokens))
+            masks.append(list(sequence.masks))
+            logprobs.append(list(sequence.logprobs))
+            scores.append(rollout.reward.value)
+            messages.append(rollout.result.messages)
+            overrides.append({**_facts(rollout, kind), **_part_facts(sequence, number, len(sequences))})
     group: ScoredDataGroup = {
         "tokens": tokens,
         "masks": masks,
@@ -55,15 +56,15 @@ def as_group(
     return group
 
 
-def _facts(scored: Scored, kind: str | None) -> dict[str, Any]:
-    """What a trainer's health metrics ask of a rollout."""
-    result = scored.result
+def _facts(rollout: ScoredRollout, kind: str | None) -> dict[str, Any]:
+    """What a trainer's health metrics use of a rollout."""
+    result = rollout.result
     facts: dict[str, Any] = {
         "trajectory_id": result.trajectory.header.id,
         "stop_reason": result.outcome.stop_reason.value,
         "tool_calls": sum(len(step.message.tool_calls) for step in result.trajectory.steps),
         "tool_errors": len(result.tool_errors),
-        "success": scored.reward.success,
+        "success": rollout.reward.success,
     }
     if kind is not None:
         facts["kind"] = kind
@@ -72,14 +73,14 @@ def _facts(scored: Scored, kind: str | None) -> dict[str, Any]:
     return facts
 
 
-def _place(part: TrainingSequence, number: int, parts: int) -> dict[str, Any]:
-    versions = sorted({version for version in part.policy_versions if version is not None})
-    place: dict[str, Any] = {"policy_versions": versions} if versions else {}
-    return place | ({"part": number, "parts": parts} if parts > 1 else {})
+def _part_facts(sequence: TrainingSequence, number: int, count: int) -> dict[str, Any]:
+    versions = sorted({version for version in sequence.policy_versions if version is not None})
+    facts: dict[str, Any] = {"policy_versions": versions} if versions else {}
+    return facts | ({"part": number, "parts": count} if count > 1 else {})
 
 
-def of_group(error: BaseException) -> BaseException:
-    """Why the whole group failed: infrastructure as it is, a grader's failure by name."""
+def group_error(error: BaseException) -> BaseException:
+    """The error of the whole group: an infrastructure failure as it is, a grader's failure by name."""
     if isinstance(error, GraderError):
         return GroupDroppedError("grader", error.message)
     return error

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hermes.core import JSON, JSONObject, Message, ToolCall
 from hermes.envs.agent.result import AgentResult
-from hermes.envs.agent.rollout import Scored
+from hermes.envs.agent.rollout import ScoredRollout
 from hermes.envs.agent.sequences import MASKED
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
@@ -100,7 +100,9 @@ class ToolCallingEnv(SolvableEnv):
         calls = len(item.wanted)
         return item.category if calls < 2 else f"{item.category}-{calls}"
 
-    def token_advantages(self, item: FunctionRequest, scored: Sequence[Scored]) -> list[list[float]] | None:
+    def token_advantages(
+        self, item: FunctionRequest, scored: Sequence[ScoredRollout]
+    ) -> list[list[float]] | None:
         answers = [each.result.sequences for each in scored]
         if self.config.credit == "rollout" or any(len(parts) != 1 for parts in answers):
             return None
