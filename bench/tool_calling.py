@@ -31,7 +31,7 @@ from typing import Any
 
 from hermes.core import Role
 from hermes.data.formats.messages import strict_message
-from hermes.envs.agent.rollout import Scored
+from hermes.envs.agent.rollout import ScoredRollout
 from hermes.envs.builtin.generated import tool_calls
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.stats import interval
@@ -117,17 +117,17 @@ async def measure(args: argparse.Namespace, weights: str) -> tuple[dict[str, Any
     return found, wrong
 
 
-def share(scored: Sequence[Scored]) -> dict[str, Any]:
+def share(scored: Sequence[ScoredRollout]) -> dict[str, Any]:
     return asdict(interval([float(one.reward.success) for one in scored]))
 
 
-def by_calls(judged: Sequence[tuple[FunctionRequest, Scored]]) -> dict[str, Any]:
+def by_calls(judged: Sequence[tuple[FunctionRequest, ScoredRollout]]) -> dict[str, Any]:
     """Success by how many calls were wanted."""
     numbers = sorted({len(item.expected_calls) for item, _ in judged})
     return {str(n): share([one for item, one in judged if len(item.expected_calls) == n]) for n in numbers}
 
 
-def looked_at(item: FunctionRequest, scored: Scored) -> dict[str, Any]:
+def looked_at(item: FunctionRequest, scored: ScoredRollout) -> dict[str, Any]:
     """A wrong answer, for a person."""
     return {
         "category": item.category,

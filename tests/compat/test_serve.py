@@ -219,8 +219,8 @@ def test_a_model_that_is_not_there_at_the_start_is_named(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"start_patience_s": 0.3}, "no answer from the trajectory API at http://127.0.0.1"),
-        ({"rollout_server_url": "localhost:8000"}, "is no http URL"),
+        ({"start_patience_s": 0.3}, "the trajectory API at http://127.0.0.1"),
+        ({"rollout_server_url": "localhost:8000"}, "not an http URL"),
     ],
 )
 def test_an_api_that_is_not_there_is_named_and_ends_the_run(settings: dict[str, Any], message: str) -> None:
@@ -262,7 +262,7 @@ def test_no_trainer_within_the_set_time_is_said(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    assert error is not None and "no trainer has asked" in error.message
+    assert error is not None and "no trainer" in error.message
 
 
 @pytest.mark.slow
@@ -277,5 +277,5 @@ def test_groups_that_are_all_too_long_for_the_trainer_end_the_run_with_the_reaso
         process.kill()
         process.wait()
     assert error is not None and error.exit_code == 1
-    assert error.message == "256 groups in a row were of no use: too long"
+    assert "256 groups in a row" in error.message and "too long" in error.message
     assert "max_token_length" in error.hint

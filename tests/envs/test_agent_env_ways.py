@@ -11,7 +11,7 @@ import pytest
 from hermes.envs.agent.config import HermesAgentEnvConfig
 from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.tool_context import ToolContext
-from hermes.envs.phase import eval_face
+from hermes.envs.modes.evaluate import EvalRunner
 from tests.envs.world import FileEnv, make, policy, stored
 from tests.fakes.provider import FakeProvider, text, tool_calls
 
@@ -94,8 +94,8 @@ async def test_evaluation_keeps_out_of_the_training_metrics(
         await env.setup()
         await env.collect_trajectories(env.items[0])
         before = list(env.rewards_for_log)
-        with eval_face(env) as face:
-            await face.evaluate()
+        with EvalRunner(env).isolate() as view:
+            await view.evaluate()
         await env.close()
     assert before == env.rewards_for_log == [0.0, 0.0]
     assert env.rollout_failures == {}

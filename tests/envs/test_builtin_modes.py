@@ -12,7 +12,7 @@ import pytest
 from hermes.envs.builtin.calculator import CalculatorEnv
 from hermes.envs.builtin.terminal_tasks import TerminalTasksEnv
 from hermes.envs.builtin.tool_calling import ToolCallingEnv
-from hermes.envs.cli import commandline
+from hermes.envs.modes import commandline
 from tests.cli.process import hermes
 from tests.envs.gold import OFFLINE, SOLVABLE, PerfectModel, settings
 from tests.fakes.provider import FakeProvider, text

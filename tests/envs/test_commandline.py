@@ -12,8 +12,8 @@ from pydantic import Field
 from hermes.envs.base import BaseEnv
 from hermes.envs.builtin.calculator import CalculatorEnv
 from hermes.envs.builtin.tool_calling import ToolCallingEnv
-from hermes.envs.cli.commandline import build, parse, usage
 from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
+from hermes.envs.modes.commandline import build, parse, usage
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
 from hermes.errors import ConfigError, HermesError, UsageError
 
@@ -72,7 +72,7 @@ def test_toolsets_that_cannot_be_used_stop_an_agent_environment_before_it_starts
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HERMES_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"cannot be used here: .*image_gen \(") as caught:
+    with pytest.raises(ConfigError, match=r"cannot be used: .*image_gen \(") as caught:
         build(CalculatorEnv, parse(["serve", "--env.distribution", "creative"]))
     assert "--env.disabled_toolsets image_gen,vision" in caught.value.hint
     flags = ["--env.distribution", "creative", "--env.disabled_toolsets", "image_gen,vision"]

@@ -20,7 +20,7 @@ from hermes.compat.atropos.advantages import (
 )
 from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
 from hermes.envs.failures import EnvironmentRunError
-from hermes.envs.groups import encode, join_items, refusal
+from hermes.envs.groups import encode, join_items, rejection_reason
 from hermes.envs.modes import checkpoint, pacing
 from hermes.envs.modes.evaluate import measure
 from hermes.envs.modes.viewer import generate_html
@@ -65,7 +65,7 @@ def test_joining_keeps_what_all_answers_have_and_leaves_gaps_out() -> None:
     ],
 )
 def test_a_group_is_refused_for_a_reason_or_not_at_all(changes: dict[str, Any], reason: str | None) -> None:
-    assert refusal(group(**changes), CONFIG, longest=10) == reason
+    assert rejection_reason(group(**changes), CONFIG, max_tokens=10) == reason
 
 
 def test_numbers_of_numpy_are_written_as_numbers_and_nan_is_an_error() -> None:
@@ -77,25 +77,25 @@ def test_numbers_of_numpy_are_written_as_numbers_and_nan_is_an_error() -> None:
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 50))
 def test_a_multiple_counts_as_crossed_however_many_steps_go_by(before: int, more: int, interval: int) -> None:
     passed = any(step % interval == 0 for step in range(before + 1, before + more + 1))
-    assert pacing.crossed(before, before + more, interval) == passed
-    assert not pacing.crossed(before, before + more, -1)
+    assert pacing.is_crossed(before, before + more, interval) == passed
+    assert not pacing.is_crossed(before, before + more, -1)
 
 
 def test_workers_fill_the_room_that_the_trainer_leaves() -> None:
     config = BaseEnvConfig(group_size=2, batch_size=8, max_batches_offpolicy=3)
     status = {"queue_size": 5, "self_queue_size": 5, "max_group_size": 2, "current_step": 0}
-    assert pacing.wanted_workers(config, status, share=8, most=100, evaluating=False) == 7
-    assert pacing.wanted_workers(config, status, share=8, most=4, evaluating=False) == 4
-    assert pacing.wanted_workers(config, status, share=8, most=4, evaluating=True) == 0
+    assert pacing.target_workers(config, status, share=8, limit=100, evaluating=False) == 7
+    assert pacing.target_workers(config, status, share=8, limit=4, evaluating=False) == 4
+    assert pacing.target_workers(config, status, share=8, limit=4, evaluating=True) == 0
     limited = config.model_copy(update={"eval_handling": EvalHandlingEnum.LIMIT_TRAIN})
-    assert pacing.wanted_workers(limited, status, share=8, most=4, evaluating=True) == 2
+    assert pacing.target_workers(limited, status, share=8, limit=4, evaluating=True) == 2
     full = {**status, "queue_size": 12}
     assert pacing.must_pause(config, full, share=8) and not pacing.must_pause(config, status, share=8)
     assert pacing.must_pause(config, status, share=-1)
     owed = config.model_copy(update={"min_batch_allocation": 0.5})
     assert not pacing.must_pause(owed, {**full, "self_queue_size": 5}, share=8)
     assert pacing.must_pause(owed, {**full, "self_queue_size": 6}, share=8)
-    assert pacing.wanted_workers(owed, {**full, "self_queue_size": 4}, 8, 100, False) == 2
+    assert pacing.target_workers(owed, {**full, "self_queue_size": 4}, 8, 100, False) == 2
 
 
 def test_same_named_environments_find_their_own_checkpoints_after_a_restart(tmp_path: Path) -> None:
@@ -147,12 +147,12 @@ async def test_a_sample_that_fails_for_the_infrastructure_is_tried_again_and_the
             raise KeyError("bug")
         return item * 10
 
-    samples = await measure([0, 1, 2, 3], work, at_once=2)
-    assert samples.made == [0, 10]
+    samples = await measure([0, 1, 2, 3], work, max_concurrency=2)
+    assert samples.measured == [0, 10]
     assert samples.dropped == {"provider": 1, "environment": 1}
     assert (tried.count(1), tried.count(2), tried.count(3)) == (2, 3, 1)
-    with pytest.raises(EnvironmentRunError, match="not one of 1 samples"):
-        await measure([2], work, at_once=1)
+    with pytest.raises(EnvironmentRunError, match="none of 1 samples"):
+        await measure([2], work, max_concurrency=1)
 
 
 def test_process_supervision_normalises_over_all_steps() -> None:

@@ -307,7 +307,7 @@ async def test_a_result_used_without_await_is_a_grader_failure_that_says_so(
     def helper(context: ToolContext) -> float:
         return float(context.terminal("true")["exit_code"] == 0)
 
-    with pytest.raises(GraderError, match="terminal was used before it was there") as caught:
+    with pytest.raises(GraderError, match="terminal was used without being awaited") as caught:
         await grade(compute_reward, {}, result, bench, UNIT)
     assert "await" in caught.value.hint
 

@@ -9,7 +9,7 @@ import pytest
 
 from hermes.config.load import load
 from hermes.envs.builtin.gsm8k import Gsm8kEnv
-from hermes.envs.cli.commandline import build, parse
+from hermes.envs.modes.commandline import build, parse
 from hermes.errors import ConfigError
 from hermes.rl.config.resolve import apply_run_file, select
 from hermes.rl.config.run_file import read_run_file

@@ -106,11 +106,11 @@ class HermesAgentLoop:
             await asyncio.gather(*(process.kill() for process in bench.processes.values()))
             open_rollout = OpenRollout(bench, stack.pop_all())
         _rollouts[self.task_id] = open_rollout
-        self._env._opened.setdefault("rollouts", {})[self.task_id] = open_rollout
+        self._env._resources.finished_rollouts[self.task_id] = open_rollout
         return result
 
     def _workplace(self) -> RolloutContext:
-        place = self._env._workplace()
+        place = self._env.rollout_context()
         limits = place.config.settings.limits.model_copy(update={"max_turns": self._max_turns})
         settings = place.config.settings.model_copy(update={"limits": limits})
         return replace(place, config=replace(place.config, settings=settings))

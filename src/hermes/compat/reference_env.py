@@ -43,7 +43,8 @@ class ReferenceAgentEnv(HermesAgentBaseEnv):
 
     async def close(self) -> None:
         """Closes the sandboxes that no `cleanup` closed as well."""
-        for rollout in self._opened.pop("rollouts", {}).values():
+        rollouts, self._resources.finished_rollouts = self._resources.finished_rollouts, {}
+        for rollout in rollouts.values():
             await rollout.close()
         await super().close()
 
@@ -56,7 +57,7 @@ def _in_a_thread(compute_reward: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(ctx, TaskToolContext):
             return await compute_reward(self, item, result, ctx)
         if isinstance(self.server, LoopBoundServer):
-            self.server.settle()
+            self.server.bind_to_running_loop()
         blocking = ctx.blocking()
         return await in_own_thread(lambda: asyncio.run(compute_reward(self, item, result, blocking)))
 

@@ -1,26 +1,28 @@
 """`BaseEnv`: what an environment overrides, and what it may rely on.
 
-An environment says where its items come from (`setup`, `get_next_item`), how one is answered and scored
-(`collect_trajectories`, or `collect_trajectory` for a single answer) and how it is evaluated (`evaluate`).
-The same class then runs in three modes: `serve` feeds a trainer through the trajectory API, `process` writes
-groups to a file, `evaluate` measures. Names, signatures and defaults are those of Atropos's BaseEnv, so that
-an environment written for it runs unmodified; the work behind them is in the modules beside this one.
+An environment defines where its items come from (`setup`, `get_next_item`), how an item is answered and
+scored (`collect_trajectories`, or `collect_trajectory` for a single answer) and how it is evaluated
+(`evaluate`). The same class then runs in three modes: `serve` feeds a trainer through the trajectory API,
+`process` writes groups to a file, `evaluate` measures the policy. Names, signatures and defaults are those of
+Atropos's BaseEnv, so that an environment written for it runs unmodified.
+
+The class holds what is the author's. The state of a run belongs to `modes.runner.EnvRunner` and
+`modes.serve.ServeMode`; the attributes of it that Atropos's environments use are properties here.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hermes.envs.concurrency import gather_or_cancel
 from hermes.envs.config import BaseEnvConfig, config_class, fingerprint
-from hermes.envs.failures import GroupTally
-from hermes.envs.groups import GroupWriter, join_items
-from hermes.envs.modes import checkpoint, group_worker, serve
-from hermes.envs.modes import metrics as reporting
-from hermes.envs.modes.api_session import ApiSession
+from hermes.envs.groups import join_items
+from hermes.envs.modes import checkpoint, metrics, pacing, process
+from hermes.envs.modes.runner import EnvRunner
+from hermes.envs.modes.serve import ServeMode
 from hermes.envs.servers.base import APIServer
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, ServerBaseline
 from hermes.envs.servers.manager import ServerManager
@@ -54,55 +56,16 @@ class BaseEnv(ABC):
             server_class=self.server_cls,
             reasoning_config=ReasoningConfig.from_env_config(config),
         )
-        self.workers: set[asyncio.Task[Any]] = set()
-        self.eval_workers: set[asyncio.Task[Any]] = set()
-        self.eval_runner: asyncio.Task[None] | None = None
-        self.backlog: list[Item] = []
-        self.running_items: dict[str, dict[str, Any]] = {}
-        self.last_completed_item: Item = None
-        self.items_sent_this_step = 0
-        self.curr_step = 0
-        self.max_token_len = -1
-        self.max_num_workers = self._most_workers()
-        self.status_dict: dict[str, Any] = {}
-        self.process_mode = False
-        self.n_groups_to_process = config.total_steps
-        self.group_size_to_process = config.group_size
-        self.tally = GroupTally()
-        self.retries: list[tuple[Item, int]] = []
-        """Items to try again after an infrastructure failure, each with its tries so far."""
-        self.dry_since_s: float | None = None
-        """Since when get_next_item has had nothing; None if it had something the last time."""
-        self.link: ApiSession | None = None
-        """The standing with the trajectory API; None outside of serve."""
-        self.jsonl_writer: GroupWriter | None = None
-        if config.data_path_to_save_groups is not None:
-            self.jsonl_writer = GroupWriter(config.data_path_to_save_groups)
-        self._init_reports()
-
-    def _init_reports(self) -> None:
         self.rollouts_for_wandb: list[list[tuple[Any, ...]]] = []
+        """Groups of (text, score) for the next report to W&B."""
         self.completion_lengths: list[int] = []
-        self.wandb_project: str | None = None
-        self.wandb_group: str | None = None
-        self.wandb_prepend: str | None = None
-        self.checkpoint_dir = ""
-        self.checkpoint_interval = -1
-        self.workers_added_list: list[float] = []
-        self.succeeded_task_duration: list[float] = []
-        self.failed_task_duration: list[float] = []
-        self.task_duration: list[float] = []
-        self.mainloop_timings: list[float] = []
-        self.task_successful: list[int] = []
-
-    def _most_workers(self) -> int:
-        if self.config.max_num_workers != -1:
-            return self.config.max_num_workers
-        return self.config.max_num_workers_per_node * max(1, len(self.server.servers))
+        """Trained tokens of the sequences since the last report."""
+        self._env_runner = EnvRunner(self)
+        self._serve_mode = ServeMode(self._env_runner)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The policy's tokenizer, loaded when it is first needed."""
+        """The policy's tokenizer, loaded on first use."""
         if "_tokenizer" not in vars(self):
             from hermes.envs.tokenise import load_tokenizer
 
@@ -119,23 +82,69 @@ class BaseEnv(ABC):
 
     @property
     def derived_batch_size(self) -> int:
-        """The part of a batch that this environment can fill: its minimum, and what nobody has claimed."""
-        if not self.status_dict or self.config.batch_size == -1:
-            return self.config.batch_size
-        open_share: float = self.status_dict.get("unallocated_fraction", 1.0)
-        return int(self.config.batch_size * (open_share + (self.config.min_batch_allocation or 0.0)))
+        """The part of a batch that this environment can fill, in sequences."""
+        return pacing.batch_share(self.config, self.status_dict)
+
+    @property
+    def curr_step(self) -> int:
+        """The trainer's step; in the process mode, the items written."""
+        return self._env_runner.curr_step
+
+    @property
+    def status_dict(self) -> Mapping[str, Any]:
+        """The trajectory API's last response to /status-env."""
+        return self._serve_mode.status
+
+    @property
+    def wandb_prepend(self) -> str | None:
+        """The name that the trajectory API assigned to this environment; None before it is registered."""
+        return self._serve_mode.membership.wandb_name
+
+    @property
+    def checkpoint_dir(self) -> str:
+        return self._serve_mode.membership.checkpoint_dir
+
+    @property
+    def checkpoint_interval(self) -> int:
+        return self._serve_mode.membership.checkpoint_interval
+
+    @property
+    def max_token_len(self) -> int:
+        """The trainer's limit on the length of a sequence; -1: unknown."""
+        return self._env_runner.max_token_len
+
+    @max_token_len.setter
+    def max_token_len(self, max_tokens: int) -> None:
+        self._env_runner.max_token_len = max_tokens
+
+    @property
+    def process_mode(self) -> bool:
+        """Whether groups are written to a file instead of being sent to a trainer."""
+        return self._env_runner.process_mode
+
+    @process_mode.setter
+    def process_mode(self, enabled: bool) -> None:
+        self._env_runner.process_mode = enabled
+
+    @property
+    def items_sent_this_step(self) -> int:
+        return self._env_runner.items_sent_this_step
+
+    @items_sent_this_step.setter
+    def items_sent_this_step(self, count: int) -> None:
+        self._env_runner.items_sent_this_step = count
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, Any]:
-        """The settings an environment starts from: its config, and one server or a list of them."""
+        """The default settings: the environment's config, and one server or a list of them."""
         return config_class(cls)(), ServerBaseline()
 
     async def setup(self) -> None:  # noqa: B027 - an optional hook
-        """Called once before anything else: load data here."""
+        """Called once before all other hooks: load data here."""
 
     @abstractmethod
     async def get_next_item(self) -> Item:
-        """The next item to roll out; None: there are no more."""
+        """The next item to roll out; None if there are no more."""
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Measures the policy; called every steps_per_eval steps and by the evaluate mode."""
@@ -150,18 +159,18 @@ class BaseEnv(ABC):
     async def collect_trajectories(self, item: Item) -> tuple[Any, list[Item]]:
         """A group of answers (or several groups), and items to roll out later.
 
-        The default asks collect_trajectory group_size times at once. If any of them fails the group fails:
-        one that is smaller, or padded, would be scored against the wrong baseline.
+        The default calls collect_trajectory group_size times concurrently. If one call fails, the group
+        fails: a group that is smaller, or padded, would be scored against the wrong baseline.
         """
-        answers = await group_worker.all_or_error(
+        results = await gather_or_cancel(
             [self.collect_trajectory(item) for _ in range(self.config.group_size)]
         )
-        later = [item for _, items in answers for item in items]
-        made = [answer for answer, _ in answers if answer is not None]
-        return (join_items(made) if len(made) == len(answers) else None), later
+        later_items = [later_item for _, items in results for later_item in items]
+        answers = [answer for answer, _ in results if answer is not None]
+        return (join_items(answers) if len(answers) == len(results) else None), later_items
 
     async def postprocess_histories(self, trajectories: Any) -> Any:
-        """A last look at what collect_trajectories returned."""
+        """Transforms what collect_trajectories returned, before it is checked and sent."""
         return trajectories
 
     async def cleanup(self) -> None:  # noqa: B027 - an optional hook
@@ -171,59 +180,57 @@ class BaseEnv(ABC):
         """Called at the end of a run."""
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
-        """Keeps `data` beside the trainer's checkpoint; override to pass what must survive a restart."""
+        """Writes `data` beside the trainer's checkpoint; override to pass what must survive a restart."""
         if data is not None:
-            name = self.wandb_prepend or self.display_name
-            checkpoint.write(
-                self.checkpoint_dir, name, step, data, fingerprint(self.config, type(self).__name__)
-            )
+            checkpoint.write(self.checkpoint_dir, self._checkpoint_name(), step, data, self._fingerprint())
 
     def load_checkpoint(self) -> None:
-        """Sets the attributes that save_checkpoint kept at this step."""
-        name = self.wandb_prepend or self.display_name
-        kept = checkpoint.read(
-            self.checkpoint_dir, name, self.curr_step, fingerprint(self.config, type(self).__name__)
+        """Sets the attributes that save_checkpoint wrote at this step."""
+        data = checkpoint.read(
+            self.checkpoint_dir, self._checkpoint_name(), self.curr_step, self._fingerprint()
         )
-        for key, value in kept.items():
-            setattr(self, key, value)
+        for name, value in data.items():
+            setattr(self, name, value)
+
+    def _checkpoint_name(self) -> str:
+        return self.wandb_prepend or self.display_name
+
+    def _fingerprint(self) -> str:
+        return fingerprint(self.config, type(self).__name__)
 
     async def setup_wandb(self) -> None:
-        await serve.setup_wandb(self)
+        await self._serve_mode.setup_wandb()
 
     async def register_env(self) -> None:
-        await serve.register(self)
+        await self._serve_mode.register()
 
     async def get_server_info(self) -> None:
-        await serve.read_info(self)
+        await self._serve_mode.read_server_info()
 
     async def get_status(self) -> None:
-        await serve.read_status(self)
+        await self._serve_mode.read_status()
 
     async def env_step_checks(self) -> None:
-        await serve.step_checks(self)
+        await self._serve_mode.check_step()
 
     async def add_train_workers(self) -> None:
-        await serve.top_up(self)
+        await self._serve_mode.start_workers()
+
+    async def handle_env(self, item_uuid: str) -> Any:
+        """Collects and sends the group of one running item."""
+        return await self._serve_mode.run_item(item_uuid)
 
     async def env_manager(self) -> None:
         """The serve mode."""
-        await serve.run(self)
+        await self._serve_mode.run()
 
     async def process_manager(self) -> None:
         """The process mode."""
-        from hermes.envs.modes import process
-
-        await process.run(self)
+        await process.run(self._env_runner)
 
     async def _run_evaluate(self) -> None:
         """The evaluate mode."""
-        from hermes.envs.modes import evaluate
-
-        await evaluate.run(self)
-
-    async def handle_env(self, item_uuid: str) -> Any:
-        """Makes and sends the group of one running item."""
-        return await group_worker.handle(self, item_uuid)
+        await self._env_runner.evaluate()
 
     async def handle_send_to_api(
         self,
@@ -232,49 +239,51 @@ class BaseEnv(ABC):
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
     ) -> None:
-        """Checks one group or a list of them, keeps the good ones and sends them."""
-        await group_worker.keep_and_send(
-            self, scored_data, item, do_send_to_api, abort_on_any_max_length_exceeded
+        """Validates one group or a list of them, keeps the accepted ones and sends them."""
+        await self._env_runner.keep_and_send(
+            scored_data, item, send=do_send_to_api, check_length=abort_on_any_max_length_exceeded
         )
 
     async def _send_scored_data_to_api(self, scored_data: Any) -> None:
-        if self.link is not None:
-            await asyncio.shield(self.link.send(scored_data))
+        await self._env_runner.send(scored_data)
 
     def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:
-        return reporting.timings(self, metrics_dict)
+        return self._env_runner.timings.report(metrics_dict)
 
     def check_settings(self) -> None:  # noqa: B027  a hook: most environments have nothing to check
-        """Called once before the environment runs; raises where it cannot work as it is set up."""
+        """Called once before the environment runs; raises ConfigError if it cannot work with its settings."""
 
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
-        if (table := reporting.rollout_table(self)) is not None:
+        if (table := metrics.rollout_table(self.config, self.rollouts_for_wandb)) is not None:
             wandb_metrics["train/rollouts"] = table
         return wandb_metrics
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Item = None) -> None:
-        """Keeps a few rollouts as text for W&B; where it is off, no tokenizer is loaded for that."""
-        if not reporting.wandb_is_configured(self):
+        """Stores a few rollouts as text for W&B; where that is off, no tokenizer is loaded for it."""
+        if not metrics.wandb_is_configured(self.config):
             return
-        keep = self.config.num_rollouts_per_group_for_logging
+        limit = self.config.num_rollouts_per_group_for_logging
         size = len(scored_data["tokens"])
         texts = [
-            self.tokenizer.decode(ids) if len(ids) else reporting.conversation_text(scored_data, index)
-            for index, ids in enumerate(scored_data["tokens"][: size if keep == -1 else keep])
+            self.tokenizer.decode(ids) if len(ids) else metrics.format_messages(scored_data, index)
+            for index, ids in enumerate(scored_data["tokens"][: size if limit == -1 else limit])
         ]
         self.rollouts_for_wandb.append(list(zip(texts, scored_data["scores"], strict=False)))
         del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Reports at a step. Override to add metrics of your own, and call this at the end."""
-        metrics = {**(wandb_metrics or {}), **reporting.completion_lengths(self)}
-        metrics = self.perf_stats(await self.create_rollout_table(metrics))
+        """Logs the metrics of a step. Override it to add your own, and call this at the end."""
+        logged = {
+            **(wandb_metrics or {}),
+            **metrics.summarize_lengths(self.completion_lengths, self.max_token_len),
+        }
+        logged = self.perf_stats(await self.create_rollout_table(logged))
         self.rollouts_for_wandb, self.completion_lengths = [], []
         if self.wandb_prepend is not None:
-            metrics = {f"{self.wandb_prepend}_{name}": value for name, value in metrics.items()}
+            logged = {f"{self.wandb_prepend}_{name}": value for name, value in logged.items()}
         for index, server in enumerate(self.server.servers):
-            metrics |= await server.wandb_metrics({}, f"server_{index}")
-        reporting.send_wandb(self, metrics)
+            logged |= await server.wandb_metrics({}, f"server_{index}")
+        metrics.log_to_wandb(self.config, logged, self.curr_step)
 
     async def evaluate_log(
         self,
@@ -290,22 +299,27 @@ class BaseEnv(ABC):
         """Writes metrics.json and samples.jsonl to data_dir_to_save_evals, and prints a table."""
         from hermes.envs.modes import eval_log
 
-        servers = [getattr(server, "config", None) for server in self.server.servers]
-        asked = getattr(self.config, "model_name", None) or getattr(servers[0], "model_name", None)
-        given = {"max_new_tokens": self.config.max_token_length, **(generation_parameters or {})}
-        folder, task = self.config.data_dir_to_save_evals, task_name or f"{self.display_name}_eval"
+        first_server = getattr(self.server.servers[0], "config", None) if self.server.servers else None
+        model = (
+            model_name
+            or getattr(self.config, "model_name", None)
+            or getattr(first_server, "model_name", None)
+        )
         eval_log.evaluate_log(
-            metrics, folder, task, model_name or asked, start_time, end_time, given, samples, verbose
+            metrics,
+            self.config.data_dir_to_save_evals,
+            task_name or f"{self.display_name}_eval",
+            model,
+            start_time,
+            end_time,
+            {"max_new_tokens": self.config.max_token_length, **(generation_parameters or {})},
+            samples,
+            verbose,
         )
 
     @classmethod
     def cli(cls) -> None:
-        """Runs `serve`, `process` or `evaluate` as the command line says, and ends the process."""
-        from hermes.envs.cli.commandline import main
+        """Runs `serve`, `process` or `evaluate` as given on the command line, and exits the process."""
+        from hermes.envs.modes.commandline import main
 
         main(cls)
-
-    def spool_path(self) -> Path:
-        """Where groups go that the trajectory API never took."""
-        beside = self.config.data_path_to_save_groups or f"data/{self.display_name}.jsonl"
-        return Path(beside).with_suffix(".unsent.jsonl")

@@ -1,16 +1,20 @@
-"""What happens to a group that could not be made: counted by reason, tried again or given up, never scored.
+"""Failed groups: classified, counted by reason, retried or dropped, and never scored.
 
-A failure belongs to the infrastructure (the model's server, a sandbox, the network) or to the environment
-(its code raised). The first is worth another try with the same item; the second would fail the same way.
-A setting that can never work is neither: it ends the run at once.
+A failure is the infrastructure's (model server, sandbox, network) or the environment's (its code raised).
+After an infrastructure failure the item is tried again; another failure would only repeat itself. A setting
+that can never work is neither: it ends the run immediately. So does a long series of groups of which none is
+usable.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from hermes.batch.reward import GraderError
+from hermes.core.stall_guard import StallGuard
 from hermes.errors import (
     ConfigError,
     HermesError,
@@ -22,19 +26,26 @@ from hermes.errors import (
 )
 
 MAX_TRIES = 3
-"""How often one item is tried before it is given up."""
-
-
-POLICYS_DOING = ("equal scores", "too long")
-"""Reasons to leave a group out that say nothing against the environment."""
+"""Attempts at one item before it is dropped."""
+FAILED = "failed"
+"""Stall category of groups that were dropped for any reason but the policy's."""
+NOTHING_WRITTEN = "nothing written"
+"""Stall category of items of which no group was written, whatever the reason."""
+POLICY_REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        "too long": "Raise the trainer's longest sequence, or lower max_token_length.",
+        "equal scores": "Use easier or harder tasks, or larger groups.",
+    }
+)
+"""Reasons for rejecting a group that are due to the policy and no error of the environment, with a hint."""
 
 
 class EnvironmentRunError(HermesError):
-    """A run of an environment cannot go on."""
+    """A run of an environment cannot continue."""
 
 
 class GroupDroppedError(HermesError):
-    """Raised by collect_trajectories to give up a group for a reason worth counting by name."""
+    """Raised by collect_trajectories to drop a group for a reason that is counted by its name."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -43,7 +54,7 @@ class GroupDroppedError(HermesError):
 
 @dataclass(frozen=True, slots=True)
 class GroupFailure:
-    """Why a group was not made."""
+    """Why there is no group."""
 
     reason: str
     """A short name to count by: provider, sandbox, timeout, environment, no group …"""
@@ -54,11 +65,11 @@ class GroupFailure:
 
 NO_GROUP = GroupFailure("no group", "the environment returned no group", infrastructure=False)
 TIMED_OUT = GroupFailure("timeout", "the group took longer than worker_timeout", infrastructure=False)
-STOPPED = GroupFailure("stopped", "the run ended before the group was made", infrastructure=False)
+STOPPED = GroupFailure("stopped", "the run ended before the group was complete", infrastructure=False)
 
 
 def classify(error: BaseException) -> GroupFailure:
-    """What kind of failure an exception out of an environment's code is."""
+    """The failure that an exception raised by an environment's code stands for."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, GroupDroppedError):
         return GroupFailure(error.reason, error.message, infrastructure=False)
@@ -86,50 +97,61 @@ def _provider_failure(text: str, status: int | None) -> GroupFailure:
 
 
 def _from_model_client(error: BaseException) -> bool:
-    """Errors of the HTTP stack under the model clients, told by where their class was made."""
+    """Whether the error's class is defined by the HTTP stack of the model clients."""
     packages = ("openai", "httpx", "httpx2", "httpcore", "httpcore2", "aiohttp")
     return type(error).__module__.partition(".")[0] in packages
 
 
 @dataclass
 class GroupTally:
-    """How the groups of a run fared."""
+    """Counts the groups of a run by what became of them."""
 
-    made: int = 0
+    completed: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """Reason → groups given up."""
+    """Groups by the reason they were dropped for."""
     retried: Counter[str] = field(default_factory=Counter)
-    in_a_row: int = 0
-    """Groups given up since the last that was used."""
-    fruitless: Counter[str] = field(default_factory=Counter)
-    """Of the policy's doings: groups left out since the last that was used."""
-    last: GroupFailure | None = None
+    last_failure: GroupFailure | None = None
+    stall: StallGuard = field(default_factory=StallGuard)
 
-    def success(self) -> None:
-        self.made += 1
-        self.in_a_row = 0
-        self.fruitless.clear()
+    def complete(self) -> None:
+        self.completed += 1
+        self.stall.record_useful()
 
     def retry(self, failure: GroupFailure) -> None:
         self.retried[failure.reason] += 1
-        self.last = failure
-
-    def leave_out(self, reason: str) -> None:
-        """A group that was made, but cannot be used. Where that is the policy's doing, it is no failure."""
-        in_a_row = self.in_a_row
-        self.drop(GroupFailure(reason, f"a group was left out: {reason}", infrastructure=False))
-        if reason in POLICYS_DOING:
-            self.in_a_row = in_a_row
-            self.fruitless[reason] += 1
+        self.last_failure = failure
 
     def drop(self, failure: GroupFailure) -> None:
+        self._drop(failure, FAILED)
+
+    def reject(self, reason: str) -> None:
+        """A complete group that cannot be used."""
+        failure = GroupFailure(reason, f"a group was rejected: {reason}", infrastructure=False)
+        self._drop(failure, reason if reason in POLICY_REASONS else FAILED)
+
+    def _drop(self, failure: GroupFailure, category: str) -> None:
         self.dropped[failure.reason] += 1
-        self.in_a_row += 1
-        self.last = failure
+        self.stall.record_useless(category)
+        self.last_failure = failure
+
+    def check_stall(self, limits: Mapping[str, int], hint: str) -> None:
+        """Raises EnvironmentRunError if as many groups in a row were useless as `limits` allows."""
+        stall = self.stall.find_stall(limits)
+        if stall is None:
+            return
+        limit = limits[stall.category]
+        if stall.category in POLICY_REASONS:
+            raise EnvironmentRunError(
+                f"{limit} groups in a row were rejected: {stall.category}", POLICY_REASONS[stall.category]
+            )
+        assert self.last_failure is not None, "a group was dropped"
+        raise EnvironmentRunError(
+            f"{limit} groups in a row failed ({self.last_failure.reason}): {self.last_failure.text}", hint
+        )
 
     def describe(self) -> str:
-        """For people: what was made, and what was not and why."""
-        parts = [f"{self.made} groups made"]
-        parts += [f"{count} tried again ({reason})" for reason, count in sorted(self.retried.items())]
-        parts += [f"{count} given up ({reason})" for reason, count in sorted(self.dropped.items())]
+        """One line for the log."""
+        parts = [f"{self.completed} groups completed"]
+        parts += [f"{count} retried ({reason})" for reason, count in sorted(self.retried.items())]
+        parts += [f"{count} dropped ({reason})" for reason, count in sorted(self.dropped.items())]
         return ", ".join(parts)

@@ -1,16 +1,15 @@
-"""Groups as data: joined from single answers, checked before they leave, written as JSON lines.
+"""Groups as data: joined from single answers, validated before they are sent, written as JSON lines.
 
-Checking never repairs a score. One that is no finite number (a reward that returned NaN or text) makes the
-whole group unusable, since the others were scored against it; it is refused with a reason, never sent as 0.
+Validation never repairs a score. A score that is no finite number (a reward function returned NaN or text)
+makes the whole group unusable, since the other scores are relative to it: the group is rejected with a
+reason.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -36,7 +35,7 @@ _REQUIRED = ("tokens", "masks", "scores")
 
 
 def join_items(items: Sequence[Mapping[str, Any]]) -> ScoredDataGroup:
-    """One group of single answers. What only some of them have is left out: a gap would shift the others."""
+    """One group of single answers. A field that only some have is omitted: a gap would shift the rest."""
     group: dict[str, Any] = {key: [item[key] for item in items] for key in _REQUIRED}
     for key in PER_SEQUENCE[len(_REQUIRED) :]:
         values = [item.get(key) for item in items]
@@ -51,10 +50,10 @@ def join_items(items: Sequence[Mapping[str, Any]]) -> ScoredDataGroup:
     return cast(ScoredDataGroup, group)
 
 
-def refusal(group: Mapping[str, Any], config: BaseEnvConfig, longest: int | None) -> str | None:
-    """Why the group cannot be used, as a few words to count by; None if it can.
+def rejection_reason(group: Mapping[str, Any], config: BaseEnvConfig, max_tokens: int | None) -> str | None:
+    """Why the group cannot be used, in a few words to count by; None if it can.
 
-    `longest`: the length in tokens that no sequence may reach; None: any length.
+    `max_tokens`: the length that no sequence may reach; None: no limit.
     """
     size = (group.get("group_overrides") or {}).get("group_size", config.group_size)
     tokens, scores = group.get("tokens"), group.get("scores")
@@ -63,17 +62,19 @@ def refusal(group: Mapping[str, Any], config: BaseEnvConfig, longest: int | None
     if not isinstance(scores, list) or not all(map(_is_finite_number, scores)):
         return "bad score"
     same = len(scores) > 1 and len({float(score) for score in scores}) == 1
-    if config.ensure_scores_are_not_same and same and not _tells_tokens_apart(group):
+    if config.ensure_scores_are_not_same and same and not _has_token_advantages(group):
         return "equal scores"
-    if longest is not None and any(len(sequence) >= longest for sequence in tokens):
+    if max_tokens is not None and any(len(sequence) >= max_tokens for sequence in tokens):
         return "too long"
     return None
 
 
-def _tells_tokens_apart(group: Mapping[str, Any]) -> bool:
-    """Whether it has advantages of its own that teach something."""
-    given = group.get("advantages")
-    return given is not None and any(value for values in given if values is not None for value in values)
+def _has_token_advantages(group: Mapping[str, Any]) -> bool:
+    """Whether the group has advantages for single tokens that are not all zero."""
+    advantages = group.get("advantages")
+    return advantages is not None and any(
+        advantage for sequence in advantages if sequence is not None for advantage in sequence
+    )
 
 
 def _is_finite_number(value: Any) -> bool:
@@ -86,14 +87,15 @@ def _is_finite_number(value: Any) -> bool:
 
 
 def encode(value: Any) -> str:
-    """JSON of a group; numbers may be numpy's or torch's. NaN is an error, not a word no parser knows."""
-    return json.dumps(value, default=_plain, allow_nan=False)
+    """JSON of a group; numbers may be numpy's or torch's. NaN raises ValueError: it is not valid JSON."""
+    return json.dumps(value, default=to_plain, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
-    for method in ("tolist", "item", "model_dump"):
-        if callable(made := getattr(value, method, None)):
-            return made()
+def to_plain(value: Any) -> Any:
+    """A value that json cannot encode as one that it can; for `json.dumps(default=…)`."""
+    for name in ("tolist", "item", "model_dump"):
+        if callable(method := getattr(value, name, None)):
+            return method()
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, Enum):
@@ -103,35 +105,22 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-_HELD: ContextVar[list[bytes] | None] = ContextVar("hermes_held_groups", default=None)
+def encode_line(group: Mapping[str, Any]) -> bytes:
+    return encode(group).encode() + b"\n"
 
 
 class GroupWriter:
-    """A JSON line for each group. The file appears with the first one; an existing file is not touched.
+    """Writes one JSON line for each group. The file is created by the first write, and none is overwritten.
 
-    `path` is where it really writes: the next free of name.jsonl, name_1.jsonl …, found at the first write.
+    `path` is where it really writes: the first of name.jsonl, name_1.jsonl … that did not exist.
     """
 
-    def __init__(self, wanted: str | Path) -> None:
-        self.path = Path(wanted)
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
         self._file: BinaryIO | None = None
 
     def write(self, group: Mapping[str, Any]) -> None:
-        line = encode(group).encode() + b"\n"
-        if (held := _HELD.get()) is not None:
-            held.append(line)
-        else:
-            self.append([line])
-
-    @contextmanager
-    def hold(self) -> Iterator[list[bytes]]:
-        """What the code inside writes is gathered instead, to be appended all at once."""
-        lines: list[bytes] = []
-        before = _HELD.set(lines)
-        try:
-            yield lines
-        finally:
-            _HELD.reset(before)
+        self.append([encode_line(group)])
 
     def append(self, lines: Sequence[bytes]) -> None:
         file = self.open()
@@ -144,8 +133,8 @@ class GroupWriter:
             self._file, self.path = _create(self.path)
         return self._file
 
-    def carry_on(self, path: Path, at_bytes: int) -> None:
-        """Goes on with an existing file after its first bytes; what is behind them is cut off."""
+    def resume(self, path: Path, at_bytes: int) -> None:
+        """Appends to an existing file after its first `at_bytes` bytes; the rest is cut off."""
         self.path = path
         self._file = path.open("r+b")
         self._file.truncate(at_bytes)
@@ -159,22 +148,22 @@ class GroupWriter:
             self._file.close()
 
 
-def existing(wanted: Path) -> list[Path]:
+def existing_outputs(path: Path) -> list[Path]:
     """The files that earlier runs wrote for this name, oldest first."""
-    found, counter, path = [], 0, wanted
-    while path.exists():
-        found.append(path)
-        counter += 1
-        path = wanted.with_stem(f"{wanted.stem}_{counter}")
-    return found
+    outputs: list[Path] = []
+    candidate = path
+    while candidate.exists():
+        outputs.append(candidate)
+        candidate = path.with_stem(f"{path.stem}_{len(outputs)}")
+    return outputs
 
 
-def _create(wanted: Path) -> tuple[BinaryIO, Path]:
-    counter = 0
-    path = wanted
+def _create(path: Path) -> tuple[BinaryIO, Path]:
+    """Creates the first file of name, name_1 … that does not exist."""
+    counter, candidate = 0, path
     while True:
         try:
-            return path.open("xb"), path
+            return candidate.open("xb"), candidate
         except FileExistsError:
             counter += 1
-            path = wanted.with_stem(f"{wanted.stem}_{counter}")
+            candidate = path.with_stem(f"{path.stem}_{counter}")

@@ -54,7 +54,7 @@ class EvalBase(ABC):
     async def __call__(self, server_manager: ServerManager) -> dict[str, float]:
         started = time.time()
         results = await measure(self.data, lambda item: self.run_item(server_manager, item), _AT_ONCE)
-        each = [metrics for metrics, _ in results.made]
+        each = [metrics for metrics, _ in results.measured]
         metrics = {name: sum(one[name] for one in each) / len(each) for name in each[0]} if each else {}
         metrics |= {f"dropped ({reason})": float(count) for reason, count in results.dropped.items()}
         several = f":{self.pass_at_n_samples}" if self.pass_at_n != self.pass_at_n_samples else ""
@@ -66,7 +66,7 @@ class EvalBase(ABC):
             start_time=started,
             end_time=time.time(),
             generation_parameters=self.get_generation_params(),
-            samples=[sample for _, sample in results.made],
+            samples=[sample for _, sample in results.measured],
             verbose=getattr(self, "verbose", True),
         )
         return metrics

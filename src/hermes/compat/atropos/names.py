@@ -123,7 +123,7 @@ MODULES: dict[str, dict[str, str]] = {
     "utils.best_of_n_selection": _same(f"{_HERE}.selection:", "select_best_index"),
     "utils.force_diverse_samples": _same(f"{_HERE}.selection:", "generate_with_diverse_first_tokens"),
     "utils.io": _same(f"{_HERE}.helpers:", "parse_http_response"),
-    "utils.metrics": {"get_std_min_max_avg": "hermes.envs.modes.metrics:summary"},
+    "utils.metrics": {"get_std_min_max_avg": "hermes.envs.modes.metrics:summarize"},
     "utils.display": _same(f"{_HERE}.helpers:", "display_metrics_table"),
     "utils.advantages": _same(
         "hermes.compat.atropos.advantages:",

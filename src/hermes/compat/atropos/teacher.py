@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import Field
 
 from hermes.envs.base import BaseEnv
+from hermes.envs.concurrency import gather_or_cancel
 from hermes.envs.config import BaseEnvConfig
-from hermes.envs.modes.group_worker import all_or_error
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.servers.manager import ServerManager
 from hermes.envs.types import Item
@@ -91,7 +91,7 @@ class TeacherDistillationEnv(BaseEnv):
             return
         ask = self.teacher_server.get_logprobs
         try:
-            told = await all_or_error([ask(input_ids=ids, top_k=top_k) for ids in group["tokens"]])
+            told = await gather_or_cancel([ask(input_ids=ids, top_k=top_k) for ids in group["tokens"]])
         except Exception:  # the group is good without it
             logger.exception("the teacher could not be asked about a group")
             return

@@ -1,63 +1,50 @@
 """Evaluating an agent environment: held-out tasks, the whole agent loop, success with its uncertainty.
 
-A rollout without a reward counts as failed to run, beside the measure and never in it.
+A rollout without a reward is counted as failed to run, beside the measured ones and never among them.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from hermes.batch.reward import GraderError
-from hermes.envs.agent.rollout import Scored
-from hermes.envs.failures import GroupDroppedError
+from hermes.envs.agent.rollout import ScoredRollout
+from hermes.envs.modes.evaluate import FailedItem, run_items
 from hermes.envs.stats import interval
-from hermes.errors import ConfigError, HermesError, ProviderError, SandboxError
+from hermes.envs.types import Item
+from hermes.errors import HermesError
 
-if TYPE_CHECKING:
-    from hermes.envs.agent.env import HermesAgentBaseEnv
-
-
-async def evaluate(env: HermesAgentBaseEnv, temperature: float = 0.0) -> dict[str, float]:
-    """Measures on `env.eval_items()` and logs it; the metrics."""
-    items = list(await env.eval_items())
-    if not items:
-        raise ConfigError(
-            f"{env.display_name} has nothing to evaluate on.",
-            "Give it an eval_items method, or an evaluate method of its own.",
-        )
-    started_s = time.time()
-    workers = asyncio.Semaphore(max(1, env.config.max_eval_workers))
-
-    async def one(item: Any) -> Scored | HermesError:
-        async with workers:
-            try:
-                return await env.run_item(item, temperature=temperature)
-            except (GraderError, GroupDroppedError, ProviderError, SandboxError) as error:
-                return error
-
-    ended = await asyncio.gather(*map(one, items))
-    failures = [each for each in ended if isinstance(each, HermesError)]
-    if len(failures) == len(ended):
-        raise failures[0]
-    metrics = metrics_of([each for each in ended if isinstance(each, Scored)], len(failures))
-    await env.evaluate_log(
-        metrics=metrics,
-        samples=[_sample(env, item, each) for item, each in zip(items, ended, strict=True)],
-        start_time=started_s,
-        end_time=time.time(),
-        generation_parameters={"temperature": temperature},
-    )
-    return metrics
+TEMPERATURE = 0.0
+"""Evaluations sample greedily."""
 
 
-def metrics_of(scored: Sequence[Scored], failed: int = 0) -> dict[str, float]:
-    """What an evaluation reports."""
-    count = len(scored)
-    reward = interval([each.reward.value for each in scored])
-    success = interval([float(each.reward.success) for each in scored])
+@dataclass(frozen=True, slots=True)
+class AgentEvaluation:
+    """The result of an evaluation, as `evaluate_log` takes it."""
+
+    metrics: dict[str, float]
+    samples: list[dict[str, Any]]
+
+
+async def evaluate(
+    items: Sequence[Item],
+    run_item: Callable[[Item], Awaitable[ScoredRollout]],
+    format_prompt: Callable[[Item], str],
+    max_workers: int,
+) -> AgentEvaluation:
+    """Runs one rollout of each item. A rollout retries itself, so a failed one is not tried again here."""
+    results = await run_items(items, run_item, max_workers, max_tries=1)
+    rollouts = [result for result in results if isinstance(result, ScoredRollout)]
+    samples = [_sample(format_prompt(item), result) for item, result in zip(items, results, strict=True)]
+    return AgentEvaluation(summarize(rollouts, len(results) - len(rollouts)), samples)
+
+
+def summarize(rollouts: Sequence[ScoredRollout], failed: int = 0) -> dict[str, float]:
+    """The metrics that an evaluation reports."""
+    count = len(rollouts)
+    reward = interval([rollout.reward.value for rollout in rollouts])
+    success = interval([float(rollout.reward.success) for rollout in rollouts])
     return {
         "eval/mean_reward": reward.mean,
         "eval/mean_reward_low": reward.low,
@@ -65,24 +52,25 @@ def metrics_of(scored: Sequence[Scored], failed: int = 0) -> dict[str, float]:
         "eval/success_rate": success.mean,
         "eval/success_rate_low": success.low,
         "eval/success_rate_high": success.high,
-        "eval/turns": sum(each.result.turns_used for each in scored) / count,
+        "eval/turns": sum(rollout.result.turns_used for rollout in rollouts) / count,
         "eval/samples": count,
         "eval/failed_to_run": failed,
     }
 
 
-def _sample(env: HermesAgentBaseEnv, item: Any, ended: Scored | HermesError) -> dict[str, Any]:
-    prompt = env.format_prompt(item)
-    if isinstance(ended, HermesError):
-        return {"prompt": prompt, "error": ended.message, "score": None}
+def _sample(prompt: str, result: ScoredRollout | FailedItem) -> dict[str, Any]:
+    if isinstance(result, FailedItem):
+        error = result.error
+        message = error.message if isinstance(error, HermesError) else result.failure.text
+        return {"prompt": prompt, "error": message, "score": None}
     return {
         "prompt": prompt,
-        "response": ended.result.final_response,
-        "messages": ended.result.messages,
-        "score": ended.reward.value,
-        "correct": ended.reward.success,
-        "parts": dict(ended.reward.parts),
-        "detail": ended.reward.detail,
-        "outcome": ended.result.outcome.stop_reason.value,
-        "trajectory_id": ended.result.trajectory.header.id,
+        "response": result.result.final_response,
+        "messages": result.result.messages,
+        "score": result.reward.value,
+        "correct": result.reward.success,
+        "parts": dict(result.reward.parts),
+        "detail": result.reward.detail,
+        "outcome": result.result.outcome.stop_reason.value,
+        "trajectory_id": result.result.trajectory.header.id,
     }

@@ -15,20 +15,20 @@ _EMPTY = TrainSequence((), (), ())
 
 if TYPE_CHECKING:
     from hermes.envs.agent.config import HermesAgentEnvConfig
-    from hermes.envs.agent.rollout import Scored
+    from hermes.envs.agent.rollout import ScoredRollout
 
 
-def as_group(
-    scored: Sequence[Scored], config: HermesAgentEnvConfig, kind: str | None = None
+def build_group(
+    rollouts: Sequence[ScoredRollout], config: HermesAgentEnvConfig, kind: str | None = None
 ) -> ScoredDataGroup:
-    """Every exact context of every rollout, with its rollout's score. `kind`: of the task.
+    """Every exact sequence of every rollout, with its rollout's score. `kind`: of the task.
 
     A rollout whose template rewrote the history has several; `overrides` names those that belong together. A
     rollout without exact tokens has an empty sequence and the reason: there is nothing in it to train on.
     """
     sequences = [
         (replace(sequence, rollout=_rollout_info(rollout, kind)), rollout.result.messages)
-        for rollout in scored
+        for rollout in rollouts
         for sequence in rollout.result.sequences or (_EMPTY,)
     ]
     group = cast("ScoredDataGroup", to_group([sequence for sequence, _ in sequences]))
@@ -40,12 +40,12 @@ def as_group(
     return group
 
 
-def _rollout_info(scored: Scored, kind: str | None) -> RolloutInfo:
-    result = scored.result
+def _rollout_info(rollout: ScoredRollout, kind: str | None) -> RolloutInfo:
+    result = rollout.result
     return RolloutInfo(
         id=result.trajectory.header.id,
-        score=scored.reward.value,
-        success=scored.reward.success,
+        score=rollout.reward.value,
+        success=rollout.reward.success,
         kind=kind,
         stop_reason=result.outcome.stop_reason.value,
         tool_calls=sum(len(step.message.tool_calls) for step in result.trajectory.steps),
@@ -54,8 +54,8 @@ def _rollout_info(scored: Scored, kind: str | None) -> RolloutInfo:
     )
 
 
-def of_group(error: BaseException) -> BaseException:
-    """Why the whole group failed: infrastructure as it is, a grader's failure by name."""
+def group_error(error: BaseException) -> BaseException:
+    """The error of the whole group: an infrastructure failure as it is, a grader's failure by name."""
     if isinstance(error, GraderError):
         return GroupDroppedError("grader", error.message)
     return error

@@ -1,10 +1,10 @@
-"""Results that are not there yet, for code that awaits and for code that cannot.
+"""Pending results, for code that awaits them and for code that cannot.
 
-`SyncOrAwaitable` is what a method returns to code on the event loop: something to await. Used as if it were
-the result, it raises and says what to write, since waiting there would stop every other rollout.
-`in_own_thread` runs code that cannot await; in there, `block_on` waits for work on the event loop and returns
-its result. `LoopBoundServer` lets coroutines of another loop use model servers whose connections belong to
-this one.
+`SyncOrAwaitable` is what a method returns to code on the event loop: it must be awaited. Used as if it were
+the result, it raises an error with the fix, since waiting there would block every other rollout.
+`in_own_thread` runs code that cannot await; in that thread `block_on` waits for a coroutine on the event loop
+and returns its result. `LoopBoundServer` lets coroutines of another loop use model servers whose connections
+belong to one loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class SyncOrAwaitable:
-    """Awaitable once."""
+    """A coroutine that can be awaited once, and nothing else."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._work = work
@@ -52,16 +52,16 @@ class SyncOrAwaitable:
         self._work.close()
         method = getattr(self._work, "__name__", "").lstrip("_")
         return UsageError(
-            f"the result of ToolContext.{method} was used before it was there.",
+            f"the result of ToolContext.{method} was used without being awaited.",
             "Write 'await ctx.…', or make compute_reward a plain function ('def', not 'async def').",
         )
 
 
 async def in_own_thread(function: Callable[[], T]) -> T:
-    """What the function returns or raises.
+    """Runs the function in a new thread, and returns or raises what it does.
 
-    Its thread is new, not one of the loop's pool: the work it waits for may need one of those, and as soon
-    as all of them waited like this nothing would ever go on. It does not keep the process alive either.
+    The thread is not one of the loop's pool: the work that the function waits for may need one of those, and
+    if all of them waited like this there would be a deadlock. It does not keep the process alive.
     """
     loop = asyncio.get_running_loop()
     ended, context = asyncio.Event(), copy_context()
@@ -70,9 +70,9 @@ async def in_own_thread(function: Callable[[], T]) -> T:
     def work() -> None:
         try:
             outcome.set_result(context.run(function))
-        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  raised by outcome.result()
             outcome.set_exception(error)
-        with suppress(RuntimeError):  # the loop is gone: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: nothing waits
             loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=work, name="reward", daemon=True).start()
@@ -81,7 +81,7 @@ async def in_own_thread(function: Callable[[], T]) -> T:
 
 
 def block_on(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """Waits for work on `loop`, which must be another thread's."""
+    """Runs the coroutine on `loop`, which must belong to another thread, and waits for its result."""
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
@@ -89,7 +89,7 @@ def block_on(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T
     if running is loop:
         work.close()
         raise UsageError(
-            "this would wait for the event loop on the event loop itself.",
+            "a coroutine of this event loop cannot be waited for on the loop itself.",
             "Call it from a plain function in another thread, or await the other form.",
         )
     return asyncio.run_coroutine_threadsafe(work, loop).result()
@@ -100,22 +100,22 @@ class LoopBoundServer:
 
     def __init__(self, server: Any) -> None:
         self._server = server
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def settle(self) -> None:
-        """Makes the running loop the one where requests are made."""
-        self._home = asyncio.get_running_loop()
+    def bind_to_running_loop(self) -> None:
+        """Requests are made on the running loop from now on."""
+        self._loop = asyncio.get_running_loop()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)
 
     async def chat_completion(self, **kwargs: Any) -> Any:
-        return await self._at_home(self._server.chat_completion(**kwargs))
+        return await self._on_bound_loop(self._server.chat_completion(**kwargs))
 
     async def completion(self, **kwargs: Any) -> Any:
-        return await self._at_home(self._server.completion(**kwargs))
+        return await self._on_bound_loop(self._server.completion(**kwargs))
 
-    async def _at_home(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._home is None or self._home is asyncio.get_running_loop():
+    async def _on_bound_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None or self._loop is asyncio.get_running_loop():
             return await work
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._home))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

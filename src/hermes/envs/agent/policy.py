@@ -1,11 +1,11 @@
 """The model that an environment's rollouts run on, from the server settings Atropos has for it.
 
-`sglang` (SGLang, the Hermes engine) and `vllm` are spoken to in tokens, so that rollouts are token-exact.
-`openai` is any chat API; a rollout there is exact only if the server returns its tokens. A model of this
-process (`hermes/smollm2`, or a folder, at the address `local`) needs no server and gives exact tokens.
+With `sglang` (SGLang, the Hermes engine) and `vllm` requests carry token ids, so rollouts are token-exact.
+`openai` is any chat API; a rollout there is exact only if the server returns its tokens. A model in this
+process (`hermes/smollm2`, or a folder, at the address `local`) needs no server and returns exact tokens.
 
-A rollout stays with the server that had most room when it began; each of its calls takes one of that server's
-slots, so that weights, and slots kept for evaluation, hold for agents too.
+A rollout uses one server, the one with most free slots when it began. Each of its calls takes one of that
+server's slots, so that weights, and slots reserved for evaluation, apply to agents too.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LONGEST_TOKENS = 1 << 20
 """Above this a tokenizer's stated length is a placeholder for 'no limit'."""
 
 
-class Rollouts(Protocol):
-    """Whoever gives each rollout its model."""
+class RolloutPolicy(Protocol):
+    """Creates the model of each rollout."""
 
     def rollout_model(self, limit_tokens: int | None) -> ChatModel: ...
     async def close(self) -> None: ...
@@ -57,7 +57,7 @@ class PolicyServers:
         self._config = config
         self._parser = parser
         self._tokenizer = tokenizer
-        self._speech: ChatRenderer | None = None
+        self._renderer: ChatRenderer | None = None
         self._open: list[TokenSource | ChatModel] = []
         self._chats = [(server, self._chat(server.config)) for server in servers]
 
@@ -67,8 +67,8 @@ class PolicyServers:
         return SlottedChat(chat(limit_tokens), server)
 
     async def close(self) -> None:
-        for each in self._open:
-            await each.close()
+        for model in self._open:
+            await model.close()
         self._open.clear()
 
     def _chat(self, server: APIServerConfig) -> Chat:
@@ -108,16 +108,16 @@ class PolicyServers:
         from hermes.models.render.chat import ChatRenderer
         from hermes.models.tokens.chat import TokenChat
 
-        if self._speech is None:
+        if self._renderer is None:
             tokenizer = self._tokenizer()
             longest = int(min(tokenizer.model_max_length, _LONGEST_TOKENS))
-            self._speech = ChatRenderer.of(tokenizer, self._parser, longest)
-        longest = min(limit_tokens or _LONGEST_TOKENS, self._speech.context_tokens)
-        return TokenChat(source, replace(self._speech, context_tokens=longest))
+            self._renderer = ChatRenderer.of(tokenizer, self._parser, longest)
+        longest = min(limit_tokens or _LONGEST_TOKENS, self._renderer.context_tokens)
+        return TokenChat(source, replace(self._renderer, context_tokens=longest))
 
 
 class SlottedChat:
-    """A model whose every call takes a slot of its server."""
+    """A model each call of which takes a slot of its server."""
 
     def __init__(self, model: ChatModel, server: APIServer) -> None:
         self._model = model
@@ -132,19 +132,21 @@ class SlottedChat:
             return await self._model.complete(request, on_delta)
 
     async def close(self) -> None:
-        """What the rollouts share is closed by the policy."""
+        """Does nothing: the model is shared by rollouts, and closed by the policy."""
 
 
-def unprobed(
+def without_local_probes(
     configs: ServerBaseline | list[APIServerConfig],
 ) -> ServerBaseline | list[APIServerConfig]:
-    """The same, without asking at an address after a model that is in this process."""
+    """The same, without health checks of models that are in this process."""
     if isinstance(configs, APIServerConfig):
-        return unprobed([configs]) if configs.base_url == LOCAL else configs
+        return without_local_probes([configs]) if configs.base_url == LOCAL else configs
     if isinstance(configs, ServerBaseline):
         return configs
-    off = {"health_check": False}
-    return [each.model_copy(update=off) if each.base_url == LOCAL else each for each in configs]
+    return [
+        config.model_copy(update={"health_check": False}) if config.base_url == LOCAL else config
+        for config in configs
+    ]
 
 
 def _target(server: APIServerConfig) -> ModelTarget:

@@ -1,7 +1,7 @@
-"""One rollout of an agent environment: a fresh sandbox, the one agent loop, the verdict, the record.
+"""One rollout of an agent environment: a fresh sandbox, the agent loop, the reward, the record in the store.
 
-A rollout that infrastructure broke is run again, a bounded number of times; so is one whose grader failed.
-What still has no reward then is an error with a reason, for whoever counts, and never a score.
+A rollout that an infrastructure failure ended is run again, a bounded number of times; so is one whose grader
+failed. If there is no reward then, an error with a reason is raised; a failure is never a score.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from hermes.tools.base import Tool, Workbench
 
 MAX_ATTEMPTS = 2
-"""How often one rollout is tried; its group, once it has failed, is tried again by the run itself."""
+"""Attempts at one rollout. When it has failed, its whole group is retried by the runner."""
 
 
 class RolloutFailedError(HermesError):
-    """A rollout came to nothing through no fault of the policy's."""
+    """An infrastructure failure ended a rollout."""
 
     def __init__(self, outcome: Outcome, trajectory_id: str) -> None:
         super().__init__(f"{outcome.detail or outcome.stop_reason.value} (trajectory {trajectory_id})")
@@ -45,7 +45,7 @@ class RolloutFailedError(HermesError):
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRollout:
     """A rollout and its reward."""
 
     result: AgentResult
@@ -54,15 +54,15 @@ class Scored:
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """What one rollout is about."""
+    """The inputs of one rollout."""
 
     item: Any
     prompt: str
     opening: Sequence[Message]
-    """Said before the prompt: a system prompt, examples."""
+    """Before the prompt: a system prompt, examples."""
     toolsets: Sequence[str]
     extra_tools: Sequence[Tool]
-    """Beside those of the toolsets."""
+    """In addition to those of the toolsets."""
     files: Mapping[str, bytes]
     sampling: Sampling
     task_id: str
@@ -86,82 +86,82 @@ class RolloutContext:
 
 
 async def run_scored(
-    place: RolloutContext, assign: Callable[[], RolloutSpec], compute: ComputeReward
-) -> Scored:
-    """A rollout with a reward. ProviderError, SandboxError or GraderError if none could be had.
+    context: RolloutContext, new_spec: Callable[[], RolloutSpec], compute: ComputeReward
+) -> ScoredRollout:
+    """A rollout with its reward. ProviderError, SandboxError or GraderError if there is none.
 
-    GroupDroppedError if it ran out of time, or the task cannot even be put to the model.
+    GroupDroppedError if it ran out of time, or the prompt does not fit the model's context.
     """
-    failed: HermesError | None = None
+    last_error: HermesError | None = None
     for _ in range(MAX_ATTEMPTS):
         try:
-            return await _attempt(place, assign(), compute)
+            return await _attempt(context, new_spec(), compute)
         except RolloutFailedError as error:
-            failed = _as_infrastructure(error)
+            last_error = _as_infrastructure(error)
         except (GraderError, ProviderError, SandboxError) as error:
-            failed = error
-    assert failed is not None
-    raise failed
+            last_error = error
+    assert last_error is not None
+    raise last_error
 
 
-async def _attempt(place: RolloutContext, assignment: RolloutSpec, compute: ComputeReward) -> Scored:
-    async with finished_rollout(place, assignment) as (result, bench):
-        reward = await grade(compute, assignment.item, result, bench, place.reward_range)
-    await _record(place, result.trajectory.header.id, reward)
-    return Scored(result, reward)
+async def _attempt(context: RolloutContext, spec: RolloutSpec, compute: ComputeReward) -> ScoredRollout:
+    async with finished_rollout(context, spec) as (result, bench):
+        reward = await grade(compute, spec.item, result, bench, context.reward_range)
+    await _record(context, result.trajectory.header.id, reward)
+    return ScoredRollout(result, reward)
 
 
 @asynccontextmanager
 async def finished_rollout(
-    place: RolloutContext, assignment: RolloutSpec
+    context: RolloutContext, spec: RolloutSpec
 ) -> AsyncIterator[tuple[AgentResult, Workbench]]:
-    """Runs the agent to its end and keeps its sandbox for the block.
+    """Runs the agent to its end, and keeps its sandbox open for the block.
 
-    RolloutFailedError if infrastructure ended it; GroupDroppedError if it ran out of time, or the task cannot
-    even be put to the model.
+    RolloutFailedError if an infrastructure failure ended it; GroupDroppedError if it ran out of time, or the
+    prompt does not fit the model's context.
     """
-    model = place.new_model()
-    budget = ResultBudget(place.settings)
+    model = context.new_model()
+    budget = ResultBudget(context.settings)
     plan = RolloutPlan(
-        toolsets=assignment.toolsets,
-        only_tools=assignment.only_tools,
-        extra_tools=assignment.extra_tools,
+        toolsets=spec.toolsets,
+        only_tools=spec.only_tools,
+        extra_tools=spec.extra_tools,
         adapt=budget.adapt,
-        sampling=assignment.sampling,
-        files=assignment.files,
+        sampling=spec.sampling,
+        files=spec.files,
     )
     header = replace(
         new_header(Source.ENV, model),
-        run_id=place.run_id,
-        task_id=assignment.task_id,
-        sample_index=assignment.sample_index,
-        metadata={"environment": place.name, **assignment.metadata},
+        run_id=context.run_id,
+        task_id=spec.task_id,
+        sample_index=spec.sample_index,
+        metadata={"environment": context.name, **spec.metadata},
     )
-    async with open_agent(place.config, place.writer, model, header, plan) as loop:
+    async with open_agent(context.config, context.writer, model, header, plan) as loop:
         budget.turn = lambda: len(loop.messages)
-        for message in assignment.opening:
+        for message in spec.opening:
             loop.prepare(message, ephemeral=message.role != "system")
-        steps = [step async for step in loop.turn(Message.user(assignment.prompt))]
+        steps = [step async for step in loop.turn(Message.user(spec.prompt))]
         assert loop.outcome is not None
-        result = read_result(Trajectory(loop.recorder.header, _in_order(steps), loop.outcome))
+        result = read_result(Trajectory(loop.recorder.header, _sort_steps(steps), loop.outcome))
         if result.outcome.infrastructure:
             raise RolloutFailedError(result.outcome, header.id)
         if result.outcome.stop_reason is StopReason.TIMEOUT:
-            # Whoever took the time, model server or tools: it says nothing certain about the policy.
+            # The model server or a tool may have been slow: a timeout is no verdict on the policy.
             raise GroupDroppedError("timeout", f"{result.outcome.detail} (trajectory {header.id})")
         if not result.turns_used:
             raise GroupDroppedError("prompt too long", f"{result.outcome.detail} (trajectory {header.id})")
         yield result, loop.bench
 
 
-async def _record(place: RolloutContext, trajectory_id: str, reward: RewardResult) -> None:
+async def _record(context: RolloutContext, trajectory_id: str, reward: RewardResult) -> None:
     detail = {"parts": dict(reward.parts), "detail": reward.detail}
-    row = Reward(trajectory_id, reward.value, place.name, detail, time.time_ns() // 1_000_000)
-    await asyncio.wrap_future(place.writer.add_reward(row))
+    row = Reward(trajectory_id, reward.value, context.name, detail, time.time_ns() // 1_000_000)
+    await asyncio.wrap_future(context.writer.add_reward(row))
 
 
-def _in_order(steps: Sequence[Step]) -> list[Step]:
-    """Parallel results come as they finish; the conversation has them in the order of their calls."""
+def _sort_steps(steps: Sequence[Step]) -> list[Step]:
+    """In the order of their calls: results of parallel calls arrive as they finish."""
     return sorted(steps, key=lambda step: step.index)
 
 

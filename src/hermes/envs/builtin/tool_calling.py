@@ -20,7 +20,7 @@ from pydantic import Field, field_validator, model_validator
 from hermes.core import JSON, JSONObject, Message, ToolCall
 from hermes.core.sequence import MASKED
 from hermes.envs.agent.result import AgentResult
-from hermes.envs.agent.rollout import Scored
+from hermes.envs.agent.rollout import ScoredRollout
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
 from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
@@ -98,7 +98,9 @@ class ToolCallingEnv(SolvableEnv):
         calls = len(item.expected_calls)
         return item.category if calls < 2 else f"{item.category}-{calls}"
 
-    def token_advantages(self, item: FunctionRequest, scored: Sequence[Scored]) -> list[list[float]] | None:
+    def token_advantages(
+        self, item: FunctionRequest, scored: Sequence[ScoredRollout]
+    ) -> list[list[float]] | None:
         rollouts = [rollout.result.sequences for rollout in scored]
         if self.config.credit == "rollout" or any(len(sequences) != 1 for sequences in rollouts):
             return None

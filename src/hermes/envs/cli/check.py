@@ -24,7 +24,7 @@ from hermes.core import JSONObject, Message
 from hermes.envs.agent.env import HermesAgentBaseEnv
 from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.base import BaseEnv
-from hermes.envs.cli import commandline
+from hermes.envs.modes import commandline
 from hermes.errors import HermesError
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from hermes.envs.base import BaseEnv
-from hermes.envs.cli import commandline
+from hermes.envs.modes import commandline
 from hermes.errors import HermesError, UsageError
 
 

@@ -1,17 +1,19 @@
-"""An environment's standing with the trajectory API, over outages and restarts of it.
+"""An environment's session with the trajectory API, across outages and restarts of the API.
 
-Promises: a finished group is sent until it is acknowledged or refused for good, and a retry is never taken
-twice; an API that forgot the environment is told again who it is; nobody is waited for longer than the
-settings allow, and the error then says who was missing. Groups that could not be delivered are written to a
-file that the error names.
+Promises: a complete group is sent until it is acknowledged or rejected for good, and a retry is never stored
+twice; if the API has lost the registration, the environment registers again; no wait is longer than the
+settings allow, and the error then names what was missing. Groups that could not be delivered are written to a
+file that the log names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,79 +21,87 @@ from typing import TYPE_CHECKING, Any
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.groups import encode
 from hermes.envs.modes.api_client import ApiRequestError, TrajectoryClient, new_key
+from hermes.models.remote.retry import RetryPolicy, pause_s
 
 if TYPE_CHECKING:
     from hermes.envs.config import BaseEnvConfig
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
-_SAY_EVERY_S = 30.0
+_OUTAGE_PAUSES = RetryPolicy(max_retries=0, base_s=0.1, cap_s=5.0)
+_TRAINER_PAUSES = RetryPolicy(max_retries=0, base_s=0.1, cap_s=1.0)
+"""Only the schedule of pauses: attempts are limited by time, not by number."""
+_WARN_EVERY_S = 30.0
+_DISCONNECT_TIMEOUT_S = 5.0
 
 
 class ApiSession:
-    """Registers, asks for the status, sends groups."""
+    """Registers, reads the status, sends groups."""
 
     def __init__(self, config: BaseEnvConfig, name: str) -> None:
         self.config = config
         self.name = name
         self.client = TrajectoryClient(config.rollout_server_url)
         self.registration: dict[str, Any] = {}
-        """The API's answer to the registration that counts now."""
+        """The API's response to the last successful registration."""
         self.sent = 0
         """Groups acknowledged."""
-        self.refused: Counter[int] = Counter()
-        """Status → posts that the API will never take."""
+        self.rejected: Counter[int] = Counter()
+        """Posts that the API rejected for good, by HTTP status."""
         self._unsent: dict[str, Any] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._registering = asyncio.Lock()
-        self._heard_s: float | None = None
+        self._reached = False
+        """Whether the API has responded to any request."""
 
     @property
     def env_id(self) -> int | None:
         return self.registration.get("env_id")
 
-    async def register(self, forgotten: int | None = None) -> dict[str, Any]:
-        """Waits for the API and for its trainer. `forgotten` is the id that the API no longer knows."""
+    async def register(self, lost_id: int | None = None) -> dict[str, Any]:
+        """Waits for the API and for its trainer. `lost_id`: a registration that the API has lost."""
         async with self._registering:
-            if forgotten is not None and self.env_id != forgotten:
-                return self.registration
-            patience = _Backoff(self.config.trainer_patience_s)
+            if lost_id is not None and self.env_id != lost_id:
+                return self.registration  # registered again in the meantime
+            wait = _Wait(self.config.trainer_patience_s, _TRAINER_PAUSES)
             while True:
-                answer = await self._insist(lambda: self.client.register_env(self._registration()))
-                if answer.get("status") == "success":
-                    self.registration = answer
-                    return answer
-                logger.info("registered with no trainer yet: %s", answer.get("status"))
-                await patience.wait(
-                    f"no trainer has asked {self.client.url} for a batch within "
+                response = await self._request_with_retry(
+                    lambda: self.client.register_env(self._registration_body())
+                )
+                if response.get("status") == "success":
+                    self.registration = response
+                    return response
+                logger.info("not registered, there is no trainer yet: %s", response.get("status"))
+                await wait.pause(
+                    f"no trainer has requested a batch from {self.client.url} within "
                     f"{self.config.trainer_patience_s:g} s.",
-                    "Start the trainer; environments are admitted once it asks for its first batch.",
-                    longest_s=1.0,
+                    "Start the trainer; environments are admitted after its first request for a batch.",
                 )
 
     async def info(self) -> dict[str, Any]:
-        return await self._insist(self.client.info)
+        return await self._request_with_retry(self.client.info)
 
     async def wandb_info(self) -> dict[str, Any]:
-        return await self._insist(self.client.wandb_info)
+        return await self._request_with_retry(self.client.wandb_info)
 
     async def status(self) -> dict[str, Any]:
-        """The environment's status; registers anew if the API does not know it any more."""
+        """The environment's status; registers again if the API has lost the registration."""
         while True:
-            asked = self.env_id
-            assert asked is not None, "status is asked for after registering"
+            env_id = self.env_id
+            assert env_id is not None, "the status is read after registering"
             try:
-                return await self._insist(partial(self.client.status_env, asked), final=(404, 500))
+                return await self._request_with_retry(
+                    partial(self.client.status_env, env_id), final=(404, 500)
+                )
             except ApiRequestError as error:
                 if error.status not in (404, 500):
                     raise
-                # The original answers 500 where it means 404.
-                logger.warning("the trajectory API does not know this environment any more; registering anew")
-                await self.register(forgotten=asked)
+                # Atropos's own API responds with 500 where 404 is meant.
+                logger.warning("the trajectory API has lost the registration; registering again")
+                await self.register(lost_id=env_id)
 
     def send(self, groups: Any) -> asyncio.Task[None]:
-        """Begins to send one group or a list of them. The task may be abandoned; the sending goes on."""
+        """Starts to send one group or a list of them. The returned task may be discarded."""
         key = new_key()
         self._unsent[key] = groups
         task = asyncio.create_task(self._deliver(key, groups))
@@ -100,14 +110,14 @@ class ApiSession:
         return task
 
     async def drain(self) -> None:
-        """Until everything given to `send` is acknowledged or refused. Leaving does not end the sending."""
+        """Waits until every group is acknowledged or rejected. Cancelling it does not cancel sending."""
         while self._sending:
             done, _ = await asyncio.wait(self._sending, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
 
     def spool(self, path: Path) -> None:
-        """Writes what is still unsent to a file."""
+        """Appends all unsent groups to a file."""
         unsent = list(self._unsent.values())
         if not unsent:
             return
@@ -117,40 +127,40 @@ class ApiSession:
         self._unsent.clear()
         logger.error("%d posts could not be delivered; they are in %s", len(unsent), path)
 
-    async def close(self, spool: Path, *, at_once: bool = False) -> None:
-        """Takes leave, unless that has to be quick. What is still unsent is written to `spool`."""
+    async def close(self, spool: Path, *, immediate: bool = False) -> None:
+        """Writes all unsent groups to `spool`, and disconnects from the API unless `immediate`."""
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
         self.spool(spool)
-        if self.env_id is not None and not at_once:
+        if self.env_id is not None and not immediate:
             try:
-                await asyncio.wait_for(self.client.disconnect_env(self.env_id), 5)
+                await asyncio.wait_for(self.client.disconnect_env(self.env_id), _DISCONNECT_TIMEOUT_S)
             except (ApiRequestError, TimeoutError) as error:
-                logger.info("could not take leave of the trajectory API: %s", error)
+                logger.info("could not disconnect from the trajectory API: %s", error)
         await self.client.close()
 
     async def _deliver(self, key: str, groups: Any) -> None:
         while True:
-            asked = self.env_id
+            env_id = self.env_id
             for group in groups if isinstance(groups, list) else [groups]:
-                group["env_id"] = asked
+                group["env_id"] = env_id
             try:
-                answer = await self._insist(lambda: self.client.post_groups(groups, key))
+                response = await self._request_with_retry(lambda: self.client.post_groups(groups, key))
             except ApiRequestError as error:
-                if error.status == 404 and asked is not None:
-                    await self.register(forgotten=asked)
+                if error.status == 404 and env_id is not None:
+                    await self.register(lost_id=env_id)
                     continue
-                logger.error("the trajectory API refused a group for good: %s", error.message)
-                self.refused[error.status or 0] += 1
+                logger.error("the trajectory API rejected a group for good: %s", error.message)
+                self.rejected[error.status or 0] += 1
             else:
                 self.sent += len(groups) if isinstance(groups, list) else 1
-                if reason := answer.get("reason"):
-                    logger.warning("a group was taken, but: %s", reason)
+                if reason := response.get("reason"):
+                    logger.warning("a group was accepted with a warning: %s", reason)
             del self._unsent[key]
             return
 
-    def _registration(self) -> dict[str, Any]:
+    def _registration_body(self) -> dict[str, Any]:
         return {
             "max_token_length": self.config.max_token_length,
             "desired_name": self.name,
@@ -159,43 +169,52 @@ class ApiSession:
             "group_size": self.config.group_size,
         }
 
-    async def _insist(self, request: Any, final: tuple[int, ...] = ()) -> dict[str, Any]:
-        """Tries until the API answers, or it has not for as long as the settings allow."""
-        met = self._heard_s is not None
-        allowed_s = self.config.outage_patience_s if met else self.config.start_patience_s
-        patience = _Backoff(allowed_s)
+    async def _request_with_retry(
+        self, request: Callable[[], Awaitable[dict[str, Any]]], final: tuple[int, ...] = ()
+    ) -> dict[str, Any]:
+        """Sends the request until the API responds, or the time that the settings allow is up.
+
+        A response with a status in `final` is raised even though another attempt might succeed.
+        """
+        timeout_s = self.config.outage_patience_s if self._reached else self.config.start_patience_s
+        wait = _Wait(timeout_s, _OUTAGE_PAUSES)
         while True:
             try:
-                answer: dict[str, Any] = await request()
+                response = await request()
             except ApiRequestError as error:
-                if error.status is not None:
-                    self._heard_s = time.monotonic()
-                if not error.passing or error.status in final:
+                self._reached = self._reached or error.status is not None
+                if not error.retryable or error.status in final:
                     raise
-                await patience.wait(
-                    error.message.rstrip(".") + f", for {allowed_s:g} s.",
-                    error.hint,
-                    longest_s=error.retry_after_s or _LONGEST_PAUSE_S,
-                )
+                message = error.message.rstrip(".") + f", for {timeout_s:g} s."
+                await wait.pause(message, error.hint, error.retry_after_s)
             else:
-                self._heard_s = time.monotonic()
-                return answer
+                self._reached = True
+                return response
 
 
-class _Backoff:
-    """Pauses that grow, and an end."""
+class _Wait:
+    """A wait with a deadline, in pauses that grow.
 
-    def __init__(self, allowed_s: float) -> None:
-        self._until_s = time.monotonic() + allowed_s
-        self._pause_s = _FIRST_PAUSE_S
-        self._said_s = time.monotonic()
+    `models.remote.retry.with_retries` limits the number of attempts and retries ProviderErrors; an
+    environment waits for minutes, whatever the number of attempts, and logs that it does. Only the schedule
+    is shared.
+    """
 
-    async def wait(self, message: str, hint: str, longest_s: float) -> None:
+    def __init__(self, timeout_s: float, policy: RetryPolicy) -> None:
+        self._deadline_s = time.monotonic() + timeout_s
+        self._policy = policy
+        self._random = random.Random()
+        self._pauses = 0
+        self._warned_s = time.monotonic()
+
+    async def pause(self, message: str, hint: str, retry_after_s: float | None = None) -> None:
+        """Sleeps; EnvironmentRunError with the message if the time is up."""
         now_s = time.monotonic()
-        if now_s >= self._until_s:
+        if now_s >= self._deadline_s:
             raise EnvironmentRunError(message, hint)
-        if now_s - self._said_s >= _SAY_EVERY_S:
-            self._said_s = now_s
+        if now_s - self._warned_s >= _WARN_EVERY_S:
+            self._warned_s = now_s
             logger.warning("still waiting: %s", message)
-        await asyncio.sleep(min(self._pause_s, longest_s, max(0.0, self._until_s - now_s)))
-        self._pause_s *= 2
+        self._pauses += 1
+        pause = pause_s(self._policy, self._pauses, retry_after_s, self._random)
+        await asyncio.sleep(min(pause, self._deadline_s - now_s))

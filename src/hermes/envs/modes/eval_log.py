@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hermes.envs.groups import _plain
+from hermes.envs.groups import to_plain
 from hermes.envs.stats import Interval, interval
 from hermes.safety.text import printable
 
@@ -99,7 +99,7 @@ def _dumps(value: Any, indent: int | None = None) -> str:
     """Metrics may hold NaN (an empty mean, say); the files then say so as Python does."""
     import json
 
-    return json.dumps(value, default=_plain, indent=indent)
+    return json.dumps(value, default=to_plain, indent=indent)
 
 
 def _write(path: Path, text: str) -> None:

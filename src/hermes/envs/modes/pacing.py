@@ -1,7 +1,7 @@
-"""How much an environment should make now, as arithmetic on the API's status. Nothing here waits or asks.
+"""How many groups an environment should generate now: arithmetic on the API's status, without I/O.
 
-`status` is the answer to /status-env; `share` is the part of a batch that the environment can fill, in
-sequences, or -1 as long as the batch size is not known.
+`status` is the response to /status-env; `share` is the part of a batch that the environment can fill, in
+sequences, or -1 while the batch size is unknown.
 """
 
 from __future__ import annotations
@@ -15,29 +15,37 @@ from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
 Status = Mapping[str, Any]
 
 
-def crossed(before: int, now: int, interval: int) -> bool:
-    """Whether a multiple of the interval lies in (before, now], however many steps went by."""
+def batch_share(config: BaseEnvConfig, status: Status) -> int:
+    """Sequences of a batch that this environment can fill: its own minimum and the unallocated part."""
+    if not status or config.batch_size == -1:
+        return config.batch_size
+    unallocated: float = status.get("unallocated_fraction", 1.0)
+    return int(config.batch_size * (unallocated + (config.min_batch_allocation or 0.0)))
+
+
+def is_crossed(before: int, now: int, interval: int) -> bool:
+    """Whether a multiple of the interval is in (before, now], however many steps were made."""
     return interval > 0 and now // interval > before // interval
 
 
 def has_enough(config: BaseEnvConfig, status: Status) -> bool:
-    """Whether the trainer can make all its steps with what it has taken and what waits."""
-    waiting = status["queue_size"] * config.group_size // max(1, config.batch_size)
-    return bool(status["current_step"] + waiting > config.total_steps)
+    """Whether the batches taken and the groups queued are enough for all of the trainer's steps."""
+    queued_batches = status["queue_size"] * config.group_size // max(1, config.batch_size)
+    return bool(status["current_step"] + queued_batches > config.total_steps)
 
 
 def must_pause(config: BaseEnvConfig, status: Status, share: int) -> bool:
-    """Whether enough waits for the trainer, and enough of this environment's own."""
+    """Whether enough groups are queued, in total and of this environment."""
     if share == -1:
         return True
     if config.max_batches_offpolicy <= 0:
         return False
     full = status["queue_size"] * config.group_size >= config.max_batches_offpolicy * config.batch_size
-    return bool(full and status["self_queue_size"] >= own_minimum(config, status))
+    return bool(full and status["self_queue_size"] >= min_queued_groups(config, status))
 
 
-def own_minimum(config: BaseEnvConfig, status: Status) -> int:
-    """Groups of its own that an environment with a minimum share keeps waiting."""
+def min_queued_groups(config: BaseEnvConfig, status: Status) -> int:
+    """Groups that an environment with a minimum allocation keeps queued."""
     if config.min_batch_allocation is None:
         return 0
     largest: int = max(1, status["max_group_size"])
@@ -45,13 +53,13 @@ def own_minimum(config: BaseEnvConfig, status: Status) -> int:
     return math.ceil(sequences / largest) * max(1, largest // config.group_size)
 
 
-def wanted_workers(config: BaseEnvConfig, status: Status, share: int, most: int, evaluating: bool) -> int:
-    """How many groups should be in the making. Fewer than there are means: start none."""
+def target_workers(config: BaseEnvConfig, status: Status, share: int, limit: int, evaluating: bool) -> int:
+    """How many groups should be in progress, at most `limit`. Running workers above it are not stopped."""
     if evaluating and config.eval_handling == EvalHandlingEnum.STOP_TRAIN:
         return 0
     if evaluating and config.eval_handling == EvalHandlingEnum.LIMIT_TRAIN:
-        most = int(most * config.eval_limit_ratio)
+        limit = int(limit * config.eval_limit_ratio)
     if config.max_batches_offpolicy > 0:
         room = config.max_batches_offpolicy * share // config.group_size - status["queue_size"]
-        most = min(most, max(room, own_minimum(config, status) - status["self_queue_size"]))
-    return max(0, most)
+        limit = min(limit, max(room, min_queued_groups(config, status) - status["self_queue_size"]))
+    return max(0, limit)

@@ -1,10 +1,9 @@
-"""The process mode: groups written to a file, several in the making at once, and carried on where it stopped.
+"""The process mode: groups are written to a file, and an interrupted run can be resumed.
 
-While a run is unfinished a journal lies beside its output: which items are done, and how long the file was
-after each. The same command then goes on from there: the torn end of the file is cut off, and the items that
-are done are skipped, in the order in which get_next_item gives them. A finished run leaves no journal, and
-the next one writes a new file. If settings that shape the groups have changed, it starts anew as well. A run
-that fails before its first group leaves no file.
+A journal beside the output of an unfinished run records which items are complete, and the length of the file
+after each. The same command resumes the run: the torn end of the file is cut off, and complete items are
+skipped, in the order in which get_next_item returns them. A complete run leaves no journal, and the next run
+writes a new file, as does a run with other settings. A run that fails before its first group leaves no file.
 """
 
 from __future__ import annotations
@@ -12,41 +11,38 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from types import MappingProxyType
+from typing import Any, TextIO
 
+from hermes.envs.concurrency import gather_or_cancel
 from hermes.envs.config import fingerprint
-from hermes.envs.failures import MAX_TRIES, EnvironmentRunError, GroupFailure
-from hermes.envs.groups import GroupWriter, existing
-from hermes.envs.modes import metrics
-from hermes.envs.modes.group_worker import all_or_error, finish, hand_over, make_group, next_item, prepare
+from hermes.envs.failures import FAILED, MAX_TRIES, NOTHING_WRITTEN, GroupFailure
+from hermes.envs.groups import GroupWriter, existing_outputs
+from hermes.envs.modes.runner import MAX_FAILED, EnvRunner
 from hermes.envs.modes.viewer import generate_html
 from hermes.errors import ConfigError
 
-if TYPE_CHECKING:
-    from hermes.envs.base import BaseEnv
-
 logger = logging.getLogger(__name__)
 
-_HOPELESS_IN_A_ROW = 16
-"""Groups that failed one after another, after which the run ends."""
-_FRUITLESS_IN_A_ROW = 256
-"""The same for groups that were made, and left out for what the policy did."""
+_STALL_LIMITS: Mapping[str, int] = MappingProxyType({FAILED: MAX_FAILED, NOTHING_WRITTEN: 256})
+"""Groups in a row that may fail, and items in a row that may yield nothing, before the run ends."""
 
 
-async def run(env: BaseEnv) -> None:
-    """Writes n_groups_to_process groups, or as many as there are items for."""
-    if env.jsonl_writer is None:
-        raise ConfigError("process has nowhere to write.", "Set --env.data_path_to_save_groups.")
-    env.process_mode = True
-    env.config.group_size = env.group_size_to_process
+async def run(runner: EnvRunner) -> None:
+    """Writes total_steps groups, or as many as there are items for."""
+    env, writer = runner.env, runner.writer
+    if writer is None:
+        raise ConfigError("process has no output file.", "Set --env.data_path_to_save_groups.")
+    runner.process_mode = True
     journal: ProcessJournal | None = None
     try:
-        await prepare(env)
-        metrics.start_wandb(env)
+        await runner.prepare()
+        runner.start_wandb()
         models = [getattr(getattr(server, "config", None), "model_name", "") for server in env.server.servers]
-        journal = ProcessJournal.open(env.jsonl_writer, fingerprint(env.config, type(env).__name__, *models))
-        await _ProcessRun(env, journal).all()
+        journal = ProcessJournal.open(writer, fingerprint(env.config, type(env).__name__, *models))
+        await ProcessMode(runner, journal).run()
         journal.finish()
     except BaseException:
         if journal is not None and not journal.done:
@@ -55,94 +51,82 @@ async def run(env: BaseEnv) -> None:
     finally:
         if journal is not None:
             journal.close()
-        env.jsonl_writer.close()
-        await finish(env)
-    logger.info("%s, in %s", env.tally.describe(), env.jsonl_writer.path)
-    if env.jsonl_writer.path.exists():
-        logger.info("to look at them: %s", generate_html(env.jsonl_writer.path))
+        writer.close()
+        await runner.finish()
+    logger.info("%s, in %s", runner.tally.describe(), writer.path)
+    if writer.path.exists():
+        logger.info("to view them, open %s", generate_html(writer.path))
 
 
-class _ProcessRun:
-    """Workers that share a counter of items and stop together."""
+class ProcessMode:
+    """Workers that take items from one counter and stop together."""
 
-    def __init__(self, env: BaseEnv, journal: ProcessJournal) -> None:
-        self._env = env
+    def __init__(self, runner: EnvRunner, journal: ProcessJournal) -> None:
+        self._runner = runner
         self._journal = journal
-        self._taken = 0
-        self._owed = env.n_groups_to_process - len(journal.done)
-        self._in_the_making = 0
-        self._fruitless = 0
-        self._taking = asyncio.Lock()
-        env.curr_step = len(journal.done)
+        self._ordinal = 0
+        """Items taken from the environment so far."""
+        self._missing = runner.config.total_steps - len(journal.done)
+        """Items still to be written."""
+        self._in_progress = 0
+        self._item_lock = asyncio.Lock()
+        runner.curr_step = len(journal.done)
 
-    async def all(self) -> None:
-        workers = max(1, min(self._env.max_num_workers, self._owed))
-        await all_or_error([self._work() for _ in range(workers)])
+    async def run(self) -> None:
+        workers = max(1, min(self._runner.max_workers, self._missing))
+        await gather_or_cancel([self._work() for _ in range(workers)])
 
     async def _work(self) -> None:
-        while (taken := await self._take()) is not None:
-            ordinal, item = taken
+        while (numbered_item := await self._take_item()) is not None:
+            ordinal, item = numbered_item
             try:
-                if (lines := await self._make(item)) is not None:
-                    self._owed -= 1
-                    self._fruitless = 0
-                    self._env.curr_step += 1
+                if lines := await self._run_item(item):
+                    self._missing -= 1
+                    self._runner.curr_step += 1
                     self._journal.write(ordinal, lines)
-                    await self._env.wandb_log()
+                    await self._runner.env.wandb_log()
                 else:
-                    self._fruitless += 1
+                    self._runner.tally.stall.record_useless(NOTHING_WRITTEN)
             finally:
-                self._in_the_making -= 1
-            self._raise_if_hopeless()
+                self._in_progress -= 1
+            self._runner.tally.check_stall(
+                _STALL_LIMITS, "The log has the details; the same command resumes the run."
+            )
 
-    async def _take(self) -> tuple[int, Any] | None:
-        """The next item that is not done; None if enough are in the making, or there are no more."""
-        async with self._taking:
-            while self._in_the_making < self._owed:
-                item = await next_item(self._env)
+    async def _take_item(self) -> tuple[int, Any] | None:
+        """The next item that is not complete; None if enough are in progress, or there are no more."""
+        async with self._item_lock:
+            while self._in_progress < self._missing:
+                item = await self._runner.next_item()
                 if item is None:
                     logger.info("the environment has no more items")
-                    self._owed = 0
+                    self._missing = 0
                     return None
-                self._taken += 1
-                if self._taken not in self._journal.done:
-                    self._in_the_making += 1
-                    return self._taken, item
+                self._ordinal += 1
+                if self._ordinal not in self._journal.done:
+                    self._in_progress += 1
+                    return self._ordinal, item
             return None
 
-    async def _make(self, item: Any) -> list[bytes] | None:
-        """The groups of an item as lines; None if there are none."""
-        env = self._env
-        assert env.jsonl_writer is not None, "checked at the start"
-        for tries in range(MAX_TRIES):
-            made = await make_group(env, item)
-            if not isinstance(made, GroupFailure):
-                with env.jsonl_writer.hold() as lines:
-                    failure = await hand_over(
-                        env, made, item, do_send_to_api=False, abort_on_any_max_length_exceeded=False
-                    )
-                if failure:
-                    env.tally.drop(failure)
-                return lines or None
-            if not made.infrastructure or tries + 1 == MAX_TRIES:
-                env.tally.drop(made)
-                return None
-            env.tally.retry(made)
-        raise AssertionError("the last try returns")
-
-    def _raise_if_hopeless(self) -> None:
-        tally = self._env.tally
-        if tally.in_a_row >= _HOPELESS_IN_A_ROW or self._fruitless >= _FRUITLESS_IN_A_ROW:
-            assert tally.last is not None, "something was given up"
-            raise EnvironmentRunError(
-                f"{max(tally.in_a_row, self._fruitless)} groups in a row came to nothing "
-                f"({tally.last.reason}): {tally.last.text}",
-                "The log has the details; the same command carries on.",
-            )
+    async def _run_item(self, item: Any) -> list[bytes]:
+        """The accepted groups of an item as lines."""
+        tally = self._runner.tally
+        for tries in range(1, MAX_TRIES + 1):
+            group = await self._runner.collect_group(item)
+            if not isinstance(group, GroupFailure):
+                lines, failure = await self._runner.deliver_lines(group, item)
+                if failure is not None:
+                    tally.drop(failure)
+                return lines
+            if not group.infrastructure or tries == MAX_TRIES:
+                tally.drop(group)
+                return []
+            tally.retry(group)
+        raise AssertionError("the last attempt returns")
 
 
 class ProcessJournal:
-    """Which items of a run are written."""
+    """Records which items of a run are written."""
 
     def __init__(self, path: Path, writer: GroupWriter, done: set[int], file: TextIO) -> None:
         self.path, self.done = path, done
@@ -150,13 +134,13 @@ class ProcessJournal:
 
     @classmethod
     def open(cls, writer: GroupWriter, fingerprint: str) -> ProcessJournal:
-        """The journal of an unfinished run of the same settings, or a new one."""
-        for output in reversed(existing(writer.path)):
+        """The journal of an unfinished run with the same settings, or a new one."""
+        for output in reversed(existing_outputs(writer.path)):
             path = journal_path(output)
             header, done, at_bytes = read_journal(path)
             if header == fingerprint and output.stat().st_size >= at_bytes:
-                writer.carry_on(output, at_bytes)
-                logger.info("carrying on with %s: %d items are done", output, len(done))
+                writer.resume(output, at_bytes)
+                logger.info("resuming %s: %d items are complete", output, len(done))
                 return cls(path, writer, done, path.open("a", encoding="utf-8"))
         writer.open()
         path = journal_path(writer.path)
@@ -166,7 +150,7 @@ class ProcessJournal:
         return cls(path, writer, set(), file)
 
     def write(self, ordinal: int, lines: list[bytes]) -> None:
-        """The groups of an item; a kill in between leaves them out of the file's counted part."""
+        """Appends the groups of an item. If the process is killed in between, resuming cuts them off."""
         self._writer.append(lines)
         self.done.add(ordinal)
         self._file.write(json.dumps({"item": ordinal, "bytes": self._writer.tell()}) + "\n")
@@ -190,7 +174,7 @@ def journal_path(output: Path) -> Path:
 
 
 def read_journal(path: Path) -> tuple[str | None, set[int], int]:
-    """Its settings, the items done, and the length of the output after the last; a torn line ends it."""
+    """Its settings, the complete items, and the output's length after the last; a torn line ends it."""
     header, done, at_bytes = None, set(), 0
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,8 +1,12 @@
-"""The serve mode: groups made by workers, sent to the trajectory API, as many as the trainer can use.
+"""The serve mode: workers generate groups for the trajectory API, as many as the trainer can use.
 
-Each turn of the loop asks the API how much waits there. Below the bound (`max_batches_offpolicy` batches) it
-starts workers, above it starts none. A worker that runs is never cancelled for that: what it makes is sent.
-SIGTERM and Ctrl-C end the loop in order (`stopping`).
+Each turn of the loop reads the API's status. While fewer than `max_batches_offpolicy` batches are queued it
+starts workers, and otherwise none; running workers are never cancelled for that. After an infrastructure
+failure an item is retried, a bounded number of times.
+
+The first SIGTERM or Ctrl-C ends the run in order: no new work is started, groups in progress have
+`stop_patience_s` seconds and are then dropped and counted, complete groups are delivered for as long again or
+written to a file that the log names. A second signal waits for nothing.
 """
 
 from __future__ import annotations
@@ -11,233 +15,369 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
-from hermes.envs.failures import EnvironmentRunError, classify
+from hermes.envs.concurrency import cancel_all, run_within, wait_all
+from hermes.envs.config import BaseEnvConfig
+from hermes.envs.failures import FAILED, MAX_TRIES, STOPPED, EnvironmentRunError, GroupFailure, classify
 from hermes.envs.modes import metrics, pacing
 from hermes.envs.modes.api_session import ApiSession
-from hermes.envs.modes.group_worker import finish, next_item, prepare
-from hermes.envs.modes.shutdown import Stop, listening, wind_down
-from hermes.envs.modes.watchdog import Watchdog
-from hermes.envs.phase import eval_face
+from hermes.envs.modes.evaluate import EvalRunner
+from hermes.envs.modes.runner import MAX_FAILED, EnvRunner
+from hermes.envs.modes.shutdown import StopRequest, stop_on_signals
+from hermes.envs.types import Item
 from hermes.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hermes.envs.base import BaseEnv
 
 logger = logging.getLogger(__name__)
 
+_POLICY_LIMITS: Mapping[str, int] = MappingProxyType({"too long": 256, "equal scores": 1024})
+"""Groups in a row that may be rejected because of what the policy did before serving ends."""
 _TURN_S = 0.1
-_HOPELESS_IN_A_ROW = 16
-"""Groups given up one after another, with none made in between, after which the run ends."""
-_FRUITLESS: Mapping[str, tuple[int, str]] = MappingProxyType(
-    {
-        "too long": (256, "Raise the trainer's longest sequence, or lower max_token_length."),
-        "equal scores": (1024, "Use easier or harder tasks, or larger groups."),
-    }
-)
-"""The same for groups that were made, and left out for what the policy did; and what to do about it."""
+_NO_ITEMS_S = 10.0
+"""How long get_next_item may return None, with no group in progress, before serving ends."""
+_WARN_EVERY_S = 60.0
+"""Between two warnings about a wait."""
+_CANCEL_TIMEOUT_S = 3.0
+"""How long a cancelled group may clean up."""
 
 
-async def run(env: BaseEnv) -> None:
-    """Serves until the trainer has all its steps, a signal comes, or it cannot go on."""
-    stop = Stop()
-    with listening(env, stop):
-        main = asyncio.create_task(_serve(env, stop))
-        asked = asyncio.create_task(stop.asked.wait())
-        await asyncio.wait({main, asked}, return_when=asyncio.FIRST_COMPLETED)
-        if asked.done() and env.link is None:
-            main.cancel()  # still in setup or waiting for a server: nothing is lost
-        asked.cancel()
+@dataclass(frozen=True, slots=True)
+class RunningItem:
+    """An item that a worker of the serve mode is working on."""
+
+    item: Item
+    tries: int
+    """Failed attempts before this one."""
+    worker: asyncio.Task[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunMembership:
+    """What the trajectory API assigned when the environment registered."""
+
+    wandb_name: str | None = None
+    checkpoint_dir: str = ""
+    checkpoint_interval: int = -1
+
+
+class ServeMode:
+    """Serves one environment, and owns what only serving needs: the run's status and the workers."""
+
+    def __init__(self, runner: EnvRunner) -> None:
+        self.runner = runner
+        self.env = runner.env
+        self.status: Mapping[str, Any] = {}
+        """The API's last response to /status-env."""
+        self.membership = RunMembership()
+        self._retries: list[tuple[Item, int]] = []
+        """Items to try again after an infrastructure failure, each with its attempts so far."""
+        self._workers: set[asyncio.Task[Any]] = set()
+        self._running_items: dict[str, RunningItem] = {}
+        self._evaluation: asyncio.Task[None] | None = None
+        self._no_items_since_s: float | None = None
+        """Since when get_next_item has returned None; None if its last call returned an item."""
+
+    @property
+    def config(self) -> BaseEnvConfig:
+        return self.runner.config
+
+    async def run(self) -> None:
+        """Serves until the trainer has enough groups, a signal arrives, or an error ends the run."""
+        stop = StopRequest()
+        with stop_on_signals(stop, self._spool):
+            main = asyncio.create_task(self._serve(stop))
+            requested = asyncio.create_task(stop.requested.wait())
+            await asyncio.wait({main, requested}, return_when=asyncio.FIRST_COMPLETED)
+            if requested.done() and self.runner.session is None:
+                main.cancel()  # in setup or waiting for a server: no group exists yet
+            requested.cancel()
+            try:
+                await main
+            except asyncio.CancelledError:
+                if not main.cancelled() or not stop.requested.is_set():
+                    raise
+            finally:
+                await self.runner.finish()
+
+    async def _serve(self, stop: StopRequest) -> None:
+        await self.runner.prepare()
+        self.runner.session = ApiSession(self.config, self.config.wandb_name or self.env.display_name)
+        completed = False
         try:
-            await main
-        except asyncio.CancelledError:
-            if not main.cancelled() or not stop.asked.is_set():
-                raise
+            await stop.run_unless_requested(self._join_run())
+            if not stop.requested.is_set():
+                await self._serve_loop(stop)
+            completed = True
         finally:
-            await finish(env)
+            await self._wind_down(self.runner.session, stop, completed)
 
+    async def _join_run(self) -> None:
+        await self.env.setup_wandb()
+        await self.env.register_env()
+        await self.env.get_server_info()
 
-async def _serve(env: BaseEnv, stop: Stop) -> None:
-    await prepare(env)
-    env.link = ApiSession(env.config, env.config.wandb_name or env.display_name)
-    finished = False
-    try:
-        await stop.unless_asked(_join_run(env))
-        if not stop.asked.is_set():
-            await _loop(env, stop)
-        finished = True
-    finally:
-        await wind_down(env, stop, finished)
+    async def _serve_loop(self, stop: StopRequest) -> None:
+        watchdog = Watchdog(self.config, self.runner.curr_step)
+        while not stop.requested.is_set():
+            started_s = time.monotonic()
+            await stop.run_unless_requested(self.env.get_status())
+            if stop.requested.is_set():
+                return
+            await stop.run_unless_requested(self.env.env_step_checks())
+            if pacing.has_enough(self.config, self.status):
+                logger.info("the trainer has enough groups for its %d steps", self.config.total_steps)
+                return
+            if self._is_out_of_items():
+                logger.info("the environment has no more items")
+                return
+            paused = pacing.must_pause(self.config, self.status, self.env.derived_batch_size)
+            if not paused:
+                await stop.run_unless_requested(self.env.add_train_workers())
+            watchdog.check(self.runner.curr_step, paused=paused, model_healthy=self.env.server.any_healthy())
+            self._raise_worker_errors()
+            self.runner.tally.check_stall(
+                {FAILED: max(MAX_FAILED, self.runner.max_workers), **_POLICY_LIMITS},
+                "The log has the details.",
+            )
+            await self._wait_for_worker(stop)
+            self.runner.timings.add_turn(time.monotonic() - started_s)
 
+    def _is_out_of_items(self) -> bool:
+        if self._no_items_since_s is None or self._workers or self._retries:
+            return False
+        return time.monotonic() - self._no_items_since_s > _NO_ITEMS_S
 
-async def _join_run(env: BaseEnv) -> None:
-    await env.setup_wandb()
-    await env.register_env()
-    await env.get_server_info()
+    def _raise_worker_errors(self) -> None:
+        for worker in [worker for worker in self._workers if worker.done()]:
+            self._workers.discard(worker)
+            if not worker.cancelled() and (error := worker.exception()) is not None:
+                raise error
 
+    async def _wait_for_worker(self, stop: StopRequest) -> None:
+        """Returns when a worker has ended, and after a turn's time at the latest."""
+        requested = asyncio.create_task(stop.requested.wait())
+        await asyncio.wait({requested, *self._workers}, timeout=_TURN_S, return_when=asyncio.FIRST_COMPLETED)
+        requested.cancel()
 
-async def _loop(env: BaseEnv, stop: Stop) -> None:
-    watch = Watchdog(env)
-    while not stop.asked.is_set():
-        turn_s = time.monotonic()
-        await stop.unless_asked(env.get_status())
-        if stop.asked.is_set():
+    def _active_session(self) -> ApiSession:
+        assert self.runner.session is not None, "only called while serving"
+        return self.runner.session
+
+    async def setup_wandb(self) -> None:
+        """Joins the trainer's W&B project when the API knows it; does nothing where W&B is not configured."""
+        if self.runner.session is None or not metrics.wandb_is_configured(self.config):
             return
-        await stop.unless_asked(env.env_step_checks())
-        if pacing.has_enough(env.config, env.status_dict):
-            logger.info("the trainer has what it needs for its %d steps", env.config.total_steps)
+        if metrics.load_wandb(self.config) is None:
+            logger.warning(
+                "W&B is configured, but the package wandb is not installed: nothing is sent to it. "
+                "Install it with: pip install 'hermes-research[wandb]'"
+            )
             return
-        if watch.out_of_items():
-            logger.info("the environment has no more items")
-            return
-        if not pacing.must_pause(env.config, env.status_dict, env.derived_batch_size):
-            await stop.unless_asked(env.add_train_workers())
-        watch.look()
-        _raise_fatal(env)
-        await _next_turn(env, stop)
-        env.mainloop_timings.append(time.monotonic() - turn_s)
-        del env.mainloop_timings[:-1000]
-
-
-async def _next_turn(env: BaseEnv, stop: Stop) -> None:
-    """Until a worker is done, but not longer than a turn."""
-    asked = asyncio.create_task(stop.asked.wait())
-    await asyncio.wait({asked, *env.workers}, timeout=_TURN_S, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-
-
-def _raise_fatal(env: BaseEnv) -> None:
-    for worker in [worker for worker in env.workers if worker.done()]:
-        env.workers.discard(worker)
-        if not worker.cancelled() and (error := worker.exception()) is not None:
-            raise error
-    if env.tally.in_a_row >= max(_HOPELESS_IN_A_ROW, env.max_num_workers):
-        assert env.tally.last is not None, "something was given up"
-        raise EnvironmentRunError(
-            f"{env.tally.in_a_row} groups in a row came to nothing ({env.tally.last.reason}): "
-            f"{env.tally.last.text}",
-            "The log has the details of each.",
-        )
-    for reason, (most, fix) in _FRUITLESS.items():
-        if env.tally.fruitless[reason] >= most:
-            raise EnvironmentRunError(f"{most} groups in a row were of no use: {reason}", fix)
-
-
-async def setup_wandb(env: BaseEnv) -> None:
-    """Joins the trainer's W&B project, once it has named one; nothing where W&B is not configured."""
-    if env.link is None or not metrics.wandb_is_configured(env):
-        return
-    if metrics.wandb_if_configured(env) is None:
-        logger.warning(
-            "W&B is configured, but the package wandb is not installed: nothing is sent to it. "
-            "Install it with: pip install 'hermes-research[wandb]'"
-        )
-        return
-    while env.wandb_project is None:
-        told = await env.link.wandb_info()
-        env.wandb_group, env.wandb_project = told["group"], told["project"]
-        if env.wandb_project is None:
+        info = await self.runner.session.wandb_info()
+        while info["project"] is None:
             await asyncio.sleep(1)
-    metrics.start_wandb(env)
+            info = await self.runner.session.wandb_info()
+        self.runner.start_wandb(info["project"], info["group"])
 
-
-async def register(env: BaseEnv) -> None:
-    """Joins the run; where it is already under way, the environment's own checkpoint is loaded."""
-    assert env.link is not None, "registering is a part of serving"
-    answer = await env.link.register()
-    env.wandb_prepend = answer["wandb_name"]
-    env.curr_step = answer["starting_step"]
-    env.checkpoint_dir = answer["checkpoint_dir"]
-    env.checkpoint_interval = answer["checkpoint_interval"]
-    if env.config.total_steps == -1:
-        env.config.total_steps = answer["num_steps"]
-    if env.config.total_steps == -1:
-        raise ConfigError(
-            "neither this environment nor the trainer says how many steps there are.",
-            "Set --env.total_steps.",
+    async def register(self) -> None:
+        """Registers with the API. If the run is under way, the environment's checkpoint is loaded."""
+        session = self._active_session()
+        response = await session.register()
+        self.membership = RunMembership(
+            response["wandb_name"], response["checkpoint_dir"], response["checkpoint_interval"]
         )
-    logger.info("registered as %s (%s) at step %d", env.wandb_prepend, env.link.env_id, env.curr_step)
-    if env.curr_step > 0:
-        env.load_checkpoint()
-
-
-async def read_info(env: BaseEnv) -> None:
-    """The trainer's batch size and longest sequence."""
-    assert env.link is not None, "asking for the run's settings is a part of serving"
-    told = await env.link.info()
-    if told["batch_size"] != -1:
-        env.config.batch_size = told["batch_size"]
-    if told["max_token_len"] != -1:
-        env.max_token_len = told["max_token_len"]
-    if env.config.group_size > env.config.batch_size:
-        raise ConfigError(
-            f"group_size is {env.config.group_size}, but the trainer's batches have only "
-            f"{env.config.batch_size} sequences.",
-            "Set a smaller --env.group_size, or a larger batch in the trainer.",
+        self.runner.curr_step = response["starting_step"]
+        if self.config.total_steps == -1:
+            self.config.total_steps = response["num_steps"]
+        if self.config.total_steps == -1:
+            raise ConfigError(
+                "neither this environment nor the trainer sets the number of steps.",
+                "Set --env.total_steps.",
+            )
+        logger.info(
+            "registered as %s (%s) at step %d",
+            self.membership.wandb_name,
+            session.env_id,
+            self.runner.curr_step,
         )
+        if self.runner.curr_step > 0:
+            self.env.load_checkpoint()
 
+    async def read_server_info(self) -> None:
+        """Reads the trainer's batch size and longest sequence."""
+        info = await self._active_session().info()
+        if info["batch_size"] != -1:
+            self.config.batch_size = info["batch_size"]
+        if info["max_token_len"] != -1:
+            self.runner.max_token_len = info["max_token_len"]
+        if self.config.group_size > self.config.batch_size:
+            raise ConfigError(
+                f"group_size is {self.config.group_size}, but the trainer's batches have only "
+                f"{self.config.batch_size} sequences.",
+                "Set a smaller --env.group_size, or a larger batch in the trainer.",
+            )
 
-async def read_status(env: BaseEnv) -> None:
-    assert env.link is not None, "asking for the status is a part of serving"
-    env.status_dict = await env.link.status()
-    env.max_num_workers = env._most_workers()
-    await env.server.update_weight(env.status_dict["env_weight"])
+    async def read_status(self) -> None:
+        self.status = await self._active_session().status()
+        await self.env.server.update_weight(self.status["env_weight"])
 
-
-async def step_checks(env: BaseEnv) -> None:
-    """At a new step: evaluate, keep the environment's state, report; each when a multiple was crossed."""
-    before, now = env.curr_step, env.status_dict["current_step"]
-    if before == now:
-        return
-    if pacing.crossed(before, now, env.config.steps_per_eval):
-        if env.eval_runner is None or env.eval_runner.done():
-            env.eval_runner = asyncio.create_task(_evaluate(env))
-        else:
-            logger.warning("the last evaluation is still running; this one is skipped")
-    if pacing.crossed(before, now, env.checkpoint_interval):
-        env.save_checkpoint(now // env.checkpoint_interval * env.checkpoint_interval)
-    env.curr_step = now
-    if env.items_sent_this_step >= env.config.min_items_sent_before_logging:
-        env.items_sent_this_step = 0
-        await env.wandb_log({})
-
-
-async def _evaluate(env: BaseEnv) -> None:
-    with eval_face(env) as face:
-        try:
-            await face.evaluate()
-        except Exception as error:  # an evaluation that fails is reported; the training goes on
-            logger.exception("the evaluation failed (%s)", classify(error).reason)
-
-
-async def top_up(env: BaseEnv) -> None:
-    """Starts workers until there are as many as wanted, or no items."""
-    evaluating = env.eval_runner is not None and not env.eval_runner.done()
-    wanted = pacing.wanted_workers(
-        env.config, env.status_dict, env.derived_batch_size, env.max_num_workers, evaluating
-    )
-    env.workers_added_list.append(max(0, wanted - len(env.workers)))
-    del env.workers_added_list[:-1000]
-    while len(env.workers) < wanted and await env.server.is_ready():
-        item, tries = await _next(env)
-        if item is None:
+    async def check_step(self) -> None:
+        """At a new step: evaluates, saves a checkpoint and logs, each if its interval was crossed."""
+        before, now = self.runner.curr_step, self.status["current_step"]
+        if before == now:
             return
-        uuid = str(uuid4())
-        env.running_items[uuid] = {"item": item, "tries": tries, "start_time": time.time()}
-        worker = asyncio.create_task(env.handle_env(uuid))
-        env.running_items[uuid]["worker"] = worker
-        env.workers.add(worker)
+        if pacing.is_crossed(before, now, self.config.steps_per_eval):
+            if self._is_evaluating():
+                logger.warning("the last evaluation is still running; this one is skipped")
+            else:
+                self._evaluation = asyncio.create_task(self._evaluate())
+        interval = self.membership.checkpoint_interval
+        if pacing.is_crossed(before, now, interval):
+            self.env.save_checkpoint(now // interval * interval)
+        self.runner.curr_step = now
+        if self.runner.items_sent_this_step >= self.config.min_items_sent_before_logging:
+            self.runner.items_sent_this_step = 0
+            await self.env.wandb_log({})
+
+    def _is_evaluating(self) -> bool:
+        return self._evaluation is not None and not self._evaluation.done()
+
+    async def _evaluate(self) -> None:
+        with EvalRunner(self.env).isolate() as view:
+            try:
+                await view.evaluate()
+            except Exception as error:  # a failed evaluation is logged; training continues
+                logger.exception("the evaluation failed (%s)", classify(error).reason)
+
+    async def start_workers(self) -> None:
+        """Starts workers until the target is reached, or there are no items."""
+        target = pacing.target_workers(
+            self.config,
+            self.status,
+            self.env.derived_batch_size,
+            self.runner.max_workers,
+            self._is_evaluating(),
+        )
+        self.runner.timings.add_workers(max(0, target - len(self._workers)))
+        while len(self._workers) < target and await self.env.server.is_ready():
+            item, tries = await self._next_item_to_run()
+            if item is None:
+                return
+            uuid = str(uuid4())
+            worker = asyncio.create_task(self.env.handle_env(uuid))
+            self._running_items[uuid] = RunningItem(item, tries, worker)
+            self._workers.add(worker)
+
+    async def _next_item_to_run(self) -> tuple[Item, int]:
+        """The next item and its failed attempts: a retry, one of the backlog, or a new one."""
+        if self._retries:
+            return self._retries.pop(0)
+        item = self.runner.backlog.pop() if self.runner.backlog else await self.runner.next_item()
+        if item is not None:
+            self._no_items_since_s = None
+        elif self._no_items_since_s is None:
+            self._no_items_since_s = time.monotonic()
+        return item, 0
+
+    async def run_item(self, item_uuid: str) -> Any:
+        """The work of one worker: collects the item's group and delivers it. The group, or None."""
+        running = self._running_items.get(item_uuid)
+        if running is None:
+            return None
+        started_s = time.monotonic()
+        try:
+            group = await self.runner.collect_group(running.item)
+        finally:
+            self._running_items.pop(item_uuid, None)
+        failure = group if isinstance(group, GroupFailure) else None
+        self.runner.timings.add_group(time.monotonic() - started_s, succeeded=failure is None)
+        if failure is None:
+            failure = await self.runner.deliver(group, running.item)
+        elif failure.infrastructure and running.tries + 1 < MAX_TRIES:
+            self.runner.tally.retry(failure)
+            self._retries.append((running.item, running.tries + 1))
+            return None
+        if failure is not None:
+            self.runner.tally.drop(failure)
+            return None
+        return group
+
+    async def _wind_down(self, session: ApiSession, stop: StopRequest, completed: bool) -> None:
+        """Ends the work in progress and delivers complete groups; after an error it waits for nothing."""
+        stop_timeout_s = self.config.stop_patience_s
+        try:
+            if completed and stop.requested.is_set():
+                logger.info("stopping: %d groups are in progress", len(self._running_items))
+                await run_within(stop_timeout_s, wait_all(self._workers), stop.immediate)
+            await self._drop_unfinished()
+            if completed and not stop.requested.is_set():
+                await stop.run_unless_requested(session.drain())
+            if completed and stop.requested.is_set():
+                await run_within(stop_timeout_s, self._drain(session), stop.immediate)
+        finally:
+            logger.info("%s; %d sent", self.runner.tally.describe(), session.sent)
+            await session.close(self.runner.spool_path, immediate=stop.immediate.is_set())
+            await cancel_all(self._workers, _CANCEL_TIMEOUT_S)
+
+    async def _drop_unfinished(self) -> None:
+        """Cancels and counts the groups in progress, and drops those that were to be retried."""
+        workers = [running.worker for running in self._running_items.values()]
+        evaluations = [self._evaluation] if self._evaluation is not None and self._is_evaluating() else []
+        if evaluations:
+            logger.info("the running evaluation is cancelled")
+        await cancel_all([*workers, *evaluations], _CANCEL_TIMEOUT_S)
+        unfinished = [worker for worker in workers if not worker.done() or worker.cancelled()]
+        for _ in [*unfinished, *self._retries]:
+            self.runner.tally.drop(STOPPED)
+        self._retries.clear()
+
+    async def _drain(self, session: ApiSession) -> None:
+        """Waits until everything complete has been sent."""
+        try:
+            await wait_all(self._workers)
+            await session.drain()
+        except EnvironmentRunError as error:
+            logger.error("%s", error.message)
+
+    def _spool(self) -> None:
+        if self.runner.session is not None:
+            self.runner.session.spool(self.runner.spool_path)
 
 
-async def _next(env: BaseEnv) -> tuple[Any, int]:
-    if env.retries:
-        return env.retries.pop(0)
-    item = env.backlog.pop() if env.backlog else await next_item(env)
-    if item is not None:
-        env.dry_since_s = None
-    elif env.dry_since_s is None:
-        env.dry_since_s = time.monotonic()
-    return item, 0
+class Watchdog:
+    """Ends a run that waits too long for its trainer or its model server; before that it logs warnings."""
+
+    def __init__(self, config: BaseEnvConfig, step: int) -> None:
+        self._config = config
+        self._step = step
+        self._progress_s = self._healthy_s = self._warned_s = time.monotonic()
+
+    def check(self, step: int, *, paused: bool, model_healthy: bool) -> None:
+        """`paused`: enough groups are queued, so the environment waits for the trainer and needs no model."""
+        now_s = time.monotonic()
+        if step != self._step or not paused:
+            self._step, self._progress_s = step, now_s
+        if model_healthy or paused:
+            self._healthy_s = now_s
+        self._check_wait(
+            now_s - self._progress_s,
+            self._config.trainer_patience_s,
+            "the trainer has taken no batch",
+            "Check that the trainer is running. The groups are queued in the trajectory API.",
+        )
+        self._check_wait(
+            now_s - self._healthy_s,
+            self._config.outage_patience_s,
+            "no model server has answered",
+            "Start the model server again, or set --openai.base_url to one that is running.",
+        )
+
+    def _check_wait(self, waited_s: float, limit_s: float, problem: str, hint: str) -> None:
+        if waited_s > limit_s:
+            raise EnvironmentRunError(f"{problem} for {limit_s:g} s, at step {self._step}.", hint)
+        if waited_s > _WARN_EVERY_S and time.monotonic() - self._warned_s > _WARN_EVERY_S:
+            self._warned_s = time.monotonic()
+            logger.warning("%s for %d s; waiting", problem, waited_s)

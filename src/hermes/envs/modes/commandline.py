@@ -22,21 +22,21 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hermes.config import yaml_file
 from hermes.config.environment import export_stored
 from hermes.config.providers import trajectory_api_url
 from hermes.envs.failures import EnvironmentRunError
+from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.servers.config import APIServerConfig, ServerManagerConfig
 from hermes.errors import ConfigError, HermesError, UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from hermes.envs.base import BaseEnv
-
 T = TypeVar("T")
+E = TypeVar("E", bound=EnvHooks)
 MODES = ("serve", "process", "evaluate")
 _BARE = ("slurm", "testing", "config", "help")
 _SECTIONS = ("env", "openai", "teacher", "tinker", "run")
@@ -57,7 +57,7 @@ class Arguments:
     help: bool = False
 
 
-def main(cls: type[BaseEnv], argv: Sequence[str] | None = None) -> None:
+def main(cls: type[EnvHooks], argv: Sequence[str] | None = None) -> None:
     """Runs the command line of a file started by `python`, and ends the process with its exit code."""
     try:
         export_stored()
@@ -74,7 +74,7 @@ def main(cls: type[BaseEnv], argv: Sequence[str] | None = None) -> None:
     sys.exit(0)
 
 
-def run(cls: type[BaseEnv], argv: Sequence[str]) -> None:
+def run(cls: type[EnvHooks], argv: Sequence[str]) -> None:
     """The same without ending the process: failures are raised."""
     arguments = parse(argv)
     if arguments.help:
@@ -126,7 +126,7 @@ def _set(arguments: Arguments, name: str, value: str) -> None:
         raise UsageError(f"there is no flag --{name}.", _close(name, _BARE))
 
 
-def build(cls: type[BaseEnv], arguments: Arguments) -> tuple[BaseEnv, dict[str, Any]]:
+def build(cls: type[E], arguments: Arguments) -> tuple[E, dict[str, Any]]:
     """The environment with its settings resolved, and the settings as data."""
     defaults, servers = _theirs("config_init", cls.config_init)
     written = _read_yaml(arguments.config)
@@ -155,7 +155,9 @@ def build(cls: type[BaseEnv], arguments: Arguments) -> tuple[BaseEnv, dict[str, 
         extra["teacher_server_configs"] = given
     settings = {"env": config, "openai": server_configs, "slurm": manager.slurm, "testing": manager.testing}
     extra |= {"slurm": manager.slurm, "testing": manager.testing}
-    env = _theirs("the constructor", partial(cls, config, server_configs, **_accepted(cls, extra)))
+    env: E = _theirs(
+        "the constructor", partial(cast(Any, cls), config, server_configs, **_accepted(cls, extra))
+    )
     env.check_settings()
     if arguments.mode == "process":
         env.process_mode = True
@@ -173,7 +175,7 @@ def _theirs(what: str, call: Callable[[], T]) -> T:
         raise EnvironmentRunError(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
-def _accepted(cls: type[BaseEnv], options: dict[str, Any]) -> dict[str, Any]:
+def _accepted(cls: type[EnvHooks], options: dict[str, Any]) -> dict[str, Any]:
     """Those options that the constructor has: some environments leave the last ones out."""
     parameters = inspect.signature(cls.__init__).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -182,7 +184,7 @@ def _accepted(cls: type[BaseEnv], options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in named}
 
 
-def _mode_defaults(cls: type[BaseEnv], mode: str, defaults: Any) -> dict[str, Any]:
+def _mode_defaults(cls: type[EnvHooks], mode: str, defaults: Any) -> dict[str, Any]:
     """What a mode changes before file and command line are read."""
     changed: dict[str, Any] = {}
     if defaults.wandb_name is None and cls.name is not None:
@@ -308,7 +310,7 @@ def _sampling_the_policy(written: dict[str, Any]) -> dict[str, Any]:
     return {**written, "openai": changed}
 
 
-def _save_settings(env: BaseEnv, settings: dict[str, Any]) -> None:
+def _save_settings(env: EnvHooks, settings: dict[str, Any]) -> None:
     """evaluate_config.yaml beside the results; keys are left out."""
     if env.config.data_dir_to_save_evals is None:
         return
@@ -330,7 +332,7 @@ def _close(name: str, names: Any, prefix: str = "--") -> str:
     return f"Did you mean {prefix}{close[0]}?" if close else "See --help."
 
 
-def usage(cls: type[BaseEnv]) -> str:
+def usage(cls: type[EnvHooks]) -> str:
     """All flags with their defaults."""
     defaults, _ = cls.config_init()
     lines = [f"usage: {Path(sys.argv[0]).name} {{{','.join(MODES)}}} [--config FILE] [flags]", ""]
