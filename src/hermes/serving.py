@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 import threading
@@ -24,7 +25,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from hermes.safety.access import bound
+from hermes.errors import HermesError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -56,9 +57,18 @@ def listen(host: str, port: int, backlog: int = 1024) -> Iterator[Listener]:
 
     HermesError: the address is in use or cannot be bound.
     """
-    with bound(host, port, backlog) as listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        bound_socket = socket.create_server((host, port), family=family, backlog=backlog)
+    except (OSError, OverflowError) as error:
+        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        reason = "it is taken" if in_use else error
+        raise HermesError(
+            f"cannot listen on {host} port {port}: {reason}", "choose another --host or --port"
+        ) from error
+    with bound_socket:
         name = f"[{host}]" if ":" in host else host
-        yield Listener(listener, f"http://{name}:{listener.getsockname()[1]}")
+        yield Listener(bound_socket, f"http://{name}:{bound_socket.getsockname()[1]}")
 
 
 def run_event_loop(main: Coroutine[Any, Any, None]) -> None:

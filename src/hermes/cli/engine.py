@@ -142,9 +142,9 @@ def serve(
 @stored_variables
 def models(url: str, as_json: bool) -> None:
     """List the model names that a running engine serves, with the weights each stands for now."""
-    from hermes.engine.server.client import ask
+    from hermes.engine.server.client import request_json
 
-    served = ask(url, "v1/models")["data"]
+    served = request_json(url, "v1/models")["data"]
     rows = [
         (model["id"], str(model["max_model_len"]), model["metadata"]["weight_version"]) for model in served
     ]
@@ -157,10 +157,10 @@ def models(url: str, as_json: bool) -> None:
 @stored_variables
 def adapters(url: str, as_json: bool) -> None:
     """List the adapters of a running engine and their checkpoints."""
-    from hermes.engine.server.client import ask
+    from hermes.engine.server.client import request_json
 
-    runs = ask(url, "api/v1/training_runs?limit=1000")["training_runs"]
-    checkpoints = ask(url, "api/v1/checkpoints?limit=10000")["checkpoints"]
+    runs = request_json(url, "api/v1/training_runs?limit=1000")["training_runs"]
+    checkpoints = request_json(url, "api/v1/checkpoints?limit=10000")["checkpoints"]
     for run in runs:
         prefix = f"tinker://{run['training_run_id']}/"
         run["checkpoints"] = [

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +14,13 @@ from typing import TYPE_CHECKING
 from hermes.errors import MissingDependencyError
 from hermes.rollouts.intake import IntakeLimits
 from hermes.rollouts.security import TOKEN_SCHEME
-from hermes.safety.access import listen, policy_for
+from hermes.safety.access import policy_for
+from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve_until_signal
 
 if TYPE_CHECKING:
     from hermes.rollouts.service import TrajectoryService
 
 _TICK_S = 1.0
-_BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +49,8 @@ def serve(options: TrajectoryServerOptions, announce: Callable[[str], None]) -> 
     policy_for(TOKEN_SCHEME, options.host, options.token)
     if options.state_dir:
         _keep_freed_memory()
-    with (
-        listen(options.host, options.port, _BACKLOG) as listener,
-        asyncio.Runner(loop_factory=_loop_factory()) as runner,
-    ):
-        runner.run(_run(options, listener, announce))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    with listen(options.host, options.port) as listener:
+        run_event_loop(_run(options, listener, announce))
 
 
 def _keep_freed_memory() -> None:
@@ -79,47 +65,23 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 64 << 20)
 
 
-async def _run(
-    options: TrajectoryServerOptions, listener: socket.socket, announce: Callable[[str], None]
-) -> None:
-    import uvicorn
-
+async def _run(options: TrajectoryServerOptions, listener: Listener, announce: Callable[[str], None]) -> None:
     from hermes.rollouts.http.app import build_app
     from hermes.rollouts.http.protocol import HttpConnection
     from hermes.rollouts.journal.journal import FileJournal, GroupJournal, MemoryJournal
     from hermes.rollouts.parsing.worker import Parser
     from hermes.rollouts.service import TrajectoryService
 
-    class TrajectoryServer(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # ours below: uvicorn's would end the process before the journal is closed
-
     journal: GroupJournal = (
         FileJournal(options.state_dir, time.time()) if options.state_dir else MemoryJournal()
     )
     service = TrajectoryService(journal, options.limits)
     parser = Parser()
-    config = uvicorn.Config(
-        build_app(service, policy_for(TOKEN_SCHEME, options.host, options.token), parser),
-        http=HttpConnection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=10,
-    )
-    server = TrajectoryServer(config)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+    app = build_app(service, policy_for(TOKEN_SCHEME, options.host, options.token), parser)
     clock = asyncio.create_task(_keep_time(service))
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    announce(f"http://{host}:{listener.getsockname()[1]}")
+    announce(listener.url)
     try:
-        await server.serve(sockets=[listener])
+        await serve_until_signal(app, listener, HttpSettings(http=HttpConnection, keep_alive_s=30))
     finally:
         clock.cancel()
         await parser.close()

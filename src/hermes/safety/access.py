@@ -8,17 +8,14 @@ how a request carries it; nothing here depends on bodies or routes.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
 import ipaddress
-import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from hermes.errors import HermesError, UsageError
+from hermes.errors import UsageError
 
 Headers = Mapping[bytes, bytes]
 """Lower-case names."""
@@ -97,22 +94,6 @@ def is_loopback(host: str | None) -> bool:
 def leads_to_loopback(url: str) -> bool:
     """Whether the URL's host is this machine's loopback."""
     return is_loopback(_host_of(url))
-
-
-@contextlib.contextmanager
-def listen(host: str, port: int, backlog: int) -> Iterator[socket.socket]:
-    """A listening socket, closed at the end. HermesError if the address is in use or not available."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=backlog)
-    except (OSError, OverflowError) as error:
-        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        reason = "it is taken" if in_use else error
-        raise HermesError(
-            f"cannot listen on {host} port {port}: {reason}", "choose another --host or --port"
-        ) from error
-    with listener:
-        yield listener
 
 
 @functools.lru_cache(maxsize=64)

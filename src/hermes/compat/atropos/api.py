@@ -69,6 +69,8 @@ def __getattr__(name: str) -> Any:
     from hermes.safety.access import policy_for
 
     globals()["app"] = build_app(
-        TrajectoryService(MemoryJournal(), IntakeLimits()), policy_for(TOKEN_SCHEME, "127.0.0.1", None), Parser()
+        TrajectoryService(MemoryJournal(), IntakeLimits()),
+        policy_for(TOKEN_SCHEME, "127.0.0.1", None),
+        Parser(),
     )
     return globals()["app"]

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
+from hermes.core.sequence import MASKED
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.failures import (
     NO_GROUP,
@@ -29,7 +30,6 @@ from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.modes.metrics import RunTimings, start_wandb
 from hermes.envs.phase import phase
-from hermes.core.sequence import MASKED
 from hermes.envs.types import Item
 from hermes.errors import HermesError
 

@@ -14,7 +14,6 @@ from pydantic import BaseModel, Field
 from hermes.core.sequence import MASKED, MASKED_LOGPROB
 
 
-
 class SequenceNode(BaseModel):
     """A recorded sequence. `tokens`, `masked_tokens` and `logprobs` have the same length."""
 

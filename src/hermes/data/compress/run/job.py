@@ -23,8 +23,8 @@ from hermes.data.compress.forms.conversation import Edited, RowConversation, Row
 from hermes.data.compress.forms.messages import read_messages, read_record
 from hermes.data.compress.forms.sharegpt import read_sharegpt
 from hermes.data.compress.run.metrics import NOTHING, SummaryCost, fold_map, row_metrics
-from hermes.models.render.jinja import TemplateRefusalError
 from hermes.data.lines import encode_row
+from hermes.models.render.jinja import TemplateRefusalError
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 """Half of a pair, as itself or escaped; a whole pair that is escaped matches too, which does no harm."""
