@@ -118,9 +118,12 @@ def test_modules_of_the_users_own_folder_stay_and_only_the_references_are_answer
 @pytest.mark.parametrize(
     ("messages", "error"),
     [
-        ([], "the last message is not a user's"),
-        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "not a user's"),
-        ([{"role": "tool", "content": "a"}], "cannot begin a rollout"),
+        ([], "the last message does not have the role user"),
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            "does not have the role user",
+        ),
+        ([{"role": "tool", "content": "a"}], "the role 'tool'"),
     ],
 )
 async def test_a_loop_says_what_it_cannot_begin_with(messages: list[dict[str, str]], error: str) -> None:
@@ -140,6 +143,6 @@ async def test_a_loop_says_what_it_cannot_begin_with(messages: list[dict[str, st
         await HermesAgentLoop(server=env.server).run(messages)
     with pytest.raises(UsageError, match="belong to no environment"):
         HermesAgentLoop(server=config)
-    with pytest.raises(UsageError, match="no rollout with the task id 'x'"):
+    with pytest.raises(UsageError, match="task id 'x'"):
         TaskToolContext("x")
     await env.close()

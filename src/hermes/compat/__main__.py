@@ -1,7 +1,7 @@
 """`python -m hermes.compat their_env.py serve …`: runs a file of another project with the shim installed.
 
-The file runs as `python their_env.py serve …` would run it: as `__main__`, with its own folder first on the
-path and its own arguments.
+The file runs as with `python their_env.py serve …`: as `__main__`, with its folder first on the path and its
+own arguments.
 """
 
 from __future__ import annotations

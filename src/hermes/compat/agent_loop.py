@@ -1,11 +1,11 @@
-"""`environments.agent_loop` and `environments.tool_context` of the reference, over the one agent loop.
+"""`environments.agent_loop` and `environments.tool_context` of the reference, on Hermes's agent loop.
 
     agent = HermesAgentLoop(server=self.server, tool_schemas=tools, valid_tool_names=names, task_id=…)
     result = await agent.run(messages)
-    ctx = ToolContext(task_id)              # the rollout's own sandbox, which is there until ctx.cleanup()
+    ctx = ToolContext(task_id)              # the rollout's sandbox, open until ctx.cleanup()
 
-The rollout is recorded, sandboxed and limited like every other. One that infrastructure broke is tried again
-and then raises: it has no result to score.
+The rollout is recorded, sandboxed and limited like every other. After an infrastructure failure it is
+retried; if that fails too, an error is raised: there is no result to score.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _ROLES = {"system": Message.system, "user": Message.user, "assistant": Message.a
 
 
 class OpenRollout:
-    """A rollout that has ended and whose sandbox is still there."""
+    """A finished rollout whose sandbox is still open."""
 
     def __init__(self, bench: Workbench, stack: AsyncExitStack) -> None:
         self.bench = bench
         self._stack = stack
 
     async def close(self) -> None:
-        """Closing twice is closing once."""
+        """Closes the sandbox. Idempotent."""
         await self._stack.aclose()
 
 
 _environments: WeakValueDictionary[int, HermesAgentBaseEnv] = WeakValueDictionary()
-"""Identity of model servers → the environment that holds them: a loop is given the servers only."""
+"""id() of an environment's servers → the environment: a loop gets the servers only."""
 _rollouts: WeakValueDictionary[str, OpenRollout] = WeakValueDictionary()
-"""By task id; the environment holds them."""
+"""By task id; the environment owns them."""
 
 
 def register(env: HermesAgentBaseEnv) -> None:
-    """Loops that are given the environment's servers run in its workplace."""
+    """Makes loops with this environment's servers run in its context."""
     _environments[id(env.server)] = env
 
 
@@ -74,11 +74,11 @@ class HermesAgentLoop:
         max_tokens: int | None = None,
         extra_body: dict[str, Any] | None = None,
     ) -> None:
-        """`tool_schemas` are those of `_resolve_tools_for_group`; which tools are offered, the names say."""
+        """`valid_tool_names` select the tools; `tool_schemas` (of `_resolve_tools_for_group`) are ignored."""
         env = _environments.get(id(server))
         if env is None:
             raise UsageError(
-                "HermesAgentLoop got servers that belong to no environment.", "Give it 'server=self.server'."
+                "HermesAgentLoop got servers that belong to no environment.", "Pass 'server=self.server'."
             )
         self._env = env
         self._names = frozenset(valid_tool_names)
@@ -87,10 +87,10 @@ class HermesAgentLoop:
         self.task_id = task_id or new_id()
 
     async def run(self, messages: Sequence[JSONObject]) -> AgentResult:
-        """The finished rollout; the last message is the task, and a user's."""
+        """The finished rollout. The last message is the task, with the role user."""
         *opening, prompt = [_message(data) for data in messages] or [Message.system("")]
         if prompt.role != "user":
-            raise UsageError("the last message is not a user's.", "End 'messages' with the task.")
+            raise UsageError("the last message does not have the role user.", "End 'messages' with the task.")
         for attempt in range(MAX_ATTEMPTS):
             try:
                 return await self._run(opening, prompt.content)
@@ -101,7 +101,7 @@ class HermesAgentLoop:
 
     async def _run(self, opening: Sequence[Message], prompt: str) -> AgentResult:
         async with AsyncExitStack() as stack:
-            rollout = finished_rollout(self._workplace(), self._assignment(opening, prompt))
+            rollout = finished_rollout(self._context(), self._spec(opening, prompt))
             result, bench = await stack.enter_async_context(rollout)
             await asyncio.gather(*(process.kill() for process in bench.processes.values()))
             open_rollout = OpenRollout(bench, stack.pop_all())
@@ -109,13 +109,13 @@ class HermesAgentLoop:
         self._env._resources.finished_rollouts[self.task_id] = open_rollout
         return result
 
-    def _workplace(self) -> RolloutContext:
-        place = self._env.rollout_context()
-        limits = place.config.settings.limits.model_copy(update={"max_turns": self._max_turns})
-        settings = place.config.settings.model_copy(update={"limits": limits})
-        return replace(place, config=replace(place.config, settings=settings))
+    def _context(self) -> RolloutContext:
+        context = self._env.rollout_context()
+        limits = context.config.settings.limits.model_copy(update={"max_turns": self._max_turns})
+        settings = context.config.settings.model_copy(update={"limits": limits})
+        return replace(context, config=replace(context.config, settings=settings))
 
-    def _assignment(self, opening: Sequence[Message], prompt: str) -> RolloutSpec:
+    def _spec(self, opening: Sequence[Message], prompt: str) -> RolloutSpec:
         from hermes.tools import registry
 
         return RolloutSpec(
@@ -134,21 +134,21 @@ class HermesAgentLoop:
 
 
 class TaskToolContext(ToolContext):
-    """ToolContext by the task id of a finished `HermesAgentLoop`."""
+    """The ToolContext of a finished `HermesAgentLoop`, by its task id."""
 
     def __init__(self, task_id: str) -> None:
         rollout = _rollouts.get(task_id)
         if rollout is None:
             raise UsageError(
-                f"no rollout with the task id '{task_id}' has a sandbox.",
-                "Make the ToolContext after 'await agent.run(messages)', and before its cleanup().",
+                f"there is no open sandbox for the task id '{task_id}'.",
+                "Create the ToolContext after 'await agent.run(messages)' and before cleanup().",
             )
         super().__init__(rollout.bench)
         self.task_id = task_id
         self._rollout = rollout
 
     def cleanup(self) -> asyncio.Task[None]:
-        """Closes the rollout's sandbox; may be awaited, and need not be."""
+        """Closes the rollout's sandbox. Awaiting it is optional."""
         return asyncio.get_running_loop().create_task(self._close())
 
     async def _close(self) -> None:
@@ -161,7 +161,7 @@ def _message(data: JSONObject) -> Message:
     role, content = data.get("role"), data.get("content")
     if role not in _ROLES or not isinstance(content, str):
         raise UsageError(
-            f"a message of the role '{role}' cannot begin a rollout.",
+            f"a message with the role '{role}' cannot open a rollout.",
             "Use system, user and assistant, with text.",
         )
     return _ROLES[role](content)

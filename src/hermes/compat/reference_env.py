@@ -1,6 +1,6 @@
-"""`environments.hermes_base_env` of the reference: HermesAgentBaseEnv with what its environments call.
+"""`environments.hermes_base_env` of the reference: HermesAgentBaseEnv with the methods its environments call.
 
-An `evaluate` of an environment's own runs agents by `HermesAgentLoop` and hands `compute_reward` a
+An environment that overrides `evaluate` runs agents with `HermesAgentLoop` and passes `compute_reward` a
 `ToolContext(task_id)`. Reward functions that use its results without `await` then run in a thread, as they do
 in training.
 """
@@ -21,13 +21,13 @@ from hermes.envs.agent.pending import LoopBoundServer, in_own_thread
 
 
 class ReferenceAgentEnv(HermesAgentBaseEnv):
-    """The base class that files for the reference import as HermesAgentBaseEnv."""
+    """The base class that files written for the reference import as HermesAgentBaseEnv."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = cls.__dict__.get("compute_reward")
-        if inspect.iscoroutinefunction(own) and uses_results_directly(own):
-            cls.compute_reward = _in_a_thread(own)  # type: ignore[method-assign]
+        compute_reward = cls.__dict__.get("compute_reward")
+        if inspect.iscoroutinefunction(compute_reward) and uses_results_directly(compute_reward):
+            cls.compute_reward = _run_in_thread(compute_reward)  # type: ignore[method-assign]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,15 +42,15 @@ class ReferenceAgentEnv(HermesAgentBaseEnv):
         return [tool.schema for tool in tools], {tool.name for tool in tools}
 
     async def close(self) -> None:
-        """Closes the sandboxes that no `cleanup` closed as well."""
+        """Also closes the sandboxes of rollouts without a `cleanup`."""
         rollouts, self._resources.finished_rollouts = self._resources.finished_rollouts, {}
         for rollout in rollouts.values():
             await rollout.close()
         await super().close()
 
 
-def _in_a_thread(compute_reward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same where the framework calls it; with a ToolContext that the environment made, in a thread."""
+def _run_in_thread(compute_reward: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs in a thread with a `ToolContext(task_id)`; unchanged with the framework's own context."""
 
     @functools.wraps(compute_reward)
     async def wrapper(self: Any, item: Any, result: Any, ctx: Any) -> Any:

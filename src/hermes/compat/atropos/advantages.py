@@ -1,4 +1,4 @@
-"""Advantages from rewards given step by step, for environments that score the process."""
+"""Advantages from step-wise rewards (`atroposlib.utils.advantages`)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def allclose_to_first(
     equal_nan: bool = False,
     return_vector: bool = False,
 ) -> Any:
-    """Whether every array is close to the first; with `return_vector`, for each whether it is."""
+    """Whether all arrays are close to the first; with `return_vector`, one boolean per array."""
     import numpy as np
 
     rows = np.asarray(values)
     close = np.isclose(rows, rows[0], rtol=rtol, atol=atol, equal_nan=equal_nan)
-    each = close.reshape(len(rows), -1).all(axis=1)
-    return each if return_vector else bool(each.all())
+    rows_close = close.reshape(len(rows), -1).all(axis=1)
+    return rows_close if return_vector else bool(rows_close.all())
 
 
 def compute_stats(data: Sequence[Any]) -> dict[str, float]:
@@ -47,7 +47,7 @@ def _numbers(data: Any) -> Iterator[float]:
 
 
 def compute_discounted_returns(rewards: Any, gamma: float) -> np.ndarray[Any, Any]:
-    """At each step its reward and, discounted, all that come after."""
+    """The discounted return of each step."""
     import numpy as np
 
     values = np.asarray(rewards, dtype=np.float64 if isinstance(rewards, np.ndarray) else np.float32)
@@ -62,12 +62,14 @@ def compute_discounted_returns(rewards: Any, gamma: float) -> np.ndarray[Any, An
 def compute_grpo_process_supervision_advantages(
     rewards: Sequence[Sequence[float]], gamma: float | None = None, std_tol: float = 1e-8
 ) -> list[np.ndarray[Any, Any]]:
-    """Rewards normalised over all steps of the group, then summed from the end, discounted if asked for."""
+    """Rewards normalised over all steps of the group, then summed from the end, discounted by `gamma`."""
     import numpy as np
 
     stats = compute_stats(rewards)
     spread = stats["var"] ** 0.5
     if spread < std_tol:
-        raise ValueError(f"the rewards are all the same (a deviation of {spread:g}): there is no advantage")
+        raise ValueError(
+            f"the rewards are all the same (standard deviation {spread:g}): there is no advantage"
+        )
     normal = [(np.asarray(steps, dtype=np.float64) - stats["mean"]) / spread for steps in rewards]
     return [compute_discounted_returns(steps, 1.0 if gamma is None else gamma) for steps in normal]

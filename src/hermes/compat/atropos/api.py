@@ -1,4 +1,4 @@
-"""The original's packing functions over plain lists of groups, and its `app`, by Hermes's trajectory API."""
+"""`atroposlib.api` on Hermes's trajectory API: the packing functions over lists of groups, and `app`."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from hermes.rollouts.core.buffer import Buffer
 from hermes.rollouts.core.packing import Demand, choose
 from hermes.rollouts.core.queue import Queue, QueuedGroup
 
-Found = tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]
-"""The batch, or None, and the queue without it."""
+BatchAndRest = tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]
+"""The batch or None, and the rest of the queue."""
 
 
 def find_groups_summing_to_target(buffer: Sequence[Mapping[str, Any]], target_size: int) -> list[int]:
-    """The places of groups that have exactly so many sequences together; none if there are no such groups."""
+    """Indices of groups with exactly `target_size` sequences in total; empty if there are none."""
     parts = Buffer(target_size)
     leaving: list[QueuedGroup] = []
-    for place, item in enumerate(buffer):
-        leaving = parts.add(_group(place, item, None))
+    for index, group in enumerate(buffer):
+        leaving = parts.add(_queued(index, group, None))
         if leaving:
             break
     return [group.id for group in leaving]
 
 
-def grab_exact_from_heterogeneous_queue(queue: Sequence[dict[str, Any]], batch_size: int) -> Found:
+def grab_exact_from_heterogeneous_queue(queue: Sequence[dict[str, Any]], batch_size: int) -> BatchAndRest:
     return _grab(queue, batch_size, {})
 
 
 def grab_batch_with_minimum_allocations(
     queue: Sequence[dict[str, Any]], batch_size: int, env_configs: Sequence[Mapping[str, Any]]
-) -> Found:
+) -> BatchAndRest:
     minimums = {
         env["registered_id"]: env["min_batch_allocation"]
         for env in env_configs
@@ -39,25 +39,24 @@ def grab_batch_with_minimum_allocations(
     return _grab(queue, batch_size, minimums)
 
 
-def _grab(queue: Sequence[dict[str, Any]], batch_size: int, minimums: Mapping[int, float]) -> Found:
+def _grab(queue: Sequence[dict[str, Any]], batch_size: int, minimums: Mapping[int, float]) -> BatchAndRest:
     waiting = Queue(
-        _group(place, item, item.get("env_id") if minimums else None) for place, item in enumerate(queue)
+        _queued(index, group, group.get("env_id") if minimums else None) for index, group in enumerate(queue)
     )
     chosen = [group.id for group in choose(waiting.lanes, Demand(batch_size, minimums))]
     if not chosen:
         return None, list(queue)
-    taken = set(chosen)
-    return [queue[place] for place in chosen], [
-        item for place, item in enumerate(queue) if place not in taken
-    ]
+    selected = set(chosen)
+    rest = [group for index, group in enumerate(queue) if index not in selected]
+    return [queue[index] for index in chosen], rest
 
 
-def _group(place: int, item: Mapping[str, Any], env_id: int | None) -> QueuedGroup:
-    return QueuedGroup(place, env_id, len(item["tokens"]), 0, 0.0)
+def _queued(index: int, group: Mapping[str, Any], env_id: int | None) -> QueuedGroup:
+    return QueuedGroup(index, env_id, len(group["tokens"]), 0, 0.0)
 
 
 def __getattr__(name: str) -> Any:
-    """`app`: an API of its own for each process, in memory, made when it is first asked for."""
+    """`app`: a trajectory API in the memory of this process, created on first access."""
     if name != "app":
         raise AttributeError(name)
     from hermes.rollouts.http.app import build_app

@@ -1,4 +1,4 @@
-"""Evaluations that are not environments: data, one item at a time, averaged metrics."""
+"""Evaluations without an environment: a data set, one call per item, averaged metrics (`envs.eval`)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hermes.envs.modes.evaluate import measure
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.servers.manager import ServerManager
 
-_AT_ONCE = 64
+_CONCURRENCY = 64
 
 
 def pass_at_k(m: int, c: int, k: int) -> float:
-    """The chance that at least one of k answers drawn from m, of which c are right, is right."""
+    """The probability that at least one of k samples is right, drawn from m samples of which c are right."""
     if m - c < k:
         return 1.0
     return 1.0 - prod(1.0 - k / drawn for drawn in range(m - c + 1, m + 1))
 
 
 class EvalBase(ABC):
-    """Subclasses give the data and run an item; calling the object runs all and writes the results."""
+    """Subclasses load the data and run one item; calling the object runs all items and writes the results."""
 
     def __init__(self, pass_at_n: int = 1, pass_at_n_samples: int = 1, **kwargs: Any) -> None:
         self.pass_at_n = pass_at_n
@@ -38,7 +38,7 @@ class EvalBase(ABC):
 
     @abstractmethod
     async def run_item(self, server: ServerManager, data_item: Any) -> tuple[dict[str, Any], Any]:
-        """The item's metrics and its sample."""
+        """The metrics of an item, and a sample for the log."""
 
     def get_generation_params(self) -> dict[str, Any]:
         return {
@@ -52,10 +52,10 @@ class EvalBase(ABC):
         return await server.chat_completion(messages=messages, **self.get_generation_params())
 
     async def __call__(self, server_manager: ServerManager) -> dict[str, float]:
-        started = time.time()
-        results = await measure(self.data, lambda item: self.run_item(server_manager, item), _AT_ONCE)
-        each = [metrics for metrics, _ in results.measured]
-        metrics = {name: sum(one[name] for one in each) / len(each) for name in each[0]} if each else {}
+        started_at = time.time()
+        results = await measure(self.data, lambda item: self.run_item(server_manager, item), _CONCURRENCY)
+        rows = [metrics for metrics, _ in results.measured]
+        metrics = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]} if rows else {}
         metrics |= {f"dropped ({reason})": float(count) for reason, count in results.dropped.items()}
         several = f":{self.pass_at_n_samples}" if self.pass_at_n != self.pass_at_n_samples else ""
         evaluate_log(
@@ -63,7 +63,7 @@ class EvalBase(ABC):
             eval_dir=getattr(self, "eval_dir", None),
             task_name=f"{type(self).__name__}@{self.pass_at_n}{several}",
             model_name=server_manager.servers[0].config.model_name,
-            start_time=started,
+            start_time=started_at,
             end_time=time.time(),
             generation_parameters=self.get_generation_params(),
             samples=[sample for _, sample in results.measured],
@@ -73,12 +73,12 @@ class EvalBase(ABC):
 
 
 async def eval_runner(eval_env: EvalBase) -> dict[str, float]:
-    """Runs an evaluation by the command line: --server-url and --model-name."""
+    """Runs an evaluation with the flags --server-url and --model-name."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--server-url", default="http://localhost:8000", help="The model server.")
-    parser.add_argument("--model-name", default="default", help="The model to ask for.")
-    given = parser.parse_args()
+    parser.add_argument("--server-url", default="http://localhost:8000", help="Address of the model server.")
+    parser.add_argument("--model-name", default="default", help="Name of the model.")
+    arguments = parser.parse_args()
     config = APIServerConfig(
-        api_key="none", base_url=given.server_url, model_name=given.model_name, health_check=False
+        api_key="none", base_url=arguments.server_url, model_name=arguments.model_name, health_check=False
     )
     return await eval_env(ServerManager([config]))

@@ -1,4 +1,4 @@
-"""The import finder behind the shim: a module is made when it is imported, a name resolved when asked for."""
+"""The import finder behind the shim: a module is created on import, a name is resolved on first access."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _STAND_INS = {"wandb": "hermes.compat.atropos.wandb_stand_in"}
 
 
 class ShimFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules of atroposlib and, of `environments`, those that the reference has.
+    """Finds the modules of atroposlib, and the reference's modules of `environments`.
 
-    A folder `environments` of the user's own stays the package: only what the table names is answered here.
+    A folder `environments` of the user stays the package: only the modules of the table are replaced.
     """
 
     def find_spec(
@@ -36,45 +36,45 @@ class ShimFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if importlib.machinery.PathFinder.find_spec(AGENT_ROOT) is not None:
             return None
         spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        # `python environments/my_env.py` has the folder itself on the path, and not the one above.
-        spec.submodule_search_locations = [place for place in sys.path if Path(place).name == AGENT_ROOT]
+        # `python environments/my_env.py` puts the folder itself on the path, not its parent.
+        spec.submodule_search_locations = [entry for entry in sys.path if Path(entry).name == AGENT_ROOT]
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         return ShimModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run: names are resolved when they are asked for."""
+        """Runs nothing: names are resolved on first access."""
 
 
 class StandInFinder(importlib.abc.MetaPathFinder):
-    """Comes last, so that it is asked only for what nobody else has."""
+    """The last finder, so that it serves only packages that are not installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        made_from = _STAND_INS.get(fullname)
-        if made_from is None:
+        module = _STAND_INS.get(fullname)
+        if module is None:
             return None
-        source = importlib.util.find_spec(made_from)
+        source = importlib.util.find_spec(module)
         assert source is not None and source.origin is not None, "a part of this package"
         return importlib.util.spec_from_file_location(fullname, source.origin)
 
 
 class ShimModule(ModuleType):
-    """A module of another project, whose names are Hermes's."""
+    """A module of another project whose names resolve to Hermes's."""
 
     def __getattr__(self, name: str) -> Any:
         root, inside = _parts(self.__name__)
-        place = TABLES[root].get(inside, {}).get(name)
-        if place is None:
-            below = f"{inside}.{name}".lstrip(".")
-            if below in TABLES[root]:
-                return importlib.import_module(f"{root}.{below}")
+        target = TABLES[root].get(inside, {}).get(name)
+        if target is None:
+            submodule = f"{inside}.{name}".lstrip(".")
+            if submodule in TABLES[root]:
+                return importlib.import_module(f"{root}.{submodule}")
             raise AttributeError(
                 f"module '{self.__name__}' has no '{name}' (the shim of Hermes; see docs/compat.md)"
             )
-        module, _, attribute = place.partition(":")
+        module, _, attribute = target.partition(":")
         value = getattr(importlib.import_module(module), attribute or name)
         setattr(self, name, value)
         return value
@@ -92,13 +92,13 @@ _finders: list[importlib.abc.MetaPathFinder] = []
 
 
 def install() -> None:
-    """From now on atroposlib, and the reference's modules of `environments`, are Hermes's.
+    """Makes atroposlib, and the reference's modules of `environments`, resolve to Hermes. Idempotent.
 
-    Doing it twice is doing it once.
+    It also gives `ServerManager` its managed servers.
     """
     if _finders:
         return
-    _forget()
+    _drop_cached_modules()
     _finders.extend([ShimFinder(), StandInFinder()])
     sys.meta_path.insert(0, _finders[0])
     sys.meta_path.append(_finders[1])
@@ -106,15 +106,15 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Imports are as they were before."""
+    """Undoes `install`."""
     ServerManager.managed_server_factory = None
     for finder in _finders:
         sys.meta_path.remove(finder)
     _finders.clear()
-    _forget()
+    _drop_cached_modules()
 
 
-def _forget() -> None:
+def _drop_cached_modules() -> None:
     for name, module in list(sys.modules.items()):
         if _parts(name)[0] == ROOT or isinstance(module, ShimModule):
             del sys.modules[name]

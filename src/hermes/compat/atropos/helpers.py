@@ -1,4 +1,4 @@
-"""Small functions that files outside of atroposlib import from it."""
+"""Small functions and constants that environment files import from atroposlib."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from pydantic import BaseModel, create_model
 
 from hermes.envs.modes.eval_log import table
 
+ENV_NAMESPACE = "env"
+OPENAI_NAMESPACE = "openai"
+SERVER_MANAGER_NAMESPACE = "server"
+NAMESPACE_SEP = "."
+
 
 async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -> Any:
-    """The JSON of an aiohttp response; a failure is logged with what the server said, and raised."""
+    """The JSON of an aiohttp response; an error status is logged with the body, and raised."""
     if resp.status >= 400:
         (logger or logging.getLogger(__name__)).error(
-            "%s answered %s: %s", resp.url, resp.status, await resp.text()
+            "%s returned %s: %s", resp.url, resp.status, await resp.text()
         )
     resp.raise_for_status()
     return await resp.json()
@@ -34,20 +39,21 @@ def get_double_dash_flags() -> dict[str, Any]:
         word = words.pop(0)
         if not word.startswith("--"):
             continue
-        name, given, value = word[2:].partition("=")
-        if not given and words and not words[0].startswith("--"):
-            given, value = "=", words.pop(0)
-        flags[name] = (None if value == "None" else value) if given else True
+        name, separator, value = word[2:].partition("=")
+        has_value = bool(separator)
+        if not has_value and words and not words[0].startswith("--"):
+            has_value, value = True, words.pop(0)
+        flags[name] = (None if value == "None" else value) if has_value else True
     return flags
 
 
 def merge_dicts(*dicts: dict[str, Any]) -> dict[str, Any]:
-    """Later ones win."""
-    return {key: value for one in dicts for key, value in one.items()}
+    """One dictionary of all; later ones override earlier ones."""
+    return {key: value for mapping in dicts for key, value in mapping.items()}
 
 
 def extract_namespace(model: Any, prefix: str) -> dict[str, Any]:
-    """What begins with the prefix, without it."""
+    """The entries whose key begins with the prefix, without it."""
     data = model if isinstance(model, dict) else model.model_dump(by_alias=True)
     return {key[len(prefix) :]: value for key, value in data.items() if key.startswith(prefix)}
 
@@ -61,6 +67,6 @@ def get_prefixed_pydantic_model(base_model: type[BaseModel], prefix: str) -> typ
 
 
 def parse_args_and_command() -> tuple[str | None, dict[str, Any]]:
-    """The command (the first word that is no flag) and the flags."""
+    """The command (the first word, unless it is a flag) and the flags."""
     commands = [word for word in sys.argv[1:2] if not word.startswith("-")]
     return (commands[0] if commands else None), get_double_dash_flags()

@@ -1,7 +1,7 @@
-"""Where each name of atroposlib lives here, module by module; names it only once had are included. The same
-for the reference's package `environments`, which its agent environments import.
+"""The names of atroposlib and where each is defined in Hermes, module by module, older names included.
 
-A value is `module:attribute`, or `module:` where the attribute has the same name.
+The same for the reference's package `environments`, which its agent environments import. A value is
+`module:attribute`, or `module:` where the attribute has the same name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _REWARDS = "hermes.compat.atropos.reward_fns"
 _HERE = "hermes.compat.atropos"
 
 
-def _same(place: str, *names: str) -> dict[str, str]:
-    return dict.fromkeys(names, place)
+def _same(module: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, module)
 
 
 _SERVER_NAMES = {
@@ -62,7 +62,7 @@ MODULES: dict[str, dict[str, str]] = {
     "envs": {"BaseLanguageEnv": "hermes.envs.base:BaseEnv", "BaseEnv": "hermes.envs.base:"},
     "envs.base": _BASE,
     "envs.constants": _same(
-        f"{_HERE}.constants:",
+        f"{_HERE}.helpers:",
         "ENV_NAMESPACE",
         "OPENAI_NAMESPACE",
         "SERVER_MANAGER_NAMESPACE",

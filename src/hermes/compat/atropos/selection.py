@@ -1,4 +1,4 @@
-"""Choosing among answers, and making them differ."""
+"""Best-of-n selection, and sampling with different first tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def select_best_index(
     primary_higher_is_better: bool = True,
     secondary_lower_is_better: bool = True,
 ) -> int:
-    """The first of the best by the primary scores; among equals, by the secondary."""
+    """Index of the best primary score; ties are broken by the secondary score, then by order."""
     if not primary_scores or len(primary_scores) != len(secondary_scores):
         raise ValueError("select_best_index needs as many secondary scores as primary ones, and at least one")
     first = 1 if primary_higher_is_better else -1
@@ -34,7 +34,7 @@ async def generate_with_diverse_first_tokens(
     max_tokens: int = 4096,
     temperature: float = 1.0,
 ) -> list[str]:
-    """Answers that begin with different tokens, drawn by how likely each is."""
+    """Completions that begin with different tokens, drawn by their probability."""
     opening = await self.server.chat_completion(
         messages=[*messages, {"role": "assistant", "content": prefill}],
         n=1,
@@ -43,21 +43,22 @@ async def generate_with_diverse_first_tokens(
         logprobs=True,
         top_logprobs=20,
     )
-    likely = {one.token: one.logprob for one in opening.choices[0].logprobs.content[0].top_logprobs}
-    # Adding Gumbel noise to the logprobs and taking the highest draws without replacement.
+    top_logprobs = opening.choices[0].logprobs.content[0].top_logprobs
+    logprobs = {candidate.token: candidate.logprob for candidate in top_logprobs}
+    # The Gumbel top-k trick: the highest noisy logprobs are a draw without replacement.
     noisy = {
         token: logprob / temperature - math.log(-math.log(random.uniform(1e-12, 1 - 1e-12)))
-        for token, logprob in likely.items()
+        for token, logprob in logprobs.items()
     }
-    firsts = sorted(noisy, key=noisy.__getitem__, reverse=True)[:n]
+    first_tokens = sorted(noisy, key=noisy.__getitem__, reverse=True)[:n]
 
-    async def go_on(first: str) -> str:
-        answer = await self.server.chat_completion(
-            messages=[*messages, {"role": "assistant", "content": prefill + first}],
+    async def complete(first_token: str) -> str:
+        response = await self.server.chat_completion(
+            messages=[*messages, {"role": "assistant", "content": prefill + first_token}],
             n=1,
             max_tokens=max_tokens - 1,
             temperature=temperature,
         )
-        return first + str(answer.choices[0].message.content)
+        return first_token + str(response.choices[0].message.content)
 
-    return list(await asyncio.gather(*map(go_on, firsts)))
+    return list(await asyncio.gather(*map(complete, first_tokens)))

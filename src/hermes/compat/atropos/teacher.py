@@ -1,4 +1,4 @@
-"""Environments whose groups carry what a teacher model would have said at each position."""
+"""Environments that add a teacher model's top logprobs at each position to their groups."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 class TeacherDistillationConfig(BaseEnvConfig):
-    teacher_enabled: bool = Field(default=False, description="Ask the teacher about every sequence.")
+    teacher_enabled: bool = Field(default=False, description="Get the teacher's logprobs of every sequence.")
     teacher_top_k: int = Field(
-        default=0, description="Most likely tokens to keep at each position; -1: ask nothing."
+        default=0, description="Number of top tokens at each position; -1: no requests to the teacher."
     )
 
 
 class TeacherDistillationEnv(BaseEnv):
     """Fills distill_token_ids and distill_logprobs.
 
-    The teacher is set up by `teacher_config_init`, `teacher` in the --config file and --teacher.* flags. A
-    group that the teacher could not be asked about is sent without.
+    The teacher is configured by `teacher_config_init`, `teacher` in the --config file and --teacher.*
+    flags. If a request to the teacher fails, the group is sent without these fields.
     """
 
     env_config_cls = TeacherDistillationConfig
@@ -56,20 +56,20 @@ class TeacherDistillationEnv(BaseEnv):
 
     @classmethod
     def teacher_config_init(cls) -> Any:
-        """The teacher's server, as config_init says the policy's; None: only file and flags say it."""
+        """The default server of the teacher; None: it is configured by file and flags only."""
         return APIServerConfig()
 
     def _check_tokenizers(self) -> None:
-        """Ids mean nothing to a teacher that spells them differently."""
+        """ConfigError unless the teacher uses the policy's token ids."""
         assert self.teacher_server is not None, "called when there is a teacher"
         teacher = self.teacher_server.servers[0]
         if getattr(teacher, "tokenizer", None) is None:
             raise ConfigError(
-                "the teacher's server gives no prompt logprobs.",
+                "the teacher's server returns no prompt logprobs.",
                 "Set --teacher.server_type to sglang or vllm.",
             )
         if teacher.tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            raise ConfigError("the teacher has another tokenizer than the policy.")
+            raise ConfigError("the teacher's tokenizer differs from the policy's.")
 
     async def handle_send_to_api(
         self,
@@ -80,20 +80,22 @@ class TeacherDistillationEnv(BaseEnv):
     ) -> None:
         for group in scored_data if isinstance(scored_data, list) else [scored_data]:
             if group is not None:
-                await self._ask_teacher(group)
+                await self._add_teacher_logprobs(group)
         await super().handle_send_to_api(scored_data, item, do_send_to_api, abort_on_any_max_length_exceeded)
 
-    async def _ask_teacher(self, group: dict[str, Any]) -> None:
+    async def _add_teacher_logprobs(self, group: dict[str, Any]) -> None:
         group["distill_token_ids"] = group["distill_logprobs"] = None
         overrides = group.get("group_overrides") or {}
         top_k = int(overrides.get("teacher_top_k", self.config.teacher_top_k))
         if self.teacher_server is None or overrides.get("skip_teacher_top_k") or top_k < 0:
             return
-        ask = self.teacher_server.get_logprobs
+        get_logprobs = self.teacher_server.get_logprobs
         try:
-            told = await gather_or_cancel([ask(input_ids=ids, top_k=top_k) for ids in group["tokens"]])
-        except Exception:  # the group is good without it
-            logger.exception("the teacher could not be asked about a group")
+            logprobs = await gather_or_cancel(
+                [get_logprobs(input_ids=ids, top_k=top_k) for ids in group["tokens"]]
+            )
+        except Exception:  # the group can be trained on without it
+            logger.exception("the request to the teacher failed; the group is sent without its logprobs")
             return
-        group["distill_token_ids"] = [one["prompt_topk_token_ids"] for one in told]
-        group["distill_logprobs"] = [one["prompt_topk_logprobs"] for one in told]
+        group["distill_token_ids"] = [sequence["prompt_topk_token_ids"] for sequence in logprobs]
+        group["distill_logprobs"] = [sequence["prompt_topk_logprobs"] for sequence in logprobs]

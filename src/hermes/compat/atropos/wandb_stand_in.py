@@ -1,7 +1,7 @@
-"""Stands for the package wandb where it is not installed: takes everything, sends nothing.
+"""Replaces the package wandb where it is not installed: accepts every call and sends nothing.
 
-Environments make tables and log them whether or not anybody looks. Whatever is asked of this module can be
-called, indexed and iterated over, and comes to nothing.
+Environments create tables and log them unconditionally. Every attribute of this module can be called, entered
+and iterated over, and has no effect.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 IS_STAND_IN = True
-"""How our own reporting tells it from the package."""
+"""Lets our own reporting distinguish it from the package."""
 run = None
 config: dict[str, Any] = {}
 
 
 class Error(Exception):
-    """As W&B's own: the base of what it raises."""
+    """The base of W&B's exceptions."""
 
 
 class Nothing:
-    """The answer to everything."""
+    """An object that accepts every call and has every attribute."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes whatever it is made of."""
+        """Accepts any arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Nothing:
         return Nothing()

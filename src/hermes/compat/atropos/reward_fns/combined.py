@@ -1,4 +1,4 @@
-"""Several reward functions as one: their sum, as it is or scaled."""
+"""The sum of several reward functions, plain or normalised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NORMALIZATIONS = ("none", "sum", "minmax")
 
 
 class CombinedReward(RewardFunction):
-    """Parts go by name or config. `sum` divides by the weights; `minmax` spreads a group over 0 to 1."""
+    """Parts are names or configs. `sum` divides by the sum of weights; `minmax` scales a group to 0 to 1."""
 
     def __init__(
         self,

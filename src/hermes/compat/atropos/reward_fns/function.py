@@ -1,4 +1,4 @@
-"""Completions in, one number each out. One that cannot say raises, and never says 0."""
+"""The base of reward functions: one score per completion. One that cannot score raises, never returns 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hermes.errors import HermesError
 
 
 class RewardError(GroupDroppedError):
-    """A reward function failed. That is no score: the group is given up and counted under `grader`."""
+    """A reward function failed. That is not a score: the group is dropped and counted under `grader`."""
 
     def __init__(self, message: str) -> None:
         super().__init__("grader", message)
@@ -33,7 +33,7 @@ class RewardFunction(ABC):
 
     @abstractmethod
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
-        """A score for each completion. What it is held against comes as keywords, such as `solution`."""
+        """A score for each completion. References are keyword arguments, such as `solution`."""
 
     def __call__(self, completions: list[Any], **kwargs: Any) -> list[float]:
         rewards = self.checked(completions, **kwargs)
@@ -43,16 +43,18 @@ class RewardFunction(ABC):
         return weighted
 
     def checked(self, completions: list[Any], **kwargs: Any) -> list[float]:
-        """The scores before their weight; a RewardError unless they are finite and as many as asked for."""
+        """The unweighted scores; RewardError unless there is a finite one for each completion."""
         try:
             rewards = self.compute(completions, **kwargs)
             numbers = [float(reward) for reward in rewards]
         except HermesError:
             raise
-        except Exception as error:  # the author's code: what it raised becomes a typed failure
+        except Exception as error:  # the author's code can raise anything
             raise RewardError(f"the reward {self.name} failed: {type(error).__name__}: {error}") from error
         if len(numbers) != len(completions) or not all(map(math.isfinite, numbers)):
-            raise RewardError(f"the reward {self.name} gave {numbers} for {len(completions)} completions.")
+            raise RewardError(
+                f"the reward {self.name} returned {numbers} for {len(completions)} completions."
+            )
         return numbers
 
     def set_wandb_logger(self, logger: Any) -> None:
@@ -83,7 +85,7 @@ class RewardFunction(ABC):
 
 
 class FunctionReward(RewardFunction):
-    """A plain function as a reward function; one number counts for every completion."""
+    """A plain function as a reward function; a single number applies to every completion."""
 
     def __init__(self, function: Callable[..., Any], weight: float = 1.0, **kwargs: Any) -> None:
         super().__init__(weight=weight, **kwargs)
@@ -99,7 +101,7 @@ class FunctionReward(RewardFunction):
 
 
 def per_completion(value: Any, count: int) -> list[Any]:
-    """A keyword that is one for all, or a list of one for each."""
+    """A keyword argument as a list with one entry per completion; a single value applies to all."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:

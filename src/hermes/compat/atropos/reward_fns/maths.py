@@ -1,4 +1,4 @@
-"""Rewards for answers that are right or wrong: by value, by their form, or by both."""
+"""Rewards for right or wrong answers: by value, by form, or by both."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class AccuracyReward(RewardFunction):
         self.tolerance = tolerance
         self.split_on_think_tag = split_on_think_tag
         self.max_boxed_threshold = max_boxed_threshold
-        """More boxes than this in one answer are a list of guesses, and wrong."""
+        """More boxes than this in one response are a list of guesses, and wrong."""
         self._grader: MathGrader | None = None
 
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
-        given = kwargs.get("ground_truth")
-        expected = given if given is not None else kwargs.get("solution")
+        ground_truth = kwargs.get("ground_truth")
+        expected = ground_truth if ground_truth is not None else kwargs.get("solution")
         if expected is None:
             raise RewardError("the accuracy reward was given no solution.")
         pairs = zip(completions, per_completion(expected, len(completions)), strict=True)
-        return [float(self._is_right(self.get_content(one), str(gold))) for one, gold in pairs]
+        return [float(self._is_right(self.get_content(completion), str(gold))) for completion, gold in pairs]
 
     def _is_right(self, text: str, gold: str) -> bool:
-        answer = text.rpartition("</think>")[2] if self.split_on_think_tag else text
-        if answer.count("\\boxed") > self.max_boxed_threshold:
+        response = text.rpartition("</think>")[2] if self.split_on_think_tag else text
+        if response.count("\\boxed") > self.max_boxed_threshold:
             return False
-        said, wanted = _number(final_answer(answer)), _number(final_answer(gold))
-        if said is not None and wanted is not None:
-            return abs(said - wanted) <= self.tolerance
+        number, gold_number = _number(final_answer(response)), _number(final_answer(gold))
+        if number is not None and gold_number is not None:
+            return abs(number - gold_number) <= self.tolerance
         if self._grader is None:
             self._grader = MathGrader()
-        return self._grader.grade(answer, final_answer(gold)).success
+        return self._grader.grade(response, final_answer(gold)).success
 
 
 def _number(text: str) -> float | None:
@@ -57,7 +57,7 @@ def _number(text: str) -> float | None:
 
 
 class FormatReasoningReward(RewardFunction):
-    """Thinks first, once, and then answers."""
+    """The response is one block of thinking, then text."""
 
     def __init__(
         self,
@@ -75,24 +75,23 @@ class FormatReasoningReward(RewardFunction):
         self.allow_multiple_thinking = allow_multiple_thinking
 
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
-        return [self.reward_value if self._fits(self.get_content(one)) else 0.0 for one in completions]
+        return [self.reward_value if self._fits(text) else 0.0 for text in map(self.get_content, completions)]
 
     def _fits(self, text: str) -> bool:
         thoughts = _THOUGHT.findall(text)
         return (
             (bool(thoughts and thoughts[0].strip()) or not self.require_thinking)
-            and (bool(_said(text)) or not self.require_response)
+            and (bool(_after_thinking(text)) or not self.require_response)
             and (len(thoughts) <= 1 or self.allow_multiple_thinking)
         )
 
 
-def _said(text: str) -> str:
-    """What comes after the thinking."""
+def _after_thinking(text: str) -> str:
     return text.rpartition("</think>")[2].strip()
 
 
 class AccuracyXReward(RewardFunction):
-    """The response says the solution, or contains it."""
+    """The response equals the solution, or contains it."""
 
     def __init__(
         self,
@@ -111,18 +110,21 @@ class AccuracyXReward(RewardFunction):
         if (solution := kwargs.get("solution")) is None:
             raise RewardError("the accuracy reward was given no solution.")
         pairs = zip(completions, per_completion(solution, len(completions)), strict=True)
-        return [self.reward_value if self._says(self.get_content(one), gold) else 0.0 for one, gold in pairs]
+        return [
+            self.reward_value if self._matches(self.get_content(completion), gold) else 0.0
+            for completion, gold in pairs
+        ]
 
-    def _says(self, text: str, gold: Any) -> bool:
-        wanted = gold if isinstance(gold, str) else self.get_content(gold) or str(gold)
-        said = _said(text)
+    def _matches(self, text: str, gold: Any) -> bool:
+        solution = gold if isinstance(gold, str) else self.get_content(gold) or str(gold)
+        response = _after_thinking(text)
         if not self.case_sensitive:
-            wanted, said = wanted.lower(), said.lower()
-        return said == wanted if self.exact_match else wanted in said
+            solution, response = solution.lower(), response.lower()
+        return response == solution if self.exact_match else solution in response
 
 
 class R1Reward(RewardFunction):
-    """Form and solution, each with its weight."""
+    """The weighted sum of form and accuracy."""
 
     def __init__(
         self, format_weight: float = 0.5, accuracy_weight: float = 1.0, weight: float = 1.0, **kwargs: Any
@@ -135,15 +137,15 @@ class R1Reward(RewardFunction):
 
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
         forms = self.format_reward_fn.compute(completions, **kwargs)
-        right = self.accuracy_reward_fn.compute(completions, **kwargs)
+        accuracies = self.accuracy_reward_fn.compute(completions, **kwargs)
         return [
-            form * self.format_weight + one * self.accuracy_weight
-            for form, one in zip(forms, right, strict=True)
+            form * self.format_weight + accuracy * self.accuracy_weight
+            for form, accuracy in zip(forms, accuracies, strict=True)
         ]
 
 
 class CascadingR1MathReward(RewardFunction):
-    """1 for the right value, and half as much again if it was thought about in due form; form alone is 0."""
+    """1 for the right value, 1.5 if the response also has the form of thinking and text; form alone is 0."""
 
     _FORM = re.compile(r"<think>[^<]*</think>[^<]*", re.DOTALL)
 
@@ -152,8 +154,8 @@ class CascadingR1MathReward(RewardFunction):
         self._accuracy = AccuracyReward()
 
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
-        right = self._accuracy.compute(completions, **kwargs)
+        accuracies = self._accuracy.compute(completions, **kwargs)
         return [
-            value * (1.5 if self._FORM.fullmatch(self.get_content(one)) else 1.0)
-            for value, one in zip(right, completions, strict=True)
+            accuracy * (1.5 if self._FORM.fullmatch(self.get_content(completion)) else 1.0)
+            for accuracy, completion in zip(accuracies, completions, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Sanskrit verse against its metre, by the `chandas` package."""
+"""The metre of Sanskrit verse, by the `chandas` package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IAST = re.compile("|".join(_SLP1))
 
 
 class ChandasMeterReward(RewardFunction):
-    """How well a verse fits the metre, 0 to 1, as the package's classifier says."""
+    """How well a verse fits the metre, from 0 to 1, by the package's classifier."""
 
     def __init__(self, meter: str = "tristubh", weight: float = 1.0, **kwargs: Any) -> None:
         super().__init__(weight=weight, **kwargs)
@@ -49,4 +49,4 @@ class ChandasMeterReward(RewardFunction):
 
 def to_slp1(text: str) -> str:
     """IAST as SLP1, in which every sound is one letter."""
-    return _IAST.sub(lambda found: _SLP1[found[0]], text)
+    return _IAST.sub(lambda match: _SLP1[match[0]], text)

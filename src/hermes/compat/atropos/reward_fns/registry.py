@@ -1,4 +1,4 @@
-"""Reward functions by name: those made here, those an environment registers, and files beside it."""
+"""Reward functions by name: built-in ones, those an environment registers, and modules on its path."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class RewardRegistry:
         self._registry: dict[str, Any] = {}
 
     def register(self, cls: Any = None, name: str | None = None) -> Any:
-        """A decorator, with or without a name; else the class's in lower case, without 'reward'."""
+        """A decorator. The default name is the class's in lower case, without 'reward'."""
 
-        def add(made: Any) -> Any:
-            if not inspect.isclass(made) or not issubclass(made, RewardFunction):
-                raise TypeError(f"{made} is not a RewardFunction")
-            self._registry[(name or made.__name__).lower().removesuffix("reward").rstrip("_")] = made
-            return made
+        def add(reward: Any) -> Any:
+            if not inspect.isclass(reward) or not issubclass(reward, RewardFunction):
+                raise TypeError(f"{reward} is not a RewardFunction")
+            self._registry[(name or reward.__name__).lower().removesuffix("reward").rstrip("_")] = reward
+            return reward
 
         return add if cls is None else add(cls)
 
@@ -45,20 +45,20 @@ class RewardRegistry:
         self._registry[name] = function
 
     def create(self, name_or_config: str | dict[str, Any], **kwargs: Any) -> RewardFunction:
-        """By name, or by `{"type": name, "params": {…}, …}`; keywords are what the config does not say."""
+        """By name, or by `{"type": name, "params": {…}, …}`; keywords are defaults for the config."""
         if isinstance(name_or_config, str):
-            wanted, options = name_or_config, kwargs
+            name, options = name_or_config, kwargs
         else:
             config = dict(name_or_config)
-            wanted, params = config.pop("type"), config.pop("params", {})
+            name, params = config.pop("type"), config.pop("params", {})
             options = {**kwargs, **config, **params}
-        made = self.get(wanted)
-        if not inspect.isclass(made):
-            return FunctionReward(made, **options)
-        return cast(RewardFunction, made(**options))
+        reward = self.get(name)
+        if not inspect.isclass(reward):
+            return FunctionReward(reward, **options)
+        return cast(RewardFunction, reward(**options))
 
     def get(self, name: str) -> Any:
-        """The class or function of a name, loaded if need be."""
+        """The class or function of a name, imported on first use."""
         key = name.removesuffix("_reward")
         if name not in self._registry and key not in self._registry:
             self._registry[key] = _load(key)
@@ -68,14 +68,14 @@ class RewardRegistry:
         return sorted({*self._registry, *_BUILT_IN})
 
     def load_required_functions(self, config: Any) -> set[str]:
-        """Loads every reward function that a config's datasets or its own lists name."""
+        """Imports every reward function that a config or its datasets name."""
         listed: list[Any] = []
-        for place in (config, *(getattr(config, "datasets", None) or ())):
+        for section in (config, *(getattr(config, "datasets", None) or ())):
             for field in ("reward_functions", "reward_funcs", "dataset_reward_funcs"):
-                listed += getattr(place, field, None) or ()
-            for kind in getattr(place, "types", None) or ():
+                listed += getattr(section, field, None) or ()
+            for kind in getattr(section, "types", None) or ():
                 listed += kind.get("reward_funcs", ())
-        names = {one if isinstance(one, str) else one["type"] for one in listed}
+        names = {entry if isinstance(entry, str) else entry["type"] for entry in listed}
         for name in names:
             self.get(name)
         return names
@@ -91,14 +91,14 @@ def _load(name: str) -> Any:
             return _from_module(importlib.import_module(path.stem), name)
     raise UsageError(
         f"there is no reward function '{name}'.",
-        f"Known: {', '.join(sorted(_BUILT_IN))}; or register it first.",
+        f"Built in: {', '.join(sorted(_BUILT_IN))}. Others must be registered first.",
     )
 
 
 def _from_module(module: Any, name: str) -> Any:
     for value in vars(module).values():
-        own = inspect.isclass(value) and value.__module__ == module.__name__
-        if own and issubclass(value, RewardFunction):
+        defined_here = inspect.isclass(value) and value.__module__ == module.__name__
+        if defined_here and issubclass(value, RewardFunction):
             return value
     for attribute in (name, f"{name}_reward"):
         if callable(function := getattr(module, attribute, None)):

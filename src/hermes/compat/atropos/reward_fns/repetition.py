@@ -1,4 +1,4 @@
-"""A penalty for saying the same thing again: 0 for none, down to -1."""
+"""A penalty for repetition: 0 for none, down to -1."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class RepetitionPenaltyReward(RewardFunction):
         sentences = [part.strip() for part in re.split(r"[.!?]", text) if part.strip()]
         if len(words) < self.min_words or len(sentences) < self.min_sentences:
             return self.short_text_penalty
-        again = repeats([sentence for sentence in sentences if len(sentence.split()) > 3])
-        if again:
-            return max(-1.0, self.paragraph_repetition_base_penalty - 0.4 * again / len(sentences))
+        repeated = repeats([sentence for sentence in sentences if len(sentence.split()) > 3])
+        if repeated:
+            return max(-1.0, self.paragraph_repetition_base_penalty - 0.4 * repeated / len(sentences))
         rates = self._rates(words, sentences)
         score = sum(self.component_weights[name] * rate for name, rate in rates.items())
         if score <= self.threshold:
@@ -65,8 +65,8 @@ class RepetitionPenaltyReward(RewardFunction):
         return -max(0.1, min(1.0, (score - self.threshold) / (1 - self.threshold)))
 
     def _rates(self, words: Sequence[str], sentences: Sequence[str]) -> dict[str, float]:
-        telling = [word for word in words if len(word) > 3 and word not in self.stopwords]
-        often = [word for word, count in Counter(telling).items() if count > 2]
+        content_words = [word for word in words if len(word) > 3 and word not in self.stopwords]
+        frequent = [word for word, count in Counter(content_words).items() if count > 2]
         phrases = sum(
             size / 3 * repeats([tuple(words[at : at + size]) for at in range(len(words) - size + 1)])
             for size in (3, 4, 5)
@@ -74,7 +74,7 @@ class RepetitionPenaltyReward(RewardFunction):
         stutters = sum(a == b and len(a) > 2 for a, b in pairwise(words))
         beginnings = [tuple(sentence.split()[:3]) for sentence in sentences if len(sentence.split()) >= 3]
         return {
-            "word_repetition": repeats([word for word in telling if word in often]) / len(words),
+            "word_repetition": repeats([word for word in content_words if word in frequent]) / len(words),
             "phrase_repetition": phrases / len(words),
             "consecutive_repetition": stutters / len(words),
             "beginning_repetition": repeats(beginnings) / len(sentences),
@@ -82,5 +82,5 @@ class RepetitionPenaltyReward(RewardFunction):
 
 
 def repeats(values: Sequence[Any]) -> int:
-    """How many of the values have come before."""
+    """Number of values that equal an earlier one."""
     return len(values) - len(set(values))

@@ -1,4 +1,4 @@
-"""How close a text is in meaning to a solution, by the embeddings of a small model."""
+"""Semantic similarity of a text and a solution, by the embeddings of a small model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hermes.errors import ConfigError
 
 
 class CosineScaledReward(RewardFunction):
-    """1 less the cosine distance times `scale_factor`, kept between the two bounds."""
+    """1 - cosine distance * `scale_factor`, clamped to the two bounds."""
 
     def __init__(
         self,
@@ -31,15 +31,17 @@ class CosineScaledReward(RewardFunction):
         if not (solution := kwargs.get("solution")):
             raise RewardError("the cosine_scaled reward was given no solution.")
         pairs = zip(completions, per_completion(solution, len(completions)), strict=True)
-        return [self._score(self.get_content(one), self.get_content(gold)) for one, gold in pairs]
+        return [
+            self._score(self.get_content(completion), self.get_content(gold)) for completion, gold in pairs
+        ]
 
     def _score(self, text: str, gold: str) -> float:
         import torch
 
         if not text.strip():
             return self.min_reward
-        likeness = torch.nn.functional.cosine_similarity(self._embed(text), self._embed(gold), dim=0)
-        return min(self.max_reward, max(self.min_reward, 1.0 - (1.0 - float(likeness)) * self.scale_factor))
+        similarity = torch.nn.functional.cosine_similarity(self._embed(text), self._embed(gold), dim=0)
+        return min(self.max_reward, max(self.min_reward, 1.0 - (1.0 - float(similarity)) * self.scale_factor))
 
     def _embed(self, text: str) -> Any:
         """The mean of the last layer over the tokens."""

@@ -1,4 +1,4 @@
-"""Rewards for the form of a text: tags, crossword answers, steps."""
+"""Rewards for the form of a text: tags, crossword answers, reasoning steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hermes.compat.atropos.reward_fns.function import RewardFunction
 
 
 class FormatReward(RewardFunction):
-    """1 if the text has the tags, each opened and closed: all of them, or any."""
+    """1 if the text has a closed pair of any of the tags, or, with `require_all_tags`, of all."""
 
     def __init__(
         self,
@@ -28,14 +28,14 @@ class FormatReward(RewardFunction):
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
         flags = re.DOTALL | (0 if self.case_sensitive else re.IGNORECASE)
         tags = [re.compile(f"<{re.escape(tag)}>.*?</{re.escape(tag)}>", flags) for tag in self.preferred_tags]
-        wanted = all if self.require_all_tags else any
+        combine = all if self.require_all_tags else any
         return [
-            float(wanted(tag.search(text) for tag in tags)) for text in map(self.get_content, completions)
+            float(combine(tag.search(text) for tag in tags)) for text in map(self.get_content, completions)
         ]
 
 
 class CrosswordFormatReward(RewardFunction):
-    """Answers like `1-Across: WORD`, in letters that a crossword has."""
+    """Answers like `1-Across: WORD`, in the valid letters only."""
 
     _ANSWER = re.compile(r"(?:Across|Down):\s+([^\s,]+)", re.IGNORECASE)
 
@@ -56,7 +56,7 @@ class CrosswordFormatReward(RewardFunction):
         self.valid_chars = valid_chars.upper()
 
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
-        return [self.reward_value if self._fits(self.get_content(one)) else 0.0 for one in completions]
+        return [self.reward_value if self._fits(text) else 0.0 for text in map(self.get_content, completions)]
 
     def _fits(self, text: str) -> bool:
         if not any(pattern.search(text) for pattern in self.format_patterns):
@@ -66,7 +66,7 @@ class CrosswordFormatReward(RewardFunction):
 
 
 class ReasoningStepsReward(RewardFunction):
-    """Signs of reasoning in steps, each up to its weight; 1 at most."""
+    """The sum of signs of step-by-step reasoning, each up to its weight; 1 at most."""
 
     _SIGNS: Mapping[str, str] = {
         "numbered_steps": r"\bstep\s+\d+\b",
@@ -105,6 +105,6 @@ class ReasoningStepsReward(RewardFunction):
     def _score(self, text: str) -> float:
         score = self.base_score if len(text.split()) > self.min_words else 0.0
         for sign, pattern in self._SIGNS.items():
-            found = len(re.findall(pattern, text, re.IGNORECASE | re.MULTILINE))
-            score += min(1.0, found / self.min_steps) * self.pattern_weights[sign]
+            count = len(re.findall(pattern, text, re.IGNORECASE | re.MULTILINE))
+            score += min(1.0, count / self.min_steps) * self.pattern_weights[sign]
         return min(1.0, score)

@@ -87,14 +87,14 @@ def token_advantages(answers: Sequence[Sequence[CreditSegment]]) -> list[list[fl
     """
     means = [
         sum(outcomes) / len(outcomes)
-        for position in zip_longest(*([segment.right for segment in answer] for answer in answers))
+        for position in zip_longest(*([segment.right for segment in segments] for segments in answers))
         if (outcomes := [right for right in position if right is not None])
     ]
     return [
         [
             round(segment.right / mean - 1, 6) if mean else 0.0
-            for segment, mean in zip(answer, means[: len(answer)], strict=True)
+            for segment, mean in zip(segments, means[: len(segments)], strict=True)
             for _ in range(segment.tokens)
         ]
-        for answer in answers
+        for segments in answers
     ]
