@@ -104,7 +104,7 @@ def test_alternatives_are_draws_at_the_requests_temperature_with_the_models_logp
 def test_logits_are_made_a_few_positions_at_a_time(
     monkeypatch: pytest.MonkeyPatch, table: torch.Tensor
 ) -> None:
-    monkeypatch.setattr(prompt_logprobs, "_LOGITS", 5 * 512)
+    monkeypatch.setattr(prompt_logprobs, "_MAX_LOGITS", 5 * 512)
     found = Bench().sample(ASKED, prompt_logprobs=True, max_tokens=1, num_samples=2).prompt_logprobs
     assert found is not None and np.abs(found[1:] - own(table)).max() < 1e-4
 
