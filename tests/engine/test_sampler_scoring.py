@@ -128,7 +128,7 @@ def test_a_prompt_of_one_token_has_nothing_to_score(bench: Bench) -> None:
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 0}, "1 to 89"),
         ({"topk_prompt_logprobs": 513}, "0 to 512"),
         ({"topk_sample_logprobs": -1}, "0 to 512"),
-        ({"prompt_alt_tokens_k": 100_000}, "Ask for fewer|more than"),
+        ({"prompt_alt_tokens_k": 100_000}, "more than"),
         ({"target_prompt_logprobs": np.zeros((90, 2), np.int64)}, r"\[89, K\]"),
         ({"target_prompt_logprobs": np.full((89, 2), 512)}, "vocabulary"),
         ({"target_prompt_logprobs": np.zeros((89, 2), np.float32)}, "token ids"),

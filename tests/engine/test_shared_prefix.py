@@ -1,4 +1,4 @@
-"""Sequences that begin alike: their beginning is read once a step, and what they draw stays the same."""
+"""Sequences with a shared prefix: it is read once per step, and they sample the same tokens."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_windows_are_honoured(family: str) -> None:
         assert all(tokens == 0 for _, tokens in runner.seen)
 
 
-def test_stems_are_whole_rows_of_one_policy_in_their_order() -> None:
+def test_shared_prefixes_partition_the_rows_of_one_policy_in_order() -> None:
     spec = Bench().backbone.spec
     a, b = prompt(100, 1), prompt(100, 2)
     prompts = [a, a[:80], np.concatenate([a[:70], b]), a, b, b, b, b, a, a]

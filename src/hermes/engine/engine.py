@@ -61,8 +61,7 @@ class Engine:
         self._compute.start()
 
     def close(self) -> None:
-        """Fails every unresolved future with EngineClosedError; a folder that is being written is
-        completed."""
+        """Fails unresolved futures with EngineClosedError; a folder that is being written is completed."""
         self._compute.close()
         self._disk.shutdown(wait=True)
 
@@ -97,8 +96,7 @@ class Engine:
         return self._call(adapter_id, "the optimizer step", step)
 
     def snapshot(self, adapter_id: str) -> Future[str]:
-        """A policy with the adapter's weights as they are after its earlier calls. Nothing is written to
-        disk."""
+        """A policy with the adapter's weights after its earlier calls. Nothing is written to disk."""
 
         def freeze(handle: AdapterHandle) -> Task[str]:
             yield from ()

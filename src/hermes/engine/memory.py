@@ -23,8 +23,7 @@ cuDNN; of C++."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch has an exception type only for its GPU allocator; other libraries are recognised by their
-    message."""
+    """Only torch's GPU allocator has an exception type; other libraries are recognised by the message."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
@@ -40,8 +39,7 @@ def capacity_error(error: BaseException, subject: str) -> EngineCapacityError:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be allocated on the device now; half of all memory where the system does not report
-    it."""
+    """Free memory of the device; half of all memory where the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return _available_bytes() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -90,19 +90,18 @@ def reported_error(error: BaseException, subject: str) -> BaseException:
 
 
 class AdapterQueues:
-    """Calls by adapter. `wake` is called, in any thread, when a queue that waited for a future can
-    continue."""
+    """Calls by adapter. `wake` is called, in any thread, when a future that a queue waits for is done."""
 
     def __init__(self, wake: Callable[[Callable[[], None]], object]) -> None:
         self._queues: dict[str, deque[ScheduledCall[Any]]] = {}
-        self._waiting: set[str] = set()
+        self._blocked: set[str] = set()
         """Queues whose first call waits for a future."""
         self._share: FairShare[str] = FairShare()
         self._wake = wake
 
     @property
     def runnable(self) -> list[str]:
-        return [key for key, calls in self._queues.items() if calls and key not in self._waiting]
+        return [key for key, calls in self._queues.items() if calls and key not in self._blocked]
 
     @property
     def waiting(self) -> int:
@@ -116,7 +115,7 @@ class AdapterQueues:
 
     def drop(self, key: str, error: BaseException) -> None:
         """Ends every call of a queue."""
-        self._waiting.discard(key)
+        self._blocked.discard(key)
         for call in self._queues.pop(key, ()):
             call.end(error)
 
@@ -136,5 +135,5 @@ class AdapterQueues:
             if not calls:
                 del self._queues[key]
         elif waits_for is not None:
-            self._waiting.add(key)
-            waits_for.add_done_callback(lambda _: self._wake(lambda: self._waiting.discard(key)))
+            self._blocked.add(key)
+            waits_for.add_done_callback(lambda _: self._wake(lambda: self._blocked.discard(key)))

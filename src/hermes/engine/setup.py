@@ -1,5 +1,4 @@
-"""Builds the engine's parts from its options: device, dtype, base model, tokenizer, memory for keys and
-values.
+"""Builds the engine's parts from its options: device, dtype, base model, tokenizer, memory.
 
 The defaults behind `auto` were measured: with AMX or AVX-512 instructions for bf16 a CPU samples and trains
 two to three times as fast in bf16 as in fp32; without them a matrix product of 8 rows takes a hundred times

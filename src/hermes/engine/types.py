@@ -36,8 +36,7 @@ class NotFiniteError(EngineUserError):
 
 
 class EngineCapacityError(HermesError):
-    """The request was rejected, or failed, because it does not fit into memory. Other requests are not
-    affected."""
+    """The request does not fit into memory. Other requests are not affected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,8 +88,7 @@ class KvPool:
         self.keys, self.values = _zeros(shape, device, dtype), _zeros(shape, device, dtype)
 
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        """Copies the first `tokens` of the slot that starts at `source` to the slots that start at
-        `targets`."""
+        """Copies the first `tokens` of the slot at `source` to the slots at `targets`."""
         for pool in (self.keys, self.values):
             prefix = pool[:, source : source + tokens]
             for target in targets:

@@ -111,8 +111,10 @@ def _slot_view(part: Tensor, start: int, count: int, size: int) -> Tensor:
 def decode_attend(
     spec: ModelSpec, pool: KvPool, kv_indices: Tensor, runs: Sequence[SlotRun], lengths: Ints
 ) -> Attend:
-    """Attention of one token per row: row r's key and value are stored at kv_indices[r], and it attends to
-    lengths[r] + 1 tokens."""
+    """Attention of one token per row.
+
+    The key and value of row r are stored at kv_indices[r], and it attends to lengths[r] + 1 tokens.
+    """
     suffix_lengths = [lengths[run.first : run.last] - run.prefix.tokens for run in runs]
     masks = {
         window: [_decode_mask(suffixes, window, pool) for suffixes in suffix_lengths]

@@ -26,8 +26,7 @@ from hermes.engine.types import Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedKeyCopies:
-    """How the keys of shared nodes are repeated: each node has a contiguous copy of all keys it attends
-    to."""
+    """How the keys of shared nodes are repeated: each node has a copy of all keys it attends to."""
 
     source: Tensor
     """[repeated rows]: the pack's row that each one is a copy of."""

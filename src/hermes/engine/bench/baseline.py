@@ -1,5 +1,4 @@
-"""The baseline of the benchmark: transformers' `generate`, a padded training step with PEFT, and both
-together."""
+"""The benchmark's baseline: transformers' `generate`, a padded training step with PEFT, and both."""
 
 from __future__ import annotations
 
@@ -69,9 +68,9 @@ def _grpo_step(model: Any, step: TrainStep, load: Workload, device: torch.device
     """The same work as `run.grpo_step`."""
     vocab, rng = model.config.vocab_size, np.random.default_rng(0)
     prompts = torch.randint(3, vocab, (load.groups, load.shared), device=device)
-    first = continue_prompts(model.eval(), prompts.repeat_interleave(load.group, 0), load.turn)
+    first = continue_prompts(model.eval(), prompts.repeat_interleave(load.group, 0), load.turn_tokens)
     tool_results = torch.randint(3, vocab, (load.rollouts, load.answer), device=device)
-    second = continue_prompts(model, torch.cat([first, tool_results], dim=1), load.turn)
+    second = continue_prompts(model, torch.cat([first, tool_results], dim=1), load.turn_tokens)
     step([rollout_datum(tokens, load.shared, rng) for tokens in second.cpu().numpy()])
 
 

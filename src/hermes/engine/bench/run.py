@@ -1,5 +1,4 @@
-"""Measures how fast the engine generates and trains, compared with transformers' `generate` and a padded PEFT
-step.
+"""Measures the speed of generation and training against transformers' `generate` and a padded PEFT step.
 
     hermes engine bench [--json]      or, with nothing but torch, transformers and safetensors installed,
     python -m hermes.engine.bench.run MODEL_FOLDER [--json]
@@ -65,7 +64,7 @@ def train(engine: Engine, adapter: str, data: Sequence[Datum]) -> None:
 def grpo_step(engine: Engine, adapter: str, rng: np.random.Generator, load: Workload) -> None:
     """Samples two turns of `groups` × `group` rollouts and trains on them with one optimizer step."""
     policy = engine.snapshot(adapter).result()
-    params = SamplingParams(max_tokens=load.turn, stop=())
+    params = SamplingParams(max_tokens=load.turn_tokens, stop=())
     prompts = rng.integers(3, engine.spec.vocab, (load.groups, load.shared))
     first = [engine.sample(policy, SampleRequest(prompt, params, load.group)) for prompt in prompts]
     contexts: list[Ints] = []

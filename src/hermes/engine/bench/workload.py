@@ -33,7 +33,7 @@ class Workload:
     """Micro-batch size of the padded baseline."""
 
     @property
-    def turn(self) -> int:
+    def turn_tokens(self) -> int:
         """Sampled tokens of one of the two turns."""
         return self.completion // 2
 

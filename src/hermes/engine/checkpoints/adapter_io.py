@@ -33,8 +33,7 @@ def save_adapter(
     spec: ModelSpec,
     optimizer: Mapping[str, Tensor] | None = None,
 ) -> int:
-    """Writes the folder; returns its size in bytes. HostError: it could not be written, nothing has
-    changed."""
+    """Writes the folder; returns its size in bytes. HostError: writing failed, nothing has changed."""
     from safetensors.torch import save_file
 
     from hermes.engine.lora.peft import save_peft

@@ -14,8 +14,7 @@ from hermes.errors import HostError
 
 
 def lock_root(root: Path) -> IO[str]:
-    """Locks the root until the file is closed or the process ends. HostError: another process has the
-    lock."""
+    """Locks the root until the file is closed or the process ends. HostError: it is locked already."""
     lock = (root / ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

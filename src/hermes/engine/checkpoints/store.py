@@ -158,8 +158,7 @@ class CheckpointStore:
         return self.root / path.run_id / path.kind / path.name
 
     def draft(self, path: CheckpointPath, *, overwrite: bool = False) -> Path:
-        """The path of a temporary folder for the files, to be created by the caller. Then `commit` or
-        `discard`."""
+        """The path of a temporary folder, which the caller creates, and passes to `commit` or `discard`."""
         check_name(path.name)
         self._check_free(path, overwrite)
         draft = self._temporary_folder(path)

@@ -90,8 +90,7 @@ class PackedBackbone(LlamaBackbone):
     def _heads(
         self, index: int, x: Tensor, rope: tuple[Tensor, Tensor], lora: LoraView | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [T, heads, D]; queries and keys are rotated in one operation if
-        possible."""
+        """Queries, keys and values [T, heads, D]; the first two are rotated together if possible."""
         weights, spec = self.layers[index], self.spec
         out = packed_linear(x, self.matrices(index, len(x)).qkv, weights.qkv_bias)
         if lora is None and weights.q_norm is None:
@@ -109,8 +108,7 @@ class PackedBackbone(LlamaBackbone):
 
 
 def prepack(backbone: Backbone) -> Backbone:
-    """The backbone with prepacked weights, if the CPU has a layout and the second copy fits; else
-    unchanged."""
+    """The backbone with prepacked weights, if the CPU has a layout and they fit; else unchanged."""
     if not (
         isinstance(backbone, LlamaBackbone)
         and not isinstance(backbone, PackedBackbone)

@@ -117,8 +117,7 @@ class MergedCopies:
 
     @torch.inference_mode()
     def merge(self, policy: Policy, running: Sequence[Policy]) -> MergedCopy | None:
-        """The policy's copy, created or taken from a policy that is not `running`; None: no memory for
-        one."""
+        """The policy's copy, new or reused from a policy that is not `running`; None: no memory for one."""
         copy = self.get(policy) or self._merge_new(policy, running)
         if copy in self._copies:
             self._copies.remove(copy)

@@ -1,5 +1,4 @@
-"""The running sequences as the rows of one table, so that a decode step is a few array operations on all of
-them.
+"""The running sequences as the rows of one table: a decode step is a few array operations on all of them.
 
 A row is one sample of one job with its slot. It is added once its prompt is computed, and removed when the
 sequence ends. Per step, the host handles single sequences only where it must: for stop texts that may have

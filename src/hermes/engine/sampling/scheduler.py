@@ -141,8 +141,7 @@ class SamplingScheduler:
                 self._prefill.prompts.append(prompt)
 
     def _start_cached(self, prompt: PrefillPrompt) -> None:
-        """Starts samples whose prompt is cached but for its last token, which the next decode step
-        computes."""
+        """Starts samples with a cached prompt, whose last token the next decode step computes."""
         self._stale = True
         self._last_token_pending.append(prompt.entry)
         self._add_rows(prompt)
@@ -232,8 +231,7 @@ class SamplingScheduler:
             self._accept(*self._in_flight.popleft())
 
     def _accept(self, snapshot: RowSnapshot, future: SampleFuture) -> None:
-        """Appends the sampled tokens to the sequences that still run, and finishes those that end with
-        them."""
+        """Appends the sampled tokens to the sequences that still run, and finishes those that end."""
         sampled = future.fetch()
         if not np.isfinite(sampled.logprobs).all():
             self._end_not_finite(snapshot, sampled)

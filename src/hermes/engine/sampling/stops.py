@@ -48,8 +48,7 @@ class Stops:
 
 
 class StopParser:
-    """Turns a request's `stop` into `Stops`. Recent stop texts are cached, since a run repeats the same
-    ones."""
+    """Turns a request's `stop` into `Stops`. Recent stop texts are cached, since runs repeat them."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None, eos_ids: tuple[int, ...], vocab: int
@@ -62,8 +61,10 @@ class StopParser:
         self._lock = threading.Lock()  # requests are parsed in their callers' threads
 
     def parse(self, stop: tuple[str, ...] | tuple[int, ...] | None) -> Stops:
-        """None stops at the end-of-sequence ids, () never, ids at these ids only. Texts stop at the texts, at
-        ids given with them, and at the end-of-sequence ids."""
+        """None: stop at the end-of-sequence ids. (): never stop. Ids: stop at these only.
+
+        Texts: stop at the texts, at ids in the same list, and at the end-of-sequence ids.
+        """
         if stop is None:
             return Stops(self._eos_ids)
         if len(stop) > _MAX_STOPS:

@@ -110,9 +110,9 @@ class _ForwardBackward:
     def _derivative(self, inputs: LossInputs, logprobs: Tensor) -> Derivative:
         kind, config = self.loss.kind, self.loss.config
         if kind.by_sequence:
-            complete = losses_and_derivative(kind, logprobs, inputs.inputs, config)[1][inputs.trained]
+            complete = losses_and_derivative(kind, logprobs, inputs.columns, config)[1][inputs.trained]
             return lambda _, rows: complete[rows]
-        trained = {name: values[inputs.trained] for name, values in inputs.inputs.items()}
+        trained = {name: values[inputs.trained] for name, values in inputs.columns.items()}
 
         def derivative(chunk: Tensor, rows: slice) -> Tensor:
             chunk_inputs = {name: values[rows] for name, values in trained.items()}
@@ -122,8 +122,8 @@ class _ForwardBackward:
 
     def _record(self, logprobs: Tensor, inputs: LossInputs) -> None:
         kind, config = self.loss.kind, self.loss.config
-        self.losses.append(kind.per_token(logprobs, inputs.inputs, config).double().sum())
-        for name, values in ratio_metrics(kind, logprobs, inputs.inputs, config).items():
+        self.losses.append(kind.per_token(logprobs, inputs.columns, config).double().sum())
+        for name, values in ratio_metrics(kind, logprobs, inputs.columns, config).items():
             self.token_metrics.setdefault(name, []).append(values[inputs.trained])
         self.logprobs.append((inputs, logprobs))
 

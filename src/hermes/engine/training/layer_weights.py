@@ -1,7 +1,7 @@
-"""An adapter's matrices as the manual training pass applies them: for each group of linears, its A matrices
-stacked, and its B matrices as one block-diagonal matrix.
+"""An adapter's matrices in the layout of the manual training pass.
 
-All layers have the same shape, so the layout is planned for one layer and used for all: filling it with the
+For each group of linears, the A matrices are stacked, and the B matrices are one block-diagonal matrix. All
+layers have the same shape, so the layout is planned for one layer and used for all: filling it with the
 parameters, and reading the gradients back, is one operation each, whatever the number of layers.
 """
 

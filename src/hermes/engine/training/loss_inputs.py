@@ -32,8 +32,8 @@ class LossInputs:
     """[E]: the row of the pack."""
     targets: Tensor
     """[E] or [E, K]"""
-    inputs: Mapping[str, Tensor]
-    """Shaped like `targets`; `sequence` [E] numbers the data."""
+    columns: Mapping[str, Tensor]
+    """The loss's own inputs by name, shaped like `targets`; `sequence` [E] numbers the data."""
     trained: Tensor
     """Indices of the entries that can have a gradient."""
     scored: Tensor
@@ -77,7 +77,7 @@ def _gather(
         data_lengths=tuple((batch.members[index], len(batch.rows[index])) for index in indices),
         rows=tensors[0],
         targets=tensors[1],
-        inputs=dict(zip(columns, tensors[6:], strict=True)),
+        columns=dict(zip(columns, tensors[6:], strict=True)),
         trained=tensors[2],
         scored=tensors[3],
         score_targets=tensors[4],

@@ -120,8 +120,7 @@ class ResolvedLoss:
 
 
 def resolve(loss: Loss) -> ResolvedLoss:
-    """The loss with its defaults filled in. EngineUserError: there is no such loss, or a setting is
-    invalid."""
+    """The loss with its defaults filled in. EngineUserError: unknown loss, or invalid setting."""
     if loss.name == "stable_reinforce":
         raise EngineUserError(
             "stable_reinforce is not supported: its formula is not public.",

@@ -47,8 +47,10 @@ class TrainingPass(Protocol):
 def run_pass(
     backbone: Backbone, adapter: Adapter, batch: Pack, *, train: bool, checkpoint: bool = False
 ) -> TrainingPass:
-    """Runs the forward pass. With `train`, `backward` may be called once; with `checkpoint`, it recomputes
-    the layers instead of using saved activations."""
+    """Runs the forward pass. With `train`, `backward` may be called once.
+
+    With `checkpoint`, `backward` recomputes the layers instead of using saved activations.
+    """
     device = backbone.device
     tokens, positions = to_device((batch.tokens, batch.positions), device)
     if isinstance(backbone, LlamaBackbone) and device.type in MANUAL_BACKWARD_DEVICES:
