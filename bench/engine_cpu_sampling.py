@@ -78,9 +78,9 @@ class Theirs:
     def run(self, prompts: Prompts, new: int, samples: int = 1) -> None:
         import torch
 
-        from hermes.engine.bench.baseline import continued
+        from hermes.engine.bench.baseline import continue_prompts
 
-        continued(self._model, torch.from_numpy(np.repeat(prompts, samples, axis=0)), new)
+        continue_prompts(self._model, torch.from_numpy(np.repeat(prompts, samples, axis=0)), new)
 
     def adapt(self) -> None:
         import peft

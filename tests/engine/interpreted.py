@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from hermes.engine.attention.kv_cache import KvPool
-from hermes.engine.attention.kv_decode import SharedPrefix, rows_attend, runs_of
+from hermes.engine.attention.kv_decode import SharedPrefix, decode_attend, slot_runs
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
-from hermes.engine.sampling.logits import Draws, choose
+from hermes.engine.sampling.logits import SamplingTensors, sample_tokens
+from hermes.engine.sampling.merged_weights import DeviceRows
 from tests.engine.tiny import tiny_model
 
 LENGTHS = np.array([3, 40, 17, 0, 62])
@@ -23,7 +24,7 @@ def hidden() -> None:
     With windows, biases, scaled rotary, head norms, and heads that are no power of two wide.
     """
     from hermes.engine.kernels import decode
-    from hermes.engine.sampling.cuda_fused import fused_hidden, gather_rows
+    from hermes.engine.sampling.cuda_fused import decode_attention, fused_hidden
 
     for family in ("llama", "llama3-rope", "mistral-window", "qwen2", "qwen3"):
         backbone = wrap_model(tiny_model(family), family)
@@ -33,22 +34,22 @@ def hidden() -> None:
             getattr(pools[0], part).normal_(generator=torch.Generator().manual_seed(0))
             getattr(pools[1], part).copy_(getattr(pools[0], part))
         first = np.arange(5) * 64
-        cells, lengths = torch.from_numpy(first), torch.from_numpy(LENGTHS)
+        slot_starts, lengths = torch.from_numpy(first), torch.from_numpy(LENGTHS)
         tokens = torch.arange(5) * 7 + 3
         alone = [SharedPrefix(0, 5, 0, 0)]
-        runs = runs_of(first, np.full(5, 64), alone, pools[0])
-        attend = rows_attend(backbone.spec, pools[0], cells + lengths, runs, LENGTHS)
+        runs = slot_runs(first, np.full(5, 64), alone, pools[0])
+        attend = decode_attend(backbone.spec, pools[0], slot_starts + lengths, runs, LENGTHS)
         want = backbone.hidden(tokens, lengths, attend, None)
         for decode._PROGRAMS in (264, 4):
-            gather = gather_rows(backbone.spec, pools[1], cells, lengths)
-            found = fused_hidden(backbone, pools[1], tokens, cells, lengths, gather)
+            attention = decode_attention(backbone.spec, pools[1], slot_starts, lengths)
+            found = fused_hidden(backbone, pools[1], tokens, slot_starts, lengths, attention)
             torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pools[1].keys, pools[0].keys, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pools[1].values, pools[0].values, rtol=1e-4, atol=1e-4)
 
 
 def draw() -> None:
-    from hermes.engine.kernels.sample import draw_rows
+    from hermes.engine.kernels.sample import sample_rows
 
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 5000, generator=generator) * 3
@@ -56,26 +57,37 @@ def draw() -> None:
     seeds = torch.randint(-(2**62), 2**62, (7,), generator=generator)
     counts = torch.arange(7)
     real = torch.tensor([1, 1, 1, 1, 1, 1, 0])
-    state = torch.stack([counts * 0, counts * 0, counts * 0 + 5, seeds, counts, real])
-    tokens, logprobs = torch.zeros(7, dtype=torch.int64), torch.zeros(7)
-    draw_rows(logits, temperature, state, tokens, logprobs)
-    draws = Draws(seeds, counts, temperature, counts, temperature, greedy=True, filtered=False)
-    want_tokens, want_logprobs = choose(logits.clone(), draws)
-    assert tokens.tolist() == want_tokens.tolist() == state[0].tolist()
-    torch.testing.assert_close(logprobs, want_logprobs, rtol=1e-4, atol=1e-5)
-    assert state[2].tolist() == [6, 6, 6, 6, 6, 6, 5]
-    assert state[4].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    rows = DeviceRows.empty(7, torch.device("cpu"))
+    rows.temperature.copy_(temperature)
+    rows.packed.copy_(torch.stack([counts * 0, counts * 0, counts * 0 + 5, seeds, counts, real]))
+    sample_rows(
+        logits,
+        temperature=rows.temperature,
+        seeds=rows.seeds,
+        counts=rows.counts,
+        lengths=rows.lengths,
+        length_steps=rows.length_steps,
+        tokens=rows.tokens,
+        sampled_tokens=rows.sampled_tokens,
+        sampled_logprobs=rows.sampled_logprobs,
+    )
+    sampling = SamplingTensors(seeds, counts, temperature, counts, temperature, greedy=True, filtered=False)
+    want_tokens, want_logprobs = sample_tokens(logits.clone(), sampling)
+    assert rows.sampled_tokens.tolist() == want_tokens.tolist() == rows.tokens.tolist()
+    torch.testing.assert_close(rows.sampled_logprobs, want_logprobs, rtol=1e-4, atol=1e-5)
+    assert rows.lengths.tolist() == [6, 6, 6, 6, 6, 6, 5]
+    assert rows.counts.tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
 def copy() -> None:
-    from hermes.engine.kernels.decode import copy_cells
+    from hermes.engine.kernels.decode import copy_slots
 
     keys, values = torch.randn(2, 3, 100, 2, 16, generator=torch.Generator().manual_seed(0))
     want = [part.clone() for part in (keys, values)]
     for part in want:
         for target in (40, 70):
             part[:, target : target + 7] = part[:, 10:17]
-    copy_cells(keys, values, 10, torch.tensor([40, 70]), 7)
+    copy_slots(keys, values, 10, torch.tensor([40, 70]), 7)
     assert torch.equal(keys, want[0]) and torch.equal(values, want[1])
 
 

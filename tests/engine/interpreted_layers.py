@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from hermes.engine.attention.packing import pack, pack_plainly
+from hermes.engine.attention.packing import pack, pack_unshared
 from hermes.engine.training import layer_plain
 from tests.engine.layer_parts import states_and_gradient, texts
 
@@ -17,7 +17,7 @@ def stack() -> None:
 
     few = [text[:30] for text in texts()[:4]]
     (shared,) = pack(few, 10**5)
-    for family, batch in (("llama", shared), ("qwen3", shared), ("qwen2", pack_plainly(few[:2]))):
+    for family, batch in (("llama", shared), ("qwen3", shared), ("qwen2", pack_unshared(few[:2]))):
         wanted = states_and_gradient(family, batch, layer_plain, repeated=True)
         found = states_and_gradient(family, batch, layer, repeated=True)
         for one, other in zip(found, wanted, strict=True):
@@ -39,21 +39,21 @@ def half() -> None:
         one, other = (part.norm_backward(grad, x, weight, 1e-5, residual) for part in (fused, layer_plain))
         torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
     gate_up = torch.randn(5, 48, generator=generator).bfloat16()
-    one, other = (part.gate(gate_up, 8)[:, :24] for part in (fused, layer_plain))
+    one, other = (part.silu_and_mul(gate_up, 8)[:, :24] for part in (fused, layer_plain))
     torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
-    one, other = (part.gate_backward(gate_up.clone(), grad) for part in (fused, layer_plain))
+    one, other = (part.silu_and_mul_backward(gate_up.clone(), grad) for part in (fused, layer_plain))
     torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
 
 
 def head() -> None:
-    from hermes.engine.kernels.lm_head import normalise
+    from hermes.engine.kernels.lm_head import softmax_stats
 
     logits = 5 * torch.randn(3, 9000, generator=torch.Generator().manual_seed(0))
     for given in (logits, logits.bfloat16()):
         wide = given.float()
         for write in (False, True):
             found = given.clone()
-            top, total = normalise(found, write=write)
+            top, total = softmax_stats(found, write=write)
             torch.testing.assert_close(top, wide.amax(-1, keepdim=True))
             torch.testing.assert_close(top + total.log(), wide.logsumexp(-1, keepdim=True))
             wanted = (wide - top).exp().to(given.dtype) if write else given

@@ -1,4 +1,4 @@
-"""What the tests of the written-out training pass share."""
+"""Helpers of the tests of the manual training pass."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from hermes.engine.attention.packed import DenseAttention, PackedAttention
-from hermes.engine.attention.packed_varlen import VarlenAttention, tree_of
+from hermes.engine.attention.packed_varlen import VarlenAttention, node_tree
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.training import layer_plain
-from hermes.engine.training.manual_backward import Stack
+from hermes.engine.training.manual_backward import LayerStack
 from hermes.engine.types import Ints, LoraConfig
 
 from .naive import shake
@@ -49,14 +49,14 @@ class PlainVarlen:
     """The variable-length kernel's part in plain torch: each node's queries over the keys it sees."""
 
     def __init__(self, batch: Pack) -> None:
-        tree = tree_of(batch)
+        tree = node_tree(batch)
         self.copies = VarlenAttention(batch, [None], CPU).copies
-        self._own, self._seen = tree.own.tolist(), tree.seen.tolist()
+        self._query_lengths, self._key_lengths = tree.query_lengths.tolist(), tree.key_lengths.tolist()
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         pieces = []
-        keys, values = (torch.split(one, self._seen) for one in (k, v))
-        for query, key, value in zip(torch.split(q, self._own), keys, values, strict=True):
+        keys, values = (torch.split(one, self._key_lengths) for one in (k, v))
+        for query, key, value in zip(torch.split(q, self._query_lengths), keys, values, strict=True):
             mask = torch.ones(len(query), len(key), dtype=torch.bool).tril(len(key) - len(query))
             a, b, c = (one.transpose(0, 1) for one in (query, key, value))
             piece = functional.scaled_dot_product_attention(a, b, c, attn_mask=mask, enable_gqa=True)
@@ -80,7 +80,7 @@ class PlainVarlen:
 def states_and_gradient(
     family: str,
     batch: Pack,
-    points: ModuleType,
+    ops: ModuleType,
     *,
     repeated: bool,
     given: tuple[LlamaBackbone, Adapter] | None = None,
@@ -90,7 +90,7 @@ def states_and_gradient(
     attention: PackedAttention = (
         PlainVarlen(batch) if repeated else DenseAttention(batch, [None] * backbone.spec.layers, CPU)
     )
-    stack = Stack(backbone, adapter, attention, points)
+    stack = LayerStack(backbone, adapter, attention, ops)
     tokens, positions = torch.as_tensor(batch.tokens), torch.as_tensor(batch.positions)
     states = stack.forward(tokens, positions, keep=True)
     pull = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.dtype)

@@ -19,14 +19,14 @@ def peft_twin(model: Any, adapter: Adapter) -> Any:
     """The model under PEFT, with the adapter's weights."""
     import peft
 
-    paths = [adapter.spec.linears[slot.site].path for slot in adapter.slots if slot.which == "a"]
+    paths = [adapter.spec.linears[slot.site].path for slot in adapter.slices if slot.matrix == "a"]
     config = peft.LoraConfig(
         r=adapter.config.rank, lora_alpha=int(adapter.config.alpha), target_modules=paths, lora_dropout=0.0
     )
     twin = peft.get_peft_model(model, config).float()
-    for slot in adapter.slots:
+    for slot in adapter.slices:
         values = adapter.parameters.detach()[slot.start : slot.start + slot.size].view(slot.shape)
-        peft_matrix(twin, adapter, slot.site, slot.which).data.copy_(values)
+        peft_matrix(twin, adapter, slot.site, slot.matrix).data.copy_(values)
     return twin
 
 
@@ -59,8 +59,8 @@ def naive_step(twin: Any, data: Sequence[Datum], per_token: PerToken) -> tuple[f
 def flat_gradient(twin: Any, adapter: Adapter) -> Tensor:
     """PEFT's gradients in the order of the adapter's buffer."""
     parts = []
-    for slot in adapter.slots:
-        gradient = peft_matrix(twin, adapter, slot.site, slot.which).grad
+    for slot in adapter.slices:
+        gradient = peft_matrix(twin, adapter, slot.site, slot.matrix).grad
         parts.append(torch.zeros(slot.size) if gradient is None else gradient.flatten())
     return torch.cat(parts)
 

@@ -14,10 +14,10 @@ from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.policy import Policy
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.load import wrap_model
-from hermes.engine.sampling.request import SampleJob, SamplerLimits, read_request
+from hermes.engine.sampling.request import SampleJob, SamplerLimits, parse_request
 from hermes.engine.sampling.runner import TorchRunner
 from hermes.engine.sampling.scheduler import SamplingScheduler
-from hermes.engine.sampling.stops import StopBook
+from hermes.engine.sampling.stops import StopParser
 from hermes.engine.types import (
     Floats,
     Ints,
@@ -70,7 +70,7 @@ class Bench:
         self,
         family: str = "llama",
         *,
-        cells: int = 4096,
+        kv_tokens: int = 4096,
         max_batch: int = 32,
         prefill_tokens: int = 64,
         runner: type[TorchRunner] = TorchRunner,
@@ -78,18 +78,18 @@ class Bench:
         self.model = _model(family)
         self.backbone = _backbone(family)
         spec = self.backbone.spec
-        self.pool = KvPool(spec, cells, self.backbone.device, self.backbone.dtype)
+        self.pool = KvPool(spec, kv_tokens, self.backbone.device, self.backbone.dtype)
         self.runner = runner(self.backbone, self.pool)
-        self.sampler = SamplingScheduler(self.runner, cells, max_batch, prefill_tokens)
-        self.limits = SamplerLimits(spec.vocab, spec.max_length, cells)
-        self.stops = StopBook(tiny_tokenizer(), spec.eos_ids, spec.vocab)
+        self.sampler = SamplingScheduler(self.runner, kv_tokens, max_batch, prefill_tokens)
+        self.limits = SamplerLimits(spec.vocab, spec.max_length, kv_tokens)
+        self.stops = StopParser(tiny_tokenizer(), spec.eos_ids, spec.vocab)
 
     def ask(self, prompt: Ints, policy: Policy = BASE, **wishes: Any) -> SampleJob:
         """A submitted request; fields of both of its types by name. By default nothing stops it."""
         params = {name: wishes.pop(name) for name in list(wishes) if name in SamplingParams.__slots__}
         asked = SamplingParams(**{"max_tokens": 8, "stop": (), **params})
         request = SampleRequest(prompt, asked, **wishes)
-        job = read_request(request, policy, self.limits, self.stops)
+        job = parse_request(request, policy, self.limits, self.stops)
         self.sampler.submit(job)
         return job
 

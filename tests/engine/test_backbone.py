@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hermes.engine.attention.packed import packed_attend
-from hermes.engine.attention.packing import Pack, pack, pack_plainly
+from hermes.engine.attention.packing import Pack, pack, pack_unshared
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone
@@ -65,14 +65,14 @@ def expect_own_logits(model: torch.nn.Module, backbone: Backbone, texts: list[In
 def test_logits_of_packed_sequences_equal_transformers(family: str, kind: Kind) -> None:
     texts = sequences()
     backbone = wrap_model(tiny_model(family), family, kind=kind)
-    expect_own_logits(tiny_model(family), backbone, texts, pack_plainly(texts))
+    expect_own_logits(tiny_model(family), backbone, texts, pack_unshared(texts))
 
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_families_without_a_compact_form_run_through_transformers(family: str) -> None:
     texts = sequences()
     backbone = wrap_model(tiny_model(family), family)
-    expect_own_logits(tiny_model(family), backbone, texts, pack_plainly(texts))
+    expect_own_logits(tiny_model(family), backbone, texts, pack_unshared(texts))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma"])
@@ -101,7 +101,7 @@ def test_the_bundled_model_is_compact_and_gives_its_own_logits(bundled_home: Pat
 def test_a_checkpointed_pass_attends_again_in_its_backward_pass(kind: Kind) -> None:
     backbone = wrap_model(tiny_model(), "llama", kind=kind)
     adapter = Adapter(backbone.spec, LoraConfig(rank=2, seed=0), backbone.device)
-    batch = pack_plainly(sequences())
+    batch = pack_unshared(sequences())
     attend = packed_attend(batch, backbone.spec, backbone.device)
     for checkpoint, calls in ((False, 3), (True, 6)):
         layers: list[int] = []
@@ -122,7 +122,7 @@ def test_half_precision_weights_train_in_the_same_direction() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         backbone = wrap_model(tiny_model().to(dtype), "llama")
         adapter = Adapter(backbone.spec, LoraConfig(rank=2, seed=0), backbone.device)
-        batch = pack_plainly(sequences())
+        batch = pack_unshared(sequences())
         tokens, positions = torch.as_tensor(batch.tokens), torch.as_tensor(batch.positions)
         attend = packed_attend(batch, backbone.spec, backbone.device)
         hidden = backbone.hidden(tokens, positions, attend, adapter.weights(dtype))
@@ -147,7 +147,7 @@ def _refused(name: str) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("gemma2", "soft-capped"), ("granite", "changes logits"), ("mamba", "no attention model")],
+    [("gemma2", "soft-capped"), ("granite", "changes logits"), ("mamba", "not an attention model")],
 )
 def test_a_model_that_would_not_be_exact_is_refused_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(EngineUserError, match=reason):

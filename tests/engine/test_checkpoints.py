@@ -272,4 +272,4 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path, caplog: pytest.
     (broken / "run.json").write_text(json.dumps({"id": 5}))
     store = opened(tmp_path)
     assert [run.id for run in store.runs()] == [RUN.id]
-    assert "left alone" in caplog.text
+    assert "was ignored" in caplog.text

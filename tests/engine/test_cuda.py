@@ -1,4 +1,4 @@
-"""On a GPU: graphs, kernels and the written-out training pass give what the plain CPU path gives."""
+"""On a GPU: graphs, kernels and the manual training pass give the same results as the plain CPU path."""
 
 from __future__ import annotations
 

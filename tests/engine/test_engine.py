@@ -223,8 +223,8 @@ def test_what_is_dropped_is_freed(start: Callable[..., Engine]) -> None:
     adapter_id = engine.create_adapter(LoraConfig(rank=4)).result()
     policy_id = engine.snapshot(adapter_id).result()
     sampler_logprobs(engine, policy_id)
-    held = engine._book.adapter(adapter_id).adapter
-    frozen = engine._book.policy(policy_id).policy.weights
+    held = engine._registry.adapter(adapter_id).adapter
+    frozen = engine._registry.policy(policy_id).policy.weights
     assert frozen is not None
     gone = [weakref.ref(held.parameters), *(weakref.ref(group.a) for group in frozen.groups.values())]
     del held, frozen

@@ -14,31 +14,31 @@ from hermes.engine.types import Ints
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=80))
 def test_slots_never_overlap_and_everything_comes_back(steps: list[tuple[bool, int]]) -> None:
-    cells, taken = SlotAllocator(200), list[KvSlot]()
+    slots, taken = SlotAllocator(200), list[KvSlot]()
     for take, number in steps:
         if take:
-            slot = cells.take(number)
+            slot = slots.allocate(number)
             if slot is not None:
                 taken.append(slot)
         elif taken:
-            cells.give_back(taken.pop(number % len(taken)))
+            slots.free(taken.pop(number % len(taken)))
         covered = sorted((slot.start, slot.start + slot.size) for slot in taken)
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(covered))
         assert all(start >= 0 and end <= 200 for start, end in covered)
-        assert cells.used == sum(slot.size for slot in taken)
+        assert slots.used == sum(slot.size for slot in taken)
     for slot in taken:
-        cells.give_back(slot)
-    assert cells.take(200) == KvSlot(0, 200)
+        slots.free(slot)
+    assert slots.allocate(200) == KvSlot(0, 200)
 
 
 def test_slots_of_one_size_lie_side_by_side_and_holes_are_filled_first() -> None:
-    cells = SlotAllocator(1000)
-    slots = [cells.take(96) for _ in range(5)]
-    assert [slot.start for slot in slots if slot] == [0, 96, 192, 288, 384]
-    assert slots[1] is not None
-    cells.give_back(slots[1])
-    assert cells.take(96) == KvSlot(96, 96)
-    assert cells.take(1000) is None
+    slots = SlotAllocator(1000)
+    taken = [slots.allocate(96) for _ in range(5)]
+    assert [slot.start for slot in taken if slot] == [0, 96, 192, 288, 384]
+    assert taken[1] is not None
+    slots.free(taken[1])
+    assert slots.allocate(96) == KvSlot(96, 96)
+    assert slots.allocate(1000) is None
 
 
 @given(st.integers(1, 200_000))
@@ -84,11 +84,11 @@ def test_the_longest_unused_is_evicted_first_and_never_the_spared_one() -> None:
     entries = [entry(numbers(40, seed)) for seed in range(3)]
     for one in entries:
         index.add(one)
-        index.keep(one, one.tokens)
+        index.finish(one, one.tokens)
     index.touch(entries[0])
-    assert index.evict(spare=entries[1]) is entries[2]
-    assert index.evict(spare=entries[1]) is entries[0]
-    assert index.evict(spare=entries[1]) is None
+    assert index.evict(keep=entries[1]) is entries[2]
+    assert index.evict(keep=entries[1]) is entries[0]
+    assert index.evict(keep=entries[1]) is None
     assert index.find(None, entries[0].tokens, 40) is None
     assert index.find(None, entries[1].tokens, 40) is not None
 
@@ -97,7 +97,7 @@ def test_a_removed_entry_leaves_nothing_behind() -> None:
     index = PrefixIndex()
     one = entry(numbers(100))
     index.add(one)
-    index.keep(one, numbers(120, seed=3))
+    index.finish(one, numbers(120, seed=3))
     assert index.find(None, numbers(100), 100) is None, "it holds other tokens now"
     index.remove(one)
     assert not index._blocks and not len(index)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hermes.engine.attention.packed import packed_attend
-from hermes.engine.attention.packing import pack_plainly
+from hermes.engine.attention.packing import pack_unshared
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.weights import LoraSpans, LoraView, LoraWeights
 from hermes.engine.model.backbone import Backbone
@@ -25,7 +25,7 @@ TOKENS = np.random.default_rng(0).integers(0, 512, 23)
 
 @torch.no_grad()
 def logits(backbone: Backbone, lora: LoraView | None, *texts: Ints) -> torch.Tensor:
-    batch = pack_plainly(texts or [TOKENS])
+    batch = pack_unshared(texts or [TOKENS])
     hidden = backbone.hidden(
         torch.as_tensor(batch.tokens),
         torch.as_tensor(batch.positions),

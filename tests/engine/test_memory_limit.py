@@ -46,7 +46,7 @@ def test_a_machine_with_little_free_memory_gives_no_more_than_that(monkeypatch: 
 @pytest.mark.usefixtures("plenty")
 def test_a_limit_that_does_not_hold_the_model_is_refused_with_what_it_needs() -> None:
     with pytest.raises(
-        EngineCapacityError, match=r"1\.00 GiB do not hold this model.*take 2\.19 GiB"
+        EngineCapacityError, match=r"1\.00 GiB are not enough for this model.*need 2\.19 GiB"
     ) as refused:
         room(1)
     assert "--memory-gib" in refused.value.hint
@@ -58,6 +58,6 @@ def test_keys_values_and_micro_batches_follow_the_limit(tmp_path: Path) -> None:
         setup.build(EngineOptions(str(tmp_path), "cpu", "float32", memory_bytes=limit, max_batch=1 << 20))
         for limit in (800 << 20, 1 << 30)
     ]
-    cells = [parts.limits.cells for parts in sizes]
-    assert cells[0] < cells[1]
-    assert cells[1] * setup.cell_bytes(sizes[1].backbone.spec, torch.float32) < 1 << 30
+    kv_tokens = [parts.limits.kv_tokens for parts in sizes]
+    assert kv_tokens[0] < kv_tokens[1]
+    assert kv_tokens[1] * setup.kv_bytes_per_token(sizes[1].backbone.spec, torch.float32) < 1 << 30

@@ -7,7 +7,7 @@ import torch
 
 from hermes.engine.lora.policy import Policy
 from hermes.engine.model.llama import LlamaBackbone
-from hermes.engine.sampling.merged_weights import MOST_COPIES, Copy, MergedCopies
+from hermes.engine.sampling.merged_weights import MAX_COPIES, MergedCopies, MergedCopy
 from tests.engine.sampling_parts import BASE, Bench
 
 PLENTY = 1 << 40
@@ -31,7 +31,7 @@ def policies(bench: Bench, count: int) -> list[Policy]:
     return [bench.policy(f"p{number}", seed=number) for number in range(count)]
 
 
-def holds(copy: Copy | None, bench: Bench, policy: Policy) -> bool:
+def holds(copy: MergedCopy | None, bench: Bench, policy: Policy) -> bool:
     """Whether the copy's weights are the base's with the policy's adapter added, matrix by matrix."""
     assert copy is not None and policy.weights is not None
     merged = base_of(bench).merged(policy.weights)
@@ -44,9 +44,9 @@ def holds(copy: Copy | None, bench: Bench, policy: Policy) -> bool:
 
 def test_each_policy_has_a_copy_of_its_own_and_the_base_is_untouched(bench: Bench) -> None:
     before = [layer.qkv.clone() for layer in base_of(bench).layers]
-    made, some = copies(bench), policies(bench, MOST_COPIES)
+    made, some = copies(bench), policies(bench, MAX_COPIES)
     found = [made.merge(policy, some) for policy in some]
-    assert len({id(copy) for copy in found}) == MOST_COPIES
+    assert len({id(copy) for copy in found}) == MAX_COPIES
     assert all(holds(copy, bench, policy) for copy, policy in zip(found, some, strict=True))
     plain = made.merge(BASE, some)
     assert plain is not None and plain.backbone is bench.backbone
@@ -54,21 +54,21 @@ def test_each_policy_has_a_copy_of_its_own_and_the_base_is_untouched(bench: Benc
 
 
 def test_the_longest_unused_makes_room_but_never_what_is_running(bench: Bench) -> None:
-    made, some = copies(bench), policies(bench, MOST_COPIES + 2)
+    made, some = copies(bench), policies(bench, MAX_COPIES + 2)
     first, second, third, fourth, fifth = some
     kept = [made.merge(policy, ()) for policy in (first, second, third)]
     assert made.merge(first, ()) is kept[0], "it is there already, and now the one used last"
     assert made.merge(fourth, [second]) is kept[2]
-    assert made.of(third) is None and holds(made.of(fourth), bench, fourth)
+    assert made.get(third) is None and holds(made.get(fourth), bench, fourth)
     assert made.merge(fifth, [first, second, fourth]) is None
-    assert holds(made.of(second), bench, second)
+    assert holds(made.get(second), bench, second)
 
 
 def test_a_dropped_policy_leaves_its_copy_to_the_next(bench: Bench) -> None:
     made, (first, second) = copies(bench), policies(bench, 2)
     copy = made.merge(first, ())
     made.drop(first)
-    assert made.of(first) is None
+    assert made.get(first) is None
     assert made.merge(second, ()) is copy and holds(copy, bench, second)
 
 

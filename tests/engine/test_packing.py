@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.engine.attention.packed_varlen import VarlenAttention, plan_repeat, repeat_rows, tree_of
-from hermes.engine.attention.packing import MAX_DEPTH, MIN_SHARED, Pack, pack, pack_plainly
+from hermes.engine.attention.packed_varlen import VarlenAttention, node_tree, plan_repeat, repeat_rows
+from hermes.engine.attention.packing import MAX_DEPTH, MIN_SHARED, Pack, pack, pack_unshared
 from hermes.engine.types import Ints
 
 PARTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=4)
@@ -33,7 +33,7 @@ def visible(batch: Pack) -> list[set[int]]:
     for node in batch.nodes:
         for row in range(node.start, node.end):
             seen[row].update(range(node.start, row + 1))
-        for row in range(node.end, node.below):
+        for row in range(node.end, node.subtree_end):
             seen[row].update(range(node.start, node.end))
     return seen
 
@@ -66,7 +66,7 @@ def test_without_sharing_nothing_is_shared(
     parts: list[list[int]], chosen: list[tuple[int, list[int]]]
 ) -> None:
     sequences = build(parts, chosen)
-    batch = pack_plainly(sequences)
+    batch = pack_unshared(sequences)
     expect_faithful(batch, sequences)
     assert len(batch.tokens) == sum(map(len, sequences))
     (same,) = pack(sequences, 10_000, share=False)
@@ -112,17 +112,17 @@ def test_repeated_keys_are_those_a_node_may_see_and_their_gradients_add_up(
 ) -> None:
     sequences = build(parts, chosen)
     (batch,) = pack(sequences, 10_000)
-    tree = tree_of(batch)
+    tree = node_tree(batch)
     seen = visible(batch)
-    paths = np.split(tree.source, np.cumsum(tree.seen)[:-1])
+    paths = np.split(tree.key_rows, np.cumsum(tree.key_lengths)[:-1])
     for node, path in zip(batch.nodes, paths, strict=True):
         assert seen[node.end - 1] == set(path.tolist())
         assert np.array_equal(batch.positions[path], np.arange(len(path)))
     repeat = plan_repeat(batch, tree, torch.device("cpu"))
     x = torch.randn(len(batch.tokens), 2, dtype=torch.float64, requires_grad=True)
-    upstream = torch.randn(len(tree.source), 2, dtype=torch.float64)
+    upstream = torch.randn(len(tree.key_rows), 2, dtype=torch.float64)
     (gradient,) = torch.autograd.grad(repeat_rows(x, repeat), x, upstream)
-    expected = torch.zeros_like(x).index_add(0, torch.as_tensor(tree.source), upstream)
+    expected = torch.zeros_like(x).index_add(0, torch.as_tensor(tree.key_rows), upstream)
     torch.testing.assert_close(gradient, expected.detach(), atol=1e-5, rtol=1e-5)
 
 
@@ -132,13 +132,15 @@ def test_the_copies_of_a_row_are_found_from_its_node_and_position(
     parts: list[list[int]], chosen: list[tuple[int, list[int]]]
 ) -> None:
     (batch,) = pack(build(parts, chosen), 10_000)
-    tree = tree_of(batch)
+    tree = node_tree(batch)
     copies = VarlenAttention(batch, [None], torch.device("cpu")).copies
-    assert (copies is None) == (len(tree.source) == len(batch.tokens))
+    assert (copies is None) == (len(tree.key_rows) == len(batch.tokens))
     if copies is not None:
         found: list[list[int]] = [[] for _ in batch.tokens]
         for row, (node, position) in enumerate(
             zip(copies.node.tolist(), copies.position.tolist(), strict=True)
         ):
-            found[row] = [int(copies.begin[one]) + position for one in range(node, int(copies.last[node]))]
-        assert found == [np.flatnonzero(tree.source == row).tolist() for row in range(len(batch.tokens))]
+            found[row] = [
+                int(copies.key_offsets[one]) + position for one in range(node, int(copies.subtree_end[node]))
+            ]
+        assert found == [np.flatnonzero(tree.key_rows == row).tolist() for row in range(len(batch.tokens))]

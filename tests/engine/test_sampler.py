@@ -81,8 +81,8 @@ def test_a_policy_alone_with_much_to_do_is_merged_and_let_go_with_the_policy(ben
     policy = bench.policy("p", seed=5)
     bench.sample(prompt(40), policy, max_tokens=100, num_samples=64)
     assert merged_policies(bench.runner) == [policy]
-    bench.sampler.forget_policy(policy)
-    assert not merged_policies(bench.runner) and bench.sampler.cells_used == 0
+    bench.sampler.drop_policy(policy)
+    assert not merged_policies(bench.runner) and bench.sampler.kv_tokens_used == 0
 
 
 def test_a_group_computes_its_prompt_once(bench: Bench) -> None:
@@ -142,16 +142,16 @@ def test_a_prompt_whose_twin_is_being_computed_waits_for_it() -> None:
 
 
 def test_little_memory_makes_requests_wait_and_every_one_is_served() -> None:
-    bench = Bench(cells=256)
+    bench = Bench(kv_tokens=256)
     jobs = [bench.ask(prompt(40, n), max_tokens=20, seed=n, num_samples=3) for n in range(6)]
     for job, result in zip(jobs, bench.run(*jobs), strict=True):
         alone = Bench().sample(job.prompt, max_tokens=20, seed=job.seed, num_samples=3)
         assert all(same(a, b) for a, b in zip(alone.sequences, result.sequences, strict=True))
-    assert bench.sampler.cells_used <= 256
+    assert bench.sampler.kv_tokens_used <= 256
 
 
 def test_what_a_prompt_matches_gives_way_if_there_is_no_room_beside_it() -> None:
-    bench = Bench(cells=256)
+    bench = Bench(kv_tokens=256)
     bench.sample(prompt(100), max_tokens=20)
     longer = np.concatenate([prompt(100), prompt(50, 3)])
     result = bench.sample(longer, max_tokens=40, seed=2)
@@ -160,7 +160,7 @@ def test_what_a_prompt_matches_gives_way_if_there_is_no_room_beside_it() -> None
 
 
 def test_a_request_that_can_never_fit_is_refused_before_it_harms_others() -> None:
-    bench = Bench(cells=256)
+    bench = Bench(kv_tokens=256)
     job = bench.ask(prompt(40), max_tokens=20)
     for size in (257, 513):
         with pytest.raises(EngineUserError, match="context limit of 256") as refused:
@@ -171,14 +171,14 @@ def test_a_request_that_can_never_fit_is_refused_before_it_harms_others() -> Non
 
 @pytest.mark.parametrize("max_tokens", [None, 100])
 def test_a_sequence_ends_where_the_pool_does(max_tokens: int | None) -> None:
-    result = Bench(cells=250).sample(prompt(200), max_tokens=max_tokens, stop=(), seed=5)
+    result = Bench(kv_tokens=250).sample(prompt(200), max_tokens=max_tokens, stop=(), seed=5)
     assert (len(result.sequences[0].tokens), result.sequences[0].stop_reason) == (50, "length")
     roomy = Bench().sample(prompt(200), max_tokens=50, stop=(), seed=5)
     assert same(result.sequences[0], roomy.sequences[0])
 
 
 def test_the_context_limit_ends_a_sequence_as_length() -> None:
-    bench = Bench(cells=2048)
+    bench = Bench(kv_tokens=2048)
     result = bench.sample(prompt(500), max_tokens=None, stop=())
     assert len(result.sequences[0].tokens) == 12 and result.sequences[0].stop_reason == "length"
 
@@ -215,7 +215,7 @@ def test_a_cancelled_request_frees_its_memory_and_disturbs_nobody(bench: Bench) 
     assert same(
         bench.run(kept)[0].sequences[0], Bench().sample(prompt(40, 2), seed=1, max_tokens=10).sequences[0]
     )
-    assert bench.sampler.cells_used == 64, "what is left is the finished sequence, kept for reuse"
+    assert bench.sampler.kv_tokens_used == 64, "what is left is the finished sequence, kept for reuse"
 
 
 def test_every_token_is_told_as_it_comes_and_a_failing_listener_ends_its_own_request(bench: Bench) -> None:
@@ -246,18 +246,18 @@ class ShortRunner(TorchRunner):
         if what == self.missing:
             torch.empty(1 << 60)
 
-    def prefill(self, pieces: Any) -> Any:
-        if any(len(piece.tokens) > 30 for piece in pieces):
+    def prefill(self, chunks: Any) -> Any:
+        if any(len(chunk.tokens) > 30 for chunk in chunks):
             self._allocate("long prompts")
-        return super().prefill(pieces)
+        return super().prefill(chunks)
 
-    def draw(self, hidden: Any, choice: Any) -> Any:
+    def sample(self, hidden: Any, sampling: Any) -> Any:
         self._allocate("first tokens")
-        return super().draw(hidden, choice)
+        return super().sample(hidden, sampling)
 
     def step(self) -> Any:
         assert self._batch is not None
-        if len(self._batch.cells) > 2:
+        if len(self._batch.tokens) > 2:
             self._allocate("three rows")
         return super().step()
 
@@ -328,13 +328,13 @@ def test_a_runner_one_step_ahead_gives_the_same_sequences() -> None:
 
 
 def count_prefilled(bench: Bench) -> list[int]:
-    """Sizes of all pieces computed from now on, noted around the runner's own."""
+    """Sizes of all chunks computed from now on, noted around the runner's own."""
     sizes: list[int] = []
     prefill = bench.runner.prefill
 
-    def counting(pieces: Sequence[PrefillChunk]) -> list[Tensor]:
-        sizes.extend(len(piece.tokens) for piece in pieces)
-        return prefill(pieces)
+    def counting(chunks: Sequence[PrefillChunk]) -> list[Tensor]:
+        sizes.extend(len(chunk.tokens) for chunk in chunks)
+        return prefill(chunks)
 
     bench.runner.prefill = counting
     return sizes

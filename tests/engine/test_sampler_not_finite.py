@@ -11,7 +11,7 @@ import torch
 
 from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.lora.policy import Policy
-from hermes.engine.sampling.logits import Draws, choose
+from hermes.engine.sampling.logits import SamplingTensors, sample_tokens
 from hermes.engine.types import NotFiniteError
 from tests.engine.sampling_parts import Bench, prompt
 
@@ -36,7 +36,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("wish", ASKED.values(), ids=ASKED)
 def test_the_request_fails_in_words_and_its_neighbours_get_what_they_get_alone(wish: dict[str, Any]) -> None:
-    bench = Bench(cells=64 * 8)
+    bench = Bench(kv_tokens=64 * 8)
     wishes: list[dict[str, Any]] = [
         {"prompt": prompt(5 + 9 * n, n), "max_tokens": 4 + 5 * n, "seed": n} for n in range(5)
     ]
@@ -55,7 +55,7 @@ def test_the_request_fails_in_words_and_its_neighbours_get_what_they_get_alone(w
 
 
 def test_no_slot_that_is_free_or_kept_holds_anything_that_is_not_finite() -> None:
-    bench = Bench(cells=64 * 8)
+    bench = Bench(kv_tokens=64 * 8)
     bench.ask(prompt(200, 1), broken(bench, "one"), max_tokens=50)
     half_way = bench.ask(prompt(200, 2), broken(bench, "two"), max_tokens=50)
     bench.sampler.step()
@@ -64,7 +64,7 @@ def test_no_slot_that_is_free_or_kept_holds_anything_that_is_not_finite() -> Non
     while bench.sampler.busy:
         bench.sampler.step()
     assert bench.pool.keys.isfinite().all() and bench.pool.values.isfinite().all()
-    assert bench.sampler.cells_used == 0
+    assert bench.sampler.kv_tokens_used == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -83,7 +83,7 @@ def test_a_row_of_nan_spoils_no_other_row_of_the_draw() -> None:
     def rows(change: Callable[[torch.Tensor], object]) -> tuple[list[int], list[float]]:
         logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(1))
         change(logits[1])
-        draws = Draws(
+        sampling = SamplingTensors(
             seeds=torch.tensor([1, 2, 3]),
             counts=torch.zeros(3, dtype=torch.int64),
             temperature=torch.ones(3),
@@ -92,7 +92,7 @@ def test_a_row_of_nan_spoils_no_other_row_of_the_draw() -> None:
             greedy=False,
             filtered=False,
         )
-        tokens, logprobs = choose(logits, draws)
+        tokens, logprobs = sample_tokens(logits, sampling)
         return tokens.tolist(), logprobs.tolist()
 
     whole = rows(lambda row: None)

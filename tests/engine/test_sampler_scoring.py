@@ -104,7 +104,7 @@ def test_alternatives_are_draws_at_the_requests_temperature_with_the_models_logp
 def test_logits_are_made_a_few_positions_at_a_time(
     monkeypatch: pytest.MonkeyPatch, table: torch.Tensor
 ) -> None:
-    monkeypatch.setattr(prompt_logprobs, "_LOGITS", 5 * 512)
+    monkeypatch.setattr(prompt_logprobs, "_MAX_LOGITS", 5 * 512)
     found = Bench().sample(ASKED, prompt_logprobs=True, max_tokens=1, num_samples=2).prompt_logprobs
     assert found is not None and np.abs(found[1:] - own(table)).max() < 1e-4
 
@@ -128,7 +128,7 @@ def test_a_prompt_of_one_token_has_nothing_to_score(bench: Bench) -> None:
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 0}, "1 to 89"),
         ({"topk_prompt_logprobs": 513}, "0 to 512"),
         ({"topk_sample_logprobs": -1}, "0 to 512"),
-        ({"prompt_alt_tokens_k": 100_000}, "Ask for fewer|more than"),
+        ({"prompt_alt_tokens_k": 100_000}, "more than"),
         ({"target_prompt_logprobs": np.zeros((90, 2), np.int64)}, r"\[89, K\]"),
         ({"target_prompt_logprobs": np.full((89, 2), 512)}, "vocabulary"),
         ({"target_prompt_logprobs": np.zeros((89, 2), np.float32)}, "token ids"),

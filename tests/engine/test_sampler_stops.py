@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes.engine.sampling.stops import StopBook, token_bytes
+from hermes.engine.sampling.stops import StopParser, token_bytes
 from hermes.engine.types import EngineUserError, Ints
 from tests.engine.sampling_parts import Bench, prompt, tiny_tokenizer
 
@@ -82,10 +82,10 @@ def test_a_character_of_several_tokens_is_found_with_its_last_byte() -> None:
     tokenizer = tiny_tokenizer()
     table = token_bytes(tokenizer, 512)
     single = {piece: index for index, piece in enumerate(table) if len(piece) == 1}
-    stops = StopBook(tokenizer, (EOS,), 512).read(("語",))
+    stops = StopParser(tokenizer, (EOS,), 512).parse(("語",))
     ids = np.array([single[bytes((byte,))] for byte in "日本語".encode()])
     assert stops.may_complete is not None
-    assert [stops.completed(ids[: n + 1]) for n in range(len(ids))] == [False] * 8 + [True]
+    assert [stops.text_completed(ids[: n + 1]) for n in range(len(ids))] == [False] * 8 + [True]
     assert stops.may_complete[ids[-1]] and not stops.may_complete[single[b"x"]]
 
 
@@ -137,5 +137,5 @@ def test_tables_of_stop_texts_go_with_the_last_that_used_them() -> None:
 
 def test_stop_texts_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(EngineUserError, match="tokenizer"):
-        StopBook(None, (EOS,), 512).read(("x",))
-    assert StopBook(None, (EOS,), 512).read(None).ids == (EOS,)
+        StopParser(None, (EOS,), 512).parse(("x",))
+    assert StopParser(None, (EOS,), 512).parse(None).ids == (EOS,)

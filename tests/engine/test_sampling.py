@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from hermes.engine.sampling.logits import Draws, choose, derive_seed, uniform
+from hermes.engine.sampling.logits import SamplingTensors, derive_seed, sample_tokens, uniform
 
 VOCAB = 700
 
 
-def draws(
+def sampling(
     rows: int, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0, first_seed: int = 0
-) -> Draws:
-    return Draws(
+) -> SamplingTensors:
+    return SamplingTensors(
         seeds=torch.tensor([derive_seed(7, first_seed + row) for row in range(rows)]),
         counts=torch.zeros(rows, dtype=torch.int64),
         temperature=torch.full((rows,), temperature),
@@ -31,7 +31,7 @@ def logits() -> Tensor:
 
 def test_tokens_are_drawn_as_often_as_the_tempered_distribution_says(logits: Tensor) -> None:
     rows = 40_000
-    tokens, _ = choose(logits.repeat(rows, 1), draws(rows, temperature=0.7))
+    tokens, _ = sample_tokens(logits.repeat(rows, 1), sampling(rows, temperature=0.7))
     wanted = torch.softmax(logits / 0.7, -1)
     found = torch.bincount(tokens, minlength=VOCAB) / rows
     deviation = (found - wanted).abs() / (wanted * (1 - wanted) / rows).sqrt().clamp_min(1e-4)
@@ -39,7 +39,7 @@ def test_tokens_are_drawn_as_often_as_the_tempered_distribution_says(logits: Ten
 
 
 def test_the_logprob_is_the_tempered_one_of_the_token_drawn(logits: Tensor) -> None:
-    tokens, logprobs = choose(logits.repeat(500, 1), draws(500, temperature=1.7))
+    tokens, logprobs = sample_tokens(logits.repeat(500, 1), sampling(500, temperature=1.7))
     wanted = torch.log_softmax(logits / 1.7, -1)[tokens]
     assert torch.allclose(logprobs, wanted, atol=1e-5)
 
@@ -50,7 +50,7 @@ def test_the_logprob_is_the_tempered_one_of_the_token_drawn(logits: Tensor) -> N
 def test_a_cut_distribution_keeps_the_likeliest_and_is_renormalised(
     logits: Tensor, top_k: int, top_p: float
 ) -> None:
-    tokens, logprobs = choose(logits.repeat(3000, 1), draws(3000, top_k=top_k, top_p=top_p))
+    tokens, logprobs = sample_tokens(logits.repeat(3000, 1), sampling(3000, top_k=top_k, top_p=top_p))
     ranked, ids = torch.sort(logits, descending=True)
     ranked = ranked[: top_k if top_k > 0 else VOCAB]
     kept = int((torch.softmax(ranked, -1).cumsum(-1) < top_p).sum()) + 1
@@ -62,26 +62,28 @@ def test_a_cut_distribution_keeps_the_likeliest_and_is_renormalised(
 
 
 def test_rows_with_and_without_a_cut_share_a_batch(logits: Tensor) -> None:
-    some = draws(400)
+    some = sampling(400)
     top_k = torch.where(torch.arange(400) % 2 == 0, 3, -1)
-    mixed = Draws(some.seeds, some.counts, some.temperature, top_k, some.top_p, greedy=False, filtered=True)
-    tokens, _ = choose(logits.repeat(400, 1), mixed)
-    plain, _ = choose(logits.repeat(400, 1), some)
+    mixed = SamplingTensors(
+        some.seeds, some.counts, some.temperature, top_k, some.top_p, greedy=False, filtered=True
+    )
+    tokens, _ = sample_tokens(logits.repeat(400, 1), mixed)
+    plain, _ = sample_tokens(logits.repeat(400, 1), some)
     assert torch.equal(tokens[1::2], plain[1::2])
     assert len(set(tokens[::2].tolist())) <= 3 < len(set(tokens[1::2].tolist()))
 
 
 def test_temperature_zero_is_the_likeliest_token_with_its_plain_logprob(logits: Tensor) -> None:
-    tokens, logprobs = choose(logits.repeat(4, 1), draws(4, temperature=0.0))
+    tokens, logprobs = sample_tokens(logits.repeat(4, 1), sampling(4, temperature=0.0))
     assert tokens.tolist() == [int(logits.argmax())] * 4
     assert torch.allclose(logprobs, torch.log_softmax(logits, -1).max().expand(4), atol=1e-5)
 
 
 def test_a_row_draws_the_same_whatever_its_neighbours() -> None:
     table = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(2))
-    together, logprobs = choose(table.clone(), draws(64))
+    together, logprobs = sample_tokens(table.clone(), sampling(64))
     for row in (0, 17, 63):
-        alone, logprob = choose(table[row : row + 1].clone(), draws(1, first_seed=row))
+        alone, logprob = sample_tokens(table[row : row + 1].clone(), sampling(1, first_seed=row))
         assert int(alone) == int(together[row])
         assert float(logprob) == float(logprobs[row])
 
@@ -89,7 +91,7 @@ def test_a_row_draws_the_same_whatever_its_neighbours() -> None:
 def test_impossible_tokens_are_never_drawn() -> None:
     table = torch.full((5000, VOCAB), float("-inf"))
     table[:, [3, 699]] = 0.0
-    tokens, logprobs = choose(table, draws(5000))
+    tokens, logprobs = sample_tokens(table, sampling(5000))
     assert set(tokens.tolist()) == {3, 699}
     assert torch.allclose(logprobs, torch.full((5000,), -np.log(2).item()), atol=1e-6)
 

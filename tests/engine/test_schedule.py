@@ -39,7 +39,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.inbox: list[Callable[[], None]] = []
-        self.lines = AdapterQueues(self.inbox.append)
+        self.queues = AdapterQueues(self.inbox.append)
         self.log: list[str] = []
 
     def add(
@@ -52,12 +52,12 @@ class Driver:
             return name
 
         call = ScheduledCall("the test", steps)
-        self.lines.add(key, call)
+        self.queues.add(key, call)
         return call
 
     def run(self) -> None:
-        while self.lines.runnable:
-            self.lines.turn()
+        while self.queues.runnable:
+            self.queues.run_slice()
 
 
 def test_a_line_keeps_its_order_while_lines_take_turns() -> None:
@@ -94,8 +94,8 @@ def test_a_failure_is_its_own_calls_and_the_line_goes_on() -> None:
         return "never"
 
     failing, huge = ScheduledCall("a", wrong), ScheduledCall("the cake", too_big)
-    driver.lines.add("x", failing)
-    driver.lines.add("x", huge)
+    driver.queues.add("x", failing)
+    driver.queues.add("x", huge)
     good = driver.add("x", "g")
     driver.run()
     with pytest.raises(EngineUserError, match="no such thing"):
@@ -117,7 +117,7 @@ def test_what_a_failed_call_held_in_memory_is_let_go() -> None:
         raise RuntimeError("after allocating")
 
     call = ScheduledCall("a", failing)
-    driver.lines.add("x", call)
+    driver.queues.add("x", call)
     driver.run()
     assert call.future.exception(timeout=0) is not None
     assert seen[0]() is None
@@ -126,8 +126,8 @@ def test_what_a_failed_call_held_in_memory_is_let_go() -> None:
 def test_a_dropped_line_ends_all_its_calls_and_a_cancelled_call_is_skipped() -> None:
     driver = Driver()
     running, waiting = driver.add("x", "a", 5), driver.add("x", "b")
-    driver.lines.turn()
-    driver.lines.drop("x", EngineUserError("dropped"))
+    driver.queues.run_slice()
+    driver.queues.drop("x", EngineUserError("dropped"))
     for call in (running, waiting):
         with pytest.raises(EngineUserError, match="dropped"):
             call.future.result(timeout=0)

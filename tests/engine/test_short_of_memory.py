@@ -59,7 +59,7 @@ def test_a_policy_that_cannot_be_merged_for_want_of_memory_goes_without_and_is_m
     assert copy is not None
     with no_large_pieces_of_memory():
         assert copies.merge(second, ()) is None
-    assert copies.of(first) is copies.of(second) is None, "half of the weights are the other's"
+    assert copies.get(first) is copies.get(second) is None, "half of the weights are the other's"
     assert copies.merge(second, ()) is copy
     assert second.weights is not None
     merged = backbone.merged(second.weights)
@@ -71,7 +71,7 @@ class ShortRunner(TorchRunner):
     """Has no memory for the tables of more than two rows: it asks for more than there can be."""
 
     def load(self, batch: Any) -> None:
-        if len(batch.cells) > 2:
+        if len(batch.tokens) > 2:
             torch.empty(1 << 60)
         super().load(batch)
 

@@ -71,7 +71,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("cross_entropy", {"target_tokens": np.zeros((LENGTH, 0), np.int64)}, "target_tokens has shape"),
     ("cross_entropy", {"target_tokens": np.zeros((LENGTH, 2), np.int64)}, r"weights has shape \(6,\)"),
-    ("ppo", {"target_tokens": np.zeros((LENGTH, 2), np.int64)}, "ppo takes one target a position"),
+    ("ppo", {"target_tokens": np.zeros((LENGTH, 2), np.int64)}, "ppo takes one target per position"),
     ("cross_entropy", {"tokens": np.arange(LENGTH) + 510}, "tokens holds 512 at position 2"),
     ("cross_entropy", {"tokens": np.arange(LENGTH, dtype=np.float32)}, "tokens must be a list of integers"),
     ("cross_entropy", {"tokens": np.zeros((2, 3), np.int64)}, "tokens must be a list of integers"),

@@ -1,8 +1,7 @@
-"""The one thread that owns the model: training and sampling take turns on it by the time they have used.
+"""The compute thread, which owns the model: training and sampling share it by the time they have used.
 
-Everybody else posts small functions to it and gets futures back. Whatever goes wrong in a call or a request
-is that one's result; the thread itself ends only when it is closed, and then nothing is left without an
-answer.
+Other threads post functions to it and get futures back. An error in a call or a request fails only that one's
+future. The thread ends only when it is closed, and every future is resolved then.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Literal, TypeVar
 
 from hermes.engine.info import EngineClosedError
 from hermes.engine.sampling.scheduler import SamplingScheduler
-from hermes.engine.schedule import AdapterQueues, FairShare, ScheduledCall, describe
+from hermes.engine.schedule import AdapterQueues, FairShare, ScheduledCall, reported_error
 
 T = TypeVar("T")
 
@@ -25,11 +24,11 @@ Kind = Literal["sampling", "training"]
 
 class Compute:
     def __init__(self, sampler: SamplingScheduler, begin: Callable[[], None]) -> None:
-        """`begin` is called in the thread before anything else."""
+        """`begin` is called first in the thread."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sampler = sampler
         self._begin = begin
-        self.lines = AdapterQueues(self.post)
+        self.queues = AdapterQueues(self.post)
         self._share: FairShare[Kind] = FairShare()
         self._closed = False
         self._lock = threading.Lock()
@@ -40,26 +39,26 @@ class Compute:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends everything that is under way or waiting; returns when the thread is gone."""
+        """Ends everything that runs or waits; returns when the thread has ended."""
         with self._lock:
             self._closed = True
-        self._inbox.put(lambda: None)  # wakes it
+        self._inbox.put(lambda: None)  # wakes the thread
         if self._thread.is_alive():
             self._thread.join()
         else:
             self._end_everything()
 
     def post(self, function: Callable[[], None]) -> bool:
-        """To be run in the compute thread, between slices of work. False, and never, once it is closed."""
+        """Runs the function in the compute thread between slices of work. False if the thread is closed."""
         with self._lock:
             if not self._closed:
                 self._inbox.put(function)
             return not self._closed
 
     def submit(self, key: str, call: ScheduledCall[T]) -> Future[T]:
-        """A call at the end of its line."""
-        if not self.post(lambda: self.lines.add(key, call)):
-            call.end(closed())
+        """Appends a call to its queue."""
+        if not self.post(lambda: self.queues.add(key, call)):
+            call.end(closed_error())
         return call.future
 
     def _run(self) -> None:
@@ -68,14 +67,14 @@ class Compute:
             ready = self._ready()
             self._read_inbox(wait=not ready)
             if ready and not self._closed:
-                self._turn(self._share.pick(ready))
+                self._run_slice(self._share.pick(ready))
         self._end_everything()
 
     def _ready(self) -> list[Kind]:
         ready: list[Kind] = []
         if self._sampler.busy:
             ready.append("sampling")
-        if self.lines.runnable:
+        if self.queues.runnable:
             ready.append("training")
         return ready
 
@@ -88,26 +87,26 @@ class Compute:
         except queue.Empty:
             pass
 
-    def _turn(self, kind: Kind) -> None:
+    def _run_slice(self, kind: Kind) -> None:
         began = time.perf_counter()
         if kind == "training":
-            self.lines.turn()
+            self.queues.run_slice()
         else:
             try:
                 self._sampler.step()
-            except Exception as error:  # noqa: BLE001 - handed on: it becomes the result of whatever was running
-                self._sampler.end_all(describe(error, "the running batch"))
+            except Exception as error:  # noqa: BLE001 - it becomes the result of everything that was running
+                self._sampler.end_all(reported_error(error, "the running batch"))
         used = time.perf_counter() - began
         self._share.charge(kind, used)
         self.spent_s[kind] += used
 
     def _end_everything(self) -> None:
         self._read_inbox(wait=False)
-        self.lines.drop_all(closed())
-        self._sampler.end_all(closed())
+        self.queues.drop_all(closed_error())
+        self._sampler.end_all(closed_error())
 
 
-def closed() -> EngineClosedError:
+def closed_error() -> EngineClosedError:
     return EngineClosedError(
-        "The engine was closed before this was done.", "Send it again once it is running."
+        "The engine was closed before this was done.", "Send it again when the engine is running."
     )

@@ -1,10 +1,10 @@
-"""One team of CPU threads for the whole process, and it belongs to the thread that computes.
+"""OpenMP thread pools: only the compute thread may keep one.
 
-Every operation of torch hands work to its thread's team, a thousand times in a decode step. Workers that wait
-for the next hand-over spin for a moment (`models/local/torch_threads.py`), so that it costs next to nothing;
-but once a process has more threads in teams than cores, they sleep at once, and each product first wakes
-somebody: a step of 8 rows takes 70 ms instead of 54. So no other thread of the engine's may keep a
-team. The caller's threads are its own affair.
+OpenMP gives every thread that runs a torch operation a pool of its own, and a decode step hands work to the
+pool a thousand times. Idle workers spin for a moment (`models/local/torch_threads.py`), so that this costs
+little. But once a process has more pool threads than cores, workers sleep at once and every matrix product
+has to wake them first: a step of 8 rows takes 70 ms instead of 54. So no other thread of the engine keeps a
+pool. Threads of the caller are not managed here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 T = TypeVar("T")
 
 
-def apart(work: Callable[[], T]) -> T:
-    """Does it in a thread of its own, whose team is gone with it."""
+def run_in_fresh_thread(work: Callable[[], T]) -> T:
+    """Runs `work` in a new thread, whose pool ends with it."""
     done: Future[T] = Future()
 
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             done.set_exception(error)
 
     thread = threading.Thread(target=run, name="hermes-engine-load", daemon=True)
@@ -38,12 +38,12 @@ def apart(work: Callable[[], T]) -> T:
             thread.join()
 
 
-def lead(threads: int) -> None:
-    """This thread computes, with so many."""
+def use_all_threads(threads: int) -> None:
+    """This thread computes with a pool of `threads`."""
     torch.set_num_threads(threads)
 
 
-def alone() -> None:
-    """This thread has no team."""
+def single_threaded() -> None:
+    """This thread computes without a pool."""
     torch.set_num_threads(1)
-    torch.get_num_threads()  # a thread's first look takes over what was last set anywhere: now, not later
+    torch.get_num_threads()  # a thread's first read adopts the number set last in any thread: read it now

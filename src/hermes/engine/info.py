@@ -1,4 +1,4 @@
-"""What a caller of the engine hands over once, and what it may ask at any time."""
+"""The engine's options, and the information it reports about itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hermes.errors import HermesError
 
 
 class EngineClosedError(HermesError):
-    """The engine was closed before this work was done. Nothing is wrong with the work."""
+    """The engine was closed before this work was done. The work itself is valid and can be sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,17 @@ class EngineOptions:
     dtype: str = "auto"
     """float32, bfloat16, or auto: bfloat16 where the device multiplies it faster than float32."""
     max_length: int | None = None
-    """Longest sequence, prompt and sampled together. None: what the model was made for. Sampling is limited
-    by the memory for keys and values as well."""
+    """Longest sequence, prompt and sampled together. None: the model's own limit. Sampling is also limited
+    by the memory for keys and values."""
     max_adapters: int = 32
     max_batch: int | None = None
     """Sequences sampled at once. None: 64 on a CPU, 1024 on a GPU."""
     kv_bytes: int | None = None
-    """Memory for keys and values. None: a share of `memory_bytes` on a CPU, half of what is free on a GPU."""
+    """Memory for keys and values. None: a share of `memory_bytes` on a CPU, half of the free memory on a
+    GPU."""
     memory_bytes: int | None = None
-    """On a CPU, what the whole process takes at most, as far as the engine decides it. None: 4 GiB, or what
-    three copies of the weights and 2.4 GiB take, if that is more."""
+    """On a CPU, the memory limit of the whole process, as far as the engine controls it. None: 4 GiB, or
+    three copies of the weights and 2.4 GiB, if that is more."""
     kind: Literal["auto", "compact", "transformers"] = "auto"
     """Which implementation of the base model."""
 
@@ -41,9 +42,9 @@ class AdapterInfo:
     id: str
     config: LoraConfig
     steps: int
-    """Optimizer steps taken since it was made or loaded with its optimizer."""
+    """Optimizer steps since it was created or loaded with its optimizer."""
     waiting: int
-    """Calls on it that are not done."""
+    """Unfinished calls on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +60,24 @@ class EngineStats:
     adapters: int
     policies: int
     training_waiting: int
-    """Calls on adapters that are not done."""
+    """Unfinished calls on adapters."""
     sampling_waiting: int
-    """Samples that have no memory yet."""
+    """Samples that have no slot yet."""
     sampling_running: int
     prompt_tokens: int
-    """Asked for, since the start; samples of one request share their prompt."""
+    """Received since the start; a prompt counts once for all samples of its request."""
     cached_tokens: int
-    """Of those, taken from the cache."""
+    """Of those, read from the prefix cache."""
     sampled_tokens: int
     trained_tokens: int
     optimizer_steps: int
     kv_tokens: int
-    """How many tokens' keys and values fit."""
+    """Size of the pool of keys and values."""
     kv_tokens_used: int
-    """By running sequences and by finished ones that are kept for reuse."""
+    """By running sequences, and by finished ones in the prefix cache."""
     base_bytes: int
     adapter_bytes: int
     policy_bytes: int
     sampling_s: float
     training_s: float
-    """Seconds the compute thread spent on each."""
+    """Time of the compute thread."""

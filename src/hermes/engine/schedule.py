@@ -1,8 +1,9 @@
-"""Who gets the device next.
+"""Fair scheduling of adapter calls on the device.
 
-Work comes in lines: the calls of one line run one after another in the order they came, and lines take turns
-by the time they have used. A call is a generator: it yields None where somebody else may have a turn, or a
-future to be woken by, and its line waits for that without holding up the others. A call's failure is its own.
+Each adapter has a queue. The calls of a queue run one after another in order of arrival, and the queue that
+has used the least time runs next. A call is a generator, a `Task`: it yields None where another queue may
+run, or a future, and its queue then waits for that future without blocking the others. An error in a call
+fails only that call.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ Task = Generator[Future[Any] | None, None, T]
 
 
 class FairShare(Generic[K]):
-    """The one of several that has used the least time. Time spent idle is not saved up."""
+    """Picks the key that has used the least time. Idle time is not credited."""
 
     def __init__(self) -> None:
         self._spent: dict[K, float] = {}
         self._ready: frozenset[K] = frozenset()
 
     def pick(self, ready: Sequence[K]) -> K:
-        """Of those that have work now; the first of equals."""
-        settled = [self._spent[key] for key in ready if key in self._ready]
-        floor = min(settled, default=0.0)
+        """The next of the keys that have work now; the first one of several with equal time."""
+        active = [self._spent[key] for key in ready if key in self._ready]
+        floor = min(active, default=0.0)
         self._spent = {
             key: self._spent[key]
             if key in self._ready
             else max(floor, self._spent.get(key, 0.0))
-            if settled
+            if active
             else 0.0
             for key in ready
         }
@@ -52,85 +53,87 @@ class FairShare(Generic[K]):
 
 @dataclass(slots=True, eq=False)
 class ScheduledCall(Generic[T]):
-    what: str
+    subject: str
     """For error messages: what there was not enough memory for."""
     start: Callable[[], Task[T]]
     future: Future[T] = field(default_factory=Future)
-    steps: Task[T] | None = None
+    task: Task[T] | None = None
+    """None until it has started."""
 
-    def turn(self) -> tuple[bool, Future[Any] | None]:
-        """Runs up to the next yield. Whether it is over, and what it is waiting for."""
-        if self.steps is None and not self.future.set_running_or_notify_cancel():
+    def run_slice(self) -> tuple[bool, Future[Any] | None]:
+        """Runs to the next yield; returns whether the call is done, and the future it waits for."""
+        if self.task is None and not self.future.set_running_or_notify_cancel():
             return True, None
         try:
-            if self.steps is None:
-                self.steps = self.start()
-            return False, next(self.steps)
+            if self.task is None:
+                self.task = self.start()
+            return False, next(self.task)
         except StopIteration as end:
             self.future.set_result(end.value)
-        except Exception as error:  # noqa: BLE001 - handed on: it becomes the call's result
-            self.future.set_exception(describe(error, self.what))
+        except Exception as error:  # noqa: BLE001 - it becomes the call's result
+            self.future.set_exception(reported_error(error, self.subject))
         return True, None
 
     def end(self, error: BaseException) -> None:
-        """It will not be finished."""
-        if self.steps is not None:
-            self.steps.close()
+        """Stops an unfinished call and fails its future."""
+        if self.task is not None:
+            self.task.close()
         elif not self.future.set_running_or_notify_cancel():
             return
         self.future.set_exception(error)
 
 
-def describe(error: BaseException, what: str) -> BaseException:
-    """The error to report. What the failed frames held in memory is let go."""
+def reported_error(error: BaseException, subject: str) -> BaseException:
+    """The error to report. The failed frames are cleared, so that their tensors are freed."""
     traceback.clear_frames(error.__traceback__)
-    return capacity_error(error, what) if is_out_of_memory(error) else error
+    return capacity_error(error, subject) if is_out_of_memory(error) else error
 
 
 class AdapterQueues:
-    """Calls in lines. `wake` is called, in any thread, when a line that waited can go on."""
+    """Calls by adapter. `wake` is called, in any thread, when a future that a queue waits for is done."""
 
     def __init__(self, wake: Callable[[Callable[[], None]], object]) -> None:
-        self._lines: dict[str, deque[ScheduledCall[Any]]] = {}
-        self._parked: set[str] = set()
+        self._queues: dict[str, deque[ScheduledCall[Any]]] = {}
+        self._blocked: set[str] = set()
+        """Queues whose first call waits for a future."""
         self._share: FairShare[str] = FairShare()
         self._wake = wake
 
     @property
     def runnable(self) -> list[str]:
-        return [key for key, line in self._lines.items() if line and key not in self._parked]
+        return [key for key, calls in self._queues.items() if calls and key not in self._blocked]
 
     @property
     def waiting(self) -> int:
-        return sum(len(line) for line in list(self._lines.values()))
+        return sum(len(calls) for calls in list(self._queues.values()))
 
     def length(self, key: str) -> int:
-        return len(self._lines.get(key, ()))
+        return len(self._queues.get(key, ()))
 
     def add(self, key: str, call: ScheduledCall[Any]) -> None:
-        self._lines.setdefault(key, deque()).append(call)
+        self._queues.setdefault(key, deque()).append(call)
 
     def drop(self, key: str, error: BaseException) -> None:
-        """Ends every call of a line."""
-        self._parked.discard(key)
-        for call in self._lines.pop(key, ()):
+        """Ends every call of a queue."""
+        self._blocked.discard(key)
+        for call in self._queues.pop(key, ()):
             call.end(error)
 
     def drop_all(self, error: BaseException) -> None:
-        for key in list(self._lines):
+        for key in list(self._queues):
             self.drop(key, error)
 
-    def turn(self) -> None:
-        """One slice of the line that has used the least time."""
+    def run_slice(self) -> None:
+        """Runs one slice of the queue that has used the least time."""
         key = self._share.pick(self.runnable)
-        line = self._lines[key]
+        calls = self._queues[key]
         began = time.perf_counter()
-        over, waits_for = line[0].turn()
+        done, waits_for = calls[0].run_slice()
         self._share.charge(key, time.perf_counter() - began)
-        if over:
-            line.popleft()
-            if not line:
-                del self._lines[key]
+        if done:
+            calls.popleft()
+            if not calls:
+                del self._queues[key]
         elif waits_for is not None:
-            self._parked.add(key)
-            waits_for.add_done_callback(lambda _: self._wake(lambda: self._parked.discard(key)))
+            self._blocked.add(key)
+            waits_for.add_done_callback(lambda _: self._wake(lambda: self._blocked.discard(key)))

@@ -1,7 +1,7 @@
-"""What the engine must know about a base model's shape, read once from its transformers configuration.
+"""The shape of a base model, read once from its transformers configuration.
 
-A `ModelSpec` is plain data: the trainer plans with it, the sampler sizes its memory with it, and adapter
-files are checked against it. It says nothing about weights.
+A `ModelSpec` is plain data: training and sampling are planned with it, and adapter files are checked against
+it. It contains no weights.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig
 
 Site = tuple[int, str]
-"""A place an adapter can act on: the layer and the projection's name. The output projection is HEAD."""
+"""A linear that an adapter can change: the layer and the projection's name. The LM head is HEAD."""
 
 HEAD: Site = (-1, "lm_head")
 
 Part = Literal["attn", "mlp", "unembed"]
 
 DEFAULT_MAX_LENGTH = 2048
-"""For configurations that do not say how long a sequence may be."""
+"""For configurations without a maximum length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,15 @@ class ModelSpec:
     rope: str
     eps: float
     tied: bool
-    """The output projection is the embedding matrix."""
+    """The LM head is the embedding matrix."""
     qkv_bias: bool
     qk_norm: bool
     eos_ids: tuple[int, ...]
     windows: tuple[int | None, ...]
-    """Per layer, how many positions back (itself included) a token sees; None is all of them."""
+    """Per layer, the sliding window: how many positions a token attends to, itself included; None: all."""
     linears: Mapping[Site, Linear]
     groups: Mapping[Site, tuple[Site, ...]]
-    """Linears that read the same input and are applied as one, by the group's own name, in model order."""
+    """Linears with the same input, which are applied as one, by the name of the group, in model order."""
 
 
 def read_spec(
@@ -70,11 +70,11 @@ def read_spec(
     groups: Mapping[Site, tuple[Site, ...]],
     generation: GenerationConfig | None,
 ) -> ModelSpec:
-    """The spec of a text model's configuration, given the linear layers its implementation applies.
+    """The spec of a text model's configuration, with the linear layers of its implementation.
 
-    Chat models often name the end of a turn in their generation configuration alone.
+    Many chat models have their end-of-turn token only in the generation configuration.
     """
-    ends = (*_ids(config.eos_token_id), *_ids(generation.eos_token_id if generation else None))
+    eos_ids = (*_ids(config.eos_token_id), *_ids(generation.eos_token_id if generation else None))
     heads = int(config.num_attention_heads)
     return ModelSpec(
         name=name,
@@ -92,7 +92,7 @@ def read_spec(
         tied=bool(config.tie_word_embeddings),
         qkv_bias=bool(getattr(config, "attention_bias", config.model_type == "qwen2")),
         qk_norm=config.model_type in ("qwen3", "gemma3_text"),
-        eos_ids=tuple(dict.fromkeys(ends)),
+        eos_ids=tuple(dict.fromkeys(eos_ids)),
         windows=_windows(config),
         linears=linears,
         groups=groups,
@@ -109,7 +109,7 @@ def member_sites(spec: ModelSpec) -> Iterator[tuple[Site, Site]]:
 def _ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(int(one) for one in value) if isinstance(value, list | tuple) else (int(value),)
+    return tuple(int(token) for token in value) if isinstance(value, list | tuple) else (int(value),)
 
 
 def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:

@@ -1,4 +1,4 @@
-"""Plans to the device: many small arrays in one copy, which on a GPU nobody waits for."""
+"""Copies many small arrays to the device at once; to a GPU, without blocking the host."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 _ALIGN = 16
 
 
-def ship(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """The arrays as tensors on the device, there before whatever is launched next."""
-    whole = [np.ascontiguousarray(one) for one in arrays]
-    starts = np.cumsum([0, *(-(-one.nbytes // _ALIGN) * _ALIGN for one in whole)]).tolist()
-    # From pinned memory the copy waits its turn behind the device's work, and the host does not.
+def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """The arrays as tensors on the device, valid for everything that is launched after this call."""
+    contiguous = [np.ascontiguousarray(array) for array in arrays]
+    starts = np.cumsum([0, *(-(-array.nbytes // _ALIGN) * _ALIGN for array in contiguous)]).tolist()
+    # From pinned memory the copy is queued behind the device's work and does not block the host.
     staged = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
     flat = staged.numpy()
-    for one, start in zip(whole, starts[:-1], strict=True):
-        flat[start : start + one.nbytes] = one.reshape(-1).view(np.uint8)
-    there = staged.to(device, non_blocking=True)
+    for array, start in zip(contiguous, starts[:-1], strict=True):
+        flat[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+    on_device = staged.to(device, non_blocking=True)
     return [
-        there[start : start + one.nbytes].view(torch.from_numpy(one[:0]).dtype).view(one.shape)
-        for one, start in zip(whole, starts[:-1], strict=True)
+        on_device[start : start + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        for array, start in zip(contiguous, starts[:-1], strict=True)
     ]

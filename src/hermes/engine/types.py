@@ -1,7 +1,7 @@
-"""The engine's nouns: what goes in and what comes out, as plain data over numpy.
+"""The engine's requests and results, as plain data over numpy.
 
-Nothing here knows torch, HTTP or files, so that the training core, the sampler and the protocol faces can be
-read and tested apart.
+Nothing here depends on torch, HTTP or files, so that training, sampling and the protocols can be tested
+separately.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ StopReason = Literal["stop", "length"]
 
 
 class EngineUserError(HermesError):
-    """The request is wrong, and would be wrong again: final, with the reason."""
+    """The request is invalid; sending it again does not help."""
 
 
 class NotFiniteError(EngineUserError):
-    """The weights give numbers that are not finite. It fails the request alone."""
+    """The weights give logits that are not finite. Only the request fails."""
 
     def __init__(self) -> None:
         super().__init__(
             "These weights give logits that are not finite: nothing can be sampled or scored with them.",
-            "Go back to an earlier checkpoint, and train on from it with a lower learning rate.",
+            "Continue training from an earlier checkpoint with a lower learning rate.",
         )
 
 
 class EngineCapacityError(HermesError):
-    """The request was refused, or failed alone, because it does not fit in memory."""
+    """The request does not fit into memory. Other requests are not affected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class LoraConfig:
     rank: int = 32
     alpha: float = 32.0
     seed: int | None = None
-    """None: drawn when the adapter is made."""
+    """None: random."""
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
@@ -72,7 +72,7 @@ class TrainOutput:
     logprobs: tuple[Floats, ...]
     """Per datum, shaped like its target_tokens, at temperature 1."""
     metrics: Mapping[str, float]
-    """Keys are `name:reduction`; `loss:sum` is always among them."""
+    """Keys are `name:reduction`; `loss:sum` is always present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,10 @@ class SamplingParams:
     """-1: all."""
     top_p: float = 1.0
     seed: int | None = None
-    """None: drawn when the request is accepted. Each sample of a request has its own derived seed."""
+    """None: random. Each sample of a request has its own seed, derived from this one."""
     stop: tuple[str, ...] | tuple[int, ...] | None = None
-    """None: end-of-sequence stops. (): nothing stops but max_tokens. Texts or ids: these, and end-of-sequence
-    where they are texts. What matched stays in the output."""
+    """None: stop at end-of-sequence. (): stop only at max_tokens. Ids: stop at these. Texts: stop at these
+    and at end-of-sequence. The match stays in the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +114,16 @@ class SampleRequest:
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: Ints | None = None
-    """[len(prompt) - 1, K]: row i names tokens to score at position i + 1; -1 skips."""
+    """[len(prompt) - 1, K]: row i has the tokens to score at position i + 1; -1 skips."""
     prompt_alt_tokens_k: int = 0
-    """Draws per prompt position at the request's temperature."""
+    """Tokens to sample per prompt position, at the request's temperature."""
     on_token: Callable[[int, int, float], None] | None = None
     """Called as (sample index, token id, logprob) in the compute thread; must return at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Row-major [length, k]; an empty cell is id 0 with logprob -99999."""
+    """Row-major [length, k]; a missing entry is id 0 with logprob -99999."""
 
     ids: Ints
     logprobs: Floats
@@ -133,7 +133,7 @@ class TopK:
 class SampledSequence:
     tokens: Ints
     logprobs: Floats
-    """Of the sampled tokens, under the distribution they were drawn from (temperature applied)."""
+    """Of the sampled tokens, under the distribution they were sampled from (temperature applied)."""
     stop_reason: StopReason
     topk: TopK | None = None
 
@@ -147,6 +147,6 @@ class SampleResult:
     target_prompt_logprobs: Floats | None = None
     alt_tokens: TopK | None = None
     cached_tokens: int = 0
-    """How much of the prompt was already in the cache."""
+    """How many tokens of the prompt were in the prefix cache."""
     version: str = ""
-    """Which weights answered."""
+    """The policy that sampled; empty for the base model."""

@@ -1,4 +1,4 @@
-"""What attention is to a backbone: a function that the caller of the forward pass chooses."""
+"""The attention interface of a backbone: a function that the caller of the forward pass provides."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Memory for keys and values: one flat pool of cells, a cell per token, handed out in contiguous slots.
+"""Memory for keys and values: one flat pool with an index per token, allocated in contiguous slots.
 
 A sequence gets one slot for its prompt and everything it may still sample, before it starts, so a running
-sequence never runs out and is never put aside. Slots come in few sizes and from the lowest free cell, so that
-sequences alike lie side by side at one stride: a CPU then attends over many of them in one call, on a view. A
-kernel needs only a slot's first cell and the sequence's length.
+sequence never runs out of memory and is never preempted. Slots come in few sizes and are taken from the
+lowest free index, so that sequences of one size are adjacent at one stride: a CPU then attends over many of
+them in one call, on a view. A kernel needs only a slot's first index and the sequence's length.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch import Tensor
 
 from hermes.engine.spec import ModelSpec
 
-_SMALLEST = 64
-_ALIGNED = 64
-"""Bytes: a line of the cache, and a register of the widest kind."""
+_SMALLEST_SLOT = 64
+_ALIGNMENT_BYTES = 64
+"""The size of a CPU cache line, and of the widest vector register."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvSlot:
     start: int
-    """Its first cell."""
+    """Index of its first token in the pool."""
     size: int
 
 
 def slot_size(tokens: int) -> int:
-    """The slot size that holds so many tokens: 64, 96, 128, 192, 256, 384, …"""
-    size = _SMALLEST
+    """The smallest slot size that holds `tokens`: 64, 96, 128, 192, 256, 384, …"""
+    size = _SMALLEST_SLOT
     while size < tokens:
         if size + size // 2 >= tokens:
             return size + size // 2
@@ -41,16 +41,16 @@ def slot_size(tokens: int) -> int:
 
 
 class SlotAllocator:
-    """Which cells are free. First fit from the lowest; neighbours that are free become one."""
+    """Allocates ranges of the pool. First fit from the lowest index; adjacent free ranges are merged."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
         self.used = 0
-        self._starts = [0] if count else []
-        self._sizes = {0: count} if count else {}
+        self._starts = [0] if tokens else []
+        self._sizes = {0: tokens} if tokens else {}
 
-    def take(self, size: int) -> KvSlot | None:
-        """A slot of `size` cells, or None while there is no room for it."""
+    def allocate(self, size: int) -> KvSlot | None:
+        """A slot for `size` tokens, or None while no free range is large enough."""
         for index, start in enumerate(self._starts):
             free = self._sizes[start]
             if free < size:
@@ -63,7 +63,7 @@ class SlotAllocator:
             return KvSlot(start, size)
         return None
 
-    def give_back(self, slot: KvSlot) -> None:
+    def free(self, slot: KvSlot) -> None:
         start, size = slot.start, slot.size
         self.used -= size
         index = bisect_left(self._starts, start)
@@ -77,43 +77,43 @@ class SlotAllocator:
 
 
 class KvPool:
-    """Keys and values of every layer, [layers, cells, kv_heads, head_dim] each.
+    """Keys and values of every layer, [layers, tokens, kv_heads, head_dim] each.
 
-    A CPU reads slots to the end of the longest and weighs what is not to be seen by 0, and 0 times NaN is
-    NaN: so cells begin as zeros, and those of a sequence that did not come to a good end are wiped.
+    On a CPU, slots are read up to the length of the longest sequence and masked positions get weight 0. Since
+    0 times NaN is NaN, the pool starts as zeros, and the slot of a sequence that failed is zeroed.
     """
 
-    def __init__(self, spec: ModelSpec, cells: int, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (spec.layers, cells, spec.kv_heads, spec.head_dim)
+    def __init__(self, spec: ModelSpec, tokens: int, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (spec.layers, tokens, spec.kv_heads, spec.head_dim)
         self.keys, self.values = _zeros(shape, device, dtype), _zeros(shape, device, dtype)
 
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        """The first `tokens` of the slot at cell `source` into the slots at `targets`."""
+        """Copies the first `tokens` of the slot at `source` to the slots at `targets`."""
         for pool in (self.keys, self.values):
-            have = pool[:, source : source + tokens]
+            prefix = pool[:, source : source + tokens]
             for target in targets:
-                pool[:, target : target + tokens].copy_(have)
+                pool[:, target : target + tokens].copy_(prefix)
 
-    def wipe(self, slot: KvSlot) -> None:
+    def zero(self, slot: KvSlot) -> None:
         for pool in (self.keys, self.values):
             pool[:, slot.start : slot.start + slot.size].zero_()
 
-    def write(self, layer: int, cells: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Keys and values [T, kv_heads, head_dim] into the cells [T]."""
-        self.keys[layer].index_copy_(0, cells, keys)
-        self.values[layer].index_copy_(0, cells, values)
+    def write(self, layer: int, indices: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Stores keys and values [T, kv_heads, head_dim] at the indices [T]."""
+        self.keys[layer].index_copy_(0, indices, keys)
+        self.values[layer].index_copy_(0, indices, values)
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Zeros; on a CPU fresh pages of the system's, which take no memory before they are written to."""
+    """Zeros; on a CPU these are untouched pages, which use no memory until they are written."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     size = math.prod(shape) * dtype.itemsize
-    fresh = torch.from_numpy(np.zeros(size + _ALIGNED, np.uint8))
-    start = -fresh.data_ptr() % _ALIGNED
-    return fresh[start : start + size].view(dtype).view(shape)
+    pages = torch.from_numpy(np.zeros(size + _ALIGNMENT_BYTES, np.uint8))
+    start = -pages.data_ptr() % _ALIGNMENT_BYTES
+    return pages[start : start + size].view(dtype).view(shape)
 
 
-def cell_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """What one token takes."""
+def kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Size of one token's keys and values in all layers."""
     return 2 * spec.layers * spec.kv_heads * spec.head_dim * dtype.itemsize

@@ -1,10 +1,10 @@
-"""Attention over a pack: every token sees its own node up to itself, and the nodes above it, whole.
+"""Attention over a pack: every token attends to its node up to itself, and to all of its node's ancestors.
 
-`packed_attend` picks the fastest exact way on the device. On CUDA in half precision it is one call of torch's
-variable-length kernel, for which only the keys and values of shared nodes are repeated (`attention_varlen`).
-Elsewhere it is a few dense products: a node's own triangle, and one rectangle per shared node, joined by
-their log-sum-exp. The backward pass of such a join is the backward pass of each piece under the joint
-log-sum-exp, so nothing is computed twice and nothing of size [T, T] is kept.
+`packed_attend` picks the fastest exact implementation for the device. On CUDA in half precision it is one
+call of torch's variable-length kernel, for which only the keys and values of shared nodes are repeated
+(`packed_varlen`). Elsewhere it is a few dense blocks: a causal one per node, and a rectangular one per shared
+node, combined by their log-sum-exp. The backward pass of the combination is that of each block under the
+combined log-sum-exp, so nothing is computed twice and nothing of size [T, T] is stored.
 """
 
 from __future__ import annotations
@@ -18,55 +18,56 @@ import torch
 from torch import Tensor
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.attention.blocks import piece_backward, piece_forward
+from hermes.engine.attention.blocks import block_backward, block_forward
 from hermes.engine.attention.packed_varlen import SharedKeyCopies, VarlenAttention, varlen_attend
 from hermes.engine.attention.packing import Node, Pack
 from hermes.engine.spec import ModelSpec
 
-_SLACK = 0.75
-"""Nodes at least this long, against the longest, are computed as one padded batch."""
+_MIN_LENGTH_RATIO = 0.75
+"""Nodes at least this long, relative to the longest, are computed as one padded batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Own:
-    """Nodes of similar length, each attending to itself, as one batch [nodes, longest]."""
+class _NodeBatch:
+    """Nodes of similar length, each attending to itself, as one padded batch [nodes, longest]."""
 
     rows: Tensor
-    """[nodes * longest]; padding repeats row 0 of the pack."""
+    """[nodes * longest]: rows of the pack; padding repeats row 0."""
     shape: tuple[int, int]
-    cells: Tensor
-    """Which of `rows` are not padding."""
-    targets: Tensor
-    """The rows of these."""
+    valid: Tensor
+    """Indices into `rows` that are not padding."""
+    valid_rows: Tensor
+    """`rows` without the padding."""
     padding: Tensor | None
-    """[nodes, longest], true at padding; None where there is none."""
+    """[nodes, longest], true at padding; None if there is none."""
 
-    def take(self, x: Tensor) -> Tensor:
-        """[nodes, longest, …] of x [T, …]"""
+    def gather(self, x: Tensor) -> Tensor:
+        """x [T, …] as [nodes, longest, …]."""
         return x.index_select(0, self.rows).view(*self.shape, *x.shape[1:])
 
-    def put(self, into: Tensor, x: Tensor) -> None:
-        flat = x.flatten(0, 1) if self.padding is None else x.flatten(0, 1).index_select(0, self.cells)
-        into.index_copy_(0, self.targets, flat.to(into.dtype))
+    def scatter(self, out: Tensor, x: Tensor) -> None:
+        """Writes x [nodes, longest, …] to out [T, …]."""
+        flat = x.flatten(0, 1) if self.padding is None else x.flatten(0, 1).index_select(0, self.valid)
+        out.index_copy_(0, self.valid_rows, flat.to(out.dtype))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    own: tuple[_Own, ...]
+    batches: tuple[_NodeBatch, ...]
     shared: tuple[Node, ...]
-    """Nodes that something below attends to."""
+    """Nodes that have descendants, which attend to them."""
     window: int | None
-    """Narrower than the longest sequence, or None. Only for packs that share nothing."""
+    """Shorter than the longest sequence, or None. Only for packs without shared nodes."""
 
 
 class PackedAttention(Protocol):
-    """Attention of one pack with its backward pass written out, beside any graph."""
+    """Attention of one pack with a manual backward pass, outside autograd."""
 
     copies: SharedKeyCopies | None
-    """How keys and values must be repeated before they are given; None: not at all."""
+    """How keys and values must be repeated before they are passed; None: not at all."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The result, and what `backward` wants to see again."""
+        """The output, and the tensors that `backward` needs."""
         ...
 
     def backward(
@@ -75,14 +76,14 @@ class PackedAttention(Protocol):
         grad: Tensor,
         heads: tuple[Tensor, Tensor, Tensor],
         out: Tensor,
-        weights: tuple[Tensor, ...],
+        saved: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of `heads`: q, k and v."""
         ...
 
 
 class DenseAttention:
-    """`PackedAttention` by dense products."""
+    """`PackedAttention` by dense blocks."""
 
     copies: SharedKeyCopies | None = None
 
@@ -100,22 +101,22 @@ class DenseAttention:
         grad: Tensor,
         heads: tuple[Tensor, Tensor, Tensor],
         out: Tensor,
-        weights: tuple[Tensor, ...],
+        saved: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        (lse,) = weights
+        (lse,) = saved
         return _backward(grad, heads, out, lse, self._plans[self._windows[layer]])
 
 
 def packed_attention(
     pack: Pack, spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> PackedAttention:
-    """What `packed_attend` does, for a pass that is written out."""
+    """The same attention as `packed_attend`, for a manual backward pass."""
     fast = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
     return (VarlenAttention if fast else DenseAttention)(pack, _windows(pack, spec), device)
 
 
 def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device) -> Attend:
-    """The `Attend` of one pack, which shares nothing where a window is narrower than its sequences."""
+    """The `Attend` of one pack. A pack whose sequences are longer than a window must have no shared nodes."""
     windows = _windows(pack, spec)
     dense: dict[int | None, _Plan] = {}
     varlen: list[Attend] = []
@@ -128,48 +129,50 @@ def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device) -> Attend:
         window = windows[layer]
         if window not in dense:
             dense[window] = _plan(pack.nodes, window, device)
-        out: Tensor = _Packed.apply(q, k, v, dense[window])  # type: ignore[no-untyped-call]
+        out: Tensor = _DenseFunction.apply(q, k, v, dense[window])  # type: ignore[no-untyped-call]
         return out
 
     return attend
 
 
 def _windows(pack: Pack, spec: ModelSpec) -> list[int | None]:
-    """Per layer, those that hide something."""
+    """Each layer's window; None where it is longer than all sequences."""
     longest = int(pack.positions.max()) + 1
     return [None if window is None or window >= longest else window for window in spec.windows]
 
 
 def _plan(nodes: Sequence[Node], window: int | None, device: torch.device) -> _Plan:
     by_length = sorted(nodes, key=lambda node: node.start - node.end)
-    own: list[list[Node]] = []
+    batches: list[list[Node]] = []
     for node in by_length:
         length = node.end - node.start
-        if not own or length < _SLACK * (own[-1][0].end - own[-1][0].start):
-            own.append([])
-        own[-1].append(node)
+        if not batches or length < _MIN_LENGTH_RATIO * (batches[-1][0].end - batches[-1][0].start):
+            batches.append([])
+        batches[-1].append(node)
     return _Plan(
-        own=tuple(_own(batch, device) for batch in own),
-        shared=tuple(node for node in nodes if node.below > node.end),
+        batches=tuple(_node_batch(batch, device) for batch in batches),
+        shared=tuple(node for node in nodes if node.subtree_end > node.end),
         window=window,
     )
 
 
-def _own(nodes: Sequence[Node], device: torch.device) -> _Own:
+def _node_batch(nodes: Sequence[Node], device: torch.device) -> _NodeBatch:
     lengths = np.array([node.end - node.start for node in nodes])
     starts = np.array([node.start for node in nodes])
     column = np.arange(lengths.max())
     padding = column >= lengths[:, None]
     rows = np.where(padding, 0, starts[:, None] + column)
-    cells = np.flatnonzero(~padding)
-    flat = (
-        torch.as_tensor(one, device=device) for one in (rows.ravel(), cells, rows.ravel()[cells], padding)
+    valid = np.flatnonzero(~padding)
+    return _NodeBatch(
+        rows=torch.as_tensor(rows.ravel(), device=device),
+        shape=(len(nodes), len(column)),
+        valid=torch.as_tensor(valid, device=device),
+        valid_rows=torch.as_tensor(rows.ravel()[valid], device=device),
+        padding=torch.as_tensor(padding, device=device) if padding.any() else None,
     )
-    rows_t, cells_t, targets_t, padding_t = flat
-    return _Own(rows_t, (len(nodes), len(column)), cells_t, targets_t, padding_t if padding.any() else None)
 
 
-class _Packed(torch.autograd.Function):
+class _DenseFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: _Plan) -> Tensor:
         out, lse = _forward(q, k, v, plan)
@@ -184,17 +187,19 @@ class _Packed(torch.autograd.Function):
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
-    """The result, and the log-sum-exp of the scores [T, heads]."""
+    """The output, and the log-sum-exp of the scores [T, heads]."""
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    for own in plan.own:
-        piece, weight = piece_forward(own.take(q), own.take(k), own.take(v), True, plan.window)
-        own.put(out, piece)
-        own.put(lse, weight)
+    for batch in plan.batches:
+        block_out, block_lse = block_forward(
+            batch.gather(q), batch.gather(k), batch.gather(v), True, plan.window
+        )
+        batch.scatter(out, block_out)
+        batch.scatter(lse, block_lse)
     for node in plan.shared:
-        keys, below = slice(node.start, node.end), slice(node.end, node.below)
-        piece, weight = piece_forward(q[None, below], k[None, keys], v[None, keys], False, None)
-        _join(out[below], lse[below], piece[0], weight[0])
+        keys, queries = slice(node.start, node.end), slice(node.end, node.subtree_end)
+        block_out, block_lse = block_forward(q[None, queries], k[None, keys], v[None, keys], False, None)
+        _combine(out[queries], lse[queries], block_out[0], block_lse[0])
     return out, lse
 
 
@@ -202,30 +207,29 @@ def _backward(
     grad: Tensor, heads: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = heads
-    dq, dk, dv = (torch.empty_like(one) for one in heads)
-    for own in plan.own:
-        weight, upstream = own.take(lse), own.take(grad)
-        if own.padding is not None:
-            # A padded row is another token's: weighing it at zero keeps its scores from overflowing.
-            weight.masked_fill_(own.padding[..., None], torch.inf)
-            upstream.masked_fill_(own.padding[..., None, None], 0.0)
-        taken = (own.take(q), own.take(k), own.take(v), own.take(out), weight)
-        for into, piece in zip(
-            (dq, dk, dv), piece_backward(upstream, *taken, True, plan.window), strict=True
-        ):
-            own.put(into, piece)
+    dq, dk, dv = (torch.empty_like(head) for head in heads)
+    for batch in plan.batches:
+        batch_lse, upstream = batch.gather(lse), batch.gather(grad)
+        if batch.padding is not None:
+            # A padding row is another token's. With weight zero its scores cannot overflow.
+            batch_lse.masked_fill_(batch.padding[..., None], torch.inf)
+            upstream.masked_fill_(batch.padding[..., None, None], 0.0)
+        inputs = (batch.gather(q), batch.gather(k), batch.gather(v), batch.gather(out), batch_lse)
+        gradients = block_backward(upstream, *inputs, True, plan.window)
+        for total, gradient in zip((dq, dk, dv), gradients, strict=True):
+            batch.scatter(total, gradient)
     for node in plan.shared:
-        keys, below = slice(node.start, node.end), slice(node.end, node.below)
-        rows = (q[None, below], k[None, keys], v[None, keys], out[None, below], lse[None, below])
-        pieces = piece_backward(grad[None, below], *rows, False, None)
-        for into, part, piece in zip((dq, dk, dv), (below, keys, keys), pieces, strict=True):
-            into[part] += piece[0].to(into.dtype)
+        keys, queries = slice(node.start, node.end), slice(node.end, node.subtree_end)
+        inputs = (q[None, queries], k[None, keys], v[None, keys], out[None, queries], lse[None, queries])
+        gradients = block_backward(grad[None, queries], *inputs, False, None)
+        for total, rows, gradient in zip((dq, dk, dv), (queries, keys, keys), gradients, strict=True):
+            total[rows] += gradient[0].to(total.dtype)
     return dq, dk, dv
 
 
-def _join(out: Tensor, lse: Tensor, piece: Tensor, weight: Tensor) -> None:
-    """Softmax over two sets of keys from the softmax over each; in place."""
-    both = torch.logaddexp(lse, weight)
-    mixed = out * (lse - both).exp()[..., None] + piece * (weight - both).exp()[..., None]
-    out.copy_(mixed)
-    lse.copy_(both)
+def _combine(out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> None:
+    """Attention over two sets of keys from the attention over each; in place."""
+    total = torch.logaddexp(lse, block_lse)
+    combined = out * (lse - total).exp()[..., None] + block_out * (block_lse - total).exp()[..., None]
+    out.copy_(combined)
+    lse.copy_(total)

@@ -1,8 +1,9 @@
-"""Packed attention on CUDA: one call of torch's variable-length kernel a layer.
+"""Packed attention on CUDA: one call of torch's variable-length kernel per layer.
 
-Each node is a sequence of queries whose keys are the nodes above it and its own; the kernel aligns causality
-to the end of the keys. Where nothing is shared, keys and values go in as they are; where something is, only
-they are repeated, and their gradients are summed in a fixed order, so that results repeat bit for bit.
+Each node is a sequence of queries; its keys are those of its ancestors and its own. The kernel aligns
+causality to the end of the keys. If no node is shared, keys and values are passed as they are. Otherwise only
+they are repeated, and their gradients are summed in a fixed order, so that results are reproducible bit for
+bit.
 """
 
 from __future__ import annotations
@@ -18,94 +19,104 @@ from torch import Tensor
 
 from hermes.engine.attention.base import Attend
 from hermes.engine.attention.packing import Pack, ranges
-from hermes.engine.attention.varlen import Varlen, varlen_backward, varlen_forward
-from hermes.engine.transfer import ship
+from hermes.engine.attention.varlen import VarlenFunction, varlen_backward, varlen_forward
+from hermes.engine.transfer import to_device
 from hermes.engine.types import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedKeyCopies:
-    """How the keys of shared nodes are repeated: each node has, in a run, those it sees."""
+    """How the keys of shared nodes are repeated: each node has a copy of all keys it attends to."""
 
     source: Tensor
-    """[repeated rows]: the pack's row each one is a copy of."""
+    """[repeated rows]: the pack's row that each one is a copy of."""
     node: Tensor
-    """[T] int32: the node of each row …"""
+    """[T] int32: the node of each row."""
     position: Tensor
-    """[T] int32: … which in the runs of all nodes that see it is in this place."""
-    last: Tensor
-    """[nodes] int32: those that see a node are itself and all up to here."""
-    begin: Tensor
-    """[nodes + 1] int32: where their runs begin."""
+    """[T] int32: the row's index among the keys of every node that attends to it."""
+    subtree_end: Tensor
+    """[nodes] int32: the node itself and the nodes up to here, exclusive, attend to it."""
+    key_offsets: Tensor
+    """[nodes + 1] int32: where the keys of each node begin."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Repeat:
+class RowRepeat:
     """Which rows to repeat, and how to sum their gradients."""
 
     source: Tensor
-    """[repeated rows]: the pack's row each one is a copy of."""
-    own: Tensor
-    """[T]: the copy of each row that belongs to its own node."""
+    """[repeated rows]: the pack's row that each one is a copy of."""
+    own_copy: Tensor
+    """[T]: the copy of each row among the keys of its own node."""
     shared: Tensor
     """The rows that have more than one copy."""
-    others: Tensor
-    """[shared rows, most copies]: their other copies; the number of repeated rows where there are fewer."""
+    other_copies: Tensor
+    """[shared rows, most copies]: their other copies, filled up with the number of repeated rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tree:
+class _NodeTree:
     """The nodes of a pack as arrays."""
 
     starts: Ints
-    own: Ints
-    """How many tokens each has …"""
-    seen: Ints
-    """… and how many keys it sees."""
-    last: Ints
-    source: Ints
-    """The rows of these keys, node after node."""
+    query_lengths: Ints
+    """Tokens of each node."""
+    key_lengths: Ints
+    """Keys that each node attends to."""
+    subtree_ends: Ints
+    """The node after the last descendant of each."""
+    key_rows: Ints
+    """The rows of the keys, node after node."""
 
     @property
     def shares(self) -> bool:
-        return len(self.source) > int(self.own.sum())
+        return len(self.key_rows) > int(self.query_lengths.sum())
 
 
-def tree_of(pack: Pack) -> _Tree:
-    spans = np.array([(node.start, node.end, node.below) for node in pack.nodes], dtype=np.int64)
-    starts, ends, belows = spans.T
-    own, seen = ends - starts, pack.positions[ends - 1] + 1
+def node_tree(pack: Pack) -> _NodeTree:
+    spans = np.array([(node.start, node.end, node.subtree_end) for node in pack.nodes], dtype=np.int64)
+    starts, ends, subtree_ends = spans.T
+    lengths = ends - starts
     paths: list[int] = []
-    above: list[int] = []
+    ancestors: list[int] = []
     for number, (start, _, _) in enumerate(spans.tolist()):
-        while above and belows[above[-1]] <= start:
-            above.pop()
-        above.append(number)
-        paths += above
-    return _Tree(starts, own, seen, np.searchsorted(starts, belows), ranges(starts[paths], own[paths]))
+        while ancestors and subtree_ends[ancestors[-1]] <= start:
+            ancestors.pop()
+        ancestors.append(number)
+        paths += ancestors
+    return _NodeTree(
+        starts=starts,
+        query_lengths=lengths,
+        key_lengths=pack.positions[ends - 1] + 1,
+        subtree_ends=np.searchsorted(starts, subtree_ends),
+        key_rows=ranges(starts[paths], lengths[paths]),
+    )
 
 
 class VarlenAttention:
     """`PackedAttention` in half precision on CUDA."""
 
     def __init__(self, pack: Pack, windows: Sequence[int | None], device: torch.device) -> None:
-        tree = tree_of(pack)
+        tree = node_tree(pack)
         self._windows = windows
-        self._longest = int(tree.own.max()), int(tree.seen.max())
-        small = (
-            _begins(tree.own),
-            _begins(tree.seen),
-            np.repeat(np.arange(len(tree.own), dtype=np.int32), tree.own),
+        self._longest = int(tree.query_lengths.max()), int(tree.key_lengths.max())
+        arrays = (
+            tree.key_rows,
+            _offsets(tree.query_lengths),
+            _offsets(tree.key_lengths),
+            np.repeat(np.arange(len(tree.starts), dtype=np.int32), tree.query_lengths),
             pack.positions.astype(np.int32),
-            tree.last.astype(np.int32),
+            tree.subtree_ends.astype(np.int32),
         )
-        source, self._queries, self._keys, node, position, last = ship((tree.source, *small), device)
-        self.copies = SharedKeyCopies(source, node, position, last, self._keys) if tree.shares else None
+        source, query_offsets, key_offsets, node, position, subtree_end = to_device(arrays, device)
+        self._offsets = query_offsets, key_offsets
+        self.copies = (
+            SharedKeyCopies(source, node, position, subtree_end, key_offsets) if tree.shares else None
+        )
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        ends = self._queries, self._keys
-        out, *weights = varlen_forward(q, k, v, *ends, self._longest, self._windows[layer])
-        return out, tuple(weights)
+        out, *saved = varlen_forward(q, k, v, *self._offsets, self._longest, self._windows[layer])
+        return out, tuple(saved)
 
     def backward(
         self,
@@ -113,60 +124,63 @@ class VarlenAttention:
         grad: Tensor,
         heads: tuple[Tensor, Tensor, Tensor],
         out: Tensor,
-        weights: tuple[Tensor, ...],
+        saved: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ends = self._queries, self._keys
-        return varlen_backward(grad, *heads, out, weights, *ends, self._longest, self._windows[layer])
+        return varlen_backward(grad, *heads, out, saved, *self._offsets, self._longest, self._windows[layer])
 
 
 def varlen_attend(pack: Pack, windows: Sequence[int | None], device: torch.device) -> Attend:
-    tree = tree_of(pack)
+    tree = node_tree(pack)
     repeat = plan_repeat(pack, tree, device) if tree.shares else None
-    cu_q, cu_k = ship((_begins(tree.own), _begins(tree.seen)), device)
-    longest = int(tree.own.max()), int(tree.seen.max())
+    cu_q, cu_k = to_device((_offsets(tree.query_lengths), _offsets(tree.key_lengths)), device)
+    longest = int(tree.query_lengths.max()), int(tree.key_lengths.max())
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if repeat is not None:
             k, v = repeat_rows(k, repeat), repeat_rows(v, repeat)
-        out: Tensor = Varlen.apply(q, k, v, cu_q, cu_k, longest, windows[layer])  # type: ignore[no-untyped-call]
+        out: Tensor = VarlenFunction.apply(q, k, v, cu_q, cu_k, longest, windows[layer])  # type: ignore[no-untyped-call]
         return out
 
     return attend
 
 
-def plan_repeat(pack: Pack, tree: _Tree, device: torch.device) -> Repeat:
-    begins = _begins(tree.seen).astype(np.int64)
-    node = np.repeat(np.arange(len(tree.own)), tree.own)
-    readers = (tree.last - np.arange(len(tree.own)) - 1)[node]
-    shared = np.flatnonzero(readers)
-    number = np.arange(readers.max(initial=0))
-    which = np.minimum(node[shared, None] + 1 + number, len(tree.own) - 1)
-    others = np.where(
-        number < readers[shared, None], begins[which] + pack.positions[shared, None], len(tree.source)
+def plan_repeat(pack: Pack, tree: _NodeTree, device: torch.device) -> RowRepeat:
+    nodes = np.arange(len(tree.starts))
+    key_offsets = _offsets(tree.key_lengths).astype(np.int64)
+    node = np.repeat(nodes, tree.query_lengths)
+    descendants = (tree.subtree_ends - nodes - 1)[node]
+    shared = np.flatnonzero(descendants)
+    number = np.arange(descendants.max(initial=0))
+    reader = np.minimum(node[shared, None] + 1 + number, len(nodes) - 1)
+    other_copies = np.where(
+        number < descendants[shared, None],
+        key_offsets[reader] + pack.positions[shared, None],
+        len(tree.key_rows),
     )
-    return Repeat(*ship((tree.source, begins[node] + pack.positions, shared, others), device))
+    own_copy = key_offsets[node] + pack.positions
+    return RowRepeat(*to_device((tree.key_rows, own_copy, shared, other_copies), device))
 
 
-def _begins(lengths: Ints) -> NDArray[np.int32]:
+def _offsets(lengths: Ints) -> NDArray[np.int32]:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
 
-def repeat_rows(x: Tensor, repeat: Repeat) -> Tensor:
-    out: Tensor = _Repeat.apply(x, repeat)  # type: ignore[no-untyped-call]
+def repeat_rows(x: Tensor, repeat: RowRepeat) -> Tensor:
+    out: Tensor = _RepeatFunction.apply(x, repeat)  # type: ignore[no-untyped-call]
     return out
 
 
-class _Repeat(torch.autograd.Function):
+class _RepeatFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, repeat: Repeat) -> Tensor:
+    def forward(ctx: Any, x: Tensor, repeat: RowRepeat) -> Tensor:
         ctx.repeat = repeat
         return x.index_select(0, repeat.source)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        repeat: Repeat = ctx.repeat
-        out = grad.index_select(0, repeat.own)
+        repeat: RowRepeat = ctx.repeat
+        out = grad.index_select(0, repeat.own_copy)
         padded = torch.cat((grad, grad.new_zeros(1, *grad.shape[1:])))
-        extra = padded[repeat.others]
+        extra = padded[repeat.other_copies]
         out[repeat.shared] += extra.sum(1, dtype=torch.float32).to(grad.dtype)
         return out, None

@@ -1,27 +1,24 @@
-"""What the engine is measured against: `model.generate`, a padded training step with PEFT, and both."""
+"""The benchmark's baseline: transformers' `generate`, a padded training step with PEFT, and both."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hermes.engine.bench.workload import GRPO_STEP, BenchMeter, Figure, Workload, rollout_datum
 from hermes.engine.types import Datum
 
-if TYPE_CHECKING:
-    from hermes.engine.bench.run import Figure, Workload
+TrainStep = Callable[[Sequence[Datum]], None]
 
 
-Step = Callable[[Sequence[Datum]], None]
-
-
-def needs_peft() -> str:
-    """What has to be left out, and why; nothing where PEFT is installed."""
+def missing_for_baseline() -> str:
+    """The measurements that are skipped, with the reason; empty if PEFT is installed."""
     if importlib.util.find_spec("peft") is not None:
         return ""
     return "Padded training and the GRPO step of transformers: they need the package peft."
@@ -32,32 +29,30 @@ def baseline_figures(
 ) -> list[Figure]:
     from transformers import AutoModelForCausalLM
 
-    from hermes.engine.bench.run import GRPO_STEP, BenchMeter
-
     gc.collect()
     loaded: Any = AutoModelForCausalLM.from_pretrained(model_name, dtype=dtype)
     model = loaded.to(device).eval()
     measure = BenchMeter(device, load.repeat).measure
     figures = []
-    for what, batch in (("generate", load.batch), ("generate at batch 1", 1)):
+    for name, batch in (("generate", load.batch), ("generate at batch 1", 1)):
         prompts = torch.randint(3, model.config.vocab_size, (batch, load.prompt), device=device)
 
         def generate(prompts: Tensor = prompts) -> None:
-            continued(model, prompts, load.new)
+            continue_prompts(model, prompts, load.new)
 
-        figures.append(measure(what, batch * load.new, generate))
-    if needs_peft():
+        figures.append(measure(name, batch * load.new, generate))
+    if missing_for_baseline():
         return figures
-    twin, step = _padded(model, load.train_micro_batch, device)
+    peft_model, step = _padded_training(model, load.train_micro_batch, device)
     tokens = sum(len(datum.tokens) for datum in data)
     figures.append(measure("train, padded", tokens, lambda: step(data)))
-    return [*figures, measure(GRPO_STEP, load.rollouts, lambda: _grpo_step(twin, step, load, device))]
+    return [*figures, measure(GRPO_STEP, load.rollouts, lambda: _grpo_step(peft_model, step, load, device))]
 
 
-def continued(model: Any, prompts: Tensor, new: int) -> Tensor:
-    """The prompts [rows, tokens], each with exactly `new` more."""
+def continue_prompts(model: Any, prompts: Tensor, new: int) -> Tensor:
+    """The prompts [rows, tokens], each with exactly `new` sampled tokens appended."""
     with torch.inference_mode():
-        found: Tensor = model.generate(
+        sequences: Tensor = model.generate(
             input_ids=prompts,
             attention_mask=torch.ones_like(prompts),
             min_new_tokens=new,
@@ -66,44 +61,44 @@ def continued(model: Any, prompts: Tensor, new: int) -> Tensor:
             top_k=0,
             pad_token_id=0,
         )
-    return found
+    return sequences
 
 
-def _grpo_step(twin: Any, step: Step, load: Workload, device: torch.device) -> None:
-    """What `bench.grpo_step` does, by hand."""
-    from hermes.engine.bench.run import datum_of
-
-    vocab, rng = twin.config.vocab_size, np.random.default_rng(0)
+def _grpo_step(model: Any, step: TrainStep, load: Workload, device: torch.device) -> None:
+    """The same work as `run.grpo_step`."""
+    vocab, rng = model.config.vocab_size, np.random.default_rng(0)
     prompts = torch.randint(3, vocab, (load.groups, load.shared), device=device)
-    first = continued(twin.eval(), prompts.repeat_interleave(load.group, 0), load.turn)
-    answers = torch.randint(3, vocab, (load.rollouts, load.answer), device=device)
-    second = continued(twin, torch.cat([first, answers], dim=1), load.turn)
-    step([datum_of(tokens, load.shared, rng) for tokens in second.cpu().numpy()])
+    first = continue_prompts(model.eval(), prompts.repeat_interleave(load.group, 0), load.turn_tokens)
+    tool_results = torch.randint(3, vocab, (load.rollouts, load.answer), device=device)
+    second = continue_prompts(model, torch.cat([first, tool_results], dim=1), load.turn_tokens)
+    step([rollout_datum(tokens, load.shared, rng) for tokens in second.cpu().numpy()])
 
 
-def _padded(model: Any, micro_batch: int, device: torch.device) -> tuple[Any, Step]:
-    """The model with an adapter, and what trains that."""
+def _padded_training(model: Any, micro_batch: int, device: torch.device) -> tuple[Any, TrainStep]:
+    """The model with an adapter, and a function that trains it on padded batches."""
     import peft
 
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    twin = peft.get_peft_model(model, peft.LoraConfig(r=32, lora_alpha=32, target_modules=targets))
-    optimizer = torch.optim.AdamW([one for one in twin.parameters() if one.requires_grad], lr=1e-5)
+    peft_model = peft.get_peft_model(model, peft.LoraConfig(r=32, lora_alpha=32, target_modules=targets))
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in peft_model.parameters() if parameter.requires_grad], lr=1e-5
+    )
 
     def step(data: Sequence[Datum]) -> None:
-        twin.train()
+        peft_model.train()
         for start in range(0, len(data), micro_batch):
-            loss: Any = _loss(twin, data[start : start + micro_batch], device)
+            loss: Any = _loss(peft_model, data[start : start + micro_batch], device)
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    return twin, step
+    return peft_model, step
 
 
-def _loss(twin: Any, data: Sequence[Datum], device: torch.device) -> Tensor:
+def _loss(model: Any, data: Sequence[Datum], device: torch.device) -> Tensor:
     longest = max(len(datum.tokens) for datum in data)
-    rows = {"tokens": 0, "target_tokens": 0, "logprobs": 0.0, "advantages": 0.0}
-    columns = {name: torch.full((len(data), longest), fill) for name, fill in rows.items()}
+    fills = {"tokens": 0, "target_tokens": 0, "logprobs": 0.0, "advantages": 0.0}
+    columns = {name: torch.full((len(data), longest), fill) for name, fill in fills.items()}
     mask = torch.zeros(len(data), longest, dtype=torch.long)
     for row, datum in enumerate(data):
         values = {"tokens": datum.tokens, **datum.inputs}
@@ -111,7 +106,7 @@ def _loss(twin: Any, data: Sequence[Datum], device: torch.device) -> Tensor:
             column[row, : len(datum.tokens)] = torch.as_tensor(values[name]).to(column.dtype)
         mask[row, : len(datum.tokens)] = 1
     columns = {name: column.to(device) for name, column in columns.items()}
-    logits = twin(input_ids=columns["tokens"], attention_mask=mask.to(device)).logits
+    logits = model(input_ids=columns["tokens"], attention_mask=mask.to(device)).logits
     chosen = logits.float().log_softmax(-1).gather(2, columns["target_tokens"][..., None])[..., 0]
     loss: Tensor = -((chosen - columns["logprobs"]).exp() * columns["advantages"]).sum()
     return loss

@@ -1,7 +1,7 @@
-"""Adapters as folders: PEFT files, and beside them what an exact resumption needs.
+"""Saves adapters as folders: PEFT files, and the optimizer state that an exact resumption needs.
 
-A folder is replaced whole or stays as it was: the new one is written and flushed beside it, and then takes
-its place. A full disk or a kill at any moment leaves the old folder, or the new one, never a mixture.
+A folder is replaced atomically: the new one is written and flushed next to it, and then renamed. A full disk
+or a kill at any moment leaves either the old folder or the new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hermes.engine.checkpoints.files import put
+from hermes.engine.checkpoints.files import replace_folder
 from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.spec import ModelSpec
 from hermes.engine.types import EngineUserError, LoraConfig
@@ -33,7 +33,7 @@ def save_adapter(
     spec: ModelSpec,
     optimizer: Mapping[str, Tensor] | None = None,
 ) -> int:
-    """Writes the folder; its size in bytes. HostError: it could not be written, and nothing has changed."""
+    """Writes the folder; returns its size in bytes. HostError: writing failed, nothing has changed."""
     from safetensors.torch import save_file
 
     from hermes.engine.lora.peft import save_peft
@@ -48,13 +48,13 @@ def save_adapter(
             )
             (draft / _STATE).write_text(json.dumps({"format": _FORMAT, "lora": asdict(config)}))
         size = sum(_flush(path) for path in draft.iterdir())
-        put(draft, folder)
+        replace_folder(draft, folder)
     except Exception as error:
         shutil.rmtree(draft, ignore_errors=True)
         if isinstance(error, OSError) or "Error while serializing" in str(error):
             raise HostError(
                 f"The adapter could not be saved in {folder.parent}: {error}",
-                "Make room there, or choose another place.",
+                "Free some space there, or choose another folder.",
             ) from error
         raise
     return size
@@ -63,7 +63,10 @@ def save_adapter(
 def load_adapter(
     folder: Path, spec: ModelSpec, optimizer: bool
 ) -> tuple[LoraWeights, LoraConfig, dict[str, Tensor] | None]:
-    """What a folder holds. EngineUserError: it is not one of ours or of PEFT's, or has no optimizer state."""
+    """Weights, configuration and optimizer state of a folder.
+
+    EngineUserError: it is not an adapter, or has no optimizer state although `optimizer` is set.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -76,7 +79,7 @@ def load_adapter(
         return weights, config, load_file(folder / _OPTIMIZER)
     except (OSError, SafetensorError) as error:
         raise EngineUserError(
-            f"{folder} holds no optimizer state that can be read: {error}", "Load it without the optimizer."
+            f"{folder} has no readable optimizer state: {error}", "Load it without the optimizer."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The disk under the checkpoints: who owns a root, small files that are whole, folders that take a place."""
+"""File operations of the checkpoint store: the lock of a root, and atomic writes of files and folders."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hermes.core.filelock import FileLock
 from hermes.errors import HostError
 
 
-def own(root: Path) -> FileLock:
-    """The lock on `root`, held until it is released or the process ends."""
+def lock_root(root: Path) -> FileLock:
+    """Locks the root until the lock is released or the process ends. HostError: it is locked already."""
     lock = FileLock(root / ".lock")
     if not lock.acquire(blocking=False):
         raise HostError(
@@ -23,40 +23,40 @@ def own(root: Path) -> FileLock:
     return lock
 
 
-def put(draft: Path, place: Path) -> None:
-    """Moves a folder to its place; one that is there goes, or stays if that fails."""
-    aside = place.with_name(f".{place.name}.old")
-    replaces = place.exists()
+def replace_folder(draft: Path, folder: Path) -> None:
+    """Renames `draft` to `folder`. An existing folder is deleted, or restored if the rename fails."""
+    aside = folder.with_name(f".{folder.name}.old")
+    replaces = folder.exists()
     if replaces:
         shutil.rmtree(aside, ignore_errors=True)
-        place.rename(aside)
+        folder.rename(aside)
     try:
-        draft.rename(place)
+        draft.rename(folder)
     except OSError:
         if replaces:
-            aside.rename(place)
+            aside.rename(folder)
         raise
-    sync(place.parent)
+    sync(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def link(source: Path, target: Path) -> None:
-    """The same file under another name; a copy of it where the file system knows no such thing."""
+    """A hard link to the file, or a copy where the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
 
 
-def tidy(place: Path) -> None:
-    """Undoes what a killed process had begun."""
-    for aside in place.glob(".*.old"):
-        original = place / aside.name[1:].removesuffix(".old")
+def recover(folder: Path) -> None:
+    """Completes or undoes the operations in `folder` that a killed process had started."""
+    for aside in folder.glob(".*.old"):
+        original = folder / aside.name[1:].removesuffix(".old")
         if original.exists():
             shutil.rmtree(aside)
         else:
             aside.rename(original)
-    for part in place.glob(".*.part"):
+    for part in folder.glob(".*.part"):
         shutil.rmtree(part)
 
 

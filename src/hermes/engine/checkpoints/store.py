@@ -1,12 +1,12 @@
-"""Named checkpoints on disk: what survives the process.
+"""Named checkpoints on disk.
 
     <root>/<run>/run.json
     <root>/<run>/weights | sampler_weights | external_weights/<name>/checkpoint.json and the files
 
-A checkpoint is there whole or not at all: it is written beside its place, flushed, and renamed; one that
-replaces another moves the old one aside first, and `open` puts it back if the process died in between.
-Everything is read once, at the start, and one process at a time owns a root. Methods may be called from any
-thread. What the files of a checkpoint mean is the engine's business, not this module's.
+A checkpoint exists completely or not at all: it is written to a temporary folder, flushed, and renamed. One
+that replaces another first moves the old one aside, which is restored at the next start if the process dies
+in between. The index is read once, at the start, and a root is locked by one process at a time. Methods may
+be called from any thread. This module does not interpret the files of a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hermes.engine.checkpoints.files import link, own, put, sync, tidy, write_json
+from hermes.engine.checkpoints.files import link, lock_root, recover, replace_folder, sync, write_json
 from hermes.engine.types import EngineUserError, LoraConfig
 from hermes.errors import HostError
 
@@ -59,7 +59,7 @@ class CheckpointPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """One adapter that was or is being trained."""
+    """The training run of one adapter."""
 
     id: str
     session_id: str
@@ -82,7 +82,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """Owns `root`. HostError: it cannot be used, or another process owns it."""
+    """The checkpoints under `root`. HostError: it cannot be used, or another process has locked it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -91,21 +91,21 @@ class CheckpointStore:
         self._checkpoints: dict[CheckpointPath, Checkpoint] = {}
         try:
             root.mkdir(parents=True, exist_ok=True)
-            self._owned = own(root)
-            tidy(root)
+            self._lock = lock_root(root)
+            recover(root)
             for folder in sorted(path for path in root.iterdir() if (path / _RUN).is_file()):
                 try:
                     self._read_run(folder)
                 except (ValueError, KeyError, TypeError) as error:
-                    _logger.warning("%s is not a run of ours and was left alone: %s", folder, error)
+                    _logger.warning("%s is not a training run and was ignored: %s", folder, error)
         except OSError as error:
-            what = f"the checkpoints in {root} cannot be used: {error.strerror or error}"
-            raise HostError(what, "choose another --state-dir") from error
+            message = f"the checkpoints in {root} cannot be used: {error.strerror or error}"
+            raise HostError(message, "choose another --state-dir") from error
         for checkpoint in self.expired(time.time()):
             self.delete(checkpoint)
 
     def close(self) -> None:
-        self._owned.release()
+        self._lock.release()
 
     def runs(self) -> list[TrainingRun]:
         """Newest first."""
@@ -124,26 +124,30 @@ class CheckpointStore:
             self._runs[run.id] = run
 
     def drop_run(self, run_id: str) -> None:
-        """With all that was saved of it."""
-        gone = self.root / f".{os.urandom(6).hex()}.part"
+        """Deletes the run with all its checkpoints."""
+        removed = self.root / f".{os.urandom(6).hex()}.part"
         with self._lock:
             with contextlib.suppress(FileNotFoundError):
-                (self.root / run_id).rename(gone)
+                (self.root / run_id).rename(removed)
             self._runs.pop(run_id, None)
             for path in [path for path in self._checkpoints if path.run_id == run_id]:
                 del self._checkpoints[path]
-        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(removed, ignore_errors=True)
 
     def checkpoints(self, run_id: str | None = None) -> list[Checkpoint]:
-        """Of one run or of all, newest first; expired ones are not among them."""
+        """Those of one run or of all, newest first, without expired ones."""
         now_s = time.time()
         with self._lock:
-            every = list(self._checkpoints.values())
-        found = [one for one in every if run_id in (None, one.path.run_id) and not _is_expired(one, now_s)]
-        return sorted(found, key=lambda one: one.created_s, reverse=True)
+            checkpoints = list(self._checkpoints.values())
+        selected = [
+            checkpoint
+            for checkpoint in checkpoints
+            if run_id in (None, checkpoint.path.run_id) and not _is_expired(checkpoint, now_s)
+        ]
+        return sorted(selected, key=lambda checkpoint: checkpoint.created_s, reverse=True)
 
     def find(self, path: CheckpointPath) -> Checkpoint:
-        """EngineUserError: there is none, or no longer."""
+        """EngineUserError: it does not exist, or has expired."""
         with self._lock:
             checkpoint = self._checkpoints.get(path)
         if checkpoint is None or _is_expired(checkpoint, time.time()):
@@ -154,12 +158,12 @@ class CheckpointStore:
         return self.root / path.run_id / path.kind / path.name
 
     def draft(self, path: CheckpointPath, *, overwrite: bool = False) -> Path:
-        """A place for the files of a checkpoint to be, not there yet. Then `commit`, or `discard`."""
+        """The path of a temporary folder, which the caller creates, and passes to `commit` or `discard`."""
         check_name(path.name)
         self._check_free(path, overwrite)
-        place = self.folder(path).with_name(f".{path.name}.{os.urandom(6).hex()}.part")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return place
+        draft = self._temporary_folder(path)
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        return draft
 
     def commit(
         self,
@@ -170,7 +174,7 @@ class CheckpointStore:
         ttl_s: int | None = None,
         overwrite: bool = False,
     ) -> Checkpoint:
-        """Puts the draft in its place. EngineUserError: the name was taken meanwhile."""
+        """Makes the draft the checkpoint. EngineUserError: a checkpoint with this name exists by now."""
         now_s = time.time()
         files = tuple(sorted(file.name for file in draft.iterdir()))
         size_bytes = sum((draft / name).stat().st_size for name in files)
@@ -181,7 +185,7 @@ class CheckpointStore:
         write_json(draft / _RECORD, _as_json(checkpoint))
         with self._lock:
             self._check_free(path, overwrite)
-            put(draft, self.folder(path))
+            replace_folder(draft, self.folder(path))
             self._checkpoints[path] = checkpoint
         return checkpoint
 
@@ -189,7 +193,7 @@ class CheckpointStore:
         shutil.rmtree(draft, ignore_errors=True)
 
     def copy(self, source: CheckpointPath, run: TrainingRun, ttl_s: int | None) -> Checkpoint:
-        """The same files under a new run, without taking up their room again where the disk allows it."""
+        """Copies a checkpoint to a new run, by hard links where the file system has them."""
         checkpoint = self.find(source)
         target = source._replace(run_id=run.id)
         try:
@@ -210,28 +214,31 @@ class CheckpointStore:
         self._update(path, expires_s=None if ttl_s is None else time.time() + ttl_s)
 
     def delete(self, checkpoint: Checkpoint, *, expired_by_s: float | None = None) -> None:
-        """Unless it is gone, was replaced, or does not expire (any more) by the time that is given."""
+        """Deletes it, unless it was deleted or replaced; with `expired_by_s`, only if it expires by then."""
         path = checkpoint.path
-        gone = self.folder(path).with_name(f".{path.name}.{os.urandom(6).hex()}.part")
+        removed = self._temporary_folder(path)
         with self._lock:
             current = self._checkpoints.get(path)
             if current is None or current.created_s != checkpoint.created_s:
                 return
             if expired_by_s is not None and not _is_expired(current, expired_by_s):
                 return
-            self.folder(path).rename(gone)
+            self.folder(path).rename(removed)
             del self._checkpoints[path]
-        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(removed, ignore_errors=True)
 
     def expired(self, now_s: float) -> list[Checkpoint]:
-        """Those that have outlived their time and are still on disk."""
+        """Expired checkpoints that are still on disk."""
         with self._lock:
-            return [found for found in self._checkpoints.values() if _is_expired(found, now_s)]
+            return [checkpoint for checkpoint in self._checkpoints.values() if _is_expired(checkpoint, now_s)]
+
+    def _temporary_folder(self, path: CheckpointPath) -> Path:
+        return self.folder(path).with_name(f".{path.name}.{os.urandom(6).hex()}.part")
 
     def _check_free(self, path: CheckpointPath, overwrite: bool) -> None:
         with self._lock:
-            taken = path in self._checkpoints
-        if taken and not overwrite:
+            exists = path in self._checkpoints
+        if exists and not overwrite:
             raise EngineUserError(f"{path} exists already", "choose another name, or overwrite=True")
 
     def _update(self, path: CheckpointPath, **changes: Any) -> None:
@@ -245,20 +252,20 @@ class CheckpointStore:
         run = TrainingRun(**{**record, "lora": LoraConfig(**record["lora"])})
         self._runs[run.id] = run
         for kind in KINDS:
-            place = folder / kind
-            if place.is_dir():
-                tidy(place)
-                for checkpoint in sorted(place.iterdir()):
+            kind_folder = folder / kind
+            if kind_folder.is_dir():
+                recover(kind_folder)
+                for checkpoint in sorted(kind_folder.iterdir()):
                     self._read_checkpoint(CheckpointPath(run.id, kind, checkpoint.name))
 
     def _read_checkpoint(self, path: CheckpointPath) -> None:
-        with contextlib.suppress(FileNotFoundError):  # not ours: a folder somebody put there
+        with contextlib.suppress(FileNotFoundError):  # not a checkpoint: a folder of the user
             record = json.loads((self.folder(path) / _RECORD).read_text(encoding="utf-8"))
             self._checkpoints[path] = Checkpoint(path=path, **{**record, "files": tuple(record["files"])})
 
 
 def check_name(name: str) -> None:
-    """EngineUserError: it could leave its place on disk, or in an address."""
+    """EngineUserError: the name is not safe in a path or a URL."""
     if not _NAME.fullmatch(name):
         raise EngineUserError(
             f"'{name}' cannot be the name of a checkpoint",

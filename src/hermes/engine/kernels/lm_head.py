@@ -1,7 +1,7 @@
-"""Triton kernel of the output projection's training pass: a row of logits, normalised in two readings.
+"""Triton kernel of the LM head's training pass: softmax statistics of a row of logits, in two passes over it.
 
-The second reading of a row comes from the cache, and may replace the logits by their exponentials.
-Imported only where there is a CUDA device.
+The second pass reads the row from the GPU's cache, and can replace the logits by their exponentials. Imported
+only where there is a CUDA device.
 """
 
 # mypy: ignore-errors
@@ -18,33 +18,33 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _normalise(logits, tops, totals, vocabulary, BLOCK: tl.constexpr, WRITE: tl.constexpr):
+def _softmax_stats(logits, tops, totals, vocabulary, BLOCK: tl.constexpr, WRITE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * vocabulary
-    at = tl.arange(0, BLOCK)
+    cols = tl.arange(0, BLOCK)
     highest = tl.full([BLOCK], -float("inf"), tl.float32)
     for first in range(0, vocabulary, BLOCK):
-        some = tl.load(start + first + at, mask=first + at < vocabulary, other=-float("inf"))
-        highest = tl.maximum(highest, some.to(tl.float32))
+        values = tl.load(start + first + cols, mask=first + cols < vocabulary, other=-float("inf"))
+        highest = tl.maximum(highest, values.to(tl.float32))
     top = tl.max(highest, 0)
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, vocabulary, BLOCK):
-        inside = first + at < vocabulary
-        some = tl.load(start + first + at, mask=inside, other=-float("inf"))
-        weight = tl.exp(some.to(tl.float32) - top)
+        inside = first + cols < vocabulary
+        values = tl.load(start + first + cols, mask=inside, other=-float("inf"))
+        weight = tl.exp(values.to(tl.float32) - top)
         total += weight
         if WRITE:
-            tl.store(start + first + at, weight.to(some.dtype), mask=inside)
+            tl.store(start + first + cols, weight.to(values.dtype), mask=inside)
     tl.store(tops + row, top)
     tl.store(totals + row, tl.sum(total, 0))
 
 
-def normalise(logits: Tensor, *, write: bool) -> tuple[Tensor, Tensor]:
+def softmax_stats(logits: Tensor, *, write: bool) -> tuple[Tensor, Tensor]:
     """The highest logit and the sum of exp(logit - highest) of each row, [T, 1] in fp32.
 
-    With `write`, these exponentials take the place of the logits.
+    With `write`, the logits are overwritten by these exponentials.
     """
     rows, vocabulary = logits.shape
     tops, totals = torch.empty(2, rows, 1, device=logits.device, dtype=torch.float32)
-    _normalise[(rows,)](logits, tops, totals, vocabulary, _BLOCK, write, num_warps=8)
+    _softmax_stats[(rows,)](logits, tops, totals, vocabulary, _BLOCK, write, num_warps=8)
     return tops, totals

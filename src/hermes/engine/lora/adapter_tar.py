@@ -1,6 +1,6 @@
-"""Files on the wire: a plain tar that is made while it is sent, and read from a file.
+"""Adapter files as a tar: streamed while it is sent, and unpacked from a file.
 
-Only regular files at the top of the tar are taken out, by names that are known beforehand.
+Only regular files at the top level of the tar are unpacked, and only those with expected names.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 from hermes.engine.types import EngineUserError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""What PEFT calls them."""
+"""PEFT's file names."""
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 1 << 20
 _END = bytes(2 * _BLOCK)
 
 
 class Tar:
-    """An iterable of bytes whose number is known; the files must not change meanwhile."""
+    """An iterable over the bytes of a tar of known size; the files must not change meanwhile."""
 
     def __init__(self, files: Mapping[str, Path | None]) -> None:
-        """By their names in the tar; None is an empty one."""
+        """Files by their names in the tar; None is an empty file."""
         self._files = files
         self._sizes = {name: path.stat().st_size if path else 0 for name, path in files.items()}
 
@@ -45,7 +45,7 @@ class Tar:
 
 
 def unpack(source: Path, folder: Path, names: Sequence[str]) -> None:
-    """Puts those of the names that the tar has into the folder. EngineUserError: it is no tar."""
+    """Unpacks the files with these names, if the tar has them. EngineUserError: it is not a tar."""
     try:
         with tarfile.open(source, "r:") as tar:
             for member in tar:
@@ -55,4 +55,4 @@ def unpack(source: Path, folder: Path, names: Sequence[str]) -> None:
                     with (folder / member.name).open("wb") as file:
                         shutil.copyfileobj(content, file)
     except tarfile.TarError as error:
-        raise EngineUserError(f"what was sent is not a tar that can be read: {error}") from error
+        raise EngineUserError(f"the upload is not a tar that can be read: {error}") from error

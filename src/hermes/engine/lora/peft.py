@@ -1,9 +1,9 @@
-"""Adapters in PEFT's own file format, both ways, without PEFT.
+"""Reads and writes adapters in PEFT's file format, without PEFT.
 
-What is written loads with `PeftModel.from_pretrained`; what PEFT wrote loads here if it is a plain LoRA on
-linear layers of this base model: any set of targets, ranks and scales, also those that differ by layer.
-Anything else (DoRA, biases, retrained modules) is refused rather than half read. Writing is plain; replacing
-a folder as a whole is `saving`'s work.
+Files written here load with `PeftModel.from_pretrained`. Files written by PEFT load here if they are a plain
+LoRA on linear layers of this base model, with any targets, ranks and scales, also if those differ by layer.
+Anything else (DoRA, biases, retrained modules) is rejected. Writing is not atomic: `checkpoints.adapter_io`
+replaces folders atomically.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PREFIX = "base_model.model."
 _MATRIX = re.compile(r"(?P<path>.+)\.lora_(?P<which>[AB])(\.[^.]+)?\.weight")
 # PEFT adds copies of untrained embeddings when the output projection is a target of a tied model.
 _COPY = re.compile(r".*(base_layer|embed_tokens|lm_head)\.weight")
-_REFUSED = (
+_UNSUPPORTED_SETTINGS = (
     "use_dora",
     "lora_bias",
     "fan_in_fan_out",
@@ -39,12 +39,12 @@ _REFUSED = (
     "exclude_modules",
 )
 
-Pair = tuple[Tensor, Tensor, float]
+LoraMatrices = tuple[Tensor, Tensor, float]
 """A [rank, in], B [out, rank] and the scale."""
 
 
 def save_peft(folder: Path, weights: LoraWeights, config: LoraConfig, spec: ModelSpec) -> None:
-    """Writes the two files into `folder`, which is made if need be. OSError: the disk would not have it."""
+    """Writes the two files into `folder`, which is created if necessary. OSError: writing failed."""
     from safetensors.torch import save_file
 
     pairs = _pairs(weights, spec)
@@ -60,13 +60,13 @@ def save_peft(folder: Path, weights: LoraWeights, config: LoraConfig, spec: Mode
 
 
 def load_peft(folder: Path, spec: ModelSpec) -> tuple[LoraWeights, LoraConfig]:
-    """The weights, on the CPU in fp32. EngineUserError: not such an adapter, or not for this model."""
+    """The weights, on the CPU in fp32. EngineUserError: not a plain LoRA adapter of this model."""
     settings, tensors = _read(folder)
-    for name in _REFUSED:
+    for name in _UNSUPPORTED_SETTINGS:
         if settings.get(name):
-            raise _refuse(folder, f"it sets {name}")
+            raise _unusable_error(folder, f"it sets {name}")
     if settings.get("peft_type") != "LORA" or settings.get("bias", "none") != "none":
-        raise _refuse(folder, "it is not a plain LoRA")
+        raise _unusable_error(folder, "it is not a plain LoRA")
     paths = {linear.path: site for site, linear in spec.linears.items()}
     matrices: dict[Site, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -74,15 +74,15 @@ def load_peft(folder: Path, spec: ModelSpec) -> tuple[LoraWeights, LoraConfig]:
         if match and match["path"] in paths:
             matrices.setdefault(paths[match["path"]], {})[match["which"]] = tensor.float()
         elif match or not _COPY.fullmatch(name):
-            raise _refuse(folder, f"this model has no place for {name}")
-    pairs = {site: _pair(folder, spec, settings, site, both) for site, both in matrices.items()}
+            raise _unusable_error(folder, f"this model has no place for {name}")
+    pairs = {site: _pair(folder, spec, settings, site, ab) for site, ab in matrices.items()}
     if not pairs:
-        raise _refuse(folder, "it holds no matrices")
+        raise _unusable_error(folder, "it contains no matrices")
     return assemble(pairs, spec), _lora_config(settings, pairs, spec)
 
 
-def assemble(pairs: Mapping[Site, Pair], spec: ModelSpec) -> LoraWeights:
-    """Single linears' matrices put into the groups they are applied in."""
+def assemble(pairs: Mapping[Site, LoraMatrices], spec: ModelSpec) -> LoraWeights:
+    """The matrices of single linears, combined into the groups they are applied in."""
     groups = {}
     for group, members in spec.groups.items():
         present = [pairs[site] for site in members if site in pairs]
@@ -94,7 +94,7 @@ def assemble(pairs: Mapping[Site, Pair], spec: ModelSpec) -> LoraWeights:
     return LoraWeights(groups)
 
 
-def _pairs(weights: LoraWeights, spec: ModelSpec) -> dict[Site, Pair]:
+def _pairs(weights: LoraWeights, spec: ModelSpec) -> dict[Site, LoraMatrices]:
     return {
         site: (loaded.a[rows], part.b, part.scale)
         for group, loaded in weights.groups.items()
@@ -103,7 +103,7 @@ def _pairs(weights: LoraWeights, spec: ModelSpec) -> dict[Site, Pair]:
     }
 
 
-def _peft_config(pairs: Mapping[Site, Pair], config: LoraConfig, spec: ModelSpec) -> dict[str, Any]:
+def _peft_config(pairs: Mapping[Site, LoraMatrices], config: LoraConfig, spec: ModelSpec) -> dict[str, Any]:
     ranks, alphas = {}, {}
     for site, (a, _, scale) in pairs.items():
         path = re.escape(spec.linears[site].path)
@@ -126,12 +126,12 @@ def _peft_config(pairs: Mapping[Site, Pair], config: LoraConfig, spec: ModelSpec
     }
 
 
-def _targets(pairs: Mapping[Site, Pair], spec: ModelSpec) -> list[str]:
-    """Short names where every linear of that name is adapted, whole paths elsewhere."""
+def _targets(pairs: Mapping[Site, LoraMatrices], spec: ModelSpec) -> list[str]:
+    """Short names where every linear with that name is adapted, full paths otherwise."""
     short = {site: linear.path.rpartition(".")[2] for site, linear in spec.linears.items()}
-    there, adapted = Counter(short.values()), Counter(short[site] for site in pairs)
-    whole = {short[site] for site in pairs if adapted[short[site]] == there[short[site]]}
-    return sorted(whole | {spec.linears[site].path for site in pairs if short[site] not in whole})
+    total, adapted = Counter(short.values()), Counter(short[site] for site in pairs)
+    complete = {short[site] for site in pairs if adapted[short[site]] == total[short[site]]}
+    return sorted(complete | {spec.linears[site].path for site in pairs if short[site] not in complete})
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -144,36 +144,40 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (OSError, ValueError, SafetensorError) as error:
         raise EngineUserError(
             f"{folder} is not an adapter that can be read: {error}",
-            f"A PEFT folder with {CONFIG_FILE} and {WEIGHTS_FILE} is needed.",
+            f"Use a PEFT folder with {CONFIG_FILE} and {WEIGHTS_FILE}.",
         ) from error
     if not isinstance(settings, dict):
-        raise _refuse(folder, f"{CONFIG_FILE} is not an object")
+        raise _unusable_error(folder, f"{CONFIG_FILE} is not an object")
     return settings, tensors
 
 
 def _pair(
-    folder: Path, spec: ModelSpec, settings: Mapping[str, Any], site: Site, both: Mapping[str, Tensor]
-) -> Pair:
+    folder: Path, spec: ModelSpec, settings: Mapping[str, Any], site: Site, ab: Mapping[str, Tensor]
+) -> LoraMatrices:
     linear = spec.linears[site]
-    if set(both) != {"A", "B"}:
-        raise _refuse(folder, f"{linear.path} has only one of its two matrices")
-    a, b = both["A"], both["B"]
+    if set(ab) != {"A", "B"}:
+        raise _unusable_error(folder, f"{linear.path} has only one of its two matrices")
+    a, b = ab["A"], ab["B"]
     rank = a.shape[0]
     if tuple(a.shape) != (rank, linear.inputs) or tuple(b.shape) != (linear.outputs, rank):
-        found = f"A {tuple(a.shape)} and B {tuple(b.shape)}"
-        raise _refuse(folder, f"{linear.path} maps {linear.inputs} to {linear.outputs}, but has {found}")
-    alpha = float(_by_pattern(settings.get("alpha_pattern"), linear.path, settings.get("lora_alpha", 8)))
+        shapes = f"A {tuple(a.shape)} and B {tuple(b.shape)}"
+        raise _unusable_error(
+            folder, f"{linear.path} maps {linear.inputs} to {linear.outputs}, but has {shapes}"
+        )
+    alpha = float(_match_pattern(settings.get("alpha_pattern"), linear.path, settings.get("lora_alpha", 8)))
     return a, b, alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
-def _by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
+def _match_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
     for pattern, value in (patterns or {}).items():
         if re.fullmatch(rf"(.*\.)?({pattern})", path):
             return value
     return default
 
 
-def _lora_config(settings: Mapping[str, Any], pairs: Mapping[Site, Pair], spec: ModelSpec) -> LoraConfig:
+def _lora_config(
+    settings: Mapping[str, Any], pairs: Mapping[Site, LoraMatrices], spec: ModelSpec
+) -> LoraConfig:
     parts = {spec.linears[site].part for site in pairs}
     rank = Counter(a.shape[0] for a, _, _ in pairs.values()).most_common(1)[0][0]
     return LoraConfig(
@@ -185,7 +189,7 @@ def _lora_config(settings: Mapping[str, Any], pairs: Mapping[Site, Pair], spec: 
     )
 
 
-def _refuse(folder: Path, why: str) -> EngineUserError:
+def _unusable_error(folder: Path, reason: str) -> EngineUserError:
     return EngineUserError(
-        f"The adapter in {folder} cannot be used: {why}.", "Plain LoRA adapters of this base model can."
+        f"The adapter in {folder} cannot be used: {reason}.", "Use a plain LoRA adapter of this base model."
     )

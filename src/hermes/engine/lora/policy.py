@@ -1,4 +1,4 @@
-"""The weights that sample: the base model, or one frozen version of an adapter."""
+"""A policy: the base model, or one frozen version of an adapter."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class Policy:
     id: str | None
     """None: the base model."""
     weights: LoraWeights | None
-    """fp32; None: the base model's own."""
+    """fp32; None for the base model."""
     applied: LoraWeights | None
-    """The same in the dtype of the base model."""
+    """The same weights in the dtype of the base model."""

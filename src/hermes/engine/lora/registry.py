@@ -1,4 +1,4 @@
-"""Which adapters and policies there are. Asked and changed from any thread."""
+"""The adapters and policies of the engine, by id. May be used from any thread."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from hermes.engine.types import EngineCapacityError, EngineUserError, LoraConfig
 
 @dataclass(slots=True, eq=False)
 class AdapterHandle:
-    """An adapter from the moment it is asked for."""
+    """An adapter, whose weights are created later in the compute thread."""
 
     id: str
     config: LoraConfig
-    made: Adapter | None = None
-    """Set in the compute thread."""
+    adapter: Adapter | None = None
+    """Set by the compute thread."""
 
-    @property
-    def adapter(self) -> Adapter:
-        if self.made is None:
+    def require_adapter(self) -> Adapter:
+        """EngineUserError: creating it failed."""
+        if self.adapter is None:
             raise EngineUserError(
-                f"The adapter {self.id} could not be made.", "Look at what creating it said."
+                f"The adapter {self.id} could not be created.", "See the error of the call that created it."
             )
-        return self.made
+        return self.adapter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeldPolicy:
+class PolicyHandle:
     policy: Policy
     config: LoraConfig
     adapter_id: str | None
@@ -50,7 +50,7 @@ class AdapterRegistry:
         self._device, self._dtype = device, dtype
         self._max_adapters = max_adapters
         self._adapters: dict[str, AdapterHandle] = {}
-        self._policies: dict[str, HeldPolicy] = {}
+        self._policies: dict[str, PolicyHandle] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._base = Policy(None, None, None)
@@ -60,46 +60,47 @@ class AdapterRegistry:
             if len(self._adapters) >= self._max_adapters:
                 raise EngineCapacityError(
                     f"The engine holds {self._max_adapters} adapters already, which is its limit.",
-                    "Let go of one, or start it with more --max-adapters.",
+                    "Drop one, or start the engine with more --max-adapters.",
                 )
-            held = AdapterHandle(f"adapter-{next(self._numbers)}", config)
-            self._adapters[held.id] = held
-            return held
+            handle = AdapterHandle(f"adapter-{next(self._numbers)}", config)
+            self._adapters[handle.id] = handle
+            return handle
 
     def adapter(self, adapter_id: str) -> AdapterHandle:
-        held = self._adapters.get(adapter_id)
-        if held is None:
+        handle = self._adapters.get(adapter_id)
+        if handle is None:
             raise EngineUserError(f"There is no adapter '{adapter_id}'.")
-        return held
+        return handle
 
     def drop_adapter(self, adapter_id: str) -> None:
         with self._lock:
             self._adapters.pop(adapter_id, None)
 
     def add_policy(self, weights: LoraWeights, config: LoraConfig, adapter_id: str | None) -> str:
-        """Takes over weights that nobody will change any more."""
-        here = _moved(weights, self._device)
-        applied = here.cast(self._dtype)
-        size = _bytes(here) + (_bytes(applied) if self._dtype != torch.float32 else 0)
+        """Adds a policy with weights that are not changed any more; returns its id."""
+        on_device = _move(weights, self._device)
+        applied = on_device.cast(self._dtype)
+        size = _bytes(on_device) + (_bytes(applied) if self._dtype != torch.float32 else 0)
         with self._lock:
-            policy = Policy(f"policy-{next(self._numbers)}", here, applied)
+            policy = Policy(f"policy-{next(self._numbers)}", on_device, applied)
             assert policy.id is not None
-            self._policies[policy.id] = HeldPolicy(policy, config, adapter_id, size)
+            self._policies[policy.id] = PolicyHandle(policy, config, adapter_id, size)
             return policy.id
 
-    def policy(self, policy_id: str) -> HeldPolicy:
-        held = self._policies.get(policy_id)
-        if held is None:
+    def policy(self, policy_id: str) -> PolicyHandle:
+        handle = self._policies.get(policy_id)
+        if handle is None:
             raise EngineUserError(f"There is no policy '{policy_id}'.")
-        return held
+        return handle
 
-    def to_sample(self, policy_id: str | None) -> Policy:
+    def sampling_policy(self, policy_id: str | None) -> Policy:
+        """The policy with this id; the base model for None."""
         return self._base if policy_id is None else self.policy(policy_id).policy
 
     def drop_policy(self, policy_id: str) -> Policy | None:
         with self._lock:
-            held = self._policies.pop(policy_id, None)
-            return held.policy if held else None
+            handle = self._policies.pop(policy_id, None)
+            return handle.policy if handle else None
 
     @property
     def adapters(self) -> tuple[AdapterHandle, ...]:
@@ -107,13 +108,13 @@ class AdapterRegistry:
             return tuple(self._adapters.values())
 
     @property
-    def policies(self) -> tuple[HeldPolicy, ...]:
+    def policies(self) -> tuple[PolicyHandle, ...]:
         with self._lock:
             return tuple(self._policies.values())
 
 
 def adapter_bytes(adapter: Adapter | None) -> int:
-    """Parameters, gradients and two moments."""
+    """Size of parameters, gradients and the optimizer's two moments."""
     return 4 * adapter.parameters.numel() * adapter.parameters.element_size() if adapter else 0
 
 
@@ -122,7 +123,7 @@ def _bytes(weights: LoraWeights) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _moved(weights: LoraWeights, device: torch.device) -> LoraWeights:
+def _move(weights: LoraWeights, device: torch.device) -> LoraWeights:
     return LoraWeights(
         {
             site: LoraGroup(

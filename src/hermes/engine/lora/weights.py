@@ -1,8 +1,8 @@
-"""What a backbone applies on top of its frozen weights: low-rank deltas, as immutable tensors.
+"""The low-rank deltas that a backbone adds to its frozen weights, as immutable tensors.
 
-`LoraWeights` acts on every token; `LoraSpans` gives each contiguous run of tokens its own weights, so that
-one forward pass serves several adapters. Both are `LoraView`s, which is all a backbone asks for.
-Linears that read the same input share one product with their stacked A matrices.
+`LoraWeights` applies to every token; `LoraSpans` has different weights for contiguous spans of tokens, so
+that one forward pass serves several adapters. Both are `LoraView`s, the interface that a backbone uses.
+Linears with the same input share one matrix product with their stacked A matrices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hermes.engine.spec import Site
 
 
 class LoraDelta(Protocol):
-    """What is added at one group of linears."""
+    """The delta of one group of linears."""
 
     def add(self, x: Tensor, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The outputs [T, out] of the group's linears for input x [T, in], with the deltas added."""
@@ -28,18 +28,18 @@ class LoraDelta(Protocol):
 
 class LoraView(Protocol):
     def at(self, group: Site) -> LoraDelta | None:
-        """None where nothing is added."""
+        """None if the group has no delta."""
         ...
 
     def apply(self, group: Site, x: Tensor, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The group's outputs with whatever is added to them."""
+        """The group's outputs with its delta added, if it has one."""
         delta = self.at(group)
         return outs if delta is None else delta.add(x, outs)
 
 
 @dataclass(frozen=True, slots=True)
 class LoraPart:
-    """One linear's share of a group."""
+    """One linear of a group."""
 
     b: Tensor
     """[out, rank]"""
@@ -51,7 +51,7 @@ class LoraGroup:
     a: Tensor
     """[sum of ranks, in]: the members' A matrices, stacked."""
     parts: tuple[LoraPart | None, ...]
-    """One per member of the group; None where the adapter leaves that linear alone."""
+    """One per member of the group; None if the adapter does not change that linear."""
 
     def spans(self) -> Iterator[tuple[slice, LoraPart | None]]:
         """Each member with its rows of `a`."""
@@ -62,16 +62,18 @@ class LoraGroup:
             start += rank
 
     def add(self, x: Tensor, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        low = functional.linear(x, self.a.to(x.dtype))
+        lora_down = functional.linear(x, self.a.to(x.dtype))
         return tuple(
-            out if part is None else torch.addmm(out, low[:, rows], part.b.to(x.dtype).t(), alpha=part.scale)
+            out
+            if part is None
+            else torch.addmm(out, lora_down[:, rows], part.b.to(x.dtype).t(), alpha=part.scale)
             for out, (rows, part) in zip(outs, self.spans(), strict=True)
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraWeights(LoraView):
-    """One adapter's weights. Never written to after they are made."""
+    """One adapter's weights, which are never changed."""
 
     groups: Mapping[Site, LoraGroup]
 
@@ -79,7 +81,7 @@ class LoraWeights(LoraView):
         return self.groups.get(group)
 
     def cast(self, dtype: torch.dtype) -> LoraWeights:
-        """The same weights in the dtype they will be applied in, to spare the cast at every use."""
+        """The same weights in the dtype of the forward pass, which saves the cast at every use."""
         return LoraWeights(
             {
                 site: LoraGroup(
@@ -98,10 +100,10 @@ class LoraSpans(LoraView):
     spans: tuple[tuple[int, int, LoraWeights | None], ...]
 
     def at(self, group: Site) -> _SpanDelta | None:
-        found = tuple(
+        deltas = tuple(
             (start, end, None if weights is None else weights.at(group)) for start, end, weights in self.spans
         )
-        return _SpanDelta(found) if any(delta for _, _, delta in found) else None
+        return _SpanDelta(deltas) if any(delta for _, _, delta in deltas) else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,17 +111,17 @@ class _SpanDelta:
     spans: tuple[tuple[int, int, LoraGroup | None], ...]
 
     def add(self, x: Tensor, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        pieces = [
+        outputs = [
             delta.add(x[start:end], tuple(out[start:end] for out in outs))
             if delta
             else tuple(out[start:end] for out in outs)
             for start, end, delta in self.spans
         ]
-        return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
+        return tuple(torch.cat(column) for column in zip(*outputs, strict=True))
 
 
-def with_delta(base: Tensor, group: LoraGroup, outputs: tuple[int, ...]) -> Tensor:
-    """Stacked weights [sum of outputs, in] with the group's part, added in fp32, in their own dtype."""
+def merge_delta(base: Tensor, group: LoraGroup, outputs: tuple[int, ...]) -> Tensor:
+    """Stacked weights [sum of outputs, in] with the group's delta, added in fp32, in the dtype of `base`."""
     merged = base.to(torch.float32, copy=True)
     members = zip(torch.split(merged, list(outputs)), group.spans(), strict=True)
     for member, (rows, part) in members:

@@ -1,9 +1,9 @@
-"""The one interface between the base model and everything that trains or samples it.
+"""The interface of the base model to training and sampling.
 
-A backbone turns packed tokens into final hidden states and knows nothing about batches: the caller's `Attend`
-decides what attends to what (packed sequences, shared prefixes, a paged cache), and the caller's `LoraView`
-which adapter acts on which token. Two implementations give the same numbers: `compact` for the Llama-like
-families, and `generic` for any other causal model of transformers.
+A backbone maps packed tokens to final hidden states and has no notion of batches: the caller's `Attend`
+decides what attends to what (packed sequences, shared prefixes, a pool of keys and values), and the caller's
+`LoraView` which adapter applies to which token. Two implementations give the same numbers: `llama` for the
+Llama-like families, and `transformers` for any other causal language model of transformers.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ class Backbone(Protocol):
     ) -> Tensor:
         """[T, hidden] of the packed tokens [T], final norm applied.
 
-        With `checkpoint`, the backward pass computes each layer again instead of keeping its activations.
+        With `checkpoint`, the backward pass recomputes each layer instead of saving its activations.
         """
         ...
 
-    def merged(self, weights: LoraWeights) -> Backbone: ...
+    def merged(self, weights: LoraWeights) -> Backbone:
+        """The model with the adapter added to its weights."""
+        ...

@@ -1,12 +1,12 @@
-"""Small-batch products on a CPU: weights laid out beforehand the way its instructions want them.
+"""Prepacked weights for small-batch matrix products on a CPU, in the layout of its oneDNN kernels.
 
-A plain product re-orders the weights at every call, which at decode sizes costs as much as the product; laid
-out once, decoding is about 1.5 times as fast, at the price of a second copy of the weights. What is left is
-reading them, and a thousand small operations: so norms and rotations are written with few. Results are those
-of the plain form up to rounding. Only for sampling: a packed weight has no gradient.
+A plain product reorders the weights at every call, which at decode sizes costs as much as the product.
+Reordered once, decoding is about 1.5 times as fast, at the price of a second copy of the weights. The rest of
+the time is spent reading them, and on a thousand small operations, so norms and rotations use few of them.
+Results equal those of the plain form up to rounding. Only for sampling: a packed weight has no gradient.
 
-Intel's processors and ARM's have such layouts. On ARM a single row alone is faster with the weights as they
-were, and where no adapter is merged in they are at hand.
+Intel and ARM processors have such layouts. On ARM a single row is faster with the plain weights, which are
+available if no adapter is merged in.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone, LlamaLayer, merge_head, merge_layer
 from hermes.engine.spec import Site
 
-_ROWS = 16
-"""The number of rows the layout is made for; others do as well."""
+_LAYOUT_ROWS = 16
+"""The number of rows the layout is optimised for; it works for any number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLayer:
-    """A layer's matrices, laid out anew."""
+    """A layer's prepacked matrices."""
 
     qkv: Tensor
     o: Tensor
@@ -40,75 +40,75 @@ class PackedLayer:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PackedBackbone(LlamaBackbone):
-    """Computes with the packed matrices; the plain ones are those of the model without any adapter."""
+    """Computes with prepacked matrices, which may have an adapter merged in; the plain ones never have."""
 
     packed: tuple[PackedLayer, ...]
     packed_head: Tensor
-    one_row_is_plain: bool
+    plain_single_row: bool
     """A single row is computed with the plain matrices."""
-    floor: Tensor
+    eps: Tensor
     """[] fp32: what a norm adds to the mean square."""
 
     def merged(self, weights: LoraWeights) -> PackedBackbone:
-        """The model with this adapter, whatever this one has; a matrix at a time lies in memory twice."""
+        """The base model with this adapter merged in; one matrix at a time is in memory twice."""
         layers = (merge_layer(self, index, weights) for index in range(len(self.layers)))
-        packed = tuple(_pack_layer(layer) for layer in layers)
-        head = _pack(merge_head(self, weights))
-        return replace(self, packed=packed, packed_head=head, one_row_is_plain=False)
+        packed = tuple(_reorder_layer(layer) for layer in layers)
+        head = _reorder(merge_head(self, weights))
+        return replace(self, packed=packed, packed_head=head, plain_single_row=False)
 
     def matrices(self, index: int, rows: int) -> PackedLayer | LlamaLayer:
-        return self.layers[index] if self.one_row_is_plain and rows == 1 else self.packed[index]
+        return self.layers[index] if self.plain_single_row and rows == 1 else self.packed[index]
 
     def head_matrix(self, rows: int) -> Tensor:
-        return self.head_weight if self.one_row_is_plain and rows == 1 else self.packed_head
+        return self.head_weight if self.plain_single_row and rows == 1 else self.packed_head
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, 1, head_dim], as `_turned` wants them."""
+        """Cosines and sines [T, 1, head_dim], in the form that `_rotate` takes."""
         cos, sin = LlamaBackbone.rotary(self, positions)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     def layer(
-        self, index: int, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, lora: LoraView | None
+        self, index: int, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, lora: LoraView | None
     ) -> Tensor:
         weights, matrices = self.layers[index], self.matrices(index, len(x))
-        q, k, v = self._heads(index, self._normed(x, weights.input_norm), turn, lora)
-        seen = attend(index, q, k, v).reshape(x.shape[0], -1)
-        x = _add(x, seen, matrices.o, weights.o_bias, lora, (index, "o"))
-        read = self._normed(x, weights.post_norm)
-        gate, up = product(read, matrices.gate_up).chunk(2, dim=-1)
+        q, k, v = self._heads(index, self._rms_norm(x, weights.input_norm), rope, lora)
+        attn_out = attend(index, q, k, v).reshape(x.shape[0], -1)
+        x = _add_linear(x, attn_out, matrices.o, weights.o_bias, lora, (index, "o"))
+        normed = self._rms_norm(x, weights.post_norm)
+        gate, up = packed_linear(normed, matrices.gate_up).chunk(2, dim=-1)
         if lora is not None:
-            gate, up = lora.apply((index, "gate_up"), read, (gate, up))
-        return _add(x, functional.silu(gate).mul_(up), matrices.down, None, lora, (index, "down"))
+            gate, up = lora.apply((index, "gate_up"), normed, (gate, up))
+        return _add_linear(x, functional.silu(gate).mul_(up), matrices.down, None, lora, (index, "down"))
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """As `rms_norm`, in two thirds of its time."""
-        wide = x.float()
-        size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = torch.addcmul(self.floor, size, size, value=1 / x.shape[-1]).rsqrt_()
-        return torch.mul(wide, scale).to(x.dtype).mul_(weight)
+    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The same as `rms_norm`, in two thirds of its time."""
+        x_fp32 = x.float()
+        size = torch.linalg.vector_norm(x_fp32, dim=-1, keepdim=True)
+        scale = torch.addcmul(self.eps, size, size, value=1 / x.shape[-1]).rsqrt_()
+        return torch.mul(x_fp32, scale).to(x.dtype).mul_(weight)
 
     def _heads(
-        self, index: int, x: Tensor, turn: tuple[Tensor, Tensor], lora: LoraView | None
+        self, index: int, x: Tensor, rope: tuple[Tensor, Tensor], lora: LoraView | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As the plain form's, but queries and keys are turned together where they lie together."""
+        """Queries, keys and values [T, heads, D]; the first two are rotated together if possible."""
         weights, spec = self.layers[index], self.spec
-        out = product(x, self.matrices(index, len(x)).qkv, weights.qkv_bias)
+        out = packed_linear(x, self.matrices(index, len(x)).qkv, weights.qkv_bias)
         if lora is None and weights.q_norm is None:
             heads = out.view(len(x), -1, spec.head_dim)
-            turned = _turned(heads[:, : -spec.kv_heads], turn)
-            return turned[:, : spec.heads], turned[:, spec.heads :], heads[:, -spec.kv_heads :]
+            rotated = _rotate(heads[:, : -spec.kv_heads], rope)
+            return rotated[:, : spec.heads], rotated[:, spec.heads :], heads[:, -spec.kv_heads :]
         kv = spec.kv_heads * spec.head_dim
         outs = torch.split(out, [spec.heads * spec.head_dim, kv, kv], dim=-1)
         if lora is not None:
             outs = lora.apply((index, "qkv"), x, outs)
-        q, k, v = (one.reshape(len(x), -1, spec.head_dim) for one in outs)
+        q, k, v = (out.reshape(len(x), -1, spec.head_dim) for out in outs)
         if weights.q_norm is not None and weights.k_norm is not None:
-            q, k = self._normed(q, weights.q_norm), self._normed(k, weights.k_norm)
-        return _turned(q, turn), _turned(k, turn), v
+            q, k = self._rms_norm(q, weights.q_norm), self._rms_norm(k, weights.k_norm)
+        return _rotate(q, rope), _rotate(k, rope), v
 
 
-def pack(backbone: Backbone) -> Backbone:
-    """The packed form where there is one, it pays and its second copy fits; else the backbone as it is."""
+def prepack(backbone: Backbone) -> Backbone:
+    """The backbone with prepacked weights, if the CPU has a layout and they fit; else unchanged."""
     if not (
         isinstance(backbone, LlamaBackbone)
         and not isinstance(backbone, PackedBackbone)
@@ -117,18 +117,18 @@ def pack(backbone: Backbone) -> Backbone:
         and 2 * _size_bytes(backbone) < free_bytes(backbone.device)
     ):
         return backbone
-    same = {field.name: getattr(backbone, field.name) for field in fields(LlamaBackbone)}
+    plain = {field.name: getattr(backbone, field.name) for field in fields(LlamaBackbone)}
     return PackedBackbone(
-        **same,
-        packed=tuple(_pack_layer(layer) for layer in backbone.layers),
-        packed_head=_pack(backbone.head_weight),
-        one_row_is_plain=_is_arm(),
-        floor=torch.tensor(backbone.spec.eps),
+        **plain,
+        packed=tuple(_reorder_layer(layer) for layer in backbone.layers),
+        packed_head=_reorder(backbone.head_weight),
+        plain_single_row=_is_arm(),
+        eps=torch.tensor(backbone.spec.eps),
     )
 
 
 def has_layout(dtype: torch.dtype) -> bool:
-    """Whether this CPU has one of its own for matrices of this dtype."""
+    """Whether this CPU has a prepacked layout for matrices of this dtype."""
     if dtype == torch.bfloat16:
         return has_bf16()
     if dtype != torch.float32 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -138,56 +138,56 @@ def has_layout(dtype: torch.dtype) -> bool:
 
 def has_bf16() -> bool:
     """Whether this CPU has instructions for bf16; without them a product takes a hundred times as long."""
-    known: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _is_arm() -> bool:
-    """With the library whose layouts these are."""
+    """Whether torch has the ARM Compute Library, whose layouts these are."""
     return bool(torch.backends.mkldnn.is_acl_available())  # type: ignore[no-untyped-call]
 
 
-def head_product(backbone: Backbone, hidden: Tensor) -> Tensor:
+def lm_head_linear(backbone: Backbone, hidden: Tensor) -> Tensor:
     """Logits [rows, vocab] in the backbone's dtype."""
     if isinstance(backbone, PackedBackbone):
-        return product(hidden, backbone.head_matrix(len(hidden)))
+        return packed_linear(hidden, backbone.head_matrix(len(hidden)))
     return functional.linear(hidden, backbone.head_weight)
 
 
-def product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x times the matrix, packed or plain."""
+def packed_linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The linear layer of a matrix, prepacked or plain."""
     if not matrix.is_mkldnn:
         return functional.linear(x, matrix, bias)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")
     return out
 
 
-def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """As `rotate`: the halves change places, and the sine has the sign of each."""
-    cos, sin = turn
+def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """The same as `rotate`: the halves are swapped, and the sines have the sign of each half."""
+    cos, sin = rope
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def _add(
-    x: Tensor, read: Tensor, matrix: Tensor, bias: Tensor | None, lora: LoraView | None, group: Site
+def _add_linear(
+    residual: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None, lora: LoraView | None, group: Site
 ) -> Tensor:
-    """x plus the product, with an adapter's share if there is one."""
+    """The residual plus the linear layer of x, with the LoRA delta if there is one."""
     if lora is None and matrix.is_mkldnn:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(read, x, matrix, bias, "add")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, matrix, bias, "add")
         return out
-    added = product(read, matrix, bias)
-    return x + (added if lora is None else lora.apply(group, read, (added,))[0])
+    added = packed_linear(x, matrix, bias)
+    return residual + (added if lora is None else lora.apply(group, x, (added,))[0])
 
 
-def _pack(weight: Tensor) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
-    return packed
+def _reorder(weight: Tensor) -> Tensor:
+    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _LAYOUT_ROWS)
+    return reordered
 
 
-def _pack_layer(layer: LlamaLayer) -> PackedLayer:
-    return PackedLayer(*(_pack(one) for one in (layer.qkv, layer.o, layer.gate_up, layer.down)))
+def _reorder_layer(layer: LlamaLayer) -> PackedLayer:
+    return PackedLayer(*(_reorder(matrix) for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)))
 
 
 def _size_bytes(backbone: LlamaBackbone) -> int:
-    linears = sum(one.inputs * one.outputs for one in backbone.spec.linears.values())
+    linears = sum(linear.inputs * linear.outputs for linear in backbone.spec.linears.values())
     return linears * backbone.dtype.itemsize

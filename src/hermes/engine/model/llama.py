@@ -1,8 +1,8 @@
-"""Our own forward pass for the Llama-like families: Llama, SmolLM 1 and 2, Mistral, Qwen2, Qwen3.
+"""A fused forward pass for the Llama-like families: Llama, SmolLM 1 and 2, Mistral, Qwen2, Qwen3.
 
-Query, key and value are one product, gate and up another, and there is no batch dimension, so packed tokens
-cost nothing extra. Equal to transformers' own logits (tests hold both to 1e-4 in fp32). It never waits for
-the device, so a pass can be captured in a graph.
+Query, key and value are one matrix product, gate and up another, and there is no batch dimension, so packed
+tokens cost nothing extra. Its logits equal those of transformers (to 1e-4 in fp32, by the tests). It never
+synchronises with the device, so a pass can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recompute
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.lora.weights import LoraDelta, LoraView, LoraWeights, with_delta
+from hermes.engine.lora.weights import LoraDelta, LoraView, LoraWeights, merge_delta
 from hermes.engine.spec import HEAD, Linear, ModelSpec, Site, read_spec
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ GROUPS = ("qkv", "o", "gate_up", "down")
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
-def why_not_compact(config: PretrainedConfig) -> str:
-    """Empty where the compact form is exact for this configuration; else the reason."""
+def unsupported_reason(config: PretrainedConfig) -> str:
+    """Why `LlamaBackbone` is not exact for this configuration; empty if it is."""
     if config.model_type not in FAMILIES:
         return f"its family is {config.model_type}, not one of {', '.join(FAMILIES)}"
     if config.hidden_act != "silu":
@@ -45,7 +45,7 @@ def why_not_compact(config: PretrainedConfig) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlamaLayer:
-    """One layer's weights, the products that share an input fused."""
+    """One layer's weights; matrices that share an input are fused."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -67,7 +67,7 @@ class LlamaBackbone:
     norm: Tensor
     head_weight: Tensor
     inv_freq: Tensor
-    """[head_dim / 2], fp32, from transformers' own rotary module; scaling variants included."""
+    """[head_dim / 2], fp32, from transformers' rotary module, with its scaling applied."""
     rope_scale: float
 
     @property
@@ -80,7 +80,7 @@ class LlamaBackbone:
 
     @classmethod
     def from_model(cls, model: Any, name: str, device: torch.device) -> LlamaBackbone:
-        """Takes the weights out of `model`, layer by layer, so that both never lie in memory whole."""
+        """Moves the weights out of `model`, layer by layer, so that they are never in memory twice."""
         inner: Any = model.model
         config: Any = model.config
         embed = inner.embed_tokens.weight.data.to(device)
@@ -109,12 +109,12 @@ class LlamaBackbone:
         checkpoint: bool = False,
     ) -> Tensor:
         x = functional.embedding(tokens, self.embed)
-        turn = self.rotary(positions)
+        rope = self.rotary(positions)
         for index in range(len(self.layers)):
             if checkpoint:
-                x = recompute(self.layer, index, x, turn, attend, lora, use_reentrant=False)
+                x = recompute(self.layer, index, x, rope, attend, lora, use_reentrant=False)
             else:
-                x = self.layer(index, x, turn, attend, lora)
+                x = self.layer(index, x, rope, attend, lora)
         return rms_norm(x, self.norm, self.spec.eps)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,62 +124,62 @@ class LlamaBackbone:
         return cos.to(self.dtype)[:, None], sin.to(self.dtype)[:, None]
 
     def layer(
-        self, index: int, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, lora: LoraView | None
+        self, index: int, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, lora: LoraView | None
     ) -> Tensor:
         deltas = [None if lora is None else lora.at((index, name)) for name in GROUPS]
         spec, weights = self.spec, self.layers[index]
         shape = (spec.heads, spec.kv_heads, spec.head_dim)
-        q, k, v = before_attention(x, weights, turn, deltas[0], shape, spec.eps)
-        seen = attend(index, q, k, v).reshape(x.shape[0], -1)
-        return after_attention(x, seen, weights, deltas[1:], spec.eps)
+        q, k, v = qkv_heads(x, weights, rope, deltas[0], shape, spec.eps)
+        attn_out = attend(index, q, k, v).reshape(x.shape[0], -1)
+        return finish_layer(x, attn_out, weights, deltas[1:], spec.eps)
 
     def merged(self, weights: LoraWeights) -> LlamaBackbone:
         layers = tuple(merge_layer(self, index, weights) for index in range(len(self.layers)))
         return replace(self, layers=layers, head_weight=merge_head(self, weights))
 
 
-def before_attention(
+def qkv_heads(
     x: Tensor,
     weights: LlamaLayer,
-    turn: tuple[Tensor, Tensor],
+    rope: tuple[Tensor, Tensor],
     delta: LoraDelta | None,
     shape: tuple[int, int, int],
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [T, heads, D] of hidden states [T, H]; `shape`: heads, kv_heads, D."""
     heads, kv_heads, dim = shape
-    read = rms_norm(x, weights.input_norm, eps)
+    normed = rms_norm(x, weights.input_norm, eps)
     widths = [heads * dim, kv_heads * dim, kv_heads * dim]
-    outs = _project(read, weights.qkv, weights.qkv_bias, delta, widths)
+    outs = _project(normed, weights.qkv, weights.qkv_bias, delta, widths)
     q, k, v = (out.view(x.shape[0], -1, dim) for out in outs)
     if weights.q_norm is not None and weights.k_norm is not None:
         q, k = rms_norm(q, weights.q_norm, eps), rms_norm(k, weights.k_norm, eps)
-    return rotate(q, turn), rotate(k, turn), v
+    return rotate(q, rope), rotate(k, rope), v
 
 
-def after_attention(
-    x: Tensor, seen: Tensor, weights: LlamaLayer, deltas: Sequence[LoraDelta | None], eps: float
+def finish_layer(
+    x: Tensor, attn_out: Tensor, weights: LlamaLayer, deltas: Sequence[LoraDelta | None], eps: float
 ) -> Tensor:
-    """The layer's output, from its input and what attention gathered [T, heads * D]."""
-    to_o, to_gate_up, to_down = deltas
+    """The layer's output from its input and the attention output [T, heads * D]."""
+    o_delta, gate_up_delta, down_delta = deltas
     width = [x.shape[1]]
-    x = x + _project(seen, weights.o, weights.o_bias, to_o, width)[0]
-    read = rms_norm(x, weights.post_norm, eps)
+    x = x + _project(attn_out, weights.o, weights.o_bias, o_delta, width)[0]
+    normed = rms_norm(x, weights.post_norm, eps)
     widths = [weights.down.shape[1]] * 2
-    gate, up = _project(read, weights.gate_up, None, to_gate_up, widths)
-    return x + _project(functional.silu(gate) * up, weights.down, None, to_down, width)[0]
+    gate, up = _project(normed, weights.gate_up, None, gate_up_delta, widths)
+    return x + _project(functional.silu(gate) * up, weights.down, None, down_delta, width)[0]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """In fp32, rounded before the weight is applied, as transformers does."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
+    x_fp32 = x.float()
+    x_fp32 = x_fp32 * torch.rsqrt(x_fp32.square().mean(-1, keepdim=True) + eps)
+    return weight * x_fp32.to(x.dtype)
 
 
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions, on halves."""
-    cos, sin = turn
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding of the two halves of each head."""
+    cos, sin = rope
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
@@ -187,7 +187,7 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 def _project(
     x: Tensor, weight: Tensor, bias: Tensor | None, delta: LoraDelta | None, widths: list[int]
 ) -> tuple[Tensor, ...]:
-    """The outputs of linears that read the same input, the adapter's part added."""
+    """The outputs of linears with the same input, with the LoRA delta added."""
     outs = torch.split(functional.linear(x, weight, bias), widths, dim=-1)
     return outs if delta is None else delta.add(x, outs)
 
@@ -199,8 +199,10 @@ def _fuse(layer: Any, device: torch.device) -> LlamaLayer:
     biased = projections[0].bias is not None
     return LlamaLayer(
         input_norm=layer.input_layernorm.weight.data.to(device),
-        qkv=torch.cat([one.weight.data for one in projections]).to(device),
-        qkv_bias=torch.cat([one.bias.data for one in projections]).to(device) if biased else None,
+        qkv=torch.cat([projection.weight.data for projection in projections]).to(device),
+        qkv_bias=(
+            torch.cat([projection.bias.data for projection in projections]).to(device) if biased else None
+        ),
         q_norm=norms[0].weight.data.to(device) if norms[0] is not None else None,
         k_norm=norms[1].weight.data.to(device) if norms[1] is not None else None,
         o=attention.o_proj.weight.data.to(device),
@@ -236,25 +238,25 @@ def _linears(config: Any) -> tuple[dict[Site, Linear], dict[Site, tuple[Site, ..
 
 
 def merge_layer(backbone: LlamaBackbone, index: int, weights: LoraWeights) -> LlamaLayer:
-    """A layer's weights with the adapter's part added."""
+    """A layer's weights with the adapter added."""
     layer = backbone.layers[index]
     return replace(
         layer,
-        qkv=_add(backbone, layer.qkv, (index, "qkv"), weights),
-        o=_add(backbone, layer.o, (index, "o"), weights),
-        gate_up=_add(backbone, layer.gate_up, (index, "gate_up"), weights),
-        down=_add(backbone, layer.down, (index, "down"), weights),
+        qkv=_merge(backbone, layer.qkv, (index, "qkv"), weights),
+        o=_merge(backbone, layer.o, (index, "o"), weights),
+        gate_up=_merge(backbone, layer.gate_up, (index, "gate_up"), weights),
+        down=_merge(backbone, layer.down, (index, "down"), weights),
     )
 
 
 def merge_head(backbone: LlamaBackbone, weights: LoraWeights) -> Tensor:
-    """[vocab, hidden] with the adapter's part added; the backbone's own where it has none."""
-    return _add(backbone, backbone.head_weight, HEAD, weights)
+    """[vocab, hidden] with the adapter added; unchanged if the adapter does not train the LM head."""
+    return _merge(backbone, backbone.head_weight, HEAD, weights)
 
 
-def _add(backbone: LlamaBackbone, base: Tensor, site: Site, weights: LoraWeights) -> Tensor:
+def _merge(backbone: LlamaBackbone, base: Tensor, site: Site, weights: LoraWeights) -> Tensor:
     group = weights.groups.get(site)
     if group is None:
         return base
     outputs = tuple(backbone.spec.linears[member].outputs for member in backbone.spec.groups[site])
-    return with_delta(base, group, outputs)
+    return merge_delta(base, group, outputs)

@@ -1,9 +1,8 @@
-"""From hidden states to the logprobs of chosen tokens, without ever holding [T, vocabulary].
+"""Logprobs of target tokens from hidden states, without storing logits of size [T, vocabulary].
 
-Positions are worked off in chunks. The gradient is formed in the same pass as the logprobs, from the very
-exponentials whose sum normalises them, so that logits are computed once. That is possible because each
-position's share of a loss depends on its own logprobs alone; a loss for which that is not so passes the
-finished derivative instead.
+Positions are computed in chunks. The gradient is formed in the same pass as the logprobs, from the same
+exponentials, so that logits are computed once. That is possible because the loss at a position depends on the
+logprobs of that position alone; a loss for which this does not hold passes a precomputed derivative.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from hermes.engine.spec import HEAD
 _CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 28}
 """Logits in memory at once."""
 
-_SIDE_BY_SIDE: tuple[str, ...] = ("cuda",)
-"""Devices where a copy of the projection with its adapter beside it is worth its memory: passes over the
-logits are what costs most there."""
+_FUSED_DEVICES: tuple[str, ...] = ("cuda",)
+"""Devices where a copy of the LM head concatenated with its B matrix is worth the memory: there, passes over
+the logits cost the most."""
 
 Derivative = Callable[[Tensor, slice], Tensor]
 """(logprobs of a chunk, its rows) to d loss / d logprobs, of the same shape."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadResult:
+class LogprobGradients:
     logprobs: Tensor
     hidden: Tensor
     """d loss / d hidden"""
     a: Tensor | None
-    """d loss / d A of the output projection's adapter, if there is one; fp32."""
+    """d loss / d A of the LM head's adapter, if there is one; fp32."""
     b: Tensor | None
 
 
@@ -44,58 +43,58 @@ class HeadResult:
 def token_logprobs(
     hidden: Tensor, targets: Tensor, backbone: Backbone, lora: LoraWeights | None, temperature: float = 1.0
 ) -> Tensor:
-    """fp32 logprobs of `targets` [T] or [T, K] after the positions with the given hidden states [T, H]."""
+    """fp32 logprobs of `targets` [T] or [T, K] given the hidden states [T, H]."""
     out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
-    wanted = _columns(targets)
-    projection = _Projection.of(backbone, lora)
+    target_columns = _columns(targets)
+    lm_head = _LmHead.from_backbone(backbone, lora)
     for rows in _chunks(hidden, backbone):
-        logits, _ = projection.logits(hidden[rows])
+        logits, _ = lm_head.logits(hidden[rows])
         if temperature != 1.0:
             logits = logits.float() / temperature
-        chosen = logits.gather(1, wanted[rows]).float()
-        out[rows] = (chosen - log_total(logits)).view(out[rows].shape)
+        chosen = logits.gather(1, target_columns[rows]).float()
+        out[rows] = (chosen - log_sum_exp(logits)).view(out[rows].shape)
     return out
 
 
 @torch.no_grad()
 def logprobs_backward(
     hidden: Tensor, targets: Tensor, backbone: Backbone, lora: LoraWeights | None, derivative: Derivative
-) -> HeadResult:
-    """Logprobs as `token_logprobs` gives them, and the gradients of the loss whose derivative is given."""
+) -> LogprobGradients:
+    """The same logprobs as `token_logprobs`, and the gradients of the loss with this derivative."""
     out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
     grad = torch.empty_like(hidden)
-    wanted = _columns(targets)
-    projection = _Projection.of(backbone, lora)
+    target_columns = _columns(targets)
+    lm_head = _LmHead.from_backbone(backbone, lora)
     for rows in _chunks(hidden, backbone):
-        states, columns = hidden[rows], wanted[rows]
-        logits, low = projection.logits(states)
+        states, columns = hidden[rows], target_columns[rows]
+        logits, lora_down = lm_head.logits(states)
         chosen = logits.gather(1, columns).float()
         weights, top, total = exponentials(logits)
-        found = chosen - top - total.log()
-        out[rows] = found.view(out[rows].shape)
-        pull = derivative(out[rows], rows).view(found.shape)
-        share = pull.sum(-1, keepdim=True) / total
-        grad[rows] = projection.backward(states, low, columns, weights, pull, share)
-    return HeadResult(out, grad, projection.a_grad, projection.b_grad)
+        logprobs = chosen - top - total.log()
+        out[rows] = logprobs.view(out[rows].shape)
+        upstream = derivative(out[rows], rows).view(logprobs.shape)
+        scale = upstream.sum(-1, keepdim=True) / total
+        grad[rows] = lm_head.backward(states, lora_down, columns, weights, upstream, scale)
+    return LogprobGradients(out, grad, lm_head.a_grad, lm_head.b_grad)
 
 
-def log_total(logits: Tensor) -> Tensor:
-    """log of the sum of exp(logits), [T, 1] in fp32."""
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """[T, 1] in fp32."""
     if logits.is_cuda:
-        from hermes.engine.kernels.lm_head import normalise
+        from hermes.engine.kernels.lm_head import softmax_stats
 
-        top, total = normalise(logits, write=False)
+        top, total = softmax_stats(logits, write=False)
         return top + total.log()
     return logits.float().logsumexp(-1, keepdim=True)
 
 
 def exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(logits - top) in the logits' dtype, perhaps in their place; top and the exponentials' sum [T, 1] in
-    fp32."""
+    """exp(logits - top) in the logits' dtype, which may overwrite them; top and the sum of the exponentials,
+    [T, 1] in fp32."""
     if logits.is_cuda:
-        from hermes.engine.kernels.lm_head import normalise
+        from hermes.engine.kernels.lm_head import softmax_stats
 
-        return logits, *normalise(logits, write=True)
+        return logits, *softmax_stats(logits, write=True)
     return _exponentials(logits)
 
 
@@ -106,83 +105,88 @@ def _exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(slots=True)
-class _Projection:
-    """The output projection with its adapter's part, whose gradients are summed over chunks."""
+class _LmHead:
+    """The LM head with its adapter, whose gradients are summed over chunks."""
 
     weight: Tensor
     a: Tensor | None
     b: Tensor | None
     scale: float
-    both: Tensor | None
-    """[vocab, hidden + rank]: weight and b side by side, or None."""
+    fused: Tensor | None
+    """[vocab, hidden + rank]: weight and b, concatenated; None where that is not worth the memory."""
     a_grad: Tensor | None = None
     b_grad: Tensor | None = None
 
     @classmethod
-    def of(cls, backbone: Backbone, lora: LoraWeights | None) -> _Projection:
+    def from_backbone(cls, backbone: Backbone, lora: LoraWeights | None) -> _LmHead:
         weight = backbone.head_weight
         group = lora.groups.get(HEAD) if lora else None
         if group is None:
             return cls(weight, None, None, 1.0, None)
         (part,) = group.parts
         assert part is not None
-        a, b = (one.detach().to(weight.dtype) for one in (group.a, part.b))
-        wide = weight.device.type in _SIDE_BY_SIDE
-        return cls(weight, a, b, part.scale, torch.cat((weight, b), dim=1) if wide else None)
+        a, b = (matrix.detach().to(weight.dtype) for matrix in (group.a, part.b))
+        fuse = weight.device.type in _FUSED_DEVICES
+        return cls(weight, a, b, part.scale, torch.cat((weight, b), dim=1) if fuse else None)
 
     def logits(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """And states · Aᵀ, scaled."""
+        """The logits, and states · Aᵀ, scaled."""
         if self.a is None or self.b is None:
             return functional.linear(states, self.weight), None
-        low = functional.linear(states, self.a).mul_(self.scale)
-        if self.both is not None:
-            return functional.linear(torch.cat((states, low), dim=1), self.both), low
-        return functional.linear(states, self.weight).addmm_(low, self.b.t()), low
+        lora_down = functional.linear(states, self.a).mul_(self.scale)
+        if self.fused is not None:
+            return functional.linear(torch.cat((states, lora_down), dim=1), self.fused), lora_down
+        return functional.linear(states, self.weight).addmm_(lora_down, self.b.t()), lora_down
 
     def backward(
         self,
         states: Tensor,
-        low: Tensor | None,
+        lora_down: Tensor | None,
         columns: Tensor,
         weights: Tensor,
-        pull: Tensor,
-        share: Tensor,
+        upstream: Tensor,
+        scale: Tensor,
     ) -> Tensor:
-        """The gradient of the states; one chunk's part of those of the adapter is taken."""
-        near, far = pull.to(states.dtype), share.to(states.dtype)
-        if self.a is None or self.b is None or low is None:
-            return _toward(near, self.weight[columns]) - far * (weights @ self.weight)
-        if self.both is not None:
-            whole = _toward(near, self.both[columns]) - far * (weights @ self.both)
-            grad, down = torch.split(whole, [states.shape[1], low.shape[1]], dim=1)
+        """The gradient of the states of one chunk; that of the adapter is added to `a_grad` and `b_grad`.
+
+        The gradient of the logits is `upstream` at the target columns, minus `scale` times the exponentials
+        `weights` everywhere.
+        """
+        at_targets, everywhere = upstream.to(states.dtype), scale.to(states.dtype)
+        if self.a is None or self.b is None or lora_down is None:
+            return _weighted_rows(at_targets, self.weight[columns]) - everywhere * (weights @ self.weight)
+        if self.fused is not None:
+            fused_grad = _weighted_rows(at_targets, self.fused[columns]) - everywhere * (weights @ self.fused)
+            grad, down_grad = torch.split(fused_grad, [states.shape[1], lora_down.shape[1]], dim=1)
         else:
-            grad = _toward(near, self.weight[columns]) - far * (weights @ self.weight)
-            down = _toward(near, self.b[columns]) - far * (weights @ self.b)
+            grad = _weighted_rows(at_targets, self.weight[columns]) - everywhere * (weights @ self.weight)
+            down_grad = _weighted_rows(at_targets, self.b[columns]) - everywhere * (weights @ self.b)
         if self.a_grad is None or self.b_grad is None:
             self.a_grad, self.b_grad = (
-                torch.zeros_like(one, dtype=torch.float32) for one in (self.a, self.b)
+                torch.zeros_like(matrix, dtype=torch.float32) for matrix in (self.a, self.b)
             )
-        self.a_grad += self.scale * (down.t() @ states)
-        self.b_grad -= weights.t() @ (far * low)
-        spread = pull[..., None] * low.float()[:, None]
-        add_rows(self.b_grad, columns.flatten(), spread.flatten(0, 1))
-        return torch.addmm(grad, down, self.a, alpha=self.scale)
+        self.a_grad += self.scale * (down_grad.t() @ states)
+        self.b_grad -= weights.t() @ (everywhere * lora_down)
+        target_grads = upstream[..., None] * lora_down.float()[:, None]
+        add_rows(self.b_grad, columns.flatten(), target_grads.flatten(0, 1))
+        return torch.addmm(grad, down_grad, self.a, alpha=self.scale)
 
 
-def _toward(pull: Tensor, rows: Tensor) -> Tensor:
-    """Of each position, its targets' rows [T, K, …], weighed."""
-    return pull * rows[:, 0] if pull.shape[1] == 1 else torch.einsum("nk,nkh->nh", pull, rows)
+def _weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
+    """Per position, the weighted sum of its targets' rows [T, K, …]."""
+    return weights * rows[:, 0] if weights.shape[1] == 1 else torch.einsum("nk,nkh->nh", weights, rows)
 
 
-def add_rows(into: Tensor, index: Tensor, values: Tensor) -> None:
-    """into[index] += values, rows named twice counted twice, in an order that repeats on the same device."""
-    if into.is_cuda:
-        into.index_put_((index,), values.to(into.dtype), accumulate=True)
+def add_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
+    """out[index] += values; repeated indices accumulate, in an order that is fixed for a device."""
+    if out.is_cuda:
+        out.index_put_((index,), values.to(out.dtype), accumulate=True)
     else:
-        into.index_add_(0, index, values.to(into.dtype))
+        out.index_add_(0, index, values.to(out.dtype))
 
 
 def _columns(targets: Tensor) -> Tensor:
+    """The targets as [T, K]."""
     return targets[:, None] if targets.dim() == 1 else targets
 
 

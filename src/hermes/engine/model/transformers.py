@@ -1,9 +1,10 @@
-"""Any causal language model of transformers as a backbone: its own modules, our attention and adapters.
+"""Any causal language model of transformers as a backbone: its own modules, with our attention and adapters.
 
-Attention comes in through transformers' registry of attention functions, masks are turned off in its registry
-of mask functions, and adapters act through forward hooks on the linear layers. Whether that is the whole
-truth about a model (no state outside attention, no logits changed after the output projection) is not
-taken on trust: a few tokens are run packed and apart, and through the model's own head, beforehand.
+Attention is replaced through transformers' registry of attention functions, masks are disabled in its
+registry of mask functions, and adapters are applied by forward hooks on the linear layers. This is not
+correct for every model (one with state outside attention, or with logits changed after the LM head), so it is
+checked when the model is loaded: a few tokens are run packed and one by one, and through the model's own
+head.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.lora.weights import LoraView, LoraWeights, with_delta
+from hermes.engine.lora.weights import LoraView, LoraWeights, merge_delta
 from hermes.engine.spec import HEAD, Linear, Part, Site, read_spec
 from hermes.engine.types import EngineUserError
 
-_numbers = itertools.count()
+_instance_numbers = itertools.count()
 
-_SHORT = {
+_SHORT_NAMES = {
     "q_proj": "q",
     "k_proj": "k",
     "v_proj": "v",
@@ -35,11 +36,11 @@ _SHORT = {
 }
 
 _TOLERANCE = 0.05
-"""Of the largest logit: rounding in bf16 passes, a head that scales or caps its logits does not."""
+"""Relative to the largest logit: rounding in bf16 passes, a head that scales or caps its logits does not."""
 
 
 class TransformersBackbone:
-    """One at a time: `hidden` remembers its attention until the backward pass of what it returned is done."""
+    """Runs one pass at a time: the attention of `hidden` stays set until the backward pass of its result."""
 
     def __init__(self, model: Any, name: str, device: torch.device, *, trusted: bool = False) -> None:
         self._model = model.to(device).eval().requires_grad_(False)
@@ -47,19 +48,19 @@ class TransformersBackbone:
         config = model.config.get_text_config()
         self._attend: Attend | None = None
         self._lora: LoraView | None = None
-        self._calls = 0
+        self._attention_calls = 0
         linears = _linears(self._inner, _prefix(model, self._inner), model.get_output_embeddings())
         try:
-            alone = {site: (site,) for site in linears}
-            self.spec = read_spec(config, name, linears, alone, model.generation_config)
+            groups = {site: (site,) for site in linears}
+            self.spec = read_spec(config, name, linears, groups, model.generation_config)
         except AttributeError as error:
-            raise _unsupported(name, f"it is no attention model ({error})") from error
+            raise _unsupported_error(name, f"it is not an attention model ({error})") from error
         if getattr(config, "attn_logit_softcapping", None):
-            raise _unsupported(name, "its attention scores are soft-capped")
-        self._hook(linears)
+            raise _unsupported_error(name, "its attention scores are soft-capped")
+        self._register_hooks(linears)
         model.set_attn_implementation(_register(self))
         if not trusted:
-            self._check()
+            self._check_exactness()
 
     @property
     def device(self) -> torch.device:
@@ -83,11 +84,11 @@ class TransformersBackbone:
         *,
         checkpoint: bool = False,
     ) -> Tensor:
-        self._attend, self._lora, self._calls = attend, lora, 0
+        self._attend, self._lora, self._attention_calls = attend, lora, 0
         embedded = self._inner.get_input_embeddings()(tokens[None])
         if checkpoint:
-            # transformers skips checkpointing outside training mode, and whatever needs no gradient; there is
-            # no dropout to switch on, since the attention function is ours.
+            # transformers checkpoints only in training mode, and only what needs a gradient. Training mode
+            # enables no dropout, since the attention function is ours.
             embedded = embedded.requires_grad_()
             self._inner.gradient_checkpointing_enable({"use_reentrant": False})
             self._inner.train()
@@ -100,45 +101,45 @@ class TransformersBackbone:
         return final[0]
 
     def merged(self, weights: LoraWeights) -> TransformersBackbone:
-        changed = {self.spec.linears[site].path for site in weights.groups if site in self.spec.linears}
+        adapted = {self.spec.linears[site].path for site in weights.groups if site in self.spec.linears}
         shared = {
-            id(one): one
+            id(tensor): tensor
             for path, module in self._model.named_modules()
-            for one in (*module.parameters(recurse=False), *module.buffers(recurse=False))
-            if path not in changed
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+            if path not in adapted
         }
-        hooks = [module._forward_hooks for module in self._model.modules()]
-        twin = copy.deepcopy(self._model, {**shared, **{id(one): type(one)() for one in hooks}})
+        no_hooks = {
+            id(module._forward_hooks): type(module._forward_hooks)() for module in self._model.modules()
+        }
+        merged_model = copy.deepcopy(self._model, {**shared, **no_hooks})
         for site, group in weights.groups.items():
             linear = self.spec.linears[site]
-            module: Any = twin.get_submodule(linear.path)
-            merged = with_delta(module.weight.detach(), group, (linear.outputs,))
+            module: Any = merged_model.get_submodule(linear.path)
+            merged = merge_delta(module.weight.detach(), group, (linear.outputs,))
             module.weight = nn.Parameter(merged, requires_grad=False)
-        return TransformersBackbone(twin, self.spec.name, self.device, trusted=True)
+        return TransformersBackbone(merged_model, self.spec.name, self.device, trusted=True)
 
     def attention(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
     ) -> tuple[Tensor, None]:
-        """What the model's attention layers call: [1, heads, T, D] in, [1, T, heads, D] out."""
+        """Called by the model's attention layers, with [1, heads, T, D]; returns [1, T, heads, D]."""
         assert self._attend is not None
-        self._calls += 1
-        q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+        self._attention_calls += 1
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         if scaling is not None and scaling != self.spec.head_dim**-0.5:
             q = q * (scaling * self.spec.head_dim**0.5)
         return self._attend(int(module.layer_idx), q, k, v)[None], None
 
-    def _hook(self, linears: dict[Site, Linear]) -> None:
-        me = weakref.ref(self)
+    def _register_hooks(self, linears: dict[Site, Linear]) -> None:
+        reference = weakref.ref(self)
 
         def hook_for(site: Site) -> Any:
             def add(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor | None:
-                owner = me()
+                owner = reference()
                 if owner is None or owner._lora is None:
                     return None
-                flat = out.reshape(-1, out.shape[-1])
-                return owner._lora.apply(site, args[0].reshape(-1, args[0].shape[-1]), (flat,))[0].view_as(
-                    out
-                )
+                x, flat = args[0].reshape(-1, args[0].shape[-1]), out.reshape(-1, out.shape[-1])
+                return owner._lora.apply(site, x, (flat,))[0].view_as(out)
 
             return add
 
@@ -147,40 +148,40 @@ class TransformersBackbone:
                 self._model.get_submodule(linear.path).register_forward_hook(hook_for(site))
 
     @torch.no_grad()
-    def _check(self) -> None:
+    def _check_exactness(self) -> None:
+        """EngineUserError: packed tokens, or our LM head, give other numbers than the model itself."""
         from hermes.engine.attention.packed import packed_attend
-        from hermes.engine.attention.packing import pack_plainly
+        from hermes.engine.attention.packing import pack_unshared
 
         texts = [np.array([1, 2, 3]), np.array([4, 3, 2, 1, 0])]
-        apart, packed = ([pack_plainly([text]) for text in texts], pack_plainly(texts))
+        single, packed = ([pack_unshared([text]) for text in texts], pack_unshared(texts))
         states = []
-        for batch in (*apart, packed):
-            tokens, positions = (
-                torch.as_tensor(one, device=self.device) for one in (batch.tokens, batch.positions)
-            )
+        for batch in (*single, packed):
+            tokens = torch.as_tensor(batch.tokens, device=self.device)
+            positions = torch.as_tensor(batch.positions, device=self.device)
             states.append(self.hidden(tokens, positions, packed_attend(batch, self.spec, self.device), None))
-            if self._calls != self.spec.layers:
-                raise _unsupported(
+            if self._attention_calls != self.spec.layers:
+                raise _unsupported_error(
                     self.spec.name, "not all of its layers attend through transformers' interface"
                 )
-        own = self._model(
+        model_logits = self._model(
             input_ids=torch.as_tensor(packed.tokens, device=self.device)[None],
             position_ids=torch.as_tensor(packed.positions, device=self.device)[None],
             use_cache=False,
         ).logits[0]
-        ours = states[2] @ self.head_weight.t()
-        if not _close(torch.cat(states[:2]), states[2]):
-            raise _unsupported(self.spec.name, "its layers mix tokens outside attention")
-        if not _close(own, ours):
-            raise _unsupported(self.spec.name, "it changes logits after the output projection")
+        logits = states[2] @ self.head_weight.t()
+        if not _is_close(torch.cat(states[:2]), states[2]):
+            raise _unsupported_error(self.spec.name, "its layers mix tokens outside attention")
+        if not _is_close(model_logits, logits):
+            raise _unsupported_error(self.spec.name, "it changes logits after the output projection")
 
 
 def _register(backbone: TransformersBackbone) -> str:
-    """A name of this backbone's own in transformers' registries; the backbone is not kept alive by it."""
+    """Registers the backbone's attention with transformers under a unique name, by a weak reference."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    name = f"hermes_{next(_numbers)}"
-    me = weakref.ref(backbone)
+    name = f"hermes_{next(_instance_numbers)}"
+    reference = weakref.ref(backbone)
 
     def attention(
         module: Any,
@@ -191,7 +192,7 @@ def _register(backbone: TransformersBackbone) -> str:
         scaling: float | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        owner = me()
+        owner = reference()
         assert owner is not None
         return owner.attention(module, query, key, value, scaling)
 
@@ -212,24 +213,24 @@ def _prefix(model: nn.Module, inner: nn.Module) -> str:
 def _linears(inner: nn.Module, prefix: str, head: Any) -> dict[Site, Linear]:
     linears: dict[Site, Linear] = {}
     for path, module in inner.named_modules():
-        words = path.split(".")
-        if not isinstance(module, nn.Linear) or words[0] != "layers":
+        names = path.split(".")
+        if not isinstance(module, nn.Linear) or names[0] != "layers":
             continue
-        target = _SHORT.get(words[-1], ".".join(words[2:]))
+        target = _SHORT_NAMES.get(names[-1], ".".join(names[2:]))
         part: Part = "attn" if "attn" in path or "attention" in path else "mlp"
-        linears[int(words[1]), target] = Linear(
+        linears[int(names[1]), target] = Linear(
             f"{prefix}.{path}", module.in_features, module.out_features, part
         )
     linears[HEAD] = Linear("lm_head", head.in_features, head.out_features, "unembed")
     return linears
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def _is_close(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs().max() <= _TOLERANCE * b.abs().max())
 
 
-def _unsupported(name: str, why: str) -> EngineUserError:
+def _unsupported_error(name: str, reason: str) -> EngineUserError:
     return EngineUserError(
-        f"'{name}' cannot be used as a base model: {why}.",
-        "Llama, SmolLM, Mistral, Qwen2, Qwen3 and Gemma models are known to work.",
+        f"'{name}' cannot be used as a base model: {reason}.",
+        "Llama, SmolLM, Mistral, Qwen2, Qwen3 and Gemma models are supported.",
     )

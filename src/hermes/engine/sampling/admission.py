@@ -1,8 +1,8 @@
-"""Which samples may start: memory for the whole of each, and what the cache has of its prompt already.
+"""Admission control: decides which samples start, allocates their slots and reuses cached prefixes.
 
-Requests are admitted in their order, sample by sample, once a slot for the whole of a sample is free;
-finished sequences that are kept for reuse give way. A prompt starts from the longest beginning that the cache
-has of it. If that is being computed just now, the prompt waits for it rather than computing it again.
+Requests are admitted in order, sample by sample, once a slot for the whole sample is free; finished sequences
+in the cache are evicted for it. A prompt starts from its longest cached prefix. If that prefix is still being
+computed, the prompt waits for it rather than computing it again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hermes.engine.attention.kv_cache import KvSlot, SlotAllocator
-from hermes.engine.sampling.prefix_cache import CachedSlot, Match, PrefixIndex
+from hermes.engine.sampling.prefix_cache import CachedSlot, PrefixIndex, PrefixMatch
 from hermes.engine.sampling.request import SampleJob
 from hermes.engine.sampling.runner import ModelRunner, PrefillChunk
 from hermes.engine.types import Ints
@@ -20,54 +20,54 @@ from hermes.engine.types import Ints
 
 @dataclass(slots=True, eq=False)
 class PrefillPrompt:
-    """A prompt on its way into the cache, for the samples that start with it."""
+    """A prompt that is being computed, for the samples that start with it."""
 
     job: SampleJob
     samples: list[int]
     slots: list[KvSlot]
     entry: CachedSlot
     first: int
-    """Hidden states are wanted from this position on."""
+    """The first position whose hidden state is needed."""
 
     @property
     def done(self) -> int:
         return self.entry.ready
 
-    def piece(self, size: int) -> PrefillChunk:
+    def chunk(self, size: int) -> PrefillChunk:
         """The next `size` tokens to compute."""
         job, start = self.job, self.done
         end = start + size
-        wanted = max(0, end - max(start, self.first))
+        outputs = max(0, end - max(start, self.first))
         if end == len(job.prompt):
-            wanted = max(wanted, 1)
-        return PrefillChunk(job.policy, self.slots[0].start, start, job.prompt[start:end], wanted)
+            outputs = max(outputs, 1)
+        return PrefillChunk(job.policy, self.slots[0].start, start, job.prompt[start:end], outputs)
 
 
 class Admission:
-    """Owns the slots, and knows what lies in them."""
+    """Owns the slots of the pool and the index of what they hold."""
 
-    def __init__(self, runner: ModelRunner, cells: int) -> None:
+    def __init__(self, runner: ModelRunner, kv_tokens: int) -> None:
         self.jobs: deque[SampleJob] = deque()
-        """Those with samples that have not started, first come first."""
+        """Jobs with samples that have not started, in order of arrival."""
         self._runner = runner
-        self._cells = SlotAllocator(cells)
+        self._slots = SlotAllocator(kv_tokens)
         self._index = PrefixIndex()
 
     @property
-    def cells_used(self) -> int:
-        return self._cells.used
+    def kv_tokens_used(self) -> int:
+        return self._slots.used
 
     def admit(self, room: int) -> Iterator[PrefillPrompt]:
-        """The prompts that can start now, for `room` samples at most."""
-        held: list[SampleJob] = []
+        """The prompts that can start now, for at most `room` samples."""
+        waiting: list[SampleJob] = []
         while self.jobs and room:
             job = self.jobs[0]
             match = self._index.find(job.policy.id, job.prompt, job.first)
             if match is not None and match.tokens > match.entry.ready:
-                held.append(self.jobs.popleft())
+                waiting.append(self.jobs.popleft())
                 continue
             prompt = self._start(job, match, room)
-            if prompt is None and match is not None:  # what it matches may be what takes up the room
+            if prompt is None and match is not None:  # the matched entry may be what occupies the memory
                 prompt = self._start(job, None, room)
             if prompt is None:
                 break
@@ -75,29 +75,30 @@ class Admission:
                 self.jobs.popleft()
             room -= len(prompt.samples)
             yield prompt
-        self.jobs.extendleft(reversed(held))
+        self.jobs.extendleft(reversed(waiting))
 
-    def keep(self, entry: CachedSlot, tokens: Ints) -> None:
-        """A slot's sequence is finished and holds `tokens`; it may be of use until its memory is needed."""
-        self._index.keep(entry, tokens)
+    def cache(self, entry: CachedSlot, tokens: Ints) -> None:
+        """Keeps the slot of a finished sequence, which holds `tokens`, until its memory is needed."""
+        self._index.finish(entry, tokens)
 
-    def give_back(self, slots: Sequence[KvSlot], entry: CachedSlot | None) -> None:
-        """Slots that hold nothing of use; the entry that was made for the first."""
+    def free(self, slots: Sequence[KvSlot], entry: CachedSlot | None) -> None:
+        """Frees slots whose contents are not reused; `entry` is the index entry of the first one."""
         if entry is not None:
             self._index.remove(entry)
         for slot in slots:
-            self._cells.give_back(slot)
+            self._slots.free(slot)
 
-    def forget_policy(self, policy_id: str | None) -> None:
-        for entry in self._index.of_policy(policy_id):
-            self.give_back([entry.slot], entry)
+    def drop_policy(self, policy_id: str | None) -> None:
+        """Frees the policy's finished sequences."""
+        for entry in self._index.finished_of(policy_id):
+            self.free([entry.slot], entry)
 
-    def _start(self, job: SampleJob, match: Match | None, room: int) -> PrefillPrompt | None:
-        """Slots for as many of the job's samples as there is room for; None if there is none at all."""
+    def _start(self, job: SampleJob, match: PrefixMatch | None, room: int) -> PrefillPrompt | None:
+        """Allocates slots for as many of the job's samples as fit; None if not even one does."""
         slots: list[KvSlot] = []
-        wanted = job.request.num_samples - job.started if job.limit else 1
-        while len(slots) < min(wanted, room):
-            slot = self._take(job.cells, match)
+        samples_left = job.request.num_samples - job.started if job.limit else 1
+        while len(slots) < min(samples_left, room):
+            slot = self._allocate(job.slot_size, match)
             if slot is None:
                 break
             slots.append(slot)
@@ -114,13 +115,13 @@ class Admission:
         job.started = job.started + len(slots) if job.limit else job.request.num_samples
         return prompt
 
-    def _take(self, size: int, match: Match | None) -> KvSlot | None:
-        """A slot, at the cost of finished sequences that are only kept in case they are useful again."""
-        slot = self._cells.take(size)
+    def _allocate(self, size: int, match: PrefixMatch | None) -> KvSlot | None:
+        """A slot, for which cached sequences other than the matched one are evicted if necessary."""
+        slot = self._slots.allocate(size)
         while slot is None:
             evicted = self._index.evict(match.entry if match else None)
             if evicted is None:
                 return None
-            self._cells.give_back(evicted.slot)
-            slot = self._cells.take(size)
+            self._slots.free(evicted.slot)
+            slot = self._slots.allocate(size)
         return slot

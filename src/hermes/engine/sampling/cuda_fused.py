@@ -1,7 +1,8 @@
-"""The compact backbone in few kernels, over the pool of keys and values: what sampling on a GPU runs.
+"""The Llama backbone in few kernels, over the pool of keys and values: what sampling on a GPU runs.
 
 Computes what `LlamaBackbone.hidden` computes with an `Attend` over the pool, without adapters: those are
-merged into the weights beforehand. Nothing here waits for the device, so a step can be captured in a graph.
+merged into the weights beforehand. Nothing here synchronises with the device, so a step can be captured in a
+CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,37 +17,42 @@ from hermes.engine.kernels import decode
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.spec import ModelSpec
 
-Gather = Callable[[int, Tensor], Tensor]
-"""(layer, rotated queries [T, heads, D]) to what they attend to in the pool, [T, heads, D]."""
+PoolAttention = Callable[[int, Tensor], Tensor]
+"""(layer, rotated queries [T, heads, D]) to their attention output over the pool, [T, heads, D]."""
 
 
 def fused_hidden(
-    backbone: LlamaBackbone, pool: KvPool, tokens: Tensor, cells: Tensor, positions: Tensor, gather: Gather
+    backbone: LlamaBackbone,
+    pool: KvPool,
+    tokens: Tensor,
+    slot_starts: Tensor,
+    positions: Tensor,
+    attention: PoolAttention,
 ) -> Tensor:
-    """[T, hidden] of `tokens` [T] at `positions` of the slots at `cells`, where their keys and values go."""
+    """[T, hidden] of `tokens` [T], whose keys and values are stored at `positions` of the slots."""
     spec = backbone.spec
     x = embedding(tokens, backbone.embed)
     delta: Tensor | None = None
     for index, layer in enumerate(backbone.layers):
-        read = decode.add_norm(x, delta, layer.input_norm, spec.eps)
-        qkv = linear(read, layer.qkv, layer.qkv_bias)
+        normed = decode.add_norm(x, delta, layer.input_norm, spec.eps)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias)
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
         keys, values = pool.keys[index], pool.values[index]
-        q = decode.place(
-            qkv, keys, values, cells, positions, backbone.inv_freq, backbone.rope_scale, norms, spec.eps
+        q = decode.rotate_and_cache(
+            qkv, keys, values, slot_starts, positions, backbone.inv_freq, backbone.rope_scale, norms, spec.eps
         )
-        delta = linear(gather(index, q).view(len(tokens), -1), layer.o, layer.o_bias)
-        read = decode.add_norm(x, delta, layer.post_norm, spec.eps)
-        delta = linear(decode.gate(linear(read, layer.gate_up)), layer.down)
+        delta = linear(attention(index, q).view(len(tokens), -1), layer.o, layer.o_bias)
+        normed = decode.add_norm(x, delta, layer.post_norm, spec.eps)
+        delta = linear(decode.silu_and_mul(linear(normed, layer.gate_up)), layer.down)
     return decode.add_norm(x, delta, backbone.norm, spec.eps)
 
 
-def gather_rows(spec: ModelSpec, pool: KvPool, cells: Tensor, lengths: Tensor) -> Gather:
-    """One token a row, at the end of its slot: decoding."""
+def decode_attention(spec: ModelSpec, pool: KvPool, slot_starts: Tensor, lengths: Tensor) -> PoolAttention:
+    """Attention of a decode step: one token per row, at position `lengths` of its slot."""
 
-    def gather(layer: int, q: Tensor) -> Tensor:
+    def attention(layer: int, q: Tensor) -> Tensor:
         return decode.attend_rows(
-            q, pool.keys[layer], pool.values[layer], cells, lengths, spec.windows[layer]
+            q, pool.keys[layer], pool.values[layer], slot_starts, lengths, spec.windows[layer]
         )
 
-    return gather
+    return attention

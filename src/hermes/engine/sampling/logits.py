@@ -1,13 +1,14 @@
-"""Choosing tokens from logits, as tensors: temperature, top-k, top-p, seeds.
+"""Sampling tokens from logits, as tensors: temperature, top-k, top-p, seeds.
 
-One uniform number per row, a pure function of the row's seed and of how many tokens it has drawn, picks the
-token by inverse distribution. So a row's choice depends on its own logits alone, never on its neighbours, and
-a seeded request repeats. Nothing here waits for the device unless `width` is left open for top-p.
+One uniform number per row, a pure function of the row's seed and of how many tokens it has sampled, picks the
+token by inverse transform sampling. So a row's token depends on its own logits alone, never on its
+neighbours, and a seeded request is repeatable. Nothing here synchronises with the device, except top-p
+without a `width`.
 
-The reported logprob is that of the distribution the token was really drawn from: temperature applied, and
-with top-k or top-p cut off and renormalised, because an importance ratio needs the true probability of the
-draw. A greedy row (temperature 0) draws nothing; it reports the logprob at temperature 1. Where logits are
-not finite the logprob is NaN and the token means nothing.
+The reported logprob is that of the distribution the token was sampled from: temperature applied, and
+truncated and renormalised by top-k and top-p, because an importance ratio needs the true sampling
+probability. A greedy row (temperature 0) reports the logprob at temperature 1. Where logits are not finite
+the logprob is NaN and the token is meaningless.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 
 _BLOCK = 256
-_FIRST_WIDTH = 256
-"""Top-p looks at this many of the likeliest tokens first, and at more only where they hold too little."""
+_INITIAL_TOP_WIDTH = 256
+"""Top-p sorts this many of the likeliest tokens first, and more only where their mass is too small."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -27,12 +28,12 @@ _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """How each row's token is chosen; [rows] on the device, but for the flags, which the host knows."""
+class SamplingTensors:
+    """How each row's token is sampled: tensors [rows] on the device, and flags on the host."""
 
     seeds: Tensor
     counts: Tensor
-    """How many tokens the row has drawn before."""
+    """How many tokens the row has sampled before."""
     temperature: Tensor
     top_k: Tensor
     """0 or less: all."""
@@ -42,7 +43,7 @@ class Draws:
     filtered: bool
     """Some row has a top-k or a top-p."""
     width: int | None = None
-    """How many of the likeliest tokens top-p may keep; None: as many as it takes, which asks the device."""
+    """How many of the likeliest tokens top-p may keep; None: as many as needed, which synchronises."""
 
 
 def derive_seed(seed: int, index: int) -> int:
@@ -57,26 +58,26 @@ def uniform(seeds: Tensor, counts: Tensor) -> Tensor:
     return _shift(bits, 11).double() * 2.0**-53
 
 
-def choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, sampling: SamplingTensors) -> tuple[Tensor, Tensor]:
     """Token ids and their logprobs [rows] for fp32 logits [rows, vocab], which are overwritten."""
-    greedy = draws.temperature <= 0
-    best = logits.argmax(-1) if draws.greedy else None
-    scaled = logits.div_(torch.where(greedy, 1.0, draws.temperature)[:, None])
-    if draws.filtered:
-        scaled.masked_fill_(scaled < _threshold(scaled, draws)[:, None], float("-inf"))
+    greedy = sampling.temperature <= 0
+    best = logits.argmax(-1) if sampling.greedy else None
+    scaled = logits.div_(torch.where(greedy, 1.0, sampling.temperature)[:, None])
+    if sampling.filtered:
+        scaled.masked_fill_(scaled < _threshold(scaled, sampling)[:, None], float("-inf"))
     top = scaled.amax(-1, keepdim=True)
     weights = scaled.sub(top).exp_()
-    drawn, total = _draw(weights, uniform(draws.seeds, draws.counts))
-    tokens = drawn if best is None else torch.where(greedy, best, drawn)
+    sampled, total = _inverse_transform(weights, uniform(sampling.seeds, sampling.counts))
+    tokens = sampled if best is None else torch.where(greedy, best, sampled)
     chosen = scaled.gather(1, tokens[:, None]) - top
     return tokens, chosen[:, 0] - total.log().float()
 
 
-def _draw(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Per row the index where the running sum of `weights` passes `at` of the total; and the total, fp64.
+def _inverse_transform(weights: Tensor, quantile: Tensor) -> tuple[Tensor, Tensor]:
+    """Per row, the index where the cumulative sum of `weights` passes `quantile` of the total; and the total.
 
-    In two stages, whole blocks first, so that the exact running sum is only ever taken over a few hundred.
-    A row of NaN gives some index, and NaN for its total.
+    In two stages, whole blocks first, so that the exact cumulative sum is only taken over a few hundred
+    values. The totals are fp64. A row of NaN gives an arbitrary index and a total of NaN.
     """
     rows, vocab = weights.shape
     if vocab % _BLOCK:
@@ -84,7 +85,7 @@ def _draw(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     blocks = weights.view(rows, -1, _BLOCK)
     ends = blocks.sum(-1).double().cumsum(-1)
     total = ends[:, -1:]
-    goal = _below(at[:, None] * total, total)
+    goal = _below(quantile[:, None] * total, total)
     block = torch.searchsorted(ends, goal, right=True).clamp_max(blocks.shape[1] - 1)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_min(0)), 0.0)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
@@ -94,36 +95,36 @@ def _draw(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _below(value: Tensor, limit: Tensor) -> Tensor:
-    """`value`, but always under `limit`, so that some index has passed it: rounding may have lifted it."""
+    """`value`, kept below `limit` where rounding lifted it, so that the cumulative sum always passes it."""
     return torch.minimum(value, torch.nextafter(limit, torch.zeros_like(limit)))
 
 
-def _threshold(scaled: Tensor, draws: Draws) -> Tensor:
-    """[rows] the smallest logit that top-k and then top-p keep. Equals of it are kept too."""
+def _threshold(scaled: Tensor, sampling: SamplingTensors) -> Tensor:
+    """[rows] the smallest logit that top-k and then top-p keep. Ties with it are kept too."""
     vocab = scaled.shape[1]
-    limit = torch.where(draws.top_k > 0, draws.top_k, vocab).clamp_max(vocab)
-    width = min(draws.width or _FIRST_WIDTH, vocab)
+    limit = torch.where(sampling.top_k > 0, sampling.top_k, vocab).clamp_max(vocab)
+    width = min(sampling.width or _INITIAL_TOP_WIDTH, vocab)
     while True:
         values = torch.topk(scaled, width, dim=-1).values
         index = torch.arange(width, device=scaled.device)
         inside = values.masked_fill(index >= limit[:, None], float("-inf"))
-        whole = torch.where(limit > width, scaled.logsumexp(-1), inside.logsumexp(-1))
-        mass = (inside - whole[:, None]).exp().cumsum(-1)
-        wanted = ((mass < draws.top_p[:, None]).sum(-1) + 1).minimum(limit)
-        if draws.width is not None or width == vocab:
+        total_lse = torch.where(limit > width, scaled.logsumexp(-1), inside.logsumexp(-1))
+        mass = (inside - total_lse[:, None]).exp().cumsum(-1)
+        nucleus_size = ((mass < sampling.top_p[:, None]).sum(-1) + 1).minimum(limit)
+        if sampling.width is not None or width == vocab:
             break
         enough = torch.where(
-            limit == vocab, (mass[:, -1] >= draws.top_p) | (draws.top_p >= 1), limit <= width
+            limit == vocab, (mass[:, -1] >= sampling.top_p) | (sampling.top_p >= 1), limit <= width
         )
         if bool(enough.all()):
             break
         width = min(width * 8, vocab)
-    found = values.gather(1, (wanted.clamp_max(width) - 1)[:, None])[:, 0]
-    return torch.where((draws.top_p >= 1) & (limit == vocab), float("-inf"), found)
+    smallest = values.gather(1, (nucleus_size.clamp_max(width) - 1)[:, None])[:, 0]
+    return torch.where((sampling.top_p >= 1) & (limit == vocab), float("-inf"), smallest)
 
 
 def _shift(value: Tensor, by: int) -> Tensor:
-    """Logical shift to the right; torch's own carries the sign along."""
+    """Logical shift to the right; torch's `>>` is arithmetic."""
     return (value >> by) & ((1 << (64 - by)) - 1)
 
 

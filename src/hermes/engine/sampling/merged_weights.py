@@ -1,9 +1,9 @@
-"""Copies of the model with an adapter merged in, so that LoRA costs nothing where tokens are drawn.
+"""Copies of the model with an adapter merged in, so that LoRA costs nothing in a decode step.
 
-A copy keeps its place in memory and the decode graphs captured over it; adapters come and go in it. There is
-one for each of the few policies that are sampled at a time: while a new one is handed over, sequences of the
-last one are still running. Who was used longest ago makes room, but never for the sake of others what is
-running now. A model that leaves little memory gets fewer.
+A copy keeps its memory addresses and the decode graphs captured over them; adapters are merged into it one
+after another. A few policies have a copy at the same time: while new weights are taken up, sequences of the
+previous ones are still running. The least recently used copy is replaced, but never one of a running policy.
+Fewer copies are made where the model leaves little memory.
 """
 
 from __future__ import annotations
@@ -18,76 +18,117 @@ from hermes.engine.lora.policy import Policy
 from hermes.engine.memory import is_out_of_memory
 from hermes.engine.model.llama import LlamaBackbone, merge_head, merge_layer
 
-MOST_COPIES = 3
+MAX_COPIES = 3
 
-_SPARE = 4
-"""A copy beyond the first is made only where so many times its size is free: training needs memory too."""
+_FREE_FACTOR = 4
+"""A second copy is made only if this many times its size is free, since training needs memory too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRows:
-    """Running rows on the device, at addresses that never change; [rows] each."""
+    """The state of running rows on the device, [rows] each, at addresses that never change.
 
-    ints: Tensor
-    """[6, rows]: tokens, cells, lengths, seeds, counts, and 1 where the row is real (0: padding)."""
-    temperature: Tensor
+    The integers are views of one tensor, so that they are loaded in one copy.
+    """
+
+    packed: Tensor
+    """[6, rows] int64: the next six fields, in their order."""
     tokens: Tensor
-    """What the last step drew, and under which logprob."""
-    logprobs: Tensor
+    """The last sampled token, which is not in the cache yet."""
+    slot_starts: Tensor
+    lengths: Tensor
+    """Tokens in the cache."""
+    seeds: Tensor
+    counts: Tensor
+    """Tokens sampled so far."""
+    length_steps: Tensor
+    """How far a decode step advances the length: 1, and 0 for a row that is padding."""
+    temperature: Tensor
+    sampled_tokens: Tensor
+    """What the last step sampled."""
+    sampled_logprobs: Tensor
 
     @classmethod
     def empty(cls, rows: int, device: torch.device) -> DeviceRows:
-        return cls(
+        return cls._from_packed(
             torch.zeros(6, rows, dtype=torch.int64, device=device),
-            torch.ones(rows, device=device),
-            torch.zeros(rows, dtype=torch.int64, device=device),
-            torch.zeros(rows, device=device),
+            temperature=torch.ones(rows, device=device),
+            sampled_tokens=torch.zeros(rows, dtype=torch.int64, device=device),
+            sampled_logprobs=torch.zeros(rows, device=device),
+        )
+
+    def first(self, rows: int) -> DeviceRows:
+        """Views of the first rows."""
+        return self._from_packed(
+            self.packed[:, :rows],
+            temperature=self.temperature[:rows],
+            sampled_tokens=self.sampled_tokens[:rows],
+            sampled_logprobs=self.sampled_logprobs[:rows],
+        )
+
+    @classmethod
+    def _from_packed(
+        cls, packed: Tensor, *, temperature: Tensor, sampled_tokens: Tensor, sampled_logprobs: Tensor
+    ) -> DeviceRows:
+        tokens, slot_starts, lengths, seeds, counts, length_steps = packed.unbind()
+        return cls(
+            packed=packed,
+            tokens=tokens,
+            slot_starts=slot_starts,
+            lengths=lengths,
+            seeds=seeds,
+            counts=counts,
+            length_steps=length_steps,
+            temperature=temperature,
+            sampled_tokens=sampled_tokens,
+            sampled_logprobs=sampled_logprobs,
         )
 
 
 @dataclass(slots=True, eq=False)
-class Copy:
-    """The model with one policy's weights, and what decodes on it."""
+class MergedCopy:
+    """The model with one policy's adapter merged in, and the decode graphs captured over it."""
 
     backbone: LlamaBackbone
     state: DeviceRows
     policy: Policy | None = None
-    """Whose weights are in it now."""
+    """Whose adapter is merged in now."""
     graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
     """A decode step, by its number of rows."""
     logits: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
-    """A decode step up to its logits [rows, vocab], which the graph leaves there."""
+    """A decode step up to its logits [rows, vocab], by its number of rows; the tensor is the graph's
+    output."""
 
 
 class MergedCopies:
     def __init__(self, base: LlamaBackbone, rows: int, free_bytes: Callable[[], int]) -> None:
-        self._plain = Copy(base, DeviceRows.empty(rows, base.device))
+        self._plain = MergedCopy(base, DeviceRows.empty(rows, base.device))
         self._rows = rows
         self._free_bytes = free_bytes
-        """What the device has left."""
-        self._copies: list[Copy] = []
-        """Longest unused first."""
-        self._most = MOST_COPIES
+        """Free memory of the device."""
+        self._copies: list[MergedCopy] = []
+        """Least recently used first."""
+        self._max_copies = MAX_COPIES
 
-    def of(self, policy: Policy) -> Copy | None:
+    def get(self, policy: Policy) -> MergedCopy | None:
         if policy.weights is None:
             return self._plain
         return next((copy for copy in self._copies if copy.policy is policy), None)
 
     @torch.inference_mode()
-    def merge(self, policy: Policy, running: Sequence[Policy]) -> Copy | None:
-        """The policy's copy, made if need be at the cost of any that is not `running`; None: no room."""
-        copy = self.of(policy) or self._made(policy, running)
+    def merge(self, policy: Policy, running: Sequence[Policy]) -> MergedCopy | None:
+        """The policy's copy, new or reused from a policy that is not `running`; None: no memory for one."""
+        copy = self.get(policy) or self._merge_new(policy, running)
         if copy in self._copies:
             self._copies.remove(copy)
             self._copies.append(copy)
         return copy
 
-    def _made(self, policy: Policy, running: Sequence[Policy]) -> Copy | None:
-        copy = self._room(running)
+    def _merge_new(self, policy: Policy, running: Sequence[Policy]) -> MergedCopy | None:
+        copy = self._unused_copy(running)
         if copy is None:
             return None
-        copy.policy = None  # a failure half-way leaves nobody's weights
+        copy.policy = None  # after a failure half-way it holds no policy's weights
         try:
             _merge_into(copy.backbone, self._plain.backbone, policy)
         except (RuntimeError, MemoryError) as error:
@@ -102,39 +143,42 @@ class MergedCopies:
             if copy.policy is policy:
                 copy.policy = None
 
-    def _room(self, running: Sequence[Policy]) -> Copy | None:
+    def _unused_copy(self, running: Sequence[Policy]) -> MergedCopy | None:
         unused = [copy for copy in self._copies if copy.policy is None]
-        return next(iter(unused), None) or self._new() or self._longest_unused(running)
+        return next(iter(unused), None) or self._create() or self._least_recently_used(running)
 
-    def _longest_unused(self, running: Sequence[Policy]) -> Copy | None:
-        return next((copy for copy in self._copies if all(copy.policy is not one for one in running)), None)
+    def _least_recently_used(self, running: Sequence[Policy]) -> MergedCopy | None:
+        return next(
+            (copy for copy in self._copies if all(copy.policy is not policy for policy in running)), None
+        )
 
-    def _new(self) -> Copy | None:
+    def _create(self) -> MergedCopy | None:
         base = self._plain.backbone
-        if len(self._copies) >= self._most:
+        if len(self._copies) >= self._max_copies:
             return None
-        if self._copies and self._free_bytes() < _SPARE * _bytes(base):
+        if self._copies and self._free_bytes() < _FREE_FACTOR * _copy_bytes(base):
             return None
         try:
-            self._copies.append(Copy(_clone(base), DeviceRows.empty(self._rows, base.device)))
+            self._copies.append(MergedCopy(_clone(base), DeviceRows.empty(self._rows, base.device)))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._most = len(self._copies)
+            self._max_copies = len(self._copies)
             return None
         return self._copies[-1]
 
 
-def _bytes(backbone: LlamaBackbone) -> int:
-    """Of what a copy has for itself."""
+def _copy_bytes(backbone: LlamaBackbone) -> int:
+    """Size of the matrices that a copy does not share with the base model."""
     layers = sum(
-        one.qkv.nbytes + one.o.nbytes + one.gate_up.nbytes + one.down.nbytes for one in backbone.layers
+        layer.qkv.nbytes + layer.o.nbytes + layer.gate_up.nbytes + layer.down.nbytes
+        for layer in backbone.layers
     )
     return layers + backbone.head_weight.nbytes
 
 
 def _clone(base: LlamaBackbone) -> LlamaBackbone:
-    """A backbone whose matrices are its own; embedding and norms are shared."""
+    """A backbone with copied matrices; embedding and norms are shared."""
     layers = tuple(
         replace(
             layer,
@@ -149,12 +193,12 @@ def _clone(base: LlamaBackbone) -> LlamaBackbone:
 
 
 def _merge_into(buffers: LlamaBackbone, base: LlamaBackbone, policy: Policy) -> None:
-    """The policy's weights into buffers that keep their place, layer by layer."""
+    """Writes the merged weights into existing buffers, layer by layer."""
     assert policy.weights is not None
-    for index, into in enumerate(buffers.layers):
+    for index, buffer in enumerate(buffers.layers):
         layer = merge_layer(base, index, policy.weights)
-        into.qkv.copy_(layer.qkv)
-        into.o.copy_(layer.o)
-        into.gate_up.copy_(layer.gate_up)
-        into.down.copy_(layer.down)
+        buffer.qkv.copy_(layer.qkv)
+        buffer.o.copy_(layer.o)
+        buffer.gate_up.copy_(layer.gate_up)
+        buffer.down.copy_(layer.down)
     buffers.head_weight.copy_(merge_head(base, policy.weights))

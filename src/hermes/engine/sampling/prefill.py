@@ -1,7 +1,7 @@
-"""Prompts on their way into the cache: a bounded number of their tokens at a time, first come first.
+"""Chunked prefill: computes a bounded number of prompt tokens at a time, in order of arrival.
 
-A turn tells which prompts are complete and which jobs it spoiled; starting the former and ending the latter
-is the sampler's. Prompts that do not fit into memory together are computed one by one.
+A step reports which prompts are complete and which jobs failed; the scheduler starts the former and ends the
+latter. Chunks that do not fit into memory together are computed one by one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hermes.engine.types import NotFiniteError
 
 
 @dataclass(slots=True)
-class Turn:
+class PrefillStep:
     ready: list[tuple[PrefillPrompt, Tensor]] = field(default_factory=list)
     """Complete prompts, with the hidden state [1, hidden] of their last token."""
-    spoiled: dict[SampleJob, BaseException] = field(default_factory=dict)
+    failed: dict[SampleJob, BaseException] = field(default_factory=dict)
 
 
 class Prefill:
@@ -34,17 +34,17 @@ class Prefill:
 
     @property
     def samples(self) -> int:
-        """How many wait for their prompts."""
+        """How many samples wait for their prompts."""
         return sum(len(prompt.samples) for prompt in self.prompts)
 
-    def take_out(self, job: SampleJob) -> list[PrefillPrompt]:
-        """The job's prompts, which are no longer under way."""
-        mine = [prompt for prompt in self.prompts if prompt.job is job]
+    def remove(self, job: SampleJob) -> list[PrefillPrompt]:
+        """Removes the job's prompts and returns them."""
+        removed = [prompt for prompt in self.prompts if prompt.job is job]
         self.prompts = [prompt for prompt in self.prompts if prompt.job is not job]
-        return mine
+        return removed
 
-    def turn(self, order: Callable[[Policy], int]) -> Turn:
-        """The next tokens of the prompts that came first; those of one policy lie together by `order`."""
+    def step(self, order: Callable[[Policy], int]) -> PrefillStep:
+        """Computes the next chunks of the oldest prompts; `order` sorts those of one policy together."""
         chosen: list[tuple[PrefillPrompt, PrefillChunk]] = []
         budget = self._budget_tokens
         for prompt in self.prompts:
@@ -52,46 +52,48 @@ class Prefill:
                 break
             size = min(budget, len(prompt.job.prompt) - prompt.done)
             budget -= size
-            chosen.append((prompt, prompt.piece(size)))
-        chosen.sort(key=lambda one: order(one[0].job.policy))
-        turn = Turn()
-        for (prompt, piece), hidden in zip(chosen, self._compute(chosen, turn), strict=True):
-            if hidden is None or not self._score(prompt, piece, hidden, turn):
+            chosen.append((prompt, prompt.chunk(size)))
+        chosen.sort(key=lambda pair: order(pair[0].job.policy))
+        step = PrefillStep()
+        for (prompt, chunk), hidden in zip(chosen, self._compute(chosen, step), strict=True):
+            if hidden is None or not self._score(prompt, chunk, hidden, step):
                 continue
-            prompt.entry.ready += len(piece.tokens)
+            prompt.entry.ready += len(chunk.tokens)
             if prompt.done == len(prompt.job.prompt):
-                turn.ready.append((prompt, hidden[-1:]))
-        turn.ready = [(prompt, hidden) for prompt, hidden in turn.ready if prompt.job not in turn.spoiled]
-        done = [prompt for prompt, _ in turn.ready]
+                step.ready.append((prompt, hidden[-1:]))
+        step.ready = [(prompt, hidden) for prompt, hidden in step.ready if prompt.job not in step.failed]
+        done = [prompt for prompt, _ in step.ready]
         self.prompts = [prompt for prompt in self.prompts if prompt not in done]
-        return turn
+        return step
 
-    def _compute(self, chosen: list[tuple[PrefillPrompt, PrefillChunk]], turn: Turn) -> list[Tensor | None]:
-        """Hidden states of each piece. If they do not fit together they go alone; who does not is out."""
+    def _compute(
+        self, chosen: list[tuple[PrefillPrompt, PrefillChunk]], step: PrefillStep
+    ) -> list[Tensor | None]:
+        """Hidden states of each chunk; None for one that does not fit into memory even by itself."""
         try:
-            return list(self._runner.prefill([piece for _, piece in chosen]))
+            return list(self._runner.prefill([chunk for _, chunk in chosen]))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             if len(chosen) == 1:
-                turn.spoiled.setdefault(chosen[0][0].job, capacity_error(error, "the prompt"))
+                step.failed.setdefault(chosen[0][0].job, capacity_error(error, "the prompt"))
                 return [None]
-        return [hidden for one in chosen for hidden in self._compute([one], turn)]
+        return [hidden for pair in chosen for hidden in self._compute([pair], step)]
 
-    def _score(self, prompt: PrefillPrompt, piece: PrefillChunk, hidden: Tensor, turn: Turn) -> bool:
-        """Gathers what was asked about the prompt itself; False if that spoiled the job."""
+    def _score(self, prompt: PrefillPrompt, chunk: PrefillChunk, hidden: Tensor, step: PrefillStep) -> bool:
+        """Adds the prompt logprobs that were requested; False if the job has failed."""
         job = prompt.job
-        if job in turn.spoiled:
+        if job in step.failed:
             return False
-        if job.scores is None or prompt.samples[0] != 0 or not piece.wanted:
+        if job.scores is None or prompt.samples[0] != 0 or not chunk.outputs:
             return True
-        at = piece.offset + len(piece.tokens) - piece.wanted
+        position = chunk.offset + len(chunk.tokens) - chunk.outputs
         try:
-            job.scores.add(at, hidden, lambda rows: self._runner.logits(job.policy, rows))
+            job.scores.add(position, hidden, lambda rows: self._runner.logits(job.policy, rows))
         except NotFiniteError as error:
-            turn.spoiled[job] = error
+            step.failed[job] = error
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            turn.spoiled[job] = capacity_error(error, "the prompt's logprobs")
-        return job not in turn.spoiled
+            step.failed[job] = capacity_error(error, "the prompt's logprobs")
+        return job not in step.failed

@@ -1,9 +1,9 @@
-"""Which prompts are already in the cache, for whom, and how far.
+"""The prefix cache: which tokens the slots hold, by policy.
 
-Every slot that holds tokens has an entry here, also while its sequence is running. Entries are found by
+Every slot that holds tokens has an entry here, also while its sequence is running. Entries are looked up by
 chained hashes of whole blocks of tokens and then compared token by token, so a hash never decides. Keys and
-values depend on the weights: a policy only ever finds its own. Finished entries stay until their memory is
-needed, the longest unused first.
+values depend on the weights, so a policy only matches its own entries. Finished entries are evicted when
+their memory is needed, least recently used first.
 """
 
 from __future__ import annotations
@@ -19,114 +19,114 @@ from hermes.engine.attention.kv_cache import KvSlot
 from hermes.engine.types import Ints
 
 BLOCK = 16
-"""Shorter common beginnings are not worth finding."""
+"""Tokens of a hashed block; a shorter common prefix is not matched."""
 
-_CANDIDATES = 8
-"""How many entries with the same blocks are compared; in a large batch hundreds may share a beginning."""
+_MAX_CANDIDATES = 8
+"""How many entries with the same blocks are compared; in a large batch hundreds may share a prefix."""
 
 
 @dataclass(slots=True, eq=False)
 class CachedSlot:
-    """What one slot holds, or will hold."""
+    """The tokens that one slot holds, or will hold once they are computed."""
 
     policy_id: str | None
     slot: KvSlot
     tokens: Ints
     ready: int = 0
-    """How many of the tokens' keys and values are there."""
+    """How many of the tokens have their keys and values in the slot."""
     hashes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class PrefixMatch:
     entry: CachedSlot
     tokens: int
-    """Length of the common beginning; it may be longer than what is ready."""
+    """Length of the common prefix; it may be longer than what is ready."""
 
 
 class PrefixIndex:
     def __init__(self) -> None:
         self._blocks: dict[int, dict[int, CachedSlot]] = {}
-        self._kept: OrderedDict[int, CachedSlot] = OrderedDict()
+        self._finished: OrderedDict[int, CachedSlot] = OrderedDict()
+        """By `id`, least recently used first."""
 
     def __len__(self) -> int:
-        """How many finished entries are kept."""
-        return len(self._kept)
+        """The number of finished entries."""
+        return len(self._finished)
 
     def add(self, entry: CachedSlot) -> None:
-        """Makes an entry findable, from its first token to its last; what it had before stays as it is."""
-        known = entry.hashes
-        for key in _hashes(entry.policy_id, entry.tokens, known):
-            known.append(key)
+        """Indexes all tokens of an entry; blocks that were indexed before are not hashed again."""
+        for key in _hashes(entry.policy_id, entry.tokens, entry.hashes):
+            entry.hashes.append(key)
             self._blocks.setdefault(key, {})[id(entry)] = entry
 
     def remove(self, entry: CachedSlot) -> None:
-        self._kept.pop(id(entry), None)
+        self._finished.pop(id(entry), None)
         for key in entry.hashes:
-            found = self._blocks.get(key)
-            if found is not None:
-                found.pop(id(entry), None)
-                if not found:
+            entries = self._blocks.get(key)
+            if entries is not None:
+                entries.pop(id(entry), None)
+                if not entries:
                     del self._blocks[key]
         entry.hashes.clear()
 
-    def keep(self, entry: CachedSlot, tokens: Ints) -> None:
-        """The entry's sequence is finished and its slot holds `tokens`, which begin with those it had.
+    def finish(self, entry: CachedSlot, tokens: Ints) -> None:
+        """Marks the entry's sequence as finished: it can be evicted from now on.
 
-        It may be evicted from now on.
+        Its slot holds `tokens`, which start with the tokens of the entry.
         """
         entry.tokens, entry.ready = tokens, len(tokens)
         self.add(entry)
-        self._kept[id(entry)] = entry
+        self._finished[id(entry)] = entry
 
-    def find(self, policy_id: str | None, prompt: Ints, limit: int) -> Match | None:
-        """The entry with the longest beginning in common with prompt[:limit]; of equals, the most ready."""
+    def find(self, policy_id: str | None, prompt: Ints, limit: int) -> PrefixMatch | None:
+        """The entry with the longest common prefix with prompt[:limit]; of several, the one most ready."""
         deepest: dict[int, CachedSlot] = {}
         for key in _hashes(policy_id, prompt[:limit]):
-            found = self._blocks.get(key)
-            if not found:
+            entries = self._blocks.get(key)
+            if not entries:
                 break
-            deepest = found
-        best: Match | None = None
-        for entry in islice(deepest.values(), _CANDIDATES):
-            match = Match(entry, _common(entry.tokens, prompt[:limit]))
-            if entry.policy_id == policy_id and (best is None or _usefulness(match) > _usefulness(best)):
+            deepest = entries
+        best: PrefixMatch | None = None
+        for entry in islice(deepest.values(), _MAX_CANDIDATES):
+            match = PrefixMatch(entry, _common_prefix(entry.tokens, prompt[:limit]))
+            if entry.policy_id == policy_id and (best is None or _match_rank(match) > _match_rank(best)):
                 best = match
             if min(match.tokens, entry.ready) == limit:
                 break
         return best if best and best.tokens >= BLOCK else None
 
     def touch(self, entry: CachedSlot) -> None:
-        """It was useful just now."""
-        if id(entry) in self._kept:
-            self._kept.move_to_end(id(entry))
+        """Marks a finished entry as the most recently used."""
+        if id(entry) in self._finished:
+            self._finished.move_to_end(id(entry))
 
-    def evict(self, spare: CachedSlot | None = None) -> CachedSlot | None:
-        """Forgets the longest unused finished entry but `spare`, and returns it."""
-        for entry in self._kept.values():
-            if entry is not spare:
+    def evict(self, keep: CachedSlot | None = None) -> CachedSlot | None:
+        """Removes the least recently used finished entry other than `keep`, and returns it."""
+        for entry in self._finished.values():
+            if entry is not keep:
                 self.remove(entry)
                 return entry
         return None
 
-    def of_policy(self, policy_id: str | None) -> list[CachedSlot]:
+    def finished_of(self, policy_id: str | None) -> list[CachedSlot]:
         """The finished entries of one policy."""
-        return [entry for entry in self._kept.values() if entry.policy_id == policy_id]
+        return [entry for entry in self._finished.values() if entry.policy_id == policy_id]
 
 
-def _hashes(policy_id: str | None, tokens: Ints, known: Sequence[int] = ()) -> Iterator[int]:
-    """One for every whole block, chained; from where `known`, the first of them, end."""
-    key = known[-1] if known else hash((policy_id, BLOCK))
-    for start in range(len(known) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
+def _hashes(policy_id: str | None, tokens: Ints, computed: Sequence[int] = ()) -> Iterator[int]:
+    """A chained hash for every whole block of tokens after those in `computed`."""
+    key = computed[-1] if computed else hash((policy_id, BLOCK))
+    for start in range(len(computed) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
         key = hash((key, tokens[start : start + BLOCK].tobytes()))
         yield key
 
 
-def _usefulness(match: Match) -> tuple[int, int]:
+def _match_rank(match: PrefixMatch) -> tuple[int, int]:
     return match.tokens, match.entry.ready
 
 
-def _common(left: Ints, right: Ints) -> int:
+def _common_prefix(left: Ints, right: Ints) -> int:
     size = min(len(left), len(right))
     different = np.flatnonzero(left[:size] != right[:size])
     return int(different[0]) if len(different) else size

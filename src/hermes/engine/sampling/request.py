@@ -1,6 +1,6 @@
-"""A sample request once it is accepted: checked against the model, with its stops, seeds and limits settled.
+"""Validates a sample request against the model and resolves its stops, seed and limits into a job.
 
-Everything that would be wrong again is refused here, before any work and in the caller's thread.
+Every invalid request is rejected here, before any work and in the caller's thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hermes.engine.attention.kv_cache import slot_size
 from hermes.engine.lora.policy import Policy
 from hermes.engine.sampling.logits import derive_seed
 from hermes.engine.sampling.prompt_logprobs import PromptScores
-from hermes.engine.sampling.stops import StopBook, Stops
+from hermes.engine.sampling.stops import StopParser, Stops
 from hermes.engine.types import (
     EngineUserError,
     Ints,
@@ -26,9 +26,9 @@ from hermes.engine.types import (
     SamplingParams,
 )
 
-MOST_SAMPLES = 4096
-MOST_SCORES = 1 << 22
-"""Cells of one prompt's top-k, target or alternative logprobs."""
+MAX_SAMPLES = 4096
+MAX_SCORES = 1 << 22
+"""Numbers in one prompt's top-k, target or alternative logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,18 @@ class SamplerLimits:
     vocab: int
     max_length: int
     """Longest sequence that can be trained."""
-    cells: int
-    """Of the whole pool of keys and values."""
+    kv_tokens: int
+    """Size of the pool of keys and values."""
 
     @property
     def longest(self) -> int:
-        """Sequence that can be sampled: the pool has to hold all of it."""
-        return min(self.max_length, self.cells)
+        """Longest sequence that can be sampled: it has to fit into the pool."""
+        return min(self.max_length, self.kv_tokens)
 
 
 @dataclass(slots=True, eq=False)
 class SampleJob:
-    """One request under way. Only the compute thread changes it."""
+    """A request in progress. Only the compute thread changes it."""
 
     request: SampleRequest
     policy: Policy
@@ -57,19 +57,19 @@ class SampleJob:
     limit: int
     """Tokens to sample at most."""
     seed: int
-    cells: int
-    """Size of the slot each sample needs."""
+    slot_size: int
+    """Size of the slot that each sample needs."""
     scores: PromptScores | None
     started: int = 0
-    """How many of the samples have a slot, or had one."""
+    """How many samples have been given a slot so far."""
     cached_tokens: int = 0
-    settled: bool = False
-    """Its future has an answer, or was cancelled."""
+    resolved: bool = False
+    """Its future has a result or an exception, or was cancelled."""
     sequences: dict[int, SampledSequence] = field(default_factory=dict)
 
     @property
     def first(self) -> int:
-        """The first position whose hidden state is needed; what lies before may come from the cache."""
+        """The first position whose hidden state is needed; the tokens before it may come from the cache."""
         return self.scores.first if self.scores is not None and not self.started else len(self.prompt) - 1
 
     @property
@@ -80,15 +80,15 @@ class SampleJob:
         return derive_seed(self.seed, index)
 
     def result(self) -> SampleResult:
-        plain = SampleResult(
+        result = SampleResult(
             sequences=tuple(self.sequences[index] for index in range(self.request.num_samples)),
             cached_tokens=self.cached_tokens,
             version=self.policy.id or "",
         )
         if self.scores is None:
-            return plain
+            return result
         return replace(
-            plain,
+            result,
             prompt_logprobs=self.scores.logprobs,
             topk_prompt=self.scores.topk,
             target_prompt_logprobs=self.scores.targets,
@@ -96,17 +96,18 @@ class SampleJob:
         )
 
 
-def read_request(request: SampleRequest, policy: Policy, limits: SamplerLimits, stops: StopBook) -> SampleJob:
-    """The request as a job, or an error that says what is wrong with it."""
-    prompt = _read_prompt(request.prompt, limits)
+def parse_request(
+    request: SampleRequest, policy: Policy, limits: SamplerLimits, stops: StopParser
+) -> SampleJob:
+    """The request as a job. EngineUserError: it is invalid."""
+    prompt = _parse_prompt(request.prompt, limits)
     _check_params(request.params)
     _check_scores(request, len(prompt), limits.vocab)
-    if not 1 <= request.num_samples <= MOST_SAMPLES:
-        raise EngineUserError(f"num_samples is {request.num_samples}; it must be 1 to {MOST_SAMPLES}.")
+    if not 1 <= request.num_samples <= MAX_SAMPLES:
+        raise EngineUserError(f"num_samples is {request.num_samples}; it must be 1 to {MAX_SAMPLES}.")
     room = max(1, limits.longest - len(prompt))
-    asked = request.params.max_tokens
-    limit = room if asked is None else min(asked, room)
-    cells = min(slot_size(len(prompt) + max(0, limit - 1)), limits.cells)
+    max_tokens = request.params.max_tokens
+    limit = room if max_tokens is None else min(max_tokens, room)
     seed = request.params.seed if request.params.seed is not None else secrets.randbits(63)
     scored = (
         request.prompt_logprobs
@@ -119,25 +120,25 @@ def read_request(request: SampleRequest, policy: Policy, limits: SamplerLimits, 
         policy=policy,
         future=Future(),
         prompt=prompt,
-        stops=stops.read(request.params.stop),
+        stops=stops.parse(request.params.stop),
         limit=limit,
         seed=seed,
-        cells=cells,
+        slot_size=min(slot_size(len(prompt) + max(0, limit - 1)), limits.kv_tokens),
         scores=PromptScores(request, seed, limits.vocab) if scored else None,
     )
 
 
-def _read_prompt(prompt: Ints, limits: SamplerLimits) -> Ints:
+def _parse_prompt(prompt: Ints, limits: SamplerLimits) -> Ints:
     tokens = np.asarray(prompt)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise EngineUserError("The prompt must be a list of token ids.")
     if not len(tokens):
-        raise EngineUserError("The prompt is empty.", "Give at least one token.")
+        raise EngineUserError("The prompt is empty.", "Send at least one token.")
     if len(tokens) > limits.longest:
         raise EngineUserError(
             f"The prompt has {len(tokens)} tokens, more than the context limit of {limits.longest}.",
             "The memory for keys and values is the limit: start the engine with more --kv-gib."
-            if limits.cells < limits.max_length
+            if limits.kv_tokens < limits.max_length
             else "Shorten it.",
         )
     if int(tokens.min()) < 0 or int(tokens.max()) >= limits.vocab:
@@ -174,9 +175,9 @@ def _check_scores(request: SampleRequest, size: int, vocab: int) -> None:
     for name, width in widths.items():
         if width < 0 or (width > vocab and name != "prompt_alt_tokens_k"):
             raise EngineUserError(f"{name} is {width}; it must be 0 to {vocab}.")
-        if width * size > MOST_SCORES:
+        if width * size > MAX_SCORES:
             raise EngineUserError(
-                f"{name} of {width} over {size} tokens is more than {MOST_SCORES} numbers.", "Ask for fewer."
+                f"{name} of {width} over {size} tokens is more than {MAX_SCORES} numbers.", "Request fewer."
             )
 
 

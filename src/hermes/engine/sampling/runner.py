@@ -1,9 +1,9 @@
-"""The forward passes of sampling: prompts into the cache, and one more token for every running sequence.
+"""The forward passes of sampling: prefill of prompts, and decode steps of the running batch.
 
-`ModelRunner` is all that the scheduler asks of a device. It owns the keys and values and the state of the
-running batch; between two `load`s a decode step needs nothing from the host, and the host may fetch the drawn
-tokens up to `depth` steps later. `TorchRunner` is the one for a CPU: it attends over slots that lie
-side by side in one call, and where a batch has one adapter only it may run on weights with that merged in.
+`ModelRunner` is the interface between the scheduler and a device. It owns the keys and values and the state
+of the running batch; between two `load`s a decode step needs nothing from the host, and the host may fetch
+the sampled tokens up to `depth` steps later. `TorchRunner` is the implementation for a CPU: it attends over
+adjacent slots in one call, and a batch of a single policy may run on weights with its adapter merged in.
 """
 
 from __future__ import annotations
@@ -18,32 +18,31 @@ from torch import Tensor
 
 from hermes.engine.attention.base import Attend
 from hermes.engine.attention.kv_cache import KvPool, KvSlot
-from hermes.engine.attention.kv_decode import prompts_attend, rows_attend, runs_of, stems_of
+from hermes.engine.attention.kv_decode import decode_attend, prefill_attend, shared_prefixes, slot_runs
 from hermes.engine.lora.policy import Policy
 from hermes.engine.lora.weights import LoraSpans, LoraView
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.model.cpu_prepacked import head_product, pack
-from hermes.engine.sampling.logits import Draws, choose
+from hermes.engine.model.cpu_prepacked import lm_head_linear, prepack
+from hermes.engine.sampling.logits import SamplingTensors, sample_tokens
 from hermes.engine.spec import HEAD
 from hermes.engine.types import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens of one prompt to be computed; those before are in the slot already."""
+    """Tokens of one prompt to compute; the tokens before them are in the slot already."""
 
     policy: Policy
-    cell: int
-    """The slot's first cell."""
+    slot_start: int
     offset: int
     """Position of the first of the tokens."""
     tokens: Ints
-    wanted: int
-    """The final hidden states of so many of the last tokens are wanted."""
+    outputs: int
+    """How many of the last tokens' final hidden states to return."""
 
 
-def join(policies: Iterable[tuple[Policy, int]]) -> tuple[tuple[Policy, int], ...]:
-    """Neighbours of one policy as one."""
+def combine_policies(policies: Iterable[tuple[Policy, int]]) -> tuple[tuple[Policy, int], ...]:
+    """(policy, rows) pairs, with consecutive ones of the same policy combined."""
     joined: list[tuple[Policy, int]] = []
     for policy, rows in policies:
         if joined and joined[-1][0] is policy:
@@ -54,12 +53,13 @@ def join(policies: Iterable[tuple[Policy, int]]) -> tuple[tuple[Policy, int], ..
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """How the rows' next tokens are chosen, on the host."""
+    """How the next token of each row is sampled; arrays on the host."""
 
     policies: tuple[tuple[Policy, int], ...]
-    """Whose weights so many rows are sampled from, in order."""
+    """Each policy with its number of consecutive rows."""
     seeds: Ints
     counts: Ints
+    """Tokens sampled so far."""
     temperature: Floats
     top_k: Ints
     top_p: Floats
@@ -68,25 +68,23 @@ class SamplingMetadata:
 
     @property
     def filtered(self) -> bool:
-        """Whether some row does not draw from the whole vocabulary."""
+        """Whether some row uses top-k or top-p."""
         return bool((self.top_k > 0).any() or (self.top_p < 1).any())
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """The running sequences, in the order of their policies and then of their slots."""
+    """The running sequences, ordered by policy and then by slot."""
 
-    cells: Ints
-    """First cell of each one's slot."""
-    sizes: Ints
-    """Cells of each one's slot."""
+    slot_starts: Ints
+    slot_sizes: Ints
     lengths: Ints
-    """Tokens in the cache: the position of the last token drawn, which is not in it yet."""
+    """Tokens in the cache, which is the position of the last sampled token: that one is not in it yet."""
     tokens: Ints
-    """The last token drawn."""
+    """The last sampled token of each row."""
     prompts: Sequence[Ints]
-    """What each one's sequence begins with, as far as it is in the cache."""
-    choice: SamplingMetadata
+    """The part of each row's prompt that is in the cache."""
+    sampling: SamplingMetadata
 
 
 class SampledTokens(NamedTuple):
@@ -98,48 +96,48 @@ class SampledTokens(NamedTuple):
 
 class SampleFuture(Protocol):
     def fetch(self) -> SampledTokens:
-        """Waits for the device."""
+        """Blocks until the device is done."""
         ...
 
 
 class ModelRunner(Protocol):
     depth: int
-    """How many decode steps may be under way before the first must be fetched."""
+    """How many decode steps may be in flight before the first must be fetched."""
 
-    def prefill(self, pieces: Sequence[PrefillChunk]) -> list[Tensor]:
-        """Computes the pieces' tokens into their slots; the wanted hidden states [wanted, hidden] of each."""
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> list[Tensor]:
+        """Computes the chunks and stores their keys and values; returns [outputs, hidden] for each."""
         ...
 
     def logits(self, policy: Policy, hidden: Tensor) -> Tensor:
         """[rows, vocab] fp32, at temperature 1."""
         ...
 
-    def draw(self, hidden: Tensor, choice: SamplingMetadata) -> SampleFuture:
-        """The next tokens after hidden states [rows, hidden]."""
+    def sample(self, hidden: Tensor, sampling: SamplingMetadata) -> SampleFuture:
+        """Samples a token for each row of final hidden states [rows, hidden]."""
         ...
 
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        """The first tokens of the slot at cell `source` into other slots."""
+        """Copies the first tokens of the slot that starts at `source` to other slots."""
         ...
 
-    def wipe(self, slot: KvSlot) -> None:
-        """Nothing of what is in the slot is read again, not even to be weighed by 0."""
+    def zero(self, slot: KvSlot) -> None:
+        """Overwrites the slot, so that values which are not finite cannot reach another sequence."""
         ...
 
     def load(self, batch: DecodeBatch) -> None:
-        """The running batch is this one from now on. No step may be under way."""
+        """Replaces the running batch. No step may be in flight."""
         ...
 
     def step(self) -> SampleFuture:
-        """One more token for every row of the running batch."""
+        """Samples one more token for every row of the running batch."""
         ...
 
     def merge(self, policy: Policy) -> None:
-        """From now on, run batches of this policy alone on weights with its adapter merged in."""
+        """Runs batches of only this policy on weights with its adapter merged in from now on."""
         ...
 
     def unmerge(self, policy: Policy) -> None:
-        """Let go of what is this policy's: nothing of it is running, and nothing will."""
+        """Frees the policy's merged weights. None of its sequences may be running."""
         ...
 
 
@@ -159,109 +157,114 @@ class SampleReady:
         )
 
 
-def pick(logits: Tensor, choice: SamplingMetadata, draws: Draws) -> SampleReady:
-    """A token for each row of logits, which are overwritten; with the alternatives that were asked for."""
-    if not choice.topk:
-        return SampleReady(*choose(logits, draws), None)
-    scale = torch.where(draws.temperature <= 0, 1.0, draws.temperature)[:, None]
-    best = torch.topk(torch.log_softmax(logits / scale, -1), choice.topk, dim=-1)
-    return SampleReady(*choose(logits, draws), (best.indices, best.values))
+def sample_logits(logits: Tensor, topk: int, tensors: SamplingTensors) -> SampleReady:
+    """A token for each row of logits, which are overwritten, with the `topk` likeliest alternatives."""
+    if not topk:
+        return SampleReady(*sample_tokens(logits, tensors), None)
+    scale = torch.where(tensors.temperature <= 0, 1.0, tensors.temperature)[:, None]
+    best = torch.topk(torch.log_softmax(logits / scale, -1), topk, dim=-1)
+    return SampleReady(*sample_tokens(logits, tensors), (best.indices, best.values))
 
 
 class TorchRunner:
     depth = 0
 
     def __init__(self, backbone: Backbone, pool: KvPool) -> None:
-        self._base = pack(backbone)
+        self._base = prepack(backbone)
         self._pool = pool
         self._merged: tuple[Policy, Backbone] | None = None
         self._batch: DecodeBatch | None = None
 
     def merge(self, policy: Policy) -> None:
         if policy.weights is not None and (self._merged is None or self._merged[0] is not policy):
-            self._merged = None  # two merged copies never lie in memory at once
+            self._merged = None  # freed first: two merged copies may not fit into memory
             self._merged = (policy, self._base.merged(policy.weights))
 
     def unmerge(self, policy: Policy) -> None:
         if self._merged is not None and self._merged[0] is policy:
             self._merged = None
-        if self._batch is not None and any(one is policy for one, _ in self._batch.choice.policies):
+        if self._batch is not None and any(running is policy for running, _ in self._batch.sampling.policies):
             self._batch = None
 
     @torch.inference_mode()
-    def prefill(self, pieces: Sequence[PrefillChunk]) -> list[Tensor]:
-        hidden = self._prompts_hidden(pieces)
-        ends = np.cumsum([len(piece.tokens) for piece in pieces]).tolist()
-        rows = [np.arange(end - piece.wanted, end) for piece, end in zip(pieces, ends, strict=True)]
-        wanted = hidden.index_select(0, self._tensor(np.concatenate(rows)))
-        return list(torch.split(wanted, [piece.wanted for piece in pieces]))
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> list[Tensor]:
+        hidden = self._prefill_hidden(chunks)
+        ends = np.cumsum([len(chunk.tokens) for chunk in chunks]).tolist()
+        rows = [np.arange(end - chunk.outputs, end) for chunk, end in zip(chunks, ends, strict=True)]
+        outputs = hidden.index_select(0, self._tensor(np.concatenate(rows)))
+        return list(torch.split(outputs, [chunk.outputs for chunk in chunks]))
 
-    def _prompts_hidden(self, pieces: Sequence[PrefillChunk]) -> Tensor:
-        """Final hidden states of all the pieces' tokens, whose keys and values are then in their slots."""
-        tokens = np.concatenate([piece.tokens for piece in pieces])
-        positions = np.concatenate([np.arange(len(p.tokens)) + p.offset for p in pieces])
-        cells = np.concatenate([np.arange(len(p.tokens)) + p.cell + p.offset for p in pieces])
-        attend = self._prompts_attend(self._tensor(cells), pieces)
-        backbone, lora = self._weights(join((p.policy, len(p.tokens)) for p in pieces))
+    def _prefill_hidden(self, chunks: Sequence[PrefillChunk]) -> Tensor:
+        """Final hidden states of all tokens of the chunks; their keys and values are stored in the slots."""
+        tokens = np.concatenate([chunk.tokens for chunk in chunks])
+        offsets = [np.arange(len(chunk.tokens)) + chunk.offset for chunk in chunks]
+        positions = np.concatenate(offsets)
+        kv_indices = np.concatenate(
+            [offset + chunk.slot_start for offset, chunk in zip(offsets, chunks, strict=True)]
+        )
+        attend = self._prefill_attend(self._tensor(kv_indices), chunks)
+        backbone, lora = self._weights(
+            combine_policies((chunk.policy, len(chunk.tokens)) for chunk in chunks)
+        )
         return backbone.hidden(self._tensor(tokens), self._tensor(positions), attend, lora)
 
-    def _prompts_attend(self, cells: Tensor, pieces: Sequence[PrefillChunk]) -> Attend:
-        places = [(piece.cell, piece.offset, len(piece.tokens)) for piece in pieces]
-        return prompts_attend(self._base.spec, self._pool, cells, places)
+    def _prefill_attend(self, kv_indices: Tensor, chunks: Sequence[PrefillChunk]) -> Attend:
+        ranges = [(chunk.slot_start, chunk.offset, len(chunk.tokens)) for chunk in chunks]
+        return prefill_attend(self._base.spec, self._pool, kv_indices, ranges)
 
     @torch.inference_mode()
     def logits(self, policy: Policy, hidden: Tensor) -> Tensor:
         return self._logits(((policy, len(hidden)),), hidden)
 
     @torch.inference_mode()
-    def draw(self, hidden: Tensor, choice: SamplingMetadata) -> SampleReady:
-        return self._draw(hidden, choice, self._draws(choice))
+    def sample(self, hidden: Tensor, sampling: SamplingMetadata) -> SampleReady:
+        return self._sample(hidden, sampling, self._sampling_tensors(sampling))
 
     @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
         self._pool.copy(source, targets, tokens)
 
     @torch.inference_mode()
-    def wipe(self, slot: KvSlot) -> None:
-        self._pool.wipe(slot)
+    def zero(self, slot: KvSlot) -> None:
+        self._pool.zero(slot)
 
     def load(self, batch: DecodeBatch) -> None:
         self._batch = batch
-        policies = [rows for _, rows in batch.choice.policies]
-        stems = stems_of(self._base.spec, policies, batch.cells, batch.prompts)
-        self._runs = runs_of(batch.cells, batch.sizes, stems, self._pool)
+        rows_per_policy = [rows for _, rows in batch.sampling.policies]
+        prefixes = shared_prefixes(self._base.spec, rows_per_policy, batch.slot_starts, batch.prompts)
+        self._runs = slot_runs(batch.slot_starts, batch.slot_sizes, prefixes, self._pool)
         self._lengths = batch.lengths.copy()
-        self._cells = self._tensor(batch.cells)
+        self._slot_starts = self._tensor(batch.slot_starts)
         self._tokens = self._tensor(batch.tokens)
-        self._choice = self._draws(batch.choice)
+        self._sampling_state = self._sampling_tensors(batch.sampling)
 
     @torch.inference_mode()
     def step(self) -> SampleFuture:
         assert self._batch is not None
-        choice = self._batch.choice
+        sampling = self._batch.sampling
         positions = self._tensor(self._lengths)
-        cells = self._cells + positions
-        attend = rows_attend(self._base.spec, self._pool, cells, self._runs, self._lengths)
-        backbone, lora = self._weights(choice.policies)
+        kv_indices = self._slot_starts + positions
+        attend = decode_attend(self._base.spec, self._pool, kv_indices, self._runs, self._lengths)
+        backbone, lora = self._weights(sampling.policies)
         hidden = backbone.hidden(self._tokens, positions, attend, lora)
-        drawn = self._draw(hidden, choice, self._choice)
-        self._tokens = drawn.tokens
+        sampled = self._sample(hidden, sampling, self._sampling_state)
+        self._tokens = sampled.tokens
         self._lengths += 1
-        self._choice.counts.add_(1)
-        return drawn
+        self._sampling_state.counts.add_(1)
+        return sampled
 
-    def _draw(self, hidden: Tensor, choice: SamplingMetadata, draws: Draws) -> SampleReady:
-        return pick(self._logits(choice.policies, hidden), choice, draws)
+    def _sample(self, hidden: Tensor, sampling: SamplingMetadata, tensors: SamplingTensors) -> SampleReady:
+        return sample_logits(self._logits(sampling.policies, hidden), sampling.topk, tensors)
 
     def _logits(self, policies: Sequence[tuple[Policy, int]], hidden: Tensor) -> Tensor:
         backbone, lora = self._weights(policies)
-        logits = head_product(backbone, hidden)
+        logits = lm_head_linear(backbone, hidden)
         if lora is not None:
             (logits,) = lora.apply(HEAD, hidden, (logits,))
         return logits.float()
 
     def _weights(self, policies: Sequence[tuple[Policy, int]]) -> tuple[Backbone, LoraView | None]:
-        """What to run rows of these policies on: the merged weights, or the base with adapters over spans."""
+        """The weights for rows of these policies: merged ones, or the base with adapters over row spans."""
         if len(policies) > 1:
             ends = np.cumsum([rows for _, rows in policies]).tolist()
             spans = zip([0, *ends], ends, (policy.applied for policy, _ in policies), strict=False)
@@ -271,15 +274,15 @@ class TorchRunner:
             return self._merged[1], None
         return self._base, policy.applied
 
-    def _draws(self, choice: SamplingMetadata) -> Draws:
-        return Draws(
-            seeds=self._tensor(choice.seeds),
-            counts=self._tensor(choice.counts.copy()),
-            temperature=self._tensor(choice.temperature),
-            top_k=self._tensor(choice.top_k),
-            top_p=self._tensor(choice.top_p),
-            greedy=bool((choice.temperature <= 0).any()),
-            filtered=choice.filtered,
+    def _sampling_tensors(self, sampling: SamplingMetadata) -> SamplingTensors:
+        return SamplingTensors(
+            seeds=self._tensor(sampling.seeds),
+            counts=self._tensor(sampling.counts.copy()),
+            temperature=self._tensor(sampling.temperature),
+            top_k=self._tensor(sampling.top_k),
+            top_p=self._tensor(sampling.top_p),
+            greedy=bool((sampling.temperature <= 0).any()),
+            filtered=sampling.filtered,
         )
 
     def _tensor(self, values: Ints | Floats) -> Tensor:

@@ -1,8 +1,8 @@
-"""The running sequences as columns: what a step does to all of them is a few array operations.
+"""The running sequences as the rows of one table: a decode step is a few array operations on all of them.
 
-A lane is one sample of one job with its slot. Lanes are opened when their prompt is computed, and closed when
-the sequence ends. Per step the host only does per-sequence work where it cannot be helped: texts that may
-just have been completed, and listeners.
+A row is one sample of one job with its slot. It is added once its prompt is computed, and removed when the
+sequence ends. Per step, the host handles single sequences only where it must: for stop texts that may have
+just been completed, and for token callbacks.
 """
 
 from __future__ import annotations
@@ -16,226 +16,288 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hermes.engine.attention.kv_cache import KvSlot
-from hermes.engine.attention.kv_decode import STEM_ROWS, STEM_TOKENS
+from hermes.engine.attention.kv_decode import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
 from hermes.engine.sampling.prefix_cache import CachedSlot
 from hermes.engine.sampling.request import SampleJob
-from hermes.engine.sampling.runner import DecodeBatch, SampledTokens, SamplingMetadata, join
+from hermes.engine.sampling.runner import DecodeBatch, SampledTokens, SamplingMetadata, combine_policies
 from hermes.engine.sampling.stops import Stops
 from hermes.engine.types import Floats, Ints, SampledSequence, StopReason, TopK
 
 N = TypeVar("N", bound=np.generic)
 
-_FIRST_WIDTH = 256
+_INITIAL_WIDTH = 256
 _NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _RowTable:
+    """The state of the running sequences by column, [rows] each."""
+
+    generation: Ints
+    """The number of sequences added so far when this one was; 0 while the row is free."""
+    slot_start: Ints
+    slot_size: Ints
+    length: Ints
+    """Tokens in the cache."""
+    last_token: Ints
+    """The last sampled token, which is not in the cache yet."""
+    count: Ints
+    """Tokens sampled."""
+    limit: Ints
+    """Tokens to sample at most."""
+    seed: Ints
+    policy: Ints
+    """Sorts the rows of one policy together."""
+    prefix_hash: Ints
+    """Of the first tokens of the prompt."""
+    top_k: Ints
+    topk: Ints
+    """Alternatives to report with each token."""
+    stop_group: Ints
+    """Rows with the same stop texts have the same number; 0: no stop texts."""
+    temperature: Floats
+    top_p: Floats
+    has_listener: NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, rows: int) -> _RowTable:
+        def ints() -> Ints:
+            return np.zeros(rows, np.int64)
+
+        return cls(
+            generation=ints(),
+            slot_start=ints(),
+            slot_size=ints(),
+            length=ints(),
+            last_token=ints(),
+            count=ints(),
+            limit=ints(),
+            seed=ints(),
+            policy=ints(),
+            prefix_hash=ints(),
+            top_k=ints(),
+            topk=ints(),
+            stop_group=ints(),
+            temperature=np.zeros(rows, np.float32),
+            top_p=np.ones(rows, np.float32),
+            has_listener=np.zeros(rows, np.bool_),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RunningSequence:
-    """What a sequence is, apart from how far it has come."""
+    """What stays the same while a sequence runs."""
 
     job: SampleJob
     sample: int
     slot: KvSlot
     entry: CachedSlot | None
-    """Its slot's entry in the index, if its prompt is findable already."""
+    """The slot's entry in the prefix index, if its prompt can be found there already."""
 
 
 class RowSnapshot(NamedTuple):
-    """Lanes at one moment; `ages` tells whether somebody else has moved in since."""
+    """Rows as they were at one moment: a row that was reused since has another generation."""
 
     rows: Ints
-    ages: Ints
+    generations: Ints
 
 
 class RunningBatch:
     def __init__(self, count: int) -> None:
-        self._lanes: list[RunningSequence | None] = [None] * count
+        self._sequences: list[RunningSequence | None] = [None] * count
         self._free = list(range(count - 1, -1, -1))
-        ints = {name: np.zeros(count, np.int64) for name in ("cell", "size", "length", "last", "count")}
-        self.cell, self.size, self.length, self.last, self.count = ints.values()
-        self._limit, self._seed, self._top_k = (np.zeros(count, np.int64) for _ in range(3))
-        self._policy, self._stem, self._age = (np.zeros(count, np.int64) for _ in range(3))
-        self._temperature, self._top_p = np.zeros(count, np.float32), np.ones(count, np.float32)
-        self._has_listener = np.zeros(count, np.bool_)
-        self._texts = np.zeros(count, np.int64)
-        """Which of `_stops` a lane has; 0: none."""
-        self._stops: dict[int, Stops] = {}
-        """Of open lanes: each has a table as large as the vocabulary."""
-        self._topk = np.zeros(count, np.int64)
+        self._table = _RowTable.empty(count)
+        self._stop_groups: dict[Stops, int] = {}
+        """The numbers of the running stop texts. Each has a table as large as the vocabulary."""
         self._stop_ids = np.full((count, 1), _NO_TOKEN, np.int64)
-        self._tokens: Ints = np.zeros((count, _FIRST_WIDTH), np.int64)
-        self._logprobs: Floats = np.zeros((count, _FIRST_WIDTH), np.float32)
+        self._tokens: Ints = np.zeros((count, _INITIAL_WIDTH), np.int64)
+        self._logprobs: Floats = np.zeros((count, _INITIAL_WIDTH), np.float32)
         self._alternatives: dict[int, list[tuple[Ints, Floats]]] = {}
-        self._opened = 0
+        self._added = 0
 
     @property
     def free(self) -> int:
         return len(self._free)
 
-    def __getitem__(self, index: int) -> RunningSequence:
-        lane = self._lanes[index]
-        assert lane is not None
-        return lane
+    def __getitem__(self, row: int) -> RunningSequence:
+        sequence = self._sequences[row]
+        assert sequence is not None
+        return sequence
 
-    def open(self, lane: RunningSequence, policy_order: int) -> int:
-        """A lane for a sequence whose prompt is in its slot, or all but the last token of it."""
-        index, job, params = self._free.pop(), lane.job, lane.job.request.params
-        self._lanes[index] = lane
-        self._opened += 1
-        self._age[index] = self._opened
-        self.cell[index], self.size[index] = lane.slot.start, lane.slot.size
-        self.length[index] = len(job.prompt) - 1  # the first draw makes it the prompt's length
-        self.last[index] = job.prompt[-1]
-        self.count[index], self._limit[index] = 0, job.limit
-        self._seed[index], self._policy[index] = job.sample_seed(lane.sample), policy_order
-        self._stem[index] = zlib.crc32(job.prompt[:STEM_TOKENS].tobytes())
-        self._temperature[index], self._top_p[index] = params.temperature, params.top_p
-        self._top_k[index] = params.top_k
-        if job.stops.texts:
-            self._texts[index] = id(job.stops)
-            self._stops[id(job.stops)] = job.stops
-        self._has_listener[index] = job.request.on_token is not None
-        self._topk[index] = job.request.topk_sample_logprobs
-        if self._topk[index]:
-            self._alternatives[index] = []
-        self._set_stop_ids(index, job.stops.ids)
-        return index
+    def add(self, sequence: RunningSequence, policy_order: int) -> int:
+        """The row of a sequence whose prompt is in its slot, or all but the last token of it."""
+        row, job, request = self._free.pop(), sequence.job, sequence.job.request
+        self._sequences[row] = sequence
+        self._added += 1
+        table = self._table
+        table.generation[row] = self._added
+        table.slot_start[row], table.slot_size[row] = sequence.slot.start, sequence.slot.size
+        table.length[row] = len(job.prompt) - 1  # the first sampled token makes it the prompt's length
+        table.last_token[row] = job.prompt[-1]
+        table.count[row], table.limit[row] = 0, job.limit
+        table.seed[row], table.policy[row] = job.sample_seed(sequence.sample), policy_order
+        table.prefix_hash[row] = zlib.crc32(job.prompt[:MIN_SHARED_TOKENS].tobytes())
+        table.temperature[row], table.top_p[row] = request.params.temperature, request.params.top_p
+        table.top_k[row] = request.params.top_k
+        table.topk[row] = request.topk_sample_logprobs
+        table.has_listener[row] = request.on_token is not None
+        table.stop_group[row] = self._stop_groups.setdefault(job.stops, self._added) if job.stops.texts else 0
+        if request.topk_sample_logprobs:
+            self._alternatives[row] = []
+        self._set_stop_ids(row, job.stops.ids)
+        return row
 
-    def close(self, index: int) -> RunningSequence:
-        lane = self[index]
-        self._lanes[index] = None
-        self._age[index] = 0
-        self._free.append(index)
-        self._alternatives.pop(index, None)
-        texts, self._texts[index] = int(self._texts[index]), 0
-        if texts and not (self._texts == texts).any():
-            del self._stops[texts]
-        return lane
+    def remove(self, row: int) -> RunningSequence:
+        sequence = self[row]
+        self._sequences[row] = None
+        self._free.append(row)
+        self._alternatives.pop(row, None)
+        group = self._table.stop_group[row]
+        self._table.generation[row] = self._table.stop_group[row] = 0
+        if group and not (self._table.stop_group == group).any():
+            del self._stop_groups[sequence.job.stops]
+        return sequence
 
-    def of_job(self, job: SampleJob) -> list[int]:
-        return [index for index, lane in enumerate(self._lanes) if lane is not None and lane.job is job]
-
-    def is_open(self, index: int) -> bool:
-        return self._lanes[index] is not None
-
-    def tenants(self, rows: Ints) -> RowSnapshot:
-        return RowSnapshot(rows, self._age[rows])
-
-    def still(self, tenants: RowSnapshot, drawn: SampledTokens) -> tuple[Ints, SampledTokens]:
-        """The lanes that are still those they were, and what was drawn for them."""
-        same = self._age[tenants.rows] == tenants.ages
-        if same.all():
-            return tenants.rows, drawn
-        ids, logprobs = drawn.topk_ids, drawn.topk_logprobs
-        return tenants.rows[same], SampledTokens(
-            drawn.tokens[same],
-            drawn.logprobs[same],
-            None if ids is None else ids[same],
-            None if logprobs is None else logprobs[same],
-        )
-
-    def youngest(self, rows: Ints) -> int:
-        """The lane of `rows` that was opened last."""
-        return int(rows[self._age[rows].argmax()])
-
-    def order(self) -> Ints:
-        """All open lanes, policy by policy, those that begin alike together, and slot by slot."""
-        rows = np.flatnonzero(self._age)
-        _, which, alike = np.unique(self._stem[rows], return_inverse=True, return_counts=True)
-        stem = np.where(alike[which] < STEM_ROWS, -1, self._stem[rows])  # the others lie by their slots alone
-        return rows[np.lexsort((self.cell[rows], self.size[rows], stem, self._policy[rows]))]
-
-    def choice(self, rows: Ints) -> SamplingMetadata:
-        """How the next tokens of these lanes are chosen; rows of one policy lie together."""
-        starts = [0, *(np.flatnonzero(np.diff(self._policy[rows])) + 1).tolist(), len(rows)]
-        return SamplingMetadata(
-            policies=join(
-                (self[int(rows[start])].job.policy, end - start) for start, end in itertools.pairwise(starts)
-            ),
-            seeds=self._seed[rows],
-            counts=self.count[rows],
-            temperature=self._temperature[rows],
-            top_k=self._top_k[rows],
-            top_p=self._top_p[rows],
-            topk=int(self._topk[rows].max()),
-        )
-
-    def batch(self, rows: Ints) -> DecodeBatch:
-        prompts = [self[index].job.prompt[: self.length[index]] for index in rows.tolist()]
-        columns = (self.cell[rows], self.size[rows], self.length[rows], self.last[rows])
-        return DecodeBatch(*columns, prompts, self.choice(rows))
-
-    def accept(self, rows: Ints, drawn: SampledTokens) -> list[tuple[int, StopReason]]:
-        """Appends one token to each of `rows`; which of them have ended, and why."""
-        at = self.count[rows]
-        if int(at.max()) >= self._tokens.shape[1]:
-            self._tokens, self._logprobs = _widened(self._tokens), _widened(self._logprobs)
-        self._tokens[rows, at] = drawn.tokens
-        self._logprobs[rows, at] = drawn.logprobs
-        self.count[rows] += 1
-        self.length[rows] += 1
-        self.last[rows] = drawn.tokens
-        if drawn.topk_ids is not None and drawn.topk_logprobs is not None:
-            self._keep_alternatives(rows, drawn.topk_ids, drawn.topk_logprobs)
-        stopped = (drawn.tokens[:, None] == self._stop_ids[rows]).any(axis=1)
-        for row in self._may_complete(rows, drawn.tokens):
-            stopped[row] |= self._completed(int(rows[row]))
-        ended = stopped | (self.count[rows] >= self._limit[rows])
+    def rows_of(self, job: SampleJob) -> list[int]:
         return [
-            (int(rows[row]), "stop" if stopped[row] else "length") for row in np.flatnonzero(ended).tolist()
+            row
+            for row, sequence in enumerate(self._sequences)
+            if sequence is not None and sequence.job is job
         ]
 
-    def listeners(self, rows: Ints) -> list[int]:
-        """Which of `rows` have somebody waiting for every token."""
-        return [int(index) for index in rows[self._has_listener[rows]]]
+    def is_running(self, row: int) -> bool:
+        return self._sequences[row] is not None
 
-    def last_token(self, index: int) -> tuple[int, float]:
-        at = self.count[index] - 1
-        return int(self._tokens[index, at]), float(self._logprobs[index, at])
+    def snapshot(self, rows: Ints) -> RowSnapshot:
+        return RowSnapshot(rows, self._table.generation[rows])
 
-    def sequence(self, index: int, reason: StopReason) -> SampledSequence:
-        count = int(self.count[index])
-        topk: TopK | None = None
-        if index in self._alternatives:
-            ids, logprobs = zip(*self._alternatives[index], strict=True)
-            topk = TopK(np.stack(ids), np.stack(logprobs))
-        return SampledSequence(
-            self._tokens[index, :count].copy(), self._logprobs[index, :count].copy(), reason, topk
+    def filter_current(self, snapshot: RowSnapshot, sampled: SampledTokens) -> tuple[Ints, SampledTokens]:
+        """The rows that still hold the same sequences, and what was sampled for them."""
+        current = self._table.generation[snapshot.rows] == snapshot.generations
+        if current.all():
+            return snapshot.rows, sampled
+        ids, logprobs = sampled.topk_ids, sampled.topk_logprobs
+        return snapshot.rows[current], SampledTokens(
+            sampled.tokens[current],
+            sampled.logprobs[current],
+            None if ids is None else ids[current],
+            None if logprobs is None else logprobs[current],
         )
 
-    def cached(self, index: int) -> Ints:
-        """The tokens whose keys and values are in the lane's slot: all but the last one drawn."""
-        drawn = self._tokens[index, : max(0, int(self.count[index]) - 1)]
-        return np.concatenate([self[index].job.prompt, drawn])
+    def newest(self, rows: Ints) -> int:
+        """The row that was added last."""
+        return int(rows[self._table.generation[rows].argmax()])
 
-    def _may_complete(self, rows: Ints, tokens: Ints) -> list[int]:
-        """The rows whose new token can be the end of one of their stop texts."""
-        found = np.zeros(len(rows), np.bool_)
-        texts = self._texts[rows]
-        for key in np.unique(texts[texts != 0]).tolist():
-            table = self._stops[key].may_complete
-            assert table is not None
-            found |= (texts == key) & table[tokens]
-        return np.flatnonzero(found).tolist()
+    def ordered_rows(self) -> Ints:
+        """All running rows, by policy, then by shared prefix, then by slot."""
+        rows = np.flatnonzero(self._table.generation)
+        table, prefix_hash = self._table, self._table.prefix_hash[rows]
+        _, group, sizes = np.unique(prefix_hash, return_inverse=True, return_counts=True)
+        # A prefix of few rows is not read separately, so those rows are ordered by their slots alone.
+        prefix = np.where(sizes[group] < MIN_SHARED_ROWS, -1, prefix_hash)
+        return rows[np.lexsort((table.slot_start[rows], table.slot_size[rows], prefix, table.policy[rows]))]
 
-    def _completed(self, index: int) -> bool:
-        return self[index].job.stops.completed(self._tokens[index, : self.count[index]])
+    def sampling_metadata(self, rows: Ints) -> SamplingMetadata:
+        """How the next tokens of these rows are sampled; rows of one policy must be consecutive."""
+        table = self._table
+        starts = [0, *(np.flatnonzero(np.diff(table.policy[rows])) + 1).tolist(), len(rows)]
+        return SamplingMetadata(
+            policies=combine_policies(
+                (self[int(rows[start])].job.policy, end - start) for start, end in itertools.pairwise(starts)
+            ),
+            seeds=table.seed[rows],
+            counts=table.count[rows],
+            temperature=table.temperature[rows],
+            top_k=table.top_k[rows],
+            top_p=table.top_p[rows],
+            topk=int(table.topk[rows].max()),
+        )
 
-    def _keep_alternatives(self, rows: Ints, ids: Ints, logprobs: Floats) -> None:
-        for row, index in enumerate(rows.tolist()):
-            kept = self._alternatives.get(index)
-            if kept is not None:
-                width = int(self._topk[index])
-                kept.append((ids[row, :width].copy(), logprobs[row, :width].copy()))
+    def decode_batch(self, rows: Ints) -> DecodeBatch:
+        table = self._table
+        lengths = table.length[rows]
+        return DecodeBatch(
+            slot_starts=table.slot_start[rows],
+            slot_sizes=table.slot_size[rows],
+            lengths=lengths,
+            tokens=table.last_token[rows],
+            prompts=[
+                self[row].job.prompt[:length]
+                for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)
+            ],
+            sampling=self.sampling_metadata(rows),
+        )
 
-    def _set_stop_ids(self, index: int, ids: tuple[int, ...]) -> None:
+    def append(self, rows: Ints, sampled: SampledTokens) -> list[tuple[int, StopReason]]:
+        """Appends one token to each of `rows`; returns those that have ended, with the reason."""
+        table, position = self._table, self._table.count[rows]
+        if int(position.max()) >= self._tokens.shape[1]:
+            self._tokens, self._logprobs = _double_width(self._tokens), _double_width(self._logprobs)
+        self._tokens[rows, position] = sampled.tokens
+        self._logprobs[rows, position] = sampled.logprobs
+        table.count[rows] += 1
+        table.length[rows] += 1
+        table.last_token[rows] = sampled.tokens
+        if sampled.topk_ids is not None and sampled.topk_logprobs is not None:
+            self._append_alternatives(rows, sampled.topk_ids, sampled.topk_logprobs)
+        stopped = (sampled.tokens[:, None] == self._stop_ids[rows]).any(axis=1)
+        for index in self._possible_stops(rows, sampled.tokens):
+            stopped[index] |= self._stop_text_completed(int(rows[index]))
+        ended = stopped | (table.count[rows] >= table.limit[rows])
+        return [
+            (int(rows[index]), "stop" if stopped[index] else "length")
+            for index in np.flatnonzero(ended).tolist()
+        ]
+
+    def rows_with_listener(self, rows: Ints) -> list[int]:
+        """Those of `rows` whose request has an `on_token` callback."""
+        return [int(row) for row in rows[self._table.has_listener[rows]]]
+
+    def last_token(self, row: int) -> tuple[int, float]:
+        position = self._table.count[row] - 1
+        return int(self._tokens[row, position]), float(self._logprobs[row, position])
+
+    def sampled_sequence(self, row: int, reason: StopReason) -> SampledSequence:
+        count = int(self._table.count[row])
+        topk: TopK | None = None
+        if row in self._alternatives:
+            ids, logprobs = zip(*self._alternatives[row], strict=True)
+            topk = TopK(np.stack(ids), np.stack(logprobs))
+        return SampledSequence(
+            self._tokens[row, :count].copy(), self._logprobs[row, :count].copy(), reason, topk
+        )
+
+    def cached_tokens(self, row: int) -> Ints:
+        """The tokens whose keys and values are in the row's slot: all but the last one sampled."""
+        sampled = self._tokens[row, : max(0, int(self._table.count[row]) - 1)]
+        return np.concatenate([self[row].job.prompt, sampled])
+
+    def _possible_stops(self, rows: Ints, tokens: Ints) -> list[int]:
+        """Indices into `rows` whose new token can complete one of their stop texts."""
+        groups = self._table.stop_group[rows]
+        possible = np.zeros(len(rows), np.bool_)
+        for stops, group in self._stop_groups.items():
+            assert stops.may_complete is not None
+            possible |= (groups == group) & stops.may_complete[tokens]
+        return np.flatnonzero(possible).tolist()
+
+    def _stop_text_completed(self, row: int) -> bool:
+        return self[row].job.stops.text_completed(self._tokens[row, : self._table.count[row]])
+
+    def _append_alternatives(self, rows: Ints, ids: Ints, logprobs: Floats) -> None:
+        for index, row in enumerate(rows.tolist()):
+            alternatives = self._alternatives.get(row)
+            if alternatives is not None:
+                width = int(self._table.topk[row])
+                alternatives.append((ids[index, :width].copy(), logprobs[index, :width].copy()))
+
+    def _set_stop_ids(self, row: int, ids: tuple[int, ...]) -> None:
         missing = len(ids) - self._stop_ids.shape[1]
         if missing > 0:
             self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=_NO_TOKEN)
-        self._stop_ids[index] = _NO_TOKEN
-        self._stop_ids[index, : len(ids)] = ids
+        self._stop_ids[row] = _NO_TOKEN
+        self._stop_ids[row, : len(ids)] = ids
 
 
-def _widened(column: NDArray[N]) -> NDArray[N]:
-    """Room for twice as many tokens."""
+def _double_width(column: NDArray[N]) -> NDArray[N]:
     return np.concatenate([column, np.zeros_like(column)], axis=1)

@@ -1,9 +1,9 @@
-"""Continuous batching: samples join and leave a running batch, a step at a time.
+"""Continuous batching: samples join and leave the running batch between decode steps.
 
-A step admits what has room, computes a bounded amount of prompts, and draws one token for every running
-sequence. What is admitted always runs to its end. The samples of a request that start together share one
-computation of the prompt. All of this runs in the compute thread. Errors end the job they belong to; `step`
-raises only for bugs.
+A step admits the samples that fit into memory, computes a bounded number of prompt tokens, and samples one
+token for every running sequence. An admitted sample is never preempted. The samples of a request that start
+together share one computation of the prompt. All of this runs in the compute thread. An error ends the job it
+belongs to; `step` raises only for bugs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from hermes.engine.sampling.runner import ModelRunner, SampledTokens, SampleFutu
 from hermes.engine.sampling.running import RowSnapshot, RunningBatch, RunningSequence
 from hermes.engine.types import Ints, NotFiniteError, SampledSequence, SampleResult, StopReason
 
-MERGE_PAYS_TOKENS = 512
-"""A policy that has the sampler to itself and so many tokens to go is worth merging."""
+MERGE_MIN_TOKENS = 512
+"""The adapter of the only running policy is merged if at least this many tokens are outstanding."""
 
 
 @dataclass(slots=True)
@@ -41,18 +41,20 @@ class SamplerCounts:
 
 
 class SamplingScheduler:
-    def __init__(self, runner: ModelRunner, cells: int, max_batch: int, prefill_tokens: int) -> None:
+    def __init__(self, runner: ModelRunner, kv_tokens: int, max_batch: int, prefill_tokens: int) -> None:
         self._runner = runner
-        self._admission = Admission(runner, cells)
-        self._lanes = RunningBatch(max_batch)
+        self._admission = Admission(runner, kv_tokens)
+        self._running = RunningBatch(max_batch)
         self._prefill = Prefill(runner, prefill_tokens)
-        self._joined: list[CachedSlot] = []
-        """Their prompts' last tokens are computed by the next decode step."""
+        self._last_token_pending: list[CachedSlot] = []
+        """Prompts whose last token is computed by the next decode step."""
         self._rows: Ints = np.zeros(0, np.int64)
+        """The rows of the runner's batch, in its order."""
         self._stale = False
-        self._under_way: deque[tuple[RowSnapshot, SampleFuture]] = deque()
-        self._ledger = PolicyLoad()
-        self._merging = True
+        """The runner's batch is not the running sequences any more."""
+        self._in_flight: deque[tuple[RowSnapshot, SampleFuture]] = deque()
+        self._load = PolicyLoad()
+        self._merge_fits = True
         self.counts = SamplerCounts()
 
     @property
@@ -68,54 +70,54 @@ class SamplingScheduler:
         return len(self._rows) + self._prefill.samples
 
     @property
-    def cells_used(self) -> int:
-        return self._admission.cells_used
+    def kv_tokens_used(self) -> int:
+        return self._admission.kv_tokens_used
 
     def submit(self, job: SampleJob) -> None:
         self.counts.prompt_tokens += len(job.prompt)
-        self._ledger.add(job)
+        self._load.add(job)
         self._admission.jobs.append(job)
 
-    def forget_policy(self, policy: Policy) -> None:
-        """Nothing new will be asked of it: its part of the cache is given back."""
-        self._admission.forget_policy(policy.id)
-        if self._ledger.drop(policy):
+    def drop_policy(self, policy: Policy) -> None:
+        """Frees the policy's cached sequences; no more jobs of it may be submitted."""
+        self._admission.drop_policy(policy.id)
+        if self._load.drop(policy):
             self._runner.unmerge(policy)
 
     def end(self, job: SampleJob, error: BaseException | None) -> None:
-        """Takes a job out, wherever it is; without an error if its future was cancelled."""
+        """Removes an unfinished job and fails its future; `error` is None if the future was cancelled."""
         if job in self._admission.jobs:
             self._admission.jobs.remove(job)
-        for prompt in self._prefill.take_out(job):
-            self._wipe(prompt.slots, prompt.entry)
-        for index in self._lanes.of_job(job):
-            lane = self._lanes.close(index)
-            self._wipe([lane.slot], lane.entry)
-        if self._settle(job) and job.future.set_running_or_notify_cancel():
+        for prompt in self._prefill.remove(job):
+            self._free_unfinished(prompt.slots, prompt.entry)
+        for row in self._running.rows_of(job):
+            sequence = self._running.remove(row)
+            self._free_unfinished([sequence.slot], sequence.entry)
+        if self._mark_resolved(job) and job.future.set_running_or_notify_cancel():
             job.future.set_exception(error or CancelledError())
 
     def end_cancelled(self, future: Future[SampleResult]) -> None:
-        """Takes out the job of a cancelled future, if it is still here."""
+        """Removes the job of a cancelled future, if it is unfinished."""
         for job in self._jobs():
             if job.future is future:
                 self.end(job, None)
 
     def end_all(self, error: BaseException) -> None:
-        self._under_way.clear()
+        self._in_flight.clear()
         for job in self._jobs():
             self.end(job, error)
 
     def _jobs(self) -> list[SampleJob]:
-        lanes = (self._lanes[int(index)].job for index in self._lanes.order())
+        running = (self._running[int(row)].job for row in self._running.ordered_rows())
         prompts = (prompt.job for prompt in self._prefill.prompts)
-        return list(dict.fromkeys([*self._admission.jobs, *prompts, *lanes]))
+        return list(dict.fromkeys([*self._admission.jobs, *prompts, *running]))
 
     def step(self) -> None:
-        """One turn: some prompts, and one token for everybody."""
+        """Computes some prompt tokens, and one token for every running sequence."""
         if self._admission.jobs:
             self._admit()
         if self._prefill.prompts:
-            self._compute_prompts()
+            self._step_prefill()
         try:
             if self._stale:
                 self._reload()
@@ -124,46 +126,45 @@ class SamplingScheduler:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            youngest = self._lanes[self._lanes.youngest(self._rows)].job
-            self.end(youngest, capacity_error(error, "the running batch"))
+            newest = self._running[self._running.newest(self._rows)].job
+            self.end(newest, capacity_error(error, "the running batch"))
 
     def _admit(self) -> None:
-        for prompt in self._admission.admit(self._lanes.free - self._prefill.samples):
+        for prompt in self._admission.admit(self._running.free - self._prefill.samples):
             job = prompt.job
             if prompt.samples[0] == 0:
                 job.cached_tokens = prompt.done
                 self.counts.cached_tokens += prompt.done
             if job.limit and job.scores is None and prompt.done == len(job.prompt) - 1:
-                self._join(prompt)
+                self._start_cached(prompt)
             else:
                 self._prefill.prompts.append(prompt)
 
-    def _join(self, prompt: PrefillPrompt) -> None:
-        """All but the last token is in the cache: that one is decoded like any other."""
+    def _start_cached(self, prompt: PrefillPrompt) -> None:
+        """Starts samples with a cached prompt, whose last token the next decode step computes."""
         self._stale = True
-        self._joined.append(prompt.entry)
-        self._open(prompt)
+        self._last_token_pending.append(prompt.entry)
+        self._add_rows(prompt)
 
-    def _open(self, prompt: PrefillPrompt) -> list[int]:
-        """A lane for each of the prompt's samples, whose slots are filled from the first's."""
-        job, cells = prompt.job, [slot.start for slot in prompt.slots]
-        self._runner.copy(cells[0], cells[1:], prompt.done)
-        order = self._ledger.order(job.policy)
+    def _add_rows(self, prompt: PrefillPrompt) -> list[int]:
+        """A row for each of the prompt's samples, whose slots are filled from the first one's."""
+        job, starts = prompt.job, [slot.start for slot in prompt.slots]
+        self._runner.copy(starts[0], starts[1:], prompt.done)
+        order = self._load.order(job.policy)
         return [
-            self._lanes.open(RunningSequence(job, sample, slot, None if number else prompt.entry), order)
+            self._running.add(RunningSequence(job, sample, slot, None if number else prompt.entry), order)
             for number, (sample, slot) in enumerate(zip(prompt.samples, prompt.slots, strict=True))
         ]
 
-    def _compute_prompts(self) -> None:
-        """What is then complete starts to run."""
-        turn = self._prefill.turn(self._ledger.order)
-        for job, error in turn.spoiled.items():
+    def _step_prefill(self) -> None:
+        step = self._prefill.step(self._load.order)
+        for job, error in step.failed.items():
             self.end(job, error)
-        if turn.ready:
-            self._run(turn.ready)
+        if step.ready:
+            self._start_samples(step.ready)
 
-    def _run(self, ready: list[tuple[PrefillPrompt, Tensor]]) -> None:
-        """The prompts are in the cache: their samples draw a first token and join the running batch."""
+    def _start_samples(self, ready: list[tuple[PrefillPrompt, Tensor]]) -> None:
+        """Samples the first tokens of complete prompts, whose samples join the running batch."""
         rows: list[int] = []
         states: list[Tensor] = []
         for prompt, hidden in ready:
@@ -171,130 +172,127 @@ class SamplingScheduler:
             if not job.limit:
                 self._finish_without_sampling(prompt, hidden)
                 continue
-            rows += self._open(prompt)
+            rows += self._add_rows(prompt)
             states.append(hidden.expand(len(prompt.slots), -1))
         if rows:
-            self._draw_first(np.array(rows, np.int64), states)
+            self._sample_first(np.array(rows, np.int64), states)
 
-    def _draw_first(self, lanes: Ints, states: Sequence[Tensor]) -> None:
+    def _sample_first(self, rows: Ints, states: Sequence[Tensor]) -> None:
         self._stale = True
         try:
-            drawn = self._runner.draw(torch.cat(list(states)), self._lanes.choice(lanes))
+            sampled = self._runner.sample(torch.cat(list(states)), self._running.sampling_metadata(rows))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            for job in dict.fromkeys(self._lanes[int(index)].job for index in lanes):
+            for job in dict.fromkeys(self._running[int(row)].job for row in rows):
                 self.end(job, capacity_error(error, "the first tokens"))
         else:
-            self._accept(self._lanes.tenants(lanes), drawn)
+            self._accept(self._running.snapshot(rows), sampled)
 
     def _finish_without_sampling(self, prompt: PrefillPrompt, hidden: Tensor) -> None:
         job = prompt.job
         if not bool(hidden.isfinite().all()):
-            self._wipe(prompt.slots, prompt.entry)
+            self._free_unfinished(prompt.slots, prompt.entry)
             self.end(job, NotFiniteError())
             return
-        nothing = SampledSequence(np.zeros(0, np.int64), np.zeros(0, np.float32), "length")
-        job.sequences = dict.fromkeys(range(job.request.num_samples), nothing)
-        self._admission.keep(prompt.entry, job.prompt)
+        empty = SampledSequence(np.zeros(0, np.int64), np.zeros(0, np.float32), "length")
+        job.sequences = dict.fromkeys(range(job.request.num_samples), empty)
+        self._admission.cache(prompt.entry, job.prompt)
         self._resolve(job)
 
     def _reload(self) -> None:
-        """The batch has changed: whatever is under way is fetched first."""
-        while self._under_way:
-            self._accept(*self._under_way.popleft())
+        """Gives the runner the changed batch, after the steps in flight have been fetched."""
+        while self._in_flight:
+            self._accept(*self._in_flight.popleft())
         self._stale = False
-        self._rows = self._lanes.order()
+        self._rows = self._running.ordered_rows()
         if len(self._rows):
-            self._merge_if_it_pays()
-            self._runner.load(self._lanes.batch(self._rows))
+            self._merge_sole_policy()
+            self._runner.load(self._running.decode_batch(self._rows))
 
-    def _merge_if_it_pays(self) -> None:
-        """Where a merged copy does not fit, adapters are applied as they are from then on."""
-        policy = self._ledger.alone(MERGE_PAYS_TOKENS)
-        if policy is None or policy.weights is None or not self._merging:
+    def _merge_sole_policy(self) -> None:
+        """Merges the adapter of the only policy. If a merged copy does not fit, none is tried again."""
+        policy = self._load.sole_policy(MERGE_MIN_TOKENS)
+        if policy is None or policy.weights is None or not self._merge_fits:
             return
         try:
             self._runner.merge(policy)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._merging = False
+            self._merge_fits = False
 
     def _decode(self) -> None:
-        self._under_way.append((self._lanes.tenants(self._rows), self._runner.step()))
-        self._ready_joined()
-        if len(self._under_way) > self._runner.depth:
-            self._accept(*self._under_way.popleft())
-
-    def _ready_joined(self) -> None:
-        for entry in self._joined:
+        self._in_flight.append((self._running.snapshot(self._rows), self._runner.step()))
+        for entry in self._last_token_pending:
             entry.ready = len(entry.tokens)
-        self._joined.clear()
+        self._last_token_pending.clear()
+        if len(self._in_flight) > self._runner.depth:
+            self._accept(*self._in_flight.popleft())
 
-    def _accept(self, tenants: RowSnapshot, drawn: SampleFuture) -> None:
-        """Appends what was drawn, but for lanes that have ended since; ends what has ended."""
-        fetched = drawn.fetch()
-        if not np.isfinite(fetched.logprobs).all():
-            self._end_sick(tenants, fetched)
-        rows, fetched = self._lanes.still(tenants, fetched)
+    def _accept(self, snapshot: RowSnapshot, future: SampleFuture) -> None:
+        """Appends the sampled tokens to the sequences that still run, and finishes those that end."""
+        sampled = future.fetch()
+        if not np.isfinite(sampled.logprobs).all():
+            self._end_not_finite(snapshot, sampled)
+        rows, sampled = self._running.filter_current(snapshot, sampled)
         if not len(rows):
             return
         self.counts.sampled_tokens += len(rows)
-        ended = self._lanes.accept(rows, fetched)
-        for index in self._lanes.listeners(rows):
-            self._tell(index)
-        for index, reason in ended:
-            if self._lanes.is_open(index):
-                self._finish(index, reason)
+        ended = self._running.append(rows, sampled)
+        for row in self._running.rows_with_listener(rows):
+            self._notify(row)
+        for row, reason in ended:
+            if self._running.is_running(row):
+                self._finish(row, reason)
 
-    def _end_sick(self, tenants: RowSnapshot, drawn: SampledTokens) -> None:
-        """Ends the jobs whose weights gave NaN; the others of the batch go on."""
-        rows, drawn = self._lanes.still(tenants, drawn)
-        for index in rows[~np.isfinite(drawn.logprobs)].tolist():
-            if self._lanes.is_open(index):
-                self.end(self._lanes[index].job, NotFiniteError())
+    def _end_not_finite(self, snapshot: RowSnapshot, sampled: SampledTokens) -> None:
+        """Ends the jobs whose logprobs are not finite; the rest of the batch continues."""
+        rows, sampled = self._running.filter_current(snapshot, sampled)
+        for row in rows[~np.isfinite(sampled.logprobs)].tolist():
+            if self._running.is_running(row):
+                self.end(self._running[row].job, NotFiniteError())
 
-    def _tell(self, index: int) -> None:
-        """A listener that fails has spoiled its own request, not the others'."""
-        if not self._lanes.is_open(index):
+    def _notify(self, row: int) -> None:
+        """Calls the request's `on_token`. If it raises, that request fails, and no other."""
+        if not self._running.is_running(row):
             return
-        lane = self._lanes[index]
-        assert lane.job.request.on_token is not None
+        sequence = self._running[row]
+        assert sequence.job.request.on_token is not None
         try:
-            lane.job.request.on_token(lane.sample, *self._lanes.last_token(index))
-        except Exception as error:  # noqa: BLE001 - handed on: it becomes the request's result
-            self.end(lane.job, error)
+            sequence.job.request.on_token(sequence.sample, *self._running.last_token(row))
+        except Exception as error:  # noqa: BLE001 - it becomes the request's result
+            self.end(sequence.job, error)
 
-    def _finish(self, index: int, reason: StopReason) -> None:
+    def _finish(self, row: int, reason: StopReason) -> None:
         self._stale = True
-        sequence, cached = self._lanes.sequence(index, reason), self._lanes.cached(index)
-        lane = self._lanes.close(index)
-        job = lane.job
-        job.sequences[lane.sample] = sequence
-        if self._ledger.is_dropped(job.policy):
-            self._admission.give_back([lane.slot], lane.entry)
+        sampled, cached = self._running.sampled_sequence(row, reason), self._running.cached_tokens(row)
+        sequence = self._running.remove(row)
+        job, slot, entry = sequence.job, sequence.slot, sequence.entry
+        job.sequences[sequence.sample] = sampled
+        if self._load.is_dropped(job.policy):
+            self._admission.free([slot], entry)
         else:
-            self._admission.keep(lane.entry or CachedSlot(job.policy.id, lane.slot, cached), cached)
+            self._admission.cache(entry or CachedSlot(job.policy.id, slot, cached), cached)
         if job.complete:
             self._resolve(job)
 
     def _resolve(self, job: SampleJob) -> None:
-        if self._settle(job) and job.future.set_running_or_notify_cancel():
+        if self._mark_resolved(job) and job.future.set_running_or_notify_cancel():
             job.future.set_result(job.result())
 
-    def _wipe(self, slots: Sequence[KvSlot], entry: CachedSlot | None) -> None:
-        """Gives back slots of what was not finished, as if nothing had been in them."""
+    def _free_unfinished(self, slots: Sequence[KvSlot], entry: CachedSlot | None) -> None:
+        """Zeroes and frees the slots of a sequence that did not finish."""
         self._stale = True
         for slot in slots:
-            self._runner.wipe(slot)
-        self._admission.give_back(slots, entry)
+            self._runner.zero(slot)
+        self._admission.free(slots, entry)
 
-    def _settle(self, job: SampleJob) -> bool:
-        """The job owes nothing any more; False if that was so before."""
-        if job.settled:
+    def _mark_resolved(self, job: SampleJob) -> bool:
+        """False if the job was resolved before."""
+        if job.resolved:
             return False
-        job.settled = True
-        if self._ledger.settle(job):
+        job.resolved = True
+        if self._load.remove(job):
             self._runner.unmerge(job.policy)
         return True

@@ -1,8 +1,8 @@
-"""One adapter's matrices as the training pass applies them: for each group of linears its A matrices stacked,
-and its B matrices on the diagonal of one matrix.
+"""An adapter's matrices in the layout of the manual training pass.
 
-All layers are alike, so where a parameter goes is planned for one layer and holds for all: putting the
-parameters there, and taking the gradients back, is one operation each, whatever the number of layers.
+For each group of linears, the A matrices are stacked, and the B matrices are one block-diagonal matrix. All
+layers have the same shape, so the layout is planned for one layer and used for all: filling it with the
+parameters, and reading the gradients back, is one operation each, whatever the number of layers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hermes.engine.model.llama import GROUPS, LlamaLayer
 from hermes.engine.spec import HEAD, ModelSpec
 from hermes.engine.types import Ints
 
-_WIDE = ("qkv", "gate_up", "down")
-"""The groups whose product takes the adapter's columns with it."""
-_SMALL_BYTES = 1 << 30
+_FUSED_GROUPS = ("qkv", "gate_up", "down")
+"""The groups whose matrix product includes the adapter's columns."""
+_MAX_FUSED_BYTES = 1 << 30
 
 
 class LoraPair(NamedTuple):
@@ -32,17 +32,17 @@ class LoraPair(NamedTuple):
     """[sum of ranks, in]"""
     b: Tensor
     """[sum of outs, sum of ranks]"""
-    wide: Tensor | None = None
-    """The group's frozen weight with b behind it, if that is made already."""
+    fused: Tensor | None = None
+    """What `fuse` returns, if it was computed before."""
 
-    def beside(self, weight: Tensor) -> Tensor:
-        """[sum of outs, in + sum of ranks]: the group's frozen weight with b behind it."""
-        return torch.cat((weight, self.b), dim=1) if self.wide is None else self.wide
+    def fuse(self, weight: Tensor) -> Tensor:
+        """[sum of outs, in + sum of ranks]: the group's frozen weight and b, concatenated."""
+        return torch.cat((weight, self.b), dim=1) if self.fused is None else self.fused
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """One group's matrices in a layer's row of the spread form, one after the other."""
+class _GroupShape:
+    """The shapes of one group's matrices, which follow each other in a layer's row of the layout."""
 
     name: str
     a: tuple[int, int]
@@ -52,82 +52,86 @@ class _Place:
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerLayout:
     layers: int
-    flat: int
-    """Parameters of a layer in the adapter's buffer."""
-    spread: int
-    """Numbers of a layer in the spread form; those of no parameter are zero."""
-    places: tuple[_Place, ...]
-    cells: Tensor
-    """[flat]: where each parameter lies in the spread form."""
+    parameters: int
+    """Parameters of a layer in the adapter's flat buffer."""
+    width: int
+    """Elements of a layer's row; those that belong to no parameter are zero."""
+    groups: tuple[_GroupShape, ...]
+    indices: Tensor
+    """[parameters]: the index of each parameter in a layer's row."""
     is_a: Tensor
-    """[flat], fp32: 1 for those of A matrices."""
+    """[parameters], fp32: 1 for those of A matrices."""
 
-    def put(self, adapter: Adapter, dtype: torch.dtype) -> Tensor:
-        """[layers, spread]: the adapter's parameters, its scale applied to A."""
-        flat = self._scaled(self._layers_of(adapter.parameters.detach()), adapter)
-        blank = torch.zeros(self.layers, self.spread, dtype=dtype, device=flat.device)
-        return blank.index_copy_(1, self.cells, flat.to(dtype))
+    def fill(self, adapter: Adapter, dtype: torch.dtype) -> Tensor:
+        """[layers, width]: the adapter's parameters, with its scale applied to A."""
+        flat = self._scale(self._by_layer(adapter.parameters.detach()), adapter)
+        zeros = torch.zeros(self.layers, self.width, dtype=dtype, device=flat.device)
+        return zeros.index_copy_(1, self.indices, flat.to(dtype))
 
-    def take(self, spread: Tensor, adapter: Adapter, gradient: Tensor) -> None:
-        """Adds the gradients of the spread form to those of the parameters."""
-        found = spread.index_select(1, self.cells).float()
-        self._layers_of(gradient).add_(self._scaled(found, adapter))
+    def add_gradients(self, grads: Tensor, adapter: Adapter, gradient: Tensor) -> None:
+        """Adds gradients in this layout, [layers, width], to the adapter's flat gradient."""
+        flat = grads.index_select(1, self.indices).float()
+        self._by_layer(gradient).add_(self._scale(flat, adapter))
 
-    def pairs(self, spread: Tensor) -> list[dict[str, LoraPair]]:
-        """Per layer, each trained group's matrices, as views."""
-        shapes = [shape for place in self.places for shape in (place.a, place.b)]
-        pieces = torch.split(spread, [rows * columns for rows, columns in shapes], dim=1)
-        # All layers of a matrix at once: a call for each would keep the device waiting.
-        lines = [
-            piece.view(self.layers, *shape).unbind() for piece, shape in zip(pieces, shapes, strict=True)
+    def pairs(self, rows: Tensor) -> list[dict[str, LoraPair]]:
+        """Per layer, each trained group's matrices, as views of the rows [layers, width]."""
+        shapes = [shape for group in self.groups for shape in (group.a, group.b)]
+        parts = torch.split(rows, [height * width for height, width in shapes], dim=1)
+        # All layers of a matrix in one call: a call per layer would leave the device idle.
+        by_matrix = [
+            part.view(self.layers, *shape).unbind() for part, shape in zip(parts, shapes, strict=True)
         ]
-        names = [place.name for place in self.places]
+        names = [group.name for group in self.groups]
         return [
             {name: LoraPair(a, b) for name, a, b in zip(names, matrices[::2], matrices[1::2], strict=True)}
-            for matrices in zip(*lines, strict=True)
+            for matrices in zip(*by_matrix, strict=True)
         ]
 
-    def _layers_of(self, flat: Tensor) -> Tensor:
-        return flat[: self.layers * self.flat].view(self.layers, self.flat)
+    def _by_layer(self, flat: Tensor) -> Tensor:
+        return flat[: self.layers * self.parameters].view(self.layers, self.parameters)
 
-    def _scaled(self, flat: Tensor, adapter: Adapter) -> Tensor:
+    def _scale(self, flat: Tensor, adapter: Adapter) -> Tensor:
         scale = adapter.config.alpha / adapter.config.rank
         return flat if scale == 1.0 else flat * (1.0 + (scale - 1.0) * self.is_a)
 
 
-def side_by_side(pairs: list[dict[str, LoraPair]], layers: Sequence[LlamaLayer]) -> list[dict[str, LoraPair]]:
-    """The pairs of a small model with their wide matrices, which are made for all layers at once.
+def fuse_small_model(
+    pairs: list[dict[str, LoraPair]], layers: Sequence[LlamaLayer]
+) -> list[dict[str, LoraPair]]:
+    """The pairs of a small model with their fused matrices, which are computed for all layers at once.
 
-    A call for each layer would keep the device waiting. A large model has more to do in a layer than its host
-    has, and no memory to spare: there they are made when they are needed.
+    A call per layer would leave the device idle. In a large model a layer keeps the device busy for longer
+    than the call takes, and there is no memory to spare: its fused matrices are computed when they are
+    needed.
     """
-    names = [name for name in _WIDE if name in pairs[0]]
+    names = [name for name in _FUSED_GROUPS if name in pairs[0]]
     weights = {name: [getattr(layer, name) for layer in layers] for name in names}
-    if sum(one.nbytes for some in weights.values() for one in some) > _SMALL_BYTES:
+    if sum(weight.nbytes for stack in weights.values() for weight in stack) > _MAX_FUSED_BYTES:
         return pairs
-    made = [dict(some) for some in pairs]
+    fused_pairs = [dict(layer_pairs) for layer_pairs in pairs]
     for name in names:
-        b = torch.stack([some[name].b for some in pairs])
-        wide = torch.cat((torch.stack(weights[name]), b), dim=2).unbind()
-        for some, one in zip(made, wide, strict=True):
-            some[name] = some[name]._replace(wide=one)
-    return made
+        b = torch.stack([layer_pairs[name].b for layer_pairs in pairs])
+        by_layer = torch.cat((torch.stack(weights[name]), b), dim=2).unbind()
+        for layer_pairs, fused in zip(fused_pairs, by_layer, strict=True):
+            layer_pairs[name] = layer_pairs[name]._replace(fused=fused)
+    return fused_pairs
 
 
-def layout_of(adapter: Adapter) -> LayerLayout | None:
-    """None where the adapter leaves all layers alone."""
+def adapter_layout(adapter: Adapter) -> LayerLayout | None:
+    """None if the adapter trains no layer, only the LM head."""
     config = adapter.config
     device = adapter.gradient.device
     return _plan(adapter.spec, config.rank, config.train_attn, config.train_mlp, device)
 
 
-def head_of(adapter: Adapter, dtype: torch.dtype) -> LoraWeights:
-    """The output projection's share of the adapter alone."""
+def lm_head_weights(adapter: Adapter, dtype: torch.dtype) -> LoraWeights:
+    """Only the LM head's part of the adapter."""
     if not adapter.config.train_unembed:
         return LoraWeights({})
     flat = adapter.parameters.detach()
     a, b = (
-        flat[slot.start : slot.start + slot.size].view(slot.shape).to(dtype) for slot in adapter.slots[-2:]
+        flat[parameter.start : parameter.start + parameter.size].view(parameter.shape).to(dtype)
+        for parameter in adapter.slices[-2:]
     )
     return LoraWeights({HEAD: LoraGroup(a, (LoraPart(b, adapter.config.alpha / adapter.config.rank),))})
 
@@ -136,32 +140,38 @@ def head_of(adapter: Adapter, dtype: torch.dtype) -> LoraWeights:
 def _plan(
     spec: ModelSpec, rank: int, train_attn: bool, train_mlp: bool, device: torch.device
 ) -> LayerLayout | None:
-    wanted = {"attn": train_attn, "mlp": train_mlp}
-    places: list[_Place] = []
-    cells: list[Ints] = []
-    kinds: list[Ints] = []
+    trained = {"attn": train_attn, "mlp": train_mlp}
+    groups: list[_GroupShape] = []
+    indices: list[Ints] = []
+    is_a: list[Ints] = []
     start = 0
     for name in GROUPS:
         linears = [spec.linears[site] for site in spec.groups[0, name]]
-        if not wanted[linears[0].part]:
+        if not trained[linears[0].part]:
             continue
         a = (rank * len(linears), linears[0].inputs)
         b = (sum(linear.outputs for linear in linears), a[0])
-        of_a = start + np.arange(a[0] * a[1])
-        of_b = _diagonal(start + len(of_a), [linear.outputs for linear in linears], rank)
-        places.append(_Place(name, a, b))
-        cells += [of_a, of_b]
-        kinds += [np.ones_like(of_a), np.zeros_like(of_b)]
+        a_indices = start + np.arange(a[0] * a[1])
+        b_indices = _diagonal(start + len(a_indices), [linear.outputs for linear in linears], rank)
+        groups.append(_GroupShape(name, a, b))
+        indices += [a_indices, b_indices]
+        is_a += [np.ones_like(a_indices), np.zeros_like(b_indices)]
         start += a[0] * a[1] + b[0] * b[1]
-    if not places:
+    if not groups:
         return None
-    where = torch.as_tensor(np.concatenate(cells), device=device)
-    is_a = torch.as_tensor(np.concatenate(kinds), device=device).float()
-    return LayerLayout(spec.layers, len(where), start, tuple(places), where, is_a)
+    flat_indices = torch.as_tensor(np.concatenate(indices), device=device)
+    return LayerLayout(
+        layers=spec.layers,
+        parameters=len(flat_indices),
+        width=start,
+        groups=tuple(groups),
+        indices=flat_indices,
+        is_a=torch.as_tensor(np.concatenate(is_a), device=device).float(),
+    )
 
 
 def _diagonal(start: int, outputs: list[int], rank: int) -> Ints:
-    """The cells of B matrices on the diagonal of a matrix that begins at `start`, matrix by matrix."""
+    """Indices of B matrices on the diagonal of a matrix that begins at `start`, matrix by matrix."""
     width = rank * len(outputs)
     tops = np.cumsum([0, *outputs[:-1]])
     return np.concatenate(

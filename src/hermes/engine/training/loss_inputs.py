@@ -1,7 +1,8 @@
-"""What a loss asks of one micro-batch: which tokens after which packed rows, with which inputs.
+"""The inputs of a loss for one micro-batch: the target tokens of packed rows, and the loss's own inputs.
 
-A position of a datum is one entry. Entries of shared rows repeat the row, not its computation. An entry that
-the loss cannot have a gradient at is only scored, and equal ones (a shared prompt's) are scored once.
+Each position of a datum is one entry. Entries of several data can refer to the same row of the pack, which is
+computed once. An entry where the loss has no gradient is only scored, and equal entries (of a shared prompt)
+are scored once.
 """
 
 from __future__ import annotations
@@ -17,95 +18,104 @@ from torch import Tensor
 
 from hermes.engine.attention.packing import Pack
 from hermes.engine.training.losses import ResolvedLoss, trained_mask
-from hermes.engine.transfer import ship
+from hermes.engine.transfer import to_device
 from hermes.engine.types import Datum, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossInputs:
-    """Those of a micro-batch with the same number of targets a position."""
+    """The entries of a micro-batch's data with the same number of targets per position."""
 
-    members: tuple[tuple[int, int], ...]
-    """(datum, number of positions), in the order of the entries."""
+    data_lengths: tuple[tuple[int, int], ...]
+    """(index of the datum, number of its positions), in the order of the entries."""
     rows: Tensor
+    """[E]: the row of the pack."""
     targets: Tensor
     """[E] or [E, K]"""
-    inputs: Mapping[str, Tensor]
-    """Shaped like `targets`; `sequence` [E] numbers the data."""
+    columns: Mapping[str, Tensor]
+    """The loss's own inputs by name, shaped like `targets`; `sequence` [E] numbers the data."""
     trained: Tensor
     """Indices of the entries that can have a gradient."""
     scored: Tensor
-    """Indices of those whose logprobs are computed apart, without repetitions …"""
-    scored_into: Tensor
-    """… the indices they are for …"""
-    scored_as: Tensor
-    """… and which of `scored` each of these is."""
+    """Indices of the entries whose logprobs are computed without a gradient, each distinct one once."""
+    score_targets: Tensor
+    """Indices of all entries that receive these logprobs."""
+    score_sources: Tensor
+    """For each of `score_targets`, the index into `scored`."""
 
 
-def gather_entries(
+def gather_loss_inputs(
     data: Sequence[Datum], batch: Pack, loss: ResolvedLoss, device: torch.device, *, score_all: bool
 ) -> Iterator[LossInputs]:
-    """With `score_all`, the trained entries are scored apart as well."""
+    """With `score_all`, the trained entries are also scored without a gradient."""
     by_width: dict[tuple[int, ...], list[int]] = {}
-    for place, member in enumerate(batch.members):
-        by_width.setdefault(data[member].inputs["target_tokens"].shape[1:], []).append(place)
-    for places in by_width.values():
-        yield _gather(data, batch, places, loss, device, score_all)
+    for index, member in enumerate(batch.members):
+        by_width.setdefault(data[member].inputs["target_tokens"].shape[1:], []).append(index)
+    for indices in by_width.values():
+        yield _gather(data, batch, indices, loss, device, score_all)
 
 
 def _gather(
     data: Sequence[Datum],
     batch: Pack,
-    places: Sequence[int],
+    indices: Sequence[int],
     loss: ResolvedLoss,
     device: torch.device,
     score_all: bool,
 ) -> LossInputs:
-    chosen = [data[batch.members[place]] for place in places]
-    rows = np.concatenate([batch.rows[place] for place in places])
-    targets = _stacked(chosen, "target_tokens", np.int64)
-    columns = _columns(chosen, loss)
+    """The entries of the pack's members at `indices`."""
+    members = [data[batch.members[index]] for index in indices]
+    rows = np.concatenate([batch.rows[index] for index in indices])
+    targets = _concatenate(members, "target_tokens", np.int64)
+    columns = _columns(members, loss)
     mask = trained_mask(loss.name, columns)
-    apart = np.arange(len(rows)) if score_all else np.flatnonzero(~mask)
-    first, inverse = _distinct(rows[apart], targets[apart])
-    indices = (rows, targets, np.flatnonzero(mask), apart[first], apart, inverse)
-    rows_t, targets_t, trained, scored, into, as_, *inputs = ship((*indices, *columns.values()), device)
-    members = tuple((batch.members[place], len(batch.rows[place])) for place in places)
-    named = dict(zip(columns, inputs, strict=True))
-    return LossInputs(members, rows_t, targets_t, named, trained, scored, into, as_)
+    score_targets = np.arange(len(rows)) if score_all else np.flatnonzero(~mask)
+    first, sources = _distinct(rows[score_targets], targets[score_targets])
+    arrays = (rows, targets, np.flatnonzero(mask), score_targets[first], score_targets, sources)
+    tensors = to_device((*arrays, *columns.values()), device)
+    return LossInputs(
+        data_lengths=tuple((batch.members[index], len(batch.rows[index])) for index in indices),
+        rows=tensors[0],
+        targets=tensors[1],
+        columns=dict(zip(columns, tensors[6:], strict=True)),
+        trained=tensors[2],
+        scored=tensors[3],
+        score_targets=tensors[4],
+        score_sources=tensors[5],
+    )
 
 
 def _distinct(rows: Ints, targets: Ints) -> tuple[Ints, Ints]:
-    """Where each different (row, target) occurs, and which of these every entry is."""
+    """The index of one entry of each distinct (row, target), and for every entry the number of its own."""
     if targets.ndim > 1 or not len(rows):
         return np.arange(len(rows)), np.arange(len(rows))
-    # Nearly all that share a row share its target: those are found without sorting.
+    # Nearly all entries that share a row share its target: those are found without sorting.
     earliest = np.empty(int(rows.max()) + 1, np.int64)
     earliest[rows[::-1]] = np.arange(len(rows))[::-1]
-    same = earliest[rows]
-    odd = np.flatnonzero(targets[same] != targets)
-    keys = rows[odd] * (int(targets.max()) + 1) + targets[odd]
-    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    same[odd] = odd[first][which]
-    chosen = np.zeros(len(rows), np.bool_)
-    chosen[same] = True
-    return np.flatnonzero(chosen), (np.cumsum(chosen) - 1)[same]
+    representative = earliest[rows]
+    different = np.flatnonzero(targets[representative] != targets)
+    keys = rows[different] * (int(targets.max()) + 1) + targets[different]
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    representative[different] = different[first][inverse]
+    distinct = np.zeros(len(rows), np.bool_)
+    distinct[representative] = True
+    return np.flatnonzero(distinct), (np.cumsum(distinct) - 1)[representative]
 
 
-def _columns(chosen: Sequence[Datum], loss: ResolvedLoss) -> dict[str, NDArray[np.generic]]:
-    """What the loss reads, of all data one after the other."""
+def _columns(members: Sequence[Datum], loss: ResolvedLoss) -> dict[str, NDArray[np.generic]]:
+    """The loss's inputs, concatenated over the data."""
     columns: dict[str, NDArray[np.generic]] = {}
     for name in loss.kind.inputs:
-        columns[name] = _stacked(chosen, name, np.float32)
+        columns[name] = _concatenate(members, name, np.float32)
     for name in loss.kind.optional:
-        if any(name in datum.inputs for datum in chosen):
-            columns[name] = np.concatenate([_column(datum, name, loss) for datum in chosen])
-    columns["sequence"] = np.repeat(np.arange(len(chosen)), [len(datum.tokens) for datum in chosen])
+        if any(name in datum.inputs for datum in members):
+            columns[name] = np.concatenate([_column(datum, name, loss) for datum in members])
+    columns["sequence"] = np.repeat(np.arange(len(members)), [len(datum.tokens) for datum in members])
     return columns
 
 
-def _stacked(chosen: Sequence[Datum], name: str, dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate([datum.inputs[name] for datum in chosen], dtype=dtype, casting="unsafe")
+def _concatenate(members: Sequence[Datum], name: str, dtype: type[np.generic]) -> NDArray[Any]:
+    return np.concatenate([datum.inputs[name] for datum in members], dtype=dtype, casting="unsafe")
 
 
 def _column(datum: Datum, name: str, loss: ResolvedLoss) -> NDArray[np.float32]:

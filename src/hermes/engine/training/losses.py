@@ -1,9 +1,9 @@
-"""The named losses, each a pure function of per-token tensors that gives per-token losses to be summed.
+"""The losses by name, each a pure function from per-token tensors to per-token losses, which are summed.
 
-p is the learner's logprob of the target, q the sampler's (`logprobs`), A the advantage, r = exp(p - q). It is
-always a sum over tokens and data, never a mean: callers who want a mean scale their weights or advantages.
-Functions take p with a gradient and leave it to autograd; which tokens can have one at all is said
-beforehand, by `trained_mask`, so that the others cost no backward pass.
+p is the learner's logprob of the target, q the sampler's (`logprobs`), A the advantage, r = exp(p - q). The
+loss is always a sum over tokens and data, never a mean: for a mean, callers scale their weights or
+advantages. The functions are differentiated by autograd. `trained_mask` tells beforehand which tokens can
+have a gradient, so that the others cost no backward pass.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class LossKind:
     """Required besides target_tokens, all shaped like it."""
     optional: tuple[str, ...] = ()
     config: Config = field(default_factory=dict)
-    """What may be configured, with the defaults."""
+    """The settings, with their defaults."""
     several_targets: bool = False
     """target_tokens may be (N, K)."""
     by_sequence: bool = False
     """A token's loss depends on the other tokens of its sequence."""
     ratio: Callable[[Tensor, Inputs], Tensor] | None = None
-    """What the loss weighs tokens by, for the health metrics."""
+    """The importance ratio of the loss, for the metrics."""
 
 
 def cross_entropy(p: Tensor, inputs: Inputs, config: Config) -> Tensor:
@@ -81,11 +81,11 @@ def token_ratio(p: Tensor, inputs: Inputs) -> Tensor:
 def sequence_ratio(p: Tensor, inputs: Inputs) -> Tensor:
     """s at each token; `sequence` in the inputs numbers the sequences."""
     sequence = inputs["sequence"].long()
-    chosen = (inputs["sequence_ratio_mask"] != 0).float()
-    # As many cells as tokens: certainly enough, and known without asking the device.
+    mask = (inputs["sequence_ratio_mask"] != 0).float()
+    # One element per token is always enough, and needs no synchronisation with the device.
     total, count = torch.zeros_like(p), torch.zeros_like(p)
-    add_rows(total, sequence, (p - inputs["logprobs"]) * chosen)
-    add_rows(count, sequence, chosen)
+    add_rows(total, sequence, (p - inputs["logprobs"]) * mask)
+    add_rows(count, sequence, mask)
     return (total / count.clamp(min=1.0))[sequence].exp()
 
 
@@ -112,7 +112,7 @@ LOSSES: Mapping[str, LossKind] = {
 
 @dataclass(frozen=True, slots=True)
 class ResolvedLoss:
-    """A loss that exists, with its whole configuration."""
+    """A loss with its complete configuration."""
 
     name: str
     kind: LossKind
@@ -120,11 +120,11 @@ class ResolvedLoss:
 
 
 def resolve(loss: Loss) -> ResolvedLoss:
-    """The loss with its defaults filled in; EngineUserError for one that is not offered."""
+    """The loss with its defaults filled in. EngineUserError: unknown loss, or invalid setting."""
     if loss.name == "stable_reinforce":
         raise EngineUserError(
-            "stable_reinforce is not offered here: its formula is not public.",
-            "ppo or cispo serve the same end.",
+            "stable_reinforce is not supported: its formula is not public.",
+            "Use ppo or cispo for the same purpose.",
         )
     kind = LOSSES.get(loss.name)
     if kind is None:
@@ -132,15 +132,15 @@ def resolve(loss: Loss) -> ResolvedLoss:
     config = dict(kind.config)
     for name, value in loss.config.items():
         if name not in config:
-            known = ", ".join(config) or "nothing"
-            raise EngineUserError(f"{loss.name} has no setting '{name}'.", f"It can be told {known}.")
+            settings = ", ".join(config) or "none"
+            raise EngineUserError(f"{loss.name} has no setting '{name}'.", f"Its settings: {settings}.")
         if isinstance(value, str) or not np.isfinite(value):
             raise EngineUserError(f"{loss.name}: {name} must be a finite number, not {value!r}.")
         config[name] = float(value)
     low, high = (config.get(name, 0.0) for name in _CLIPS)
     if low < 0 or low > high or config.get("beta", 0.0) < 0:
         raise EngineUserError(
-            f"{loss.name}: the settings {config} make no sense.", "0 ≤ clip_low ≤ clip_high, and beta ≥ 0."
+            f"{loss.name}: the settings {config} are invalid.", "0 ≤ clip_low ≤ clip_high, and beta ≥ 0."
         )
     return ResolvedLoss(loss.name, kind, config)
 
@@ -149,12 +149,12 @@ def trained_mask(name: str, inputs: Mapping[str, NDArray[np.generic]]) -> NDArra
     """Per position, whether the loss can have a gradient there."""
     if name == "cross_entropy":
         weights = inputs["weights"]
-        found: NDArray[np.bool_] = (weights.reshape(len(weights), -1) != 0).any(axis=1)
-        return found
+        weighted: NDArray[np.bool_] = (weights.reshape(len(weights), -1) != 0).any(axis=1)
+        return weighted
     if name == "dro":
         return np.ones(len(inputs["advantages"]), dtype=bool)
-    result: NDArray[np.bool_] = inputs["advantages"] != 0
-    return result
+    has_advantage: NDArray[np.bool_] = inputs["advantages"] != 0
+    return has_advantage
 
 
 def losses_and_derivative(kind: LossKind, p: Tensor, inputs: Inputs, config: Config) -> tuple[Tensor, Tensor]:
@@ -166,16 +166,16 @@ def losses_and_derivative(kind: LossKind, p: Tensor, inputs: Inputs, config: Con
     return losses.detach(), derivative
 
 
-def health(kind: LossKind, p: Tensor, inputs: Inputs, config: Config) -> dict[str, Tensor]:
-    """Per-token quantities worth watching, for losses that have a ratio."""
+def ratio_metrics(kind: LossKind, p: Tensor, inputs: Inputs, config: Config) -> dict[str, Tensor]:
+    """Per-token metrics of losses that have an importance ratio."""
     if kind.ratio is None:
         return {}
     ratio = kind.ratio(p, inputs)
-    found = {"ratio": ratio, "logprob_gap": (p - inputs["logprobs"]).abs()}
+    metrics = {"ratio": ratio, "logprob_gap": (p - inputs["logprobs"]).abs()}
     if "clip_low_threshold" in config:
         low, high = _thresholds(inputs, config)
-        found["clip_fraction"] = ((ratio < low) | (ratio > high)).float()
-    return found
+        metrics["clip_fraction"] = ((ratio < low) | (ratio > high)).float()
+    return metrics
 
 
 def _clipped(ratio: Tensor, inputs: Inputs, config: Config) -> Tensor:
@@ -185,7 +185,7 @@ def _clipped(ratio: Tensor, inputs: Inputs, config: Config) -> Tensor:
 
 
 def _thresholds(inputs: Inputs, config: Config) -> tuple[Tensor, Tensor]:
-    """Per token, where the datum brings them; else from the configuration."""
+    """The clip thresholds per token: from the inputs, or else from the configuration."""
     like = inputs["advantages"]
     low, high = (inputs[name] if name in inputs else torch.full_like(like, config[name]) for name in _CLIPS)
     return low, high

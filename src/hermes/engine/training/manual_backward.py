@@ -1,11 +1,12 @@
-"""The compact backbone's training pass, both directions written out: no graph is recorded, nothing compiled.
+"""The training pass of a Llama backbone with a manual backward pass, without autograd.
 
-Forwards and backwards are the matrix products and one function for what lies between two of them
-(`layer_plain`, `layer_kernels`), so that a layer costs the host few calls. The frozen weights have no
-gradient; those of the adapter's matrices are written where `layer_weights` takes them from. Equal to
-`LlamaBackbone.hidden` under autograd (tests hold both to the naive gradients).
+Forward and backward consist of the matrix products and one function for the operations between two of them
+(`layer_plain`, `kernels.layer`), so that a layer costs the host few calls. The frozen weights have no
+gradient; those of the adapter's matrices are written in the layout of `layer_weights`. Equal to
+`LlamaBackbone.hidden` under autograd (tests compare both with naive gradients).
 
-An adapter's part of a product is in the product: its input has the columns x·Aᵀ behind it, the weight has B.
+A LoRA term is computed within the matrix product of its group: x·Aᵀ is appended to the columns of the input,
+B to those of the weight.
 """
 
 from __future__ import annotations
@@ -20,128 +21,152 @@ from torch.nn.functional import embedding, linear
 from hermes.engine.attention.packed import PackedAttention
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.model.llama import LlamaBackbone, LlamaLayer
-from hermes.engine.training.layer_weights import LayerLayout, LoraPair, layout_of, side_by_side
+from hermes.engine.training.layer_weights import LayerLayout, LoraPair, adapter_layout, fuse_small_model
 
 
 @dataclass(slots=True, eq=False)
 class _Activations:
-    """What the backward pass of a layer needs of its forward pass."""
+    """The tensors of a layer's forward pass that its backward pass needs."""
 
     x: Tensor
-    read: Tensor
-    """The norm of x, with the adapter's columns."""
-    raw: Tensor
-    """Queries, keys and values before they are turned; overwritten by that where they have no norms."""
+    normed: Tensor
+    """The norm of x, with the LoRA columns."""
+    raw_qkv: Tensor
+    """Queries, keys and values before the rotation, which overwrites them if there are no head norms."""
     qkv: Tensor
     kv: Tensor
-    """Keys and values as attended to: those of shared rows repeated."""
-    seen: Tensor
-    weights: tuple[Tensor, ...]
-    """Attention's own."""
-    low: Tensor | None
-    """The adapter's columns beside `seen`."""
-    middle: Tensor
+    """Keys and values as attended to: those of shared rows are repeated."""
+    attn_out: Tensor
+    attn_saved: tuple[Tensor, ...]
+    """What the attention's backward pass needs."""
+    lora_down: Tensor | None
+    """attn_out·Aᵀ of the o projection."""
+    residual: Tensor
     """x after attention."""
-    post: Tensor
+    post_normed: Tensor
+    """The norm of `residual`, with the LoRA columns."""
     gate_up: Tensor
     act: Tensor
 
 
 @dataclass(slots=True, eq=False)
-class Stack:
-    """One pass over one pack: `forward`, then at most once `backward`."""
+class LayerStack:
+    """One pass over one pack: `forward`, then `backward` at most once."""
 
     backbone: LlamaBackbone
     adapter: Adapter
     attention: PackedAttention
-    points: ModuleType
+    ops: ModuleType
+    """`layer_plain` or `kernels.layer`."""
     layout: LayerLayout | None = None
     pairs: list[dict[str, LoraPair]] = field(default_factory=list)
-    angles: tuple[Tensor, Tensor] | None = None
-    kept: list[_Activations | Tensor] = field(default_factory=list)
-    """Per layer; its input alone where the layer is computed again."""
-    last: Tensor | None = None
-    """What the final norm reads."""
+    rope: tuple[Tensor, Tensor] | None = None
+    """Cosines and sines [T, head_dim / 2]."""
+    activations: list[_Activations | Tensor] = field(default_factory=list)
+    """Per layer; only its input if the layer is recomputed."""
+    final: Tensor | None = None
+    """The input of the final norm."""
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, *, keep: bool, checkpoint: bool = False) -> Tensor:
-        """Final hidden states [T, hidden]; with `keep`, `backward` can follow."""
+        """Final hidden states [T, hidden]; with `keep`, activations are saved for `backward`."""
         backbone = self.backbone
-        self.layout = layout_of(self.adapter)
+        self.layout = adapter_layout(self.adapter)
         if self.layout is None:
             self.pairs = [{} for _ in backbone.layers]
         else:
-            pairs = self.layout.pairs(self.layout.put(self.adapter, backbone.dtype))
-            self.pairs = side_by_side(pairs, backbone.layers)
+            pairs = self.layout.pairs(self.layout.fill(self.adapter, backbone.dtype))
+            self.pairs = fuse_small_model(pairs, backbone.layers)
         cos, sin = backbone.rotary(positions)
-        self.angles = cos[:, 0].contiguous(), sin[:, 0].contiguous()
+        self.rope = cos[:, 0].contiguous(), sin[:, 0].contiguous()
         x, delta = embedding(tokens, backbone.embed), None
         for index in range(len(backbone.layers)):
-            x, delta, kept = self._layer(index, x, delta)
+            x, delta, activations = self._layer(index, x, delta)
             if keep and self.layout is not None:
-                self.kept.append(kept.x if checkpoint else kept)
+                self.activations.append(activations.x if checkpoint else activations)
         states: Tensor
-        self.last, states = self.points.add_norm(x, delta, backbone.norm, backbone.spec.eps, 0)
+        self.final, states = self.ops.add_norm(x, delta, backbone.norm, backbone.spec.eps, 0)
         return states
 
     @torch.no_grad()
     def backward(self, upstream: Tensor, gradient: Tensor) -> None:
-        """Adds the gradients to the adapter's flat ones, given that of the hidden states."""
-        if self.layout is None or self.last is None:
+        """Adds to the adapter's flat gradient, given the gradient of the hidden states."""
+        if self.layout is None or self.final is None:
             return
         layout, eps = self.layout, self.backbone.spec.eps
-        found = torch.zeros(
-            layout.layers, layout.spread, dtype=self.backbone.dtype, device=self.backbone.device
+        lora_grads = torch.zeros(
+            layout.layers, layout.width, dtype=self.backbone.dtype, device=self.backbone.device
         )
-        into = layout.pairs(found)
-        grad: Tensor = self.points.norm_backward(upstream, self.last, self.backbone.norm, eps, None)
+        pair_grads = layout.pairs(lora_grads)
+        grad: Tensor = self.ops.norm_backward(upstream, self.final, self.backbone.norm, eps, None)
         for index in reversed(range(len(self.backbone.layers))):
-            kept = self.kept.pop()
-            if isinstance(kept, Tensor):
-                kept = self._layer(index, kept, None)[2]
-            grad = self._layer_backward(index, kept, grad, into[index])
-        layout.take(found, self.adapter, gradient)
+            saved = self.activations.pop()
+            if isinstance(saved, Tensor):
+                saved = self._layer(index, saved, None)[2]
+            grad = self._layer_backward(index, saved, grad, pair_grads[index])
+        layout.add_gradients(lora_grads, self.adapter, gradient)
 
     def _layer(self, index: int, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, _Activations]:
-        """What the layer puts out, as a sum of two, for x + delta."""
-        points, layer, pairs, eps = self._parts(index)
-        x, read = points.add_norm(x, delta, layer.input_norm, eps, _room(pairs.get("qkv")))
-        raw = widened(read, layer.qkv, layer.qkv_bias, pairs.get("qkv"))
-        qkv = points.turn(raw, self.angles, self._shape, self._norms(index), eps)
+        """The output for the input x + delta, also as a sum of two; and the activations."""
+        ops, layer, pairs, eps = self._parts(index)
+        x, normed = ops.add_norm(x, delta, layer.input_norm, eps, _rank(pairs.get("qkv")))
+        raw_qkv = lora_linear(normed, layer.qkv, layer.qkv_bias, pairs.get("qkv"))
+        qkv = ops.apply_rope(raw_qkv, self.rope, self._shape, self._norms(index), eps)
         copies = self.attention.copies
         kv = qkv[:, self._queries :]
         kv = kv if copies is None else kv.index_select(0, copies.source)
-        seen, weights = self.attention.forward(index, *self._heads(qkv, kv))
-        delta, low = added(seen.flatten(1), layer.o, layer.o_bias, pairs.get("o"))
-        middle, post = points.add_norm(x, delta, layer.post_norm, eps, _room(pairs.get("gate_up")))
-        gate_up = widened(post, layer.gate_up, None, pairs.get("gate_up"))
-        act = points.gate(gate_up, _room(pairs.get("down")))
-        delta = widened(act, layer.down, None, pairs.get("down"))
-        kept = _Activations(x, read, raw, qkv, kv, seen, weights, low, middle, post, gate_up, act)
-        return middle, delta, kept
+        attn_out, attn_saved = self.attention.forward(index, *self._heads(qkv, kv))
+        delta, lora_down = separate_lora_linear(attn_out.flatten(1), layer.o, layer.o_bias, pairs.get("o"))
+        residual, post_normed = ops.add_norm(x, delta, layer.post_norm, eps, _rank(pairs.get("gate_up")))
+        gate_up = lora_linear(post_normed, layer.gate_up, None, pairs.get("gate_up"))
+        act = ops.silu_and_mul(gate_up, _rank(pairs.get("down")))
+        delta = lora_linear(act, layer.down, None, pairs.get("down"))
+        activations = _Activations(
+            x=x,
+            normed=normed,
+            raw_qkv=raw_qkv,
+            qkv=qkv,
+            kv=kv,
+            attn_out=attn_out,
+            attn_saved=attn_saved,
+            lora_down=lora_down,
+            residual=residual,
+            post_normed=post_normed,
+            gate_up=gate_up,
+            act=act,
+        )
+        return residual, delta, activations
 
     def _layer_backward(
-        self, index: int, kept: _Activations, grad: Tensor, into: dict[str, LoraPair]
+        self, index: int, saved: _Activations, grad: Tensor, pair_grads: dict[str, LoraPair]
     ) -> Tensor:
         """The gradient of the layer's input from that of its output."""
-        points, layer, pairs, eps = self._parts(index)
-        act = widened_backward(grad, kept.act, layer.down, pairs.get("down"), into.get("down"))
-        gate_up = points.gate_backward(kept.gate_up, act)
-        post = widened_backward(gate_up, kept.post, layer.gate_up, pairs.get("gate_up"), into.get("gate_up"))
-        grad = points.norm_backward(post, kept.middle, layer.post_norm, eps, grad)
-        seen = added_backward(grad, kept.seen.flatten(1), kept.low, layer.o, pairs.get("o"), into.get("o"))
-        heads = self._heads(kept.qkv, kept.kv)
-        pulls = self.attention.backward(index, seen.view_as(kept.seen), heads, kept.seen, kept.weights)
-        norms = self._norms(index)
-        qkv = points.turn_backward(
-            pulls, self.angles, kept.raw, self._shape, norms, eps, self.attention.copies
+        ops, layer, pairs, eps = self._parts(index)
+
+        def linear_backward(name: str, upstream: Tensor, x: Tensor) -> Tensor:
+            return lora_linear_backward(
+                upstream, x, getattr(layer, name), pairs.get(name), pair_grads.get(name)
+            )
+
+        act = linear_backward("down", grad, saved.act)
+        gate_up = ops.silu_and_mul_backward(saved.gate_up, act)
+        post_normed = linear_backward("gate_up", gate_up, saved.post_normed)
+        grad = ops.norm_backward(post_normed, saved.residual, layer.post_norm, eps, grad)
+        attn_out = separate_lora_linear_backward(
+            grad, saved.attn_out.flatten(1), saved.lora_down, layer.o, pairs.get("o"), pair_grads.get("o")
         )
-        read = widened_backward(qkv, kept.read, layer.qkv, pairs.get("qkv"), into.get("qkv"))
-        result: Tensor = points.norm_backward(read, kept.x, layer.input_norm, eps, grad)
+        heads = self._heads(saved.qkv, saved.kv)
+        head_grads = self.attention.backward(
+            index, attn_out.view_as(saved.attn_out), heads, saved.attn_out, saved.attn_saved
+        )
+        norms, copies = self._norms(index), self.attention.copies
+        qkv = ops.apply_rope_backward(head_grads, self.rope, saved.raw_qkv, self._shape, norms, eps, copies)
+        normed = linear_backward("qkv", qkv, saved.normed)
+        result: Tensor = ops.norm_backward(normed, saved.x, layer.input_norm, eps, grad)
         return result
 
     def _parts(self, index: int) -> tuple[ModuleType, LlamaLayer, dict[str, LoraPair], float]:
-        return self.points, self.backbone.layers[index], self.pairs[index], self.backbone.spec.eps
+        return self.ops, self.backbone.layers[index], self.pairs[index], self.backbone.spec.eps
 
     @property
     def _shape(self) -> tuple[int, int, int]:
@@ -150,7 +175,7 @@ class Stack:
 
     @property
     def _queries(self) -> int:
-        """Columns of the queries."""
+        """The number of columns of the queries."""
         return self.backbone.spec.heads * self.backbone.spec.head_dim
 
     def _norms(self, index: int) -> tuple[Tensor, Tensor] | None:
@@ -163,51 +188,58 @@ class Stack:
         return qkv[:, : self._queries].view(len(qkv), heads, dim), k, v
 
 
-def widened(x: Tensor, weight: Tensor, bias: Tensor | None, pair: LoraPair | None) -> Tensor:
-    """x·weightᵀ with the adapter's part. Behind the input, x has columns for x·Aᵀ, which are filled."""
+def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, pair: LoraPair | None) -> Tensor:
+    """x·weightᵀ with the LoRA term. x has extra columns after the input, into which x·Aᵀ is written."""
     if pair is None:
         return linear(x, weight, bias)
     width = weight.shape[1]
     torch.mm(x[:, :width], pair.a.t(), out=x[:, width:])
-    return linear(x, pair.beside(weight), bias)
+    return linear(x, pair.fuse(weight), bias)
 
 
-def widened_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, pair: LoraPair | None, into: LoraPair | None
+def lora_linear_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, pair: LoraPair | None, pair_grad: LoraPair | None
 ) -> Tensor:
-    """The gradient of the input of `widened`; those of the pair are written into `into`."""
-    if pair is None or into is None:
+    """The gradient of the input of `lora_linear`; those of the pair are written into `pair_grad`."""
+    if pair is None or pair_grad is None:
         return grad @ weight
     width = weight.shape[1]
-    both = grad @ pair.beside(weight)
-    whole, low = both[:, :width], both[:, width:]
-    torch.mm(grad.t(), x[:, width:], out=into.b)
-    torch.mm(low.t(), x[:, :width], out=into.a)
-    return whole.addmm_(low, pair.a)
+    fused_grad = grad @ pair.fuse(weight)
+    x_grad, lora_down_grad = fused_grad[:, :width], fused_grad[:, width:]
+    torch.mm(grad.t(), x[:, width:], out=pair_grad.b)
+    torch.mm(lora_down_grad.t(), x[:, :width], out=pair_grad.a)
+    return x_grad.addmm_(lora_down_grad, pair.a)
 
 
-def added(
+def separate_lora_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, pair: LoraPair | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for an input without such columns, which are returned: the adapter's part is added."""
+    """The same for an x without extra columns: the LoRA term is a product of its own. Also returns x·Aᵀ."""
     out = linear(x, weight, bias)
     if pair is None:
         return out, None
-    low = x @ pair.a.t()
-    return out.addmm_(low, pair.b.t()), low
+    lora_down = x @ pair.a.t()
+    return out.addmm_(lora_down, pair.b.t()), lora_down
 
 
-def added_backward(
-    grad: Tensor, x: Tensor, low: Tensor | None, weight: Tensor, pair: LoraPair | None, into: LoraPair | None
+def separate_lora_linear_backward(
+    grad: Tensor,
+    x: Tensor,
+    lora_down: Tensor | None,
+    weight: Tensor,
+    pair: LoraPair | None,
+    pair_grad: LoraPair | None,
 ) -> Tensor:
-    out = grad @ weight
-    if pair is None or into is None or low is None:
-        return out
-    pull = grad @ pair.b
-    torch.mm(grad.t(), low, out=into.b)
-    torch.mm(pull.t(), x, out=into.a)
-    return out.addmm_(pull, pair.a)
+    """The gradient of the input of `separate_lora_linear`; those of the pair are written into `pair_grad`."""
+    x_grad = grad @ weight
+    if pair is None or pair_grad is None or lora_down is None:
+        return x_grad
+    lora_down_grad = grad @ pair.b
+    torch.mm(grad.t(), lora_down, out=pair_grad.b)
+    torch.mm(lora_down_grad.t(), x, out=pair_grad.a)
+    return x_grad.addmm_(lora_down_grad, pair.a)
 
 
-def _room(pair: LoraPair | None) -> int:
+def _rank(pair: LoraPair | None) -> int:
+    """The number of columns that the pair's A adds to the input."""
     return 0 if pair is None else pair.a.shape[0]

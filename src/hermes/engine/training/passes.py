@@ -1,7 +1,7 @@
-"""One pass over one pack, forwards and, once the loss has spoken, backwards.
+"""The forward and backward pass over one pack.
 
-Either the pass is written out (`layer_stack`), or the backbone's graph is recorded and autograd goes back
-through it: any backbone can do that. Both give the same gradients.
+Either with a manual backward pass (`manual_backward`), which only Llama backbones have, or by autograd, which
+works for every backbone. Both give the same gradients.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.training import layer_plain
-from hermes.engine.training.layer_weights import head_of
-from hermes.engine.training.manual_backward import Stack
-from hermes.engine.transfer import ship
+from hermes.engine.training.layer_weights import lm_head_weights
+from hermes.engine.training.manual_backward import LayerStack
+from hermes.engine.transfer import to_device
 
-WRITTEN_OUT: tuple[str, ...] = ("cuda",)
-"""Devices on which a compact backbone's pass is written out. On a CPU recording it costs no more."""
+MANUAL_BACKWARD_DEVICES: tuple[str, ...] = ("cuda",)
+"""Devices on which a Llama backbone uses the manual backward pass. On a CPU autograd costs no more."""
 
 
-class Pass(Protocol):
+class TrainingPass(Protocol):
     @property
     def states(self) -> Tensor:
-        """[T, hidden], without a graph."""
+        """Final hidden states [T, hidden], detached."""
         ...
 
     @property
     def lora(self) -> LoraWeights:
-        """Holds at least the output projection's part of the adapter, if it has one."""
+        """Contains at least the LM head's part of the adapter, if it has one."""
         ...
 
     def backward(self, upstream: Tensor, gradient: Tensor) -> None:
@@ -46,15 +46,18 @@ class Pass(Protocol):
 
 def run_pass(
     backbone: Backbone, adapter: Adapter, batch: Pack, *, train: bool, checkpoint: bool = False
-) -> Pass:
-    """With `train`, its `backward` may be called, once; with `checkpoint`, layers are then computed again."""
+) -> TrainingPass:
+    """Runs the forward pass. With `train`, `backward` may be called once.
+
+    With `checkpoint`, `backward` recomputes the layers instead of using saved activations.
+    """
     device = backbone.device
-    tokens, positions = ship((batch.tokens, batch.positions), device)
-    if isinstance(backbone, LlamaBackbone) and device.type in WRITTEN_OUT:
+    tokens, positions = to_device((batch.tokens, batch.positions), device)
+    if isinstance(backbone, LlamaBackbone) and device.type in MANUAL_BACKWARD_DEVICES:
         attention = packed_attention(batch, backbone.spec, device, backbone.dtype)
-        stack = Stack(backbone, adapter, attention, _points(device))
+        stack = LayerStack(backbone, adapter, attention, _layer_ops(device))
         states = stack.forward(tokens, positions, keep=train, checkpoint=checkpoint)
-        return _ManualBackward(stack, states, head_of(adapter, backbone.dtype))
+        return _ManualBackward(stack, states, lm_head_weights(adapter, backbone.dtype))
     with torch.set_grad_enabled(train):
         lora = adapter.weights(backbone.dtype)
         attend = packed_attend(batch, backbone.spec, device)
@@ -62,7 +65,7 @@ def run_pass(
     return _AutogradPass(hidden, hidden.detach(), lora, adapter)
 
 
-def _points(device: torch.device) -> ModuleType:
+def _layer_ops(device: torch.device) -> ModuleType:
     if device.type != "cuda":
         return layer_plain
     from hermes.engine.kernels import layer
@@ -72,7 +75,7 @@ def _points(device: torch.device) -> ModuleType:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ManualBackward:
-    stack: Stack
+    stack: LayerStack
     states: Tensor
     lora: LoraWeights
 

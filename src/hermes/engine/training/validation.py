@@ -1,4 +1,4 @@
-"""Refusing training data that is wrong, before any work, naming the datum and the field."""
+"""Rejects invalid training data before any work, with the datum and the field in the message."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hermes.engine.types import Datum, EngineUserError, Loss
 
 
 def validate(data: Sequence[Datum], loss: Loss, spec: ModelSpec) -> None:
-    """Raises EngineUserError at the first thing that is wrong."""
+    """EngineUserError: the first invalid field."""
     kind = resolve(loss).kind
     with np.errstate(over="ignore"):
-        if all(_shaped(datum, kind, spec) for datum in data) and _valued(data, kind, spec):
-            return  # the rule, and far faster than looking at each by itself
+        if all(_has_valid_shape(datum, kind, spec) for datum in data) and _has_valid_values(data, kind, spec):
+            return  # the usual case, far faster than checking each datum by itself
         for index, datum in enumerate(data):
             try:
                 _check_tokens(datum, spec)
@@ -26,8 +26,8 @@ def validate(data: Sequence[Datum], loss: Loss, spec: ModelSpec) -> None:
                 raise EngineUserError(f"Datum {index}: {error}.") from error
 
 
-def _shaped(datum: Datum, kind: LossKind, spec: ModelSpec) -> bool:
-    """Whether all that is wanted is there, in dtypes and shapes that fit."""
+def _has_valid_shape(datum: Datum, kind: LossKind, spec: ModelSpec) -> bool:
+    """Whether all inputs are present, with valid dtypes and shapes."""
     tokens, inputs = datum.tokens, datum.inputs
     targets = inputs.get("target_tokens")
     if targets is None or tokens.ndim != 1 or not 1 <= len(tokens) <= spec.max_length:
@@ -49,9 +49,9 @@ def _shaped(datum: Datum, kind: LossKind, spec: ModelSpec) -> bool:
     return all(name in inputs for name in kind.inputs)
 
 
-def _valued(data: Sequence[Datum], kind: LossKind, spec: ModelSpec) -> bool:
-    """Whether all numbers are ones that can be computed with."""
-    ids = [one.ravel() for datum in data for one in (datum.tokens, datum.inputs["target_tokens"])]
+def _has_valid_values(data: Sequence[Datum], kind: LossKind, spec: ModelSpec) -> bool:
+    """Whether all ids are in the vocabulary and all numbers are finite."""
+    ids = [ids.ravel() for datum in data for ids in (datum.tokens, datum.inputs["target_tokens"])]
     if ids:
         tokens = np.concatenate(ids, dtype=np.int64, casting="unsafe")
         if int(tokens.min()) < 0 or int(tokens.max()) >= spec.vocab:
@@ -60,13 +60,14 @@ def _valued(data: Sequence[Datum], kind: LossKind, spec: ModelSpec) -> bool:
         values = [datum.inputs[name].ravel() for datum in data if name in datum.inputs]
         if values and not np.isfinite(np.concatenate(values, dtype=np.float32, casting="unsafe")).all():
             return False
-    return all(_ordered(datum, kind) for datum in data) if kind.optional else True
+    return all(_is_ordered(datum, kind) for datum in data) if kind.optional else True
 
 
-def _ordered(datum: Datum, kind: LossKind) -> bool:
-    if not all(one in datum.inputs for one in kind.optional):
+def _is_ordered(datum: Datum, kind: LossKind) -> bool:
+    """Whether 0 ≤ low threshold ≤ high threshold, if the datum has both."""
+    if not all(name in datum.inputs for name in kind.optional):
         return True
-    low, high = (datum.inputs[one].astype(np.float64) for one in kind.optional)
+    low, high = (datum.inputs[name].astype(np.float64) for name in kind.optional)
     return bool((low >= 0).all() and (low <= high).all())
 
 
@@ -81,29 +82,31 @@ def _check_tokens(datum: Datum, spec: ModelSpec) -> None:
     _check_vocabulary("tokens", tokens, spec)
 
 
-def _check_inputs(datum: Datum, name: str, kind: LossKind, spec: ModelSpec) -> None:
-    known = ("target_tokens", *kind.inputs, *kind.optional)
-    missing = [one for one in known if one not in datum.inputs and one not in kind.optional]
-    unknown = [one for one in datum.inputs if one not in known]
+def _check_inputs(datum: Datum, loss_name: str, kind: LossKind, spec: ModelSpec) -> None:
+    names = ("target_tokens", *kind.inputs, *kind.optional)
+    missing = [name for name in names if name not in datum.inputs and name not in kind.optional]
+    unknown = [name for name in datum.inputs if name not in names]
     if missing or unknown:
         fault = f"lacks {', '.join(missing)}" if missing else f"does not take {', '.join(unknown)}"
-        raise ValueError(f"{name} {fault}; its inputs are {', '.join(known)}")
+        raise ValueError(f"{loss_name} {fault}; its inputs are {', '.join(names)}")
     targets = datum.inputs["target_tokens"]
-    _check_targets(targets, len(datum.tokens), name, kind, spec)
+    _check_targets(targets, len(datum.tokens), loss_name, kind, spec)
     for field, values in datum.inputs.items():
         if field != "target_tokens":
             _check_reals(field, values, targets.shape)
-    if kind.optional and not _ordered(datum, kind):
-        raise ValueError(f"{kind.optional[0]} must lie between 0 and {kind.optional[1]}")
+    if kind.optional and not _is_ordered(datum, kind):
+        raise ValueError(f"{kind.optional[0]} must be between 0 and {kind.optional[1]}")
 
 
 def _check_targets(
-    targets: NDArray[np.generic], length: int, name: str, kind: LossKind, spec: ModelSpec
+    targets: NDArray[np.generic], length: int, loss_name: str, kind: LossKind, spec: ModelSpec
 ) -> None:
     if targets.dtype.kind not in "iu":
         raise ValueError(f"target_tokens must be integers, not {targets.dtype}")
     if targets.ndim == 2 and not kind.several_targets:
-        raise ValueError(f"{name} takes one target a position, not target_tokens of shape {targets.shape}")
+        raise ValueError(
+            f"{loss_name} takes one target per position, not target_tokens of shape {targets.shape}"
+        )
     if targets.ndim not in (1, 2) or len(targets) != length or 0 in targets.shape:
         raise ValueError(f"target_tokens has shape {targets.shape} for {length} tokens")
     _check_vocabulary("target_tokens", targets, spec)
@@ -117,15 +120,15 @@ def _check_reals(field: str, values: NDArray[np.generic], shape: tuple[int, ...]
     finite = np.isfinite(values.astype(np.float32))
     if not finite.all():
         bad = np.argwhere(~finite)
-        where = tuple(int(one) for one in bad[0])
-        raise ValueError(f"{field} is not finite at position {where[0]} ({values[where]})")
+        position = tuple(int(index) for index in bad[0])
+        raise ValueError(f"{field} is not finite at position {position[0]} ({values[position]})")
 
 
 def _check_vocabulary(field: str, values: NDArray[np.generic], spec: ModelSpec) -> None:
-    wide = values.astype(np.int64, copy=False)
-    if int(wide.min()) < 0 or int(wide.max()) >= spec.vocab:
-        bad = np.argwhere((wide < 0) | (wide >= spec.vocab))
-        where = tuple(int(one) for one in bad[0])
+    ids = values.astype(np.int64, copy=False)
+    if int(ids.min()) < 0 or int(ids.max()) >= spec.vocab:
+        bad = np.argwhere((ids < 0) | (ids >= spec.vocab))
+        position = tuple(int(index) for index in bad[0])
         raise ValueError(
-            f"{field} holds {wide[where]} at position {where[0]}; the vocabulary has {spec.vocab} tokens"
+            f"{field} holds {ids[position]} at position {position[0]}; the vocabulary has {spec.vocab} tokens"
         )

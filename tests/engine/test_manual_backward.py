@@ -1,4 +1,4 @@
-"""The pass that is written out gives what the recorded graph gives, which the naive gradients are held to."""
+"""The manual backward pass gives the gradients of autograd, which are compared with the naive ones."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from hermes.engine.attention.packed_varlen import tree_of
+from hermes.engine.attention.packed_varlen import node_tree
 from hermes.engine.attention.packing import pack
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.training import passes
 from hermes.engine.training.forward_backward import forward_backward
-from hermes.engine.training.layer_weights import layout_of
-from hermes.engine.training.manual_backward import Stack
+from hermes.engine.training.layer_weights import adapter_layout
+from hermes.engine.training.manual_backward import LayerStack
 from hermes.engine.types import Datum, LoraConfig, Loss, TrainOutput
 
 from .layer_parts import CPU, PLAIN, PlainVarlen, made, states_and_gradient, texts
@@ -58,7 +58,7 @@ def step(backbone: LlamaBackbone, adapter: Adapter, **how: Any) -> tuple[TrainOu
 def expect_same(monkeypatch: pytest.MonkeyPatch, family: str, config: dict[str, Any], **how: Any) -> None:
     backbone, adapter = made(family, **config)
     wanted, gradient = step(backbone, adapter, **how)
-    monkeypatch.setattr(passes, "WRITTEN_OUT", ("cpu",))
+    monkeypatch.setattr(passes, "MANUAL_BACKWARD_DEVICES", ("cpu",))
     found, ours = step(backbone, adapter, **how)
     torch.testing.assert_close(ours, gradient, atol=1e-5 * float(gradient.abs().max()), rtol=1e-5)
     assert found.metrics["loss:sum"] == pytest.approx(wanted.metrics["loss:sum"], rel=1e-5)
@@ -84,13 +84,13 @@ def test_a_forward_pass_alone_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     expect_same(monkeypatch, "llama", {}, forward_only=True)
     backbone, adapter = made("llama")
     (batch,) = pack(texts(), 10**5)
-    stack = Stack(backbone, adapter, PlainVarlen(batch), PLAIN)
+    stack = LayerStack(backbone, adapter, PlainVarlen(batch), PLAIN)
     stack.forward(torch.as_tensor(batch.tokens), torch.as_tensor(batch.positions), keep=False)
-    assert stack.kept == []
+    assert stack.activations == []
 
 
 def test_the_gradients_are_the_naive_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "WRITTEN_OUT", ("cpu",))
+    monkeypatch.setattr(passes, "MANUAL_BACKWARD_DEVICES", ("cpu",))
     backbone, adapter = made("llama-tied")
     twin = peft_twin(tiny_model("llama-tied"), adapter)
     step(backbone, adapter)
@@ -101,7 +101,7 @@ def test_the_gradients_are_the_naive_ones(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_keys_repeated_for_one_kernel_call_change_nothing(family: str) -> None:
     (batch,) = pack(texts(), 10**5)
-    assert tree_of(batch).shares
+    assert node_tree(batch).shares
     dense = states_and_gradient(family, batch, PLAIN, repeated=False)
     repeated = states_and_gradient(family, batch, PLAIN, repeated=True)
     for one, other in zip(repeated, dense, strict=True):
@@ -109,7 +109,7 @@ def test_keys_repeated_for_one_kernel_call_change_nothing(family: str) -> None:
 
 
 def test_the_same_input_gives_the_same_gradient_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "WRITTEN_OUT", ("cpu",))
+    monkeypatch.setattr(passes, "MANUAL_BACKWARD_DEVICES", ("cpu",))
     backbone, adapter = made("llama")
     assert torch.equal(step(backbone, adapter)[1], step(backbone, adapter)[1])
 
@@ -133,5 +133,5 @@ def test_adapters_alike_share_a_layout() -> None:
     layouts = []
     for rank in (4, 8, 4):
         adapter = Adapter(backbone.spec, LoraConfig(rank=rank, seed=0), CPU)
-        layouts.append(layout_of(adapter))
+        layouts.append(adapter_layout(adapter))
     assert layouts[0] is layouts[2] and layouts[0] is not layouts[1]

@@ -1,4 +1,4 @@
-"""Sequences that begin alike: their beginning is read once a step, and what they draw stays the same."""
+"""Sequences with a shared prefix: it is read once per step, and they sample the same tokens."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes.engine.attention.kv_decode import SharedPrefix, stems_of
+from hermes.engine.attention.kv_decode import SharedPrefix, shared_prefixes
 from hermes.engine.sampling.runner import TorchRunner
 from tests.engine.sampling_parts import Bench, prompt, same
 
 
 class Watched(TorchRunner):
-    """Remembers every stem it has run with, and how many calls a batch of so many rows took."""
+    """Remembers every shared prefix it has run with, and how many calls a batch of so many rows took."""
 
     seen: set[tuple[int, int]]
     calls: set[tuple[int, int]]
@@ -21,13 +21,13 @@ class Watched(TorchRunner):
     def load(self, batch: Any) -> None:
         super().load(batch)
         self.seen = getattr(self, "seen", set()) | {
-            (run.stem.last - run.stem.first, run.stem.tokens) for run in self._runs
+            (run.prefix.last - run.prefix.first, run.prefix.tokens) for run in self._runs
         }
-        self.calls = getattr(self, "calls", set()) | {(len(batch.cells), len(self._runs))}
+        self.calls = getattr(self, "calls", set()) | {(len(batch.tokens), len(self._runs))}
 
 
 def watched(family: str = "llama") -> tuple[Bench, Watched]:
-    bench = Bench(family, runner=Watched, cells=8192)
+    bench = Bench(family, runner=Watched, kv_tokens=8192)
     assert isinstance(bench.runner, Watched)
     return bench, bench.runner
 
@@ -83,12 +83,12 @@ def test_windows_are_honoured(family: str) -> None:
         assert all(tokens == 0 for _, tokens in runner.seen)
 
 
-def test_stems_are_whole_rows_of_one_policy_in_their_order() -> None:
+def test_shared_prefixes_partition_the_rows_of_one_policy_in_order() -> None:
     spec = Bench().backbone.spec
     a, b = prompt(100, 1), prompt(100, 2)
     prompts = [a, a[:80], np.concatenate([a[:70], b]), a, b, b, b, b, a, a]
-    cells = np.arange(10) * 128
-    assert stems_of(spec, [8, 2], cells, prompts) == (
+    slot_starts = np.arange(10) * 128
+    assert shared_prefixes(spec, [8, 2], slot_starts, prompts) == (
         SharedPrefix(0, 4, 0, 70),
         SharedPrefix(4, 8, 512, 100),
         SharedPrefix(8, 10, 1024, 0),
@@ -99,7 +99,7 @@ def test_neighbours_with_nothing_in_common_are_read_in_one_call() -> None:
     spec = Bench().backbone.spec
     a = prompt(100, 1)
     prompts = [prompt(40, 5), prompt(90, 6), a, a, a, a, prompt(90, 7), a]
-    assert stems_of(spec, [7, 1], np.arange(8) * 128, prompts) == (
+    assert shared_prefixes(spec, [7, 1], np.arange(8) * 128, prompts) == (
         SharedPrefix(0, 2, 0, 0),
         SharedPrefix(2, 6, 256, 100),
         SharedPrefix(6, 8, 768, 0),

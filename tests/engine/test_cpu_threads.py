@@ -1,4 +1,5 @@
-"""Only the thread that computes keeps a team of CPU threads: with two, every product waits for a sleeper."""
+"""Only the compute thread keeps an OpenMP pool: with two, every matrix product first wakes sleeping
+workers."""
 
 from __future__ import annotations
 
@@ -12,24 +13,24 @@ import torch
 from hermes.engine import cpu_threads
 
 
-def test_what_is_done_apart_is_done_in_a_thread_that_is_gone() -> None:
+def test_the_work_runs_in_a_thread_that_ends_with_it() -> None:
     seen: list[threading.Thread] = []
 
     def work() -> int:
         seen.append(threading.current_thread())
         return 7
 
-    assert cpu_threads.apart(work) == 7
+    assert cpu_threads.run_in_fresh_thread(work) == 7
     assert seen[0] is not threading.current_thread()
     assert not seen[0].is_alive()
 
 
-def test_its_error_is_the_callers() -> None:
+def test_an_error_of_the_work_is_raised_in_the_caller() -> None:
     def fail() -> None:
         raise KeyError("weights")
 
     with pytest.raises(KeyError, match="weights"):
-        cpu_threads.apart(fail)
+        cpu_threads.run_in_fresh_thread(fail)
 
 
 COUNT = """
@@ -48,29 +49,29 @@ def work():
 
 torch.set_num_threads(2)
 before = tasks()
-during = cpu_threads.apart(work) - before
+during = cpu_threads.run_in_fresh_thread(work) - before
 deadline = time.monotonic() + 30
 while tasks() > before and time.monotonic() < deadline:
     time.sleep(0.01)  # the system takes a moment to end a thread
 after = tasks() - before
-lone = ThreadPoolExecutor(1, initializer=cpu_threads.alone)
+lone = ThreadPoolExecutor(1, initializer=cpu_threads.single_threaded)
 lone.submit(tasks).result()
-cpu_threads.lead(2)
+cpu_threads.use_all_threads(2)
 lone.submit(work).result()
 print(during, after, tasks() - before - 1)  # 1: itself
 """
 
 
-def test_neither_what_is_done_apart_nor_a_thread_alone_leaves_a_team() -> None:
+def test_neither_a_fresh_nor_a_single_threaded_thread_keeps_a_pool() -> None:
     done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2", "0", "0"]
 
 
-def test_new_threads_get_what_the_leader_has() -> None:
+def test_new_threads_adopt_the_number_set_last() -> None:
     before = torch.get_num_threads()
     try:
-        cpu_threads.apart(cpu_threads.alone)
-        cpu_threads.apart(lambda: cpu_threads.lead(3))
-        assert cpu_threads.apart(torch.get_num_threads) == 3
+        cpu_threads.run_in_fresh_thread(cpu_threads.single_threaded)
+        cpu_threads.run_in_fresh_thread(lambda: cpu_threads.use_all_threads(3))
+        assert cpu_threads.run_in_fresh_thread(torch.get_num_threads) == 3
     finally:
         torch.set_num_threads(before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hermes.engine.transfer import ship
+from hermes.engine.transfer import to_device
 
 
 def test_arrays_of_any_dtype_and_shape_arrive_as_they_were() -> None:
@@ -16,8 +16,8 @@ def test_arrays_of_any_dtype_and_shape_arrive_as_they_were() -> None:
         np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2],
         np.arange(7, dtype=np.int32),
     ]
-    found = ship(sent, torch.device("cpu"))
+    found = to_device(sent, torch.device("cpu"))
     for one, other in zip(found, sent, strict=True):
         assert one.dtype == torch.from_numpy(np.ascontiguousarray(other)).dtype
         assert np.array_equal(one.numpy(), other)
-    assert ship([], torch.device("cpu")) == []
+    assert to_device([], torch.device("cpu")) == []
