@@ -62,11 +62,11 @@ class Policies:
     def add_checkpoint(self, checkpoint: Checkpoint, policy_id: str) -> None:
         """Takes over the snapshot that the checkpoint was written from."""
         folder = self._store.folder(checkpoint.path)
-        self._refs[key_of(checkpoint)] = _PolicyRef(policy_id, folder, is_checkpoint=True)
+        self._refs[policy_key(checkpoint)] = _PolicyRef(policy_id, folder, is_checkpoint=True)
 
     def checkpoint_key(self, path: CheckpointPath) -> str:
         """The key of the checkpoint that is at the path now. EngineUserError: there is none."""
-        key = key_of(self._store.find(path))
+        key = policy_key(self._store.find(path))
         if key not in self._refs:
             self._refs[key] = _PolicyRef(None, self._store.folder(path), is_checkpoint=True)
         return key
@@ -81,7 +81,7 @@ class Policies:
 
     async def copy_on_replace(self, checkpoint: Checkpoint) -> None:
         """Called before a checkpoint is replaced or deleted: acquired weights are read into memory first."""
-        ref = self._refs.get(key_of(checkpoint))
+        ref = self._refs.get(policy_key(checkpoint))
         if ref is None or not ref.references:
             return
         async with ref.lock:
@@ -143,7 +143,7 @@ class Policies:
             shutil.rmtree(ref.folder, ignore_errors=True)
 
 
-def key_of(checkpoint: Checkpoint) -> str:
+def policy_key(checkpoint: Checkpoint) -> str:
     """The key of its weights; a checkpoint that replaces it has another one."""
     return f"{checkpoint.path}@{checkpoint.created_s}"
 

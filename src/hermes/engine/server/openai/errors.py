@@ -6,18 +6,14 @@ Retry-After: the engine has no capacity at the moment or is shutting down.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from hermes.core import JSONObject
+from hermes.engine.server.app import Handler
 from hermes.engine.server.responses import RequestError, error_text
 from hermes.engine.types import EngineUserError
 from hermes.errors import HermesError
-
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 RETRY_AFTER_S = 5
 CLIENT_CLOSED_REQUEST = 499

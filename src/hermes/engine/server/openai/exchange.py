@@ -1,9 +1,9 @@
 """From a request to its response, whole or streamed: the part that all sampling endpoints share.
 
-An endpoint reads a body into an `Exchange`; `respond` samples its prompts and asks it for the JSON to send. A
-stream is sent as server-sent events. Its status is sent with the first event, so a request that fails before
-it has sampled anything gets an error status. A later failure is an event of its own, and the stream ends
-without `[DONE]`.
+An endpoint reads a body into an `Exchange`; `respond` samples its prompts and sends the JSON that the
+exchange makes of the results. A stream is sent as server-sent events. Its status is sent with the first
+event, so a request that fails before it has sampled anything gets an error status. A later failure is an
+event of its own, and the stream ends without `[DONE]`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from hermes.core import JSONObject
+from hermes.engine.server.app import Handler
 from hermes.engine.server.openai.backend import OpenAIBackend
-from hermes.engine.server.openai.errors import Handler, OpenAIRequestError, openai_error
+from hermes.engine.server.openai.errors import OpenAIRequestError, openai_error
 from hermes.engine.server.openai.sampling import (
     SampledToken,
     sample,

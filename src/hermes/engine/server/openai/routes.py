@@ -18,7 +18,7 @@ from hermes.engine.server.openai.generate import read_generate
 from hermes.engine.server.openai.sampling import model_not_found, sampleable_checkpoints
 from hermes.engine.server.openai.schema import ChatCompletions, Completions, Generate
 from hermes.engine.server.openai.text import Detokenizer
-from hermes.engine.server.policies import key_of
+from hermes.engine.server.policies import policy_key
 from hermes.engine.server.responses import as_json
 
 _SUPPORTED = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions and POST /generate"
@@ -61,7 +61,7 @@ class Models:
         names = self._backend.names
         named = {name: names.resolve(name) or names.base_names[0] for name in names.names()}
         checkpoints = sampleable_checkpoints(self._backend)
-        return named | {str(checkpoint.path): key_of(checkpoint) for checkpoint in checkpoints}
+        return named | {str(checkpoint.path): policy_key(checkpoint) for checkpoint in checkpoints}
 
     def _card(self, name: str, version: str) -> JSONObject:
         base_names = self._backend.names.base_names

@@ -16,7 +16,7 @@ from hermes.engine.server.tinker.futures import Failed
 POLL_S = 25.0
 """How long a poll waits for a result; the SDK times out after 45 s."""
 METADATA_FIRST_BYTES = 1 << 20
-"""From this size on, a client that asks for it gets the size of a result before the result."""
+"""A larger result is announced with its size first, if the request has `allow_metadata_only`."""
 
 _COUNTERS = {
     "prompt_tokens": "prompt_tokens_total",
