@@ -24,7 +24,7 @@ def list_environments(config: Config, arguments: JSONObject, task: str) -> JSONO
     tips = [
         "Select one with rl_select_environment(name).",
         "A name may also be the path of a file with an environment of your own; see `hermes env new`.",
-        *(f"{each.path} was left out: {each.why}" for each in found.broken),
+        *(f"{each.path} was left out: {each.reason}" for each in found.broken),
     ]
     return {"environments": rows, "count": len(rows), "tips": tips}
 

@@ -20,11 +20,11 @@ def environments(config: Config, as_json: bool) -> str:
 
     found = list_environments(config)
     if as_json:
-        broken = [{"file_path": str(each.path), "error": each.why} for each in found.broken]
+        broken = [{"file_path": str(each.path), "error": each.reason} for each in found.broken]
         rows = [each.to_json() for each in found.environments]
         return json.dumps({"environments": rows, "count": len(rows), "broken": broken}, indent=2)
     table = [("NAME", "DESCRIPTION"), *((each.name, each.description) for each in found.environments)]
-    left_out = [f"left out: {each.path}: {each.why}" for each in found.broken]
+    left_out = [f"left out: {each.path}: {each.reason}" for each in found.broken]
     return "\n".join([*_columns(table), *map(printable, left_out)])
 
 

@@ -1,8 +1,8 @@
-"""What one rollout came to, as reward functions read it."""
+"""The result of one rollout, as reward functions read it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ class ToolError:
     """A tool call that failed."""
 
     turn: int
-    """The model call that asked for it, counted from 1."""
+    """The model call that made the tool call, counted from 1."""
     tool_name: str
     arguments: str
     """At most 200 characters of them."""
@@ -30,7 +30,7 @@ class ToolError:
 
 @dataclass(frozen=True)
 class AgentResult:
-    """A finished rollout. Whether it may be scored at all is `outcome.infrastructure`'s business."""
+    """A finished rollout. It may be scored unless `outcome.infrastructure` is set."""
 
     trajectory: Trajectory
     """The record itself, as it is in the store."""
@@ -48,16 +48,16 @@ class AgentResult:
 
     @property
     def sequences(self) -> tuple[TrainingSequence, ...]:
-        """What can be trained on; empty if the rollout is not token-exact."""
+        """The sequences to train on; empty if the rollout is not token-exact."""
         return self.exactness.sequences
 
     @property
     def final_response(self) -> str:
-        """The last thing the assistant said; empty if it said nothing."""
+        """The last text of the assistant; empty if there is none."""
         return self.trajectory.answer
 
     def tool_calls(self) -> Iterator[tuple[str, Any]]:
-        """(name, arguments) of every call, in order; arguments that do not parse are given as text."""
+        """(name, arguments) of every call, in order; arguments that are not valid JSON are text."""
         for message in self.trajectory.messages:
             for call in message.tool_calls:
                 yield call.name, _arguments(call)
@@ -95,16 +95,15 @@ def to_openai(message: Message) -> JSONObject:
     return data
 
 
-def _tool_errors(steps: Any) -> Iterator[ToolError]:
+def _tool_errors(steps: Sequence[Step]) -> Iterator[ToolError]:
     turn = 0
-    asked: dict[str, ToolCall] = {}
-    step: Step
-    for step in sorted(steps, key=lambda each: each.index):
+    calls: dict[str, ToolCall] = {}
+    for step in sorted(steps, key=lambda step: step.index):
         if step.kind is StepKind.MODEL:
             turn += 1
-            asked = {call.id: call for call in step.message.tool_calls}
+            calls = {call.id: call for call in step.message.tool_calls}
         elif step.result is not None and not step.result.ok:
-            call = asked.get(step.result.call_id)
+            call = calls.get(step.result.call_id)
             arguments = call.arguments if call else ""
             kind = step.result.error_kind or ""
             yield ToolError(

@@ -1,10 +1,10 @@
-"""From the recorded calls of a rollout to what a trainer can learn from.
+"""Builds training sequences from the recorded model calls of a rollout. Pure functions over token ids.
 
-A call whose prompt goes on exactly where an earlier one ended (its prompt, then what was sampled) extends
-that sequence; any other begins a new one. So every sampled token is trained on once, in the context in which
-it was sampled, and on no context that the model never saw. Pure functions over recorded ids.
+A call whose prompt continues exactly where an earlier one ended (its prompt, then the sampled tokens) extends
+that sequence; any other call starts a new one. Every sampled token is therefore trained on once, in the
+context in which it was sampled.
 
-A rollout of which some call has no exact tokens gives no sequences, and the reason instead.
+If a call of the rollout has no exact tokens, there are no sequences but the reason.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from hermes.core import ModelCall, TokenTrace
 MASKED = -100
 """The mask of a token that is not trained on."""
 MASKED_LOGPROB = 1.0
-"""What stands for the logprob of such a token; no real one is above 0."""
+"""The logprob of a masked token; real ones are at most 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One context as it grew. The three lists are of equal length."""
+    """One context as it grew. `tokens`, `masks` and `logprobs` have equal length."""
 
     tokens: tuple[int, ...]
     masks: tuple[int, ...]
-    """The token's own id where it was sampled, MASKED elsewhere."""
+    """The token's id where it was sampled, MASKED elsewhere."""
     logprobs: tuple[float, ...]
     """Under the weights that sampled it; MASKED_LOGPROB elsewhere."""
     calls: tuple[int, ...]
-    """Which of the rollout's model calls are in it, counted from 0."""
+    """Indexes of the model calls it is made of."""
     policy_versions: tuple[str | None, ...]
-    """The weights that answered each of those calls."""
+    """The weights that sampled each of those calls."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -41,7 +41,7 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """What a rollout offers a trainer."""
+    """The training sequences of a rollout, or why there are none."""
 
     sequences: tuple[TrainingSequence, ...]
     inexact: str | None = None
@@ -54,20 +54,20 @@ class Exactness:
 
 def sequences_of(calls: Iterable[ModelCall]) -> Exactness:
     """The training sequences of a rollout's calls, in order."""
-    grown: list[_Growing] = []
+    builders: list[_SequenceBuilder] = []
     count = 0
     for index, call in enumerate(calls):
         count += 1
         if call.tokens is None:
-            return Exactness((), _why_not(index, call))
-        _grow(grown, index, call.tokens)
-    if not any(each.sampled for each in grown):
+            return Exactness((), _inexact_reason(index, call))
+        _add_call(builders, index, call.tokens)
+    if not any(builder.sampled for builder in builders):
         return Exactness((), "the model sampled nothing" if count else "the model was never called")
-    return Exactness(tuple(each.finished() for each in grown if each.sampled))
+    return Exactness(tuple(builder.build() for builder in builders if builder.sampled))
 
 
-class _Growing:
-    """A sequence in the making."""
+class _SequenceBuilder:
+    """A sequence to which calls are added."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -77,7 +77,7 @@ class _Growing:
         self.policy_versions: list[str | None] = []
         self.sampled = 0
 
-    def takes(self, prompt_ids: Sequence[int]) -> bool:
+    def is_prefix_of(self, prompt_ids: Sequence[int]) -> bool:
         size = len(self.tokens)
         return size <= len(prompt_ids) and list(prompt_ids[:size]) == self.tokens
 
@@ -90,7 +90,7 @@ class _Growing:
         self.policy_versions.append(trace.policy_version)
         self.sampled += len(trace.sampled_ids)
 
-    def finished(self) -> TrainingSequence:
+    def build(self) -> TrainingSequence:
         return TrainingSequence(
             tuple(self.tokens),
             tuple(self.masks),
@@ -100,17 +100,17 @@ class _Growing:
         )
 
 
-def _grow(grown: list[_Growing], index: int, trace: TokenTrace) -> None:
-    """Adds the call to the longest sequence it goes on from, or to a new one."""
-    fitting = [each for each in grown if each.takes(trace.prompt_ids)]
-    if fitting:
-        best = max(fitting, key=lambda each: len(each.tokens))
+def _add_call(builders: list[_SequenceBuilder], index: int, trace: TokenTrace) -> None:
+    """Adds the call to the longest sequence that its prompt continues, or to a new one."""
+    prefixes = [builder for builder in builders if builder.is_prefix_of(trace.prompt_ids)]
+    if prefixes:
+        longest = max(prefixes, key=lambda builder: len(builder.tokens))
     else:
-        grown.append(best := _Growing())
-    best.add(index, trace)
+        builders.append(longest := _SequenceBuilder())
+    longest.add(index, trace)
 
 
-def _why_not(index: int, call: ModelCall) -> str:
+def _inexact_reason(index: int, call: ModelCall) -> str:
     if call.tokens_withheld is not None:
         return f"the tokens of model call {index + 1} were withheld: {call.tokens_withheld}"
     return f"{call.model} at {call.endpoint} gave no token ids and logprobs for model call {index + 1}"

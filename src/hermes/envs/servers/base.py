@@ -8,6 +8,7 @@ answers again; only then is it probed, by a request that generates nothing.
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +20,7 @@ from hermes.envs.phase import current_phase
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, is_openai_itself
 from hermes.envs.servers.slots import AsyncSemWithAdaptiveWeight
 from hermes.errors import ProviderError
+from hermes.models.remote.retry import RetryPolicy, pause_s
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -28,8 +30,7 @@ T = TypeVar("T")
 Sampled = tuple[list[int], list[list[int]], list[list[float]], list[Any]]
 """Prompt ids; then for each answer its ids, their logprobs and its finish reason."""
 
-_TRIES = 3
-_LONGEST_PAUSE_S = 30.0
+_RETRIES = RetryPolicy(max_retries=2, base_s=1.0, cap_s=30.0)
 _PROBE_TIMEOUT_S = 5.0
 
 
@@ -41,6 +42,7 @@ class APIServer(ABC):
         self.reasoning_config = reasoning_config
         self.sem = AsyncSemWithAdaptiveWeight(config.num_max_requests_at_once)
         self.eval_sem = AsyncSemWithAdaptiveWeight(config.num_requests_for_eval)
+        self._random = random.Random()
         self.server_healthy = True
         kept = max(1, config.rolling_buffer_length)
         self.request_timings: deque[float] = deque(maxlen=kept)
@@ -149,15 +151,15 @@ class APIServer(ABC):
         slots = self.slots(split)
         evaluating = slots is self.eval_sem
         async with slots:
-            for attempt in range(1, _TRIES + 1):
+            for attempt in range(1, _RETRIES.max_retries + 2):
                 started_s = time.monotonic()
                 try:
                     answer = await wrapper(**kwargs)
                 except Exception as error:
-                    pause_s = self._pause_before_next_try(error, attempt)
-                    if pause_s is None:
+                    delay_s = self._pause_before_next_try(error, attempt)
+                    if delay_s is None:
                         raise
-                    await asyncio.sleep(pause_s)
+                    await asyncio.sleep(delay_s)
                 else:
                     self.server_healthy = True
                     taken_s = time.monotonic() - started_s
@@ -171,9 +173,10 @@ class APIServer(ABC):
         status, passing, retry_after_s = _read_failure(error)
         if status is None and passing:
             self.server_healthy = not self.config.health_check
-        if not passing or attempt == _TRIES:
+        if not passing or attempt > _RETRIES.max_retries:
             return None
-        return min(retry_after_s or 0.5 * 2**attempt, _LONGEST_PAUSE_S)
+        # Capped: a call that waits keeps its slot.
+        return min(pause_s(_RETRIES, attempt, retry_after_s, self._random), _RETRIES.cap_s)
 
 
 def _read_failure(error: Exception) -> tuple[int | None, bool, float | None]:
