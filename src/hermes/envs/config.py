@@ -78,7 +78,7 @@ class BaseEnvConfig(BaseModel):
         default=None, ge=0, le=1, description="Least share of each batch for this environment."
     )
     worker_timeout: float = Field(default=600, description="Seconds a group may take; 0 or less: no limit.")
-    thinking_mode: bool = Field(default=False, description="Ask chat models to reason.")
+    thinking_mode: bool = Field(default=False, description="Request reasoning from chat models.")
     reasoning_effort: str | None = Field(
         default=None, description="none, minimal, low, medium, high or xhigh."
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from hermes.core import JSONObject, Message, Outcome, Role, StepKind, StopReason, ToolCall, Trajectory, Usage
 from hermes.core.step import Step
-from hermes.envs.agent.sequences import Exactness, TrainingSequence, sequences_of
+from hermes.envs.agent.sequences import Exactness, TrainingSequence, build_sequences
 
 _ARGUMENT_CHARS = 200
 
@@ -76,7 +76,7 @@ def read_result(trajectory: Trajectory) -> AgentResult:
         tool_errors=list(_tool_errors(trajectory.steps)),
         outcome=trajectory.outcome,
         usage=trajectory.usage,
-        exactness=sequences_of(step.call for step in model_steps if step.call),
+        exactness=build_sequences(step.call for step in model_steps if step.call),
     )
 
 

@@ -52,7 +52,7 @@ class Exactness:
         return self.inexact is None
 
 
-def sequences_of(calls: Iterable[ModelCall]) -> Exactness:
+def build_sequences(calls: Iterable[ModelCall]) -> Exactness:
     """The training sequences of a rollout's calls, in order."""
     builders: list[_SequenceBuilder] = []
     count = 0
