@@ -86,9 +86,9 @@ def test_the_template_is_listed_and_passes_the_check(home: Path, sums: Path) -> 
 
 def test_new_refuses_a_bad_name_and_an_existing_file(home: Path, sums: Path) -> None:
     error, _ = failure(hermes(home, "env", "new", "sums", "--dir", str(sums.parent)), 2)
-    assert "already there" in error
+    assert "already exists" in error
     error, _ = failure(hermes(home, "env", "new", "1 / 0", "--dir", str(sums.parent)), 2)
-    assert "cannot name an environment" in error
+    assert "not a valid name" in error
 
 
 def test_check_exits_with_1_and_says_what_is_wrong(home: Path, sums: Path) -> None:

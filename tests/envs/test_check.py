@@ -30,7 +30,7 @@ def failures(report: CheckReport) -> list[CheckFinding]:
 def test_the_template_passes_and_leaves_nothing_in_the_store(sums: Path) -> None:
     report = check(sums, "--env.seed", "3")
     assert report.passed, failures(report)
-    assert [finding.what for finding in report.findings][:4] == ["imports", "sets up", "prompts", "runs"]
+    assert [finding.name for finding in report.findings][:4] == ["imports", "sets up", "prompts", "runs"]
     assert not (sums.parent / "home" / "hermes.db").exists()
 
 
@@ -47,7 +47,7 @@ def test_the_template_passes_and_leaves_nothing_in_the_store(sums: Path) -> None
         (REWARD, "return str(written", "runs", "not a finite number"),
         (REWARD, "return -1.0 + float(written", "runs", "outside of 0 … 1"),
         ("chance = random", "raise OSError('no data'); chance = random", "sets up", "no data"),
-        ("self._next += 1", "return None", "sets up", "gave none"),
+        ("self._next += 1", "return None", "sets up", "returned none"),
         ('return "Add up', 'return "" and "Add up', "prompts", "different"),
         ('return "Add up', 'return item["no such key"] + "Add up', "prompts", "KeyError: 'no such key'"),
         ("total = str(sum(", "total = item['lost'] or str(sum(", "gold earns 1.0", "KeyError: 'lost'"),
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_found(sums: Path, old: str, new: str, what: str, words
     assert changed != sums.read_text()
     sums.write_text(changed)
     found = failures(check(sums))
-    assert any(what in finding.what and words in finding.detail for finding in found), found
+    assert any(what in finding.name and words in finding.detail for finding in found), found
 
 
 def test_what_an_environment_does_not_offer_is_skipped_and_said(sums: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_an_environment_does_not_offer_is_skipped_and_said(sums: Path) -> N
     sums.write_text(text)
     report = check(sums)
     assert report.passed
-    skipped = [finding.what for finding in report.findings if finding.state is CheckState.SKIPPED]
+    skipped = [finding.name for finding in report.findings if finding.state is CheckState.SKIPPED]
     assert skipped == ["gold earns 1.0", "exploits earn no more than doing nothing", "rewards vary"]
 
 
@@ -82,7 +82,7 @@ def test_where_nothing_solves_a_task_equal_rewards_are_not_held_against_it(sums:
     sums.write_text(sums.read_text().replace("def gold(", gold))
     report = check(sums)
     assert report.passed, failures(report)
-    skipped = [finding.what for finding in report.findings if finding.state is CheckState.SKIPPED]
+    skipped = [finding.name for finding in report.findings if finding.state is CheckState.SKIPPED]
     assert skipped == ["gold earns 1.0", "rewards vary"]
 
 
@@ -102,7 +102,7 @@ def test_an_environment_without_an_agent_is_loaded_and_set_up(tmp_path: Path) ->
     )
     report = check(path)
     assert report.passed
-    assert [(finding.what, finding.state.value) for finding in report.findings] == [
+    assert [(finding.name, finding.state.value) for finding in report.findings] == [
         ("imports", "ok"),
         ("sets up", "ok"),
         ("runs", "skipped"),

@@ -181,7 +181,7 @@ def test_settings_that_do_not_go_together_are_said_to_be_that_and_not_listed() -
     with pytest.raises(ConfigError) as caught:
         build(ToolCallingEnv, parse(["serve", "--env.credit", "call", "--env.max_agent_turns", "3"]))
     assert caught.value.message == (
-        "--env.* do not go together: credit 'call' is for answers of one turn: set max_agent_turns to 1."
+        "--env.* are inconsistent: credit 'call' is for answers of one turn: set max_agent_turns to 1."
     )
 
 

@@ -98,7 +98,7 @@ def test_direct_and_indirect_heirs_are_found_and_nothing_is_imported(folder: Pat
     }
     assert "ran_direct" not in sys.modules
     assert sorted(each.path.name for each in found.broken) == ["broken.py", "nul.py"]
-    assert all(each.why for each in found.broken)
+    assert all(each.reason for each in found.broken)
 
 
 def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hermes.core import ModelCall, TokenTrace
 from hermes.core.sequence import MASKED, MASKED_LOGPROB
-from hermes.envs.agent.sequences import sequences_of
+from hermes.envs.agent.sequences import build_sequences
 from tests.records import model_call
 
 
@@ -19,7 +19,7 @@ def call(prompt: list[int], sampled: list[int], version: str | None = "v1") -> M
 
 
 def test_calls_that_extend_one_another_are_one_sequence() -> None:
-    exactness = sequences_of([call([1, 2], [3, 4]), call([1, 2, 3, 4, 5], [6], "v2")])
+    exactness = build_sequences([call([1, 2], [3, 4]), call([1, 2, 3, 4, 5], [6], "v2")])
     (sequence,) = exactness.sequences
     assert sequence.tokens == (1, 2, 3, 4, 5, 6)
     assert sequence.masks == (MASKED, MASKED, 3, 4, MASKED, 6)
@@ -29,7 +29,7 @@ def test_calls_that_extend_one_another_are_one_sequence() -> None:
 
 
 def test_a_rewritten_history_begins_a_new_sequence_and_loses_nothing() -> None:
-    exactness = sequences_of([call([1], [2]), call([1, 9], [3]), call([1, 9, 3, 4], [5])])
+    exactness = build_sequences([call([1], [2]), call([1, 9], [3]), call([1, 9, 3, 4], [5])])
     assert [(each.tokens, each.calls) for each in exactness.sequences] == [
         ((1, 2), (0,)),
         ((1, 9, 3, 4, 5), (1, 2)),
@@ -37,17 +37,17 @@ def test_a_rewritten_history_begins_a_new_sequence_and_loses_nothing() -> None:
 
 
 def test_a_call_goes_on_from_the_longest_context_that_fits() -> None:
-    exactness = sequences_of([call([1], [2]), call([7], [8]), call([1, 2, 3], [4]), call([7, 8, 9], [5])])
+    exactness = build_sequences([call([1], [2]), call([7], [8]), call([1, 2, 3], [4]), call([7, 8, 9], [5])])
     assert [each.calls for each in exactness.sequences] == [(0, 2), (1, 3)]
 
 
 def test_the_same_prompt_twice_is_two_sequences() -> None:
-    exactness = sequences_of([call([1, 2], [3]), call([1, 2], [4])])
+    exactness = build_sequences([call([1, 2], [3]), call([1, 2], [4])])
     assert [each.tokens for each in exactness.sequences] == [(1, 2, 3), (1, 2, 4)]
 
 
 def test_one_call_without_tokens_makes_the_whole_rollout_untrainable() -> None:
-    exactness = sequences_of([call([1], [2]), replace(model_call(), tokens=None)])
+    exactness = build_sequences([call([1], [2]), replace(model_call(), tokens=None)])
     assert not exactness.trainable
     assert exactness.sequences == ()
     assert "model call 2" in (exactness.inexact or "")
@@ -55,12 +55,12 @@ def test_one_call_without_tokens_makes_the_whole_rollout_untrainable() -> None:
 
 def test_withheld_tokens_are_named_as_the_reason() -> None:
     withheld = replace(model_call(), tokens=None, tokens_withheld="a secret was redacted")
-    assert "a secret was redacted" in (sequences_of([withheld]).inexact or "")
+    assert "a secret was redacted" in (build_sequences([withheld]).inexact or "")
 
 
 def test_a_rollout_that_sampled_nothing_is_not_trainable() -> None:
-    assert sequences_of([]).inexact == "the model was never called"
-    assert sequences_of([call([1, 2], [])]).inexact == "the model sampled nothing"
+    assert build_sequences([]).inexact == "the model was never called"
+    assert build_sequences([call([1, 2], [])]).inexact == "the model sampled nothing"
 
 
 ids = st.lists(st.integers(0, 3), max_size=4)
@@ -76,7 +76,7 @@ def test_every_sampled_token_is_trained_on_once_in_the_context_it_was_sampled_in
         history = [*history, *new] if goes_on else [9, *new]
         calls.append(call(history, sampled))
         history = [*history, *sampled]
-    exactness = sequences_of(calls)
+    exactness = build_sequences(calls)
     assert sorted(index for each in exactness.sequences for index in each.calls) == list(range(len(calls)))
     for each in exactness.sequences:
         trained = [mask for mask in each.masks if mask != MASKED]

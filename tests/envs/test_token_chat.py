@@ -16,7 +16,7 @@ from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
 from hermes.core import JSONObject, Message, ModelCall, Sampling
 from hermes.core.sequence import MASKED, MASKED_LOGPROB
-from hermes.envs.agent.sequences import sequences_of
+from hermes.envs.agent.sequences import build_sequences
 from hermes.errors import ConfigError, ContextOverflowError, ProviderError
 from hermes.models.base import ChatRequest
 from hermes.models.render.chat import ChatRenderer
@@ -158,7 +158,7 @@ async def test_what_is_trained_on_is_what_the_model_saw(
         assert decode(call.tokens.prompt_ids) == expected
         assert call.tokens.prompt_ids == tuple(played.source.prompts[len(sampled_before)])
         sampled_before.append(len(call.tokens.sampled_ids))
-    exactness = sequences_of(played.calls)
+    exactness = build_sequences(played.calls)
     assert exactness.trainable
 
     # Every call is in exactly one sequence; the mask covers exactly what was sampled there, in order.
@@ -211,7 +211,7 @@ async def test_thinking_that_the_template_drops_splits_the_rollout(bundled_home:
         (("<think>\nnow I know\n</think>\n\nIt is blue.", True, 5), ["", "And green?"]),
     ]
     await played.play(("S", "Which colour?", turns))
-    exactness = sequences_of(played.calls)
+    exactness = build_sequences(played.calls)
     # Results of tools keep the thinking in place; a new question makes the template drop it.
     assert [sequence.calls for sequence in exactness.sequences] == [(0, 1), (2,)]
     assert "now I know" in played.renderer.decode(exactness.sequences[0].tokens)
@@ -222,7 +222,7 @@ async def test_an_end_token_other_than_the_templates_splits_the_rollout(bundled_
     chatml = replace(FAMILIES[0], end="<|endoftext|>")
     played = Played(_tokenizer(bundled_home, FAMILIES[0]), chatml)
     await played.play(("S", "Q", [(("Hello.", True, 4), ["", "Again?"])]))
-    assert [sequence.calls for sequence in sequences_of(played.calls).sequences] == [(0,), (1,)]
+    assert [sequence.calls for sequence in build_sequences(played.calls).sequences] == [(0,), (1,)]
 
 
 async def test_finish_reasons_are_told_truthfully(bundled_home: Path) -> None:
@@ -308,7 +308,7 @@ async def test_another_parser_speaks_the_models_own_dialect(bundled_home: Path) 
     assert "<tool_response>\nblue <|im_end|>\n</tool_response>" in shown
     # system, question, call, result (whose own special token is literal)
     assert second.call.tokens.prompt_ids.count(end) == 4
-    assert len(sequences_of([first.call, second.call]).sequences) == 1
+    assert len(build_sequences([first.call, second.call]).sequences) == 1
 
 
 def test_a_template_without_tools_refuses_a_parser_of_a_models_own(bundled_home: Path) -> None:
@@ -389,7 +389,7 @@ async def test_the_bundled_model_gives_its_tokens_the_logprobs_that_were_recorde
             calls.append(reply.call)
             messages += [reply.message, Message.user(result)]
         await source.close()
-    (sequence,) = sequences_of(calls).sequences
+    (sequence,) = build_sequences(calls).sequences
     with torch.no_grad():
         logits = scorer(torch.tensor([sequence.tokens])).logits[0].float().log_softmax(-1)
     for place, (token, mask, logprob) in enumerate(

@@ -18,7 +18,7 @@ import pytest
 
 from hermes.core import Message, ModelCall, Sampling
 from hermes.core.sequence import MASKED, TrainSequence
-from hermes.envs.agent.sequences import sequences_of
+from hermes.envs.agent.sequences import build_sequences
 from hermes.models.base import ChatRequest
 from hermes.models.local.bundled import model_folder
 from hermes.models.render.chat import ChatRenderer
@@ -158,7 +158,7 @@ async def test_what_was_sampled_is_scored_the_same_by_the_trainer(
     called, several, sampled = 0, 0, 0
     for seed in range(ROLLOUTS):
         calls = await rollout(Mouth(engine, tokenizer, family, seed), seed)
-        exactness = sequences_of(calls)
+        exactness = build_sequences(calls)
         assert exactness.trainable
         said = [tokenizer.decode(list(call.tokens.sampled_ids)) for call in calls if call.tokens]
         called += sum("tool_call" in text for text in said)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hermes.envs.tokenise import load_tokenizer, plain, tokenize_for_trainer, tokenize_for_trainer_dpo
+from hermes.envs.tokenise import load_tokenizer, return_lists, tokenize_for_trainer, tokenize_for_trainer_dpo
 from hermes.errors import ConfigError
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
 
@@ -71,7 +71,7 @@ def test_an_answer_that_was_cut_off_is_not_given_an_end(bundled_home: Path) -> N
 
 
 def test_a_tokenizer_handed_out_gives_plain_lists(bundled_home: Path) -> None:
-    tokenizer = plain(copy.deepcopy(bundled_tokenizer(bundled_home)))
+    tokenizer = return_lists(copy.deepcopy(bundled_tokenizer(bundled_home)))
     ids = tokenizer.apply_chat_template(CHAT)
     assert type(ids) is list and type(ids[0]) is int
     assert tokenizer.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=True)[: len(ids)] == ids

@@ -19,7 +19,7 @@ from hermes.agent.build import RolloutPlan, new_header, open_agent, open_writer
 from hermes.batch.reward import GraderError
 from hermes.config.load import load
 from hermes.core import Message, Source, ToolCall, Trajectory
-from hermes.envs.agent.grading import checked, grade, uses_results_directly
+from hermes.envs.agent.grading import grade, uses_results_directly, validate_reward
 from hermes.envs.agent.result import AgentResult, read_result
 from hermes.envs.agent.scripted import ScriptedChat
 from hermes.envs.agent.tool_context import ToolContext
@@ -329,12 +329,12 @@ async def test_a_sandbox_that_gives_way_while_grading_is_not_the_graders_failure
 def test_rewards_are_numbers_within_their_range() -> None:
     import numpy as np
 
-    assert checked(True, UNIT).value == 1.0
-    assert checked(np.float32(0.5), UNIT).value == 0.5
-    assert checked(-1, (-1.0, 1.0)).value == -1.0
+    assert validate_reward(True, UNIT).value == 1.0
+    assert validate_reward(np.float32(0.5), UNIT).value == 0.5
+    assert validate_reward(-1, (-1.0, 1.0)).value == -1.0
     for wrong in (float("nan"), float("inf"), "1.0", None, [1.0], 1.01, -0.5, RewardResult(2.0)):
         with pytest.raises(GraderError):
-            checked(wrong, UNIT)
+            validate_reward(wrong, UNIT)
 
 
 async def test_what_the_agent_did_is_told_in_openais_form(ended: tuple[Workbench, AgentResult]) -> None:

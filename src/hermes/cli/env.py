@@ -44,7 +44,7 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
             raise UsageError(f"there is no folder {folder}.", "Name a folder with environment files.")
     found = find_environments(environment_folders(home(), folders))
     if as_json:
-        broken = [{"file_path": str(each.path), "error": each.why} for each in found.broken]
+        broken = [{"file_path": str(each.path), "error": each.reason} for each in found.broken]
         rows = [each.to_json() for each in found.environments]
         click.echo(json.dumps({"environments": rows, "broken": broken}, ensure_ascii=False))
         return
@@ -52,7 +52,7 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
     for line in aligned([("NAME", "CLASS", "DESCRIPTION", "FILE"), *lines]):
         click.echo(printable(line))
     for each in found.broken:
-        click.echo(printable(f"left out: {each.path}: {each.why}"), err=True)
+        click.echo(printable(f"left out: {each.path}: {each.reason}"), err=True)
 
 
 @env.command()
@@ -101,7 +101,7 @@ def _print_report(report: CheckReport, as_json: bool) -> None:
         findings = [finding.to_json() for finding in report.findings]
         click.echo(json.dumps({"passed": report.passed, "findings": findings}, ensure_ascii=False))
         return
-    rows = [(finding.state.value, finding.what, finding.detail) for finding in report.findings]
+    rows = [(finding.state.value, finding.name, finding.detail) for finding in report.findings]
     for line in aligned([("STATE", "CHECK", "DETAIL"), *rows]):
         click.echo(printable(line))
 

@@ -153,7 +153,7 @@ class TaskToolContext(ToolContext):
 
     async def _close(self) -> None:
         _rollouts.pop(self.task_id, None)
-        await self._own.aclose()
+        await self._exit_stack.aclose()
         await self._rollout.close()
 
 

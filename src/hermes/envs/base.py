@@ -166,8 +166,8 @@ class BaseEnv(ABC):
             [self.collect_trajectory(item) for _ in range(self.config.group_size)]
         )
         later_items = [later_item for _, items in results for later_item in items]
-        answers = [answer for answer, _ in results if answer is not None]
-        return (join_items(answers) if len(answers) == len(results) else None), later_items
+        scored = [scored_item for scored_item, _ in results if scored_item is not None]
+        return (join_items(scored) if len(scored) == len(results) else None), later_items
 
     async def postprocess_histories(self, trajectories: Any) -> Any:
         """Transforms what collect_trajectories returned, before it is checked and sent."""

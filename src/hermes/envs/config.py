@@ -1,6 +1,6 @@
-"""An environment's settings: Atropos's names and defaults, and how long Hermes waits for the other parts.
+"""An environment's settings: Atropos's names and defaults, and how long Hermes waits for other processes.
 
-The constructor ignores unknown keys, as Atropos's does; the command line refuses them, in flags and in files.
+The constructor ignores unknown keys, as Atropos's does; the command line rejects them, in flags and in files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 
 class EvalHandlingEnum(Enum):
-    """What training does while an evaluation runs. Work in flight is finished in any case."""
+    """What training does while an evaluation runs. Groups in progress are finished in any case."""
 
     STOP_TRAIN = "STOP_TRAIN"
     LIMIT_TRAIN = "LIMIT_TRAIN"
@@ -26,24 +26,25 @@ class BaseEnvConfig(BaseModel):
 
     group_size: int = Field(default=4, ge=1, description="Answers to one item, scored together.")
     max_num_workers: int = Field(
-        default=-1, description="Most groups in the making; -1: max_num_workers_per_node for each server."
+        default=-1, description="Most groups in progress; -1: max_num_workers_per_node for each server."
     )
-    max_eval_workers: int = Field(default=16, description="Most evaluation samples in the making.")
-    max_num_workers_per_node: int = Field(default=8, description="Groups in the making for each server.")
-    steps_per_eval: int = Field(default=100, description="Evaluate each time this many steps were trained.")
+    max_eval_workers: int = Field(default=16, description="Most evaluation samples in progress.")
+    max_num_workers_per_node: int = Field(default=8, description="Groups in progress for each server.")
+    steps_per_eval: int = Field(default=100, description="Steps between two evaluations.")
     max_token_length: int = Field(default=2048, description="Longest generation, in tokens.")
     eval_handling: EvalHandlingEnum = Field(
         default=EvalHandlingEnum.STOP_TRAIN, description="What training does during an evaluation."
     )
     eval_limit_ratio: float = Field(
-        default=0.5, description="Share of the workers that go on during LIMIT_TRAIN."
+        default=0.5, description="Share of the workers that run during LIMIT_TRAIN."
     )
     inference_weight: float = Field(
-        default=1.0, description="Share of the model servers, against other environments; -1: not counted."
+        default=1.0,
+        description="Share of the model servers, relative to other environments; -1: not counted.",
     )
     batch_size: int = Field(default=-1, description="Sequences in a batch; the trainer's, once it is known.")
     max_batches_offpolicy: int = Field(
-        default=3, description="Most batches that may wait for the trainer; beyond, the environment pauses."
+        default=3, description="Most batches queued for the trainer; with more the environment pauses."
     )
     tokenizer_name: str = Field(
         default="NousResearch/DeepHermes-3-Llama-3-3B-Preview",
@@ -55,15 +56,17 @@ class BaseEnvConfig(BaseModel):
     )
     rollout_server_url: str = Field(default="http://localhost:8000", description="The trajectory API.")
     total_steps: int = Field(default=1000, description="Steps to serve, groups to write; -1: the trainer's.")
-    wandb_name: str | None = Field(default=None, description="Name to register under; none: the class's.")
+    wandb_name: str | None = Field(
+        default=None, description="Name to register under; none: the class's name."
+    )
     num_rollouts_to_keep: int = Field(default=32, description="Groups kept for display.")
     num_rollouts_per_group_for_logging: int = Field(
         default=1, description="Answers of a group kept for display; -1: all."
     )
     ensure_scores_are_not_same: bool = Field(
         default=True,
-        description="Leave out groups whose scores are all equal, and that bring no advantages of their own: "
-        "they teach nothing.",
+        description="Reject groups whose scores are all equal and that have no token advantages: they have "
+        "no training signal.",
     )
     data_path_to_save_groups: str | None = Field(default=None, description="Write every group to this JSONL.")
     data_dir_to_save_evals: str | None = Field(default=None, description="Write evaluation results here.")
@@ -74,10 +77,8 @@ class BaseEnvConfig(BaseModel):
     min_batch_allocation: float | None = Field(
         default=None, ge=0, le=1, description="Least share of each batch for this environment."
     )
-    worker_timeout: float = Field(
-        default=600, description="Seconds a group may take; 0 or less: as long as it likes."
-    )
-    thinking_mode: bool = Field(default=False, description="Ask chat models to reason.")
+    worker_timeout: float = Field(default=600, description="Seconds a group may take; 0 or less: no limit.")
+    thinking_mode: bool = Field(default=False, description="Request reasoning from chat models.")
     reasoning_effort: str | None = Field(
         default=None, description="none, minimal, low, medium, high or xhigh."
     )
@@ -85,23 +86,23 @@ class BaseEnvConfig(BaseModel):
         default=None, ge=1024, le=32000, description="Most tokens of reasoning."
     )
     custom_thinking_prompt: str | None = Field(
-        default=None, description="System prompt to put before the conversation in thinking mode."
+        default=None, description="System prompt added before the conversation in thinking mode."
     )
     start_patience_s: float = Field(
-        default=60, description="Seconds to wait at the start for the model and the trajectory API to answer."
+        default=60, description="Seconds to wait at the start for the model server and the trajectory API."
     )
     outage_patience_s: float = Field(
-        default=600, description="Seconds to wait for a model or API that stopped answering midway."
+        default=600, description="Seconds to wait for a model server or API that stops responding."
     )
     trainer_patience_s: float = Field(
         default=7200, description="Seconds to wait for a trainer that takes no batch."
     )
     stop_patience_s: float = Field(
-        default=20, description="Seconds that groups in the making have after a signal, and their delivery."
+        default=20, description="Seconds that groups in progress have after a signal, and their delivery."
     )
 
 
-_NO_MATTER = frozenset(
+_RUNTIME_ONLY = frozenset(
     {
         "batch_size",
         "total_steps",
@@ -118,18 +119,18 @@ _NO_MATTER = frozenset(
         "stop_patience_s",
     }
 )
-"""Settings that may change between a run and its continuation."""
+"""Settings that may change when a run is resumed: they do not affect the groups."""
 
 
 def config_class(environment: Any) -> Any:
-    """The class of an environment's settings. Some files name it only in a method `config_cls`."""
-    named = getattr(environment, "config_cls", None)
-    if environment.env_config_cls is BaseEnvConfig and callable(named):
-        return named()
+    """The class of an environment's settings. Some files define it only by a method `config_cls`."""
+    method = getattr(environment, "config_cls", None)
+    if environment.env_config_cls is BaseEnvConfig and callable(method):
+        return method()
     return environment.env_config_cls
 
 
 def fingerprint(config: BaseEnvConfig, *more: str) -> str:
-    """Tells runs apart by the settings that shape their groups."""
-    settings = config.model_dump(mode="json", exclude=set(_NO_MATTER), fallback=str)
+    """Identifies the settings that affect the groups of a run."""
+    settings = config.model_dump(mode="json", exclude=set(_RUNTIME_ONLY), fallback=str)
     return hashlib.sha256(json.dumps([settings, *more], sort_keys=True).encode()).hexdigest()

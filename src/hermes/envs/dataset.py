@@ -1,4 +1,4 @@
-"""Tasks from a JSON lines file of this machine, or from a dataset of the hub."""
+"""Loads tasks from a local JSON lines file, or from a dataset on the hub."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hermes.errors import MissingDependencyError, UsageError
 
 
 def load_tasks(name: str, split: str, prompt_field: str) -> list[dict[str, Any]]:
-    """Every task; UsageError if there is no such dataset, or a task lacks its prompt."""
+    """All tasks; UsageError if the dataset cannot be loaded, or a task has no prompt."""
     path = Path(name).expanduser()
     tasks = (
         _from_file(path) if path.suffix in (".jsonl", ".json") or path.exists() else _from_hub(name, split)
     )
     if not tasks:
-        raise UsageError(f"the dataset {name} has no tasks.", "It needs at least one.")
+        raise UsageError(f"the dataset {name} has no tasks.", "Add at least one.")
     for number, task in enumerate(tasks, 1):
         if prompt_field not in task:
             raise UsageError(
                 f"task {number} of {name} has no field '{prompt_field}'.",
-                f"Its fields: {', '.join(task)}. Name one with --env.prompt_field.",
+                f"Its fields are {', '.join(task)}. Choose one with --env.prompt_field.",
             )
     return tasks
 

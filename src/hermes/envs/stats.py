@@ -1,4 +1,4 @@
-"""How sure a measured mean is: intervals of 95 % for rates and for scores."""
+"""Confidence intervals of 95 % for measured means: rates and scores."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Where the true mean lies, with 95 % confidence. The same values always give the same interval."""
+    """The 95 % confidence interval of the mean. Deterministic: the resampling has a fixed seed."""
     if not values:
-        raise ValueError("there is nothing to take the mean of")
+        raise ValueError("an interval needs at least one value")
     mean, n = fmean(values), len(values)
     if all(value in (0, 1) for value in values):
         low, high = wilson(round(sum(values)), n)
@@ -37,7 +37,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
-    """Stays inside 0 to 1, and has a width also where all or none succeeded."""
+    """The Wilson score interval: within 0 to 1, and wider than zero if all or none succeeded."""
     rate, spread = successes / n, _Z * _Z / n
     centre = (rate + spread / 2) / (1 + spread)
     half = _Z * math.sqrt(rate * (1 - rate) / n + spread / (4 * n)) / (1 + spread)

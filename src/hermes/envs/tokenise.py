@@ -1,8 +1,8 @@
-"""Conversations as token ids for a trainer, and tokenizers that give plain lists.
+"""Conversations as token ids for a trainer, and tokenizers that return plain lists.
 
-transformers 5 answers apply_chat_template with an object instead of the list that environments expect; a
-tokenizer from `load_tokenizer` gives the list. `tokenize_for_trainer` is for conversations whose text is all
-there is: ids that were sampled should come from the managed server, as they were sampled.
+In transformers 5 apply_chat_template returns an object instead of the list that environments expect; with a
+tokenizer of `load_tokenizer` it returns the list. `tokenize_for_trainer` is for conversations of which only
+the text is known: sampled ids should be taken from the managed server, as they were sampled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hermes.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SPEAKERS = ("assistant", "agent")
+_TRAINED_ROLES = ("assistant", "agent")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -26,24 +26,24 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(str(_place(name)))
+        tokenizer = AutoTokenizer.from_pretrained(str(_tokenizer_path(name)))
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             f"the tokenizer '{name}' cannot be loaded: {str(error).strip().splitlines()[0]}",
             "Set --env.tokenizer_name to the policy's hub name or folder, or to hermes/smollm2.",
         ) from error
-    return plain(cast("PreTrainedTokenizerBase", loaded))
+    return return_lists(cast("PreTrainedTokenizerBase", tokenizer))
 
 
-def _place(name: str) -> str | Path:
+def _tokenizer_path(name: str) -> str | Path:
     from hermes.config.paths import home
     from hermes.models.local import bundled
 
     return bundled.prepare(home()) if name == f"hermes/{bundled.NAME}" else name
 
 
-def plain(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The same tokenizer, whose apply_chat_template gives ids as a list unless asked otherwise."""
+def return_lists(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The same tokenizer; its apply_chat_template returns a list of ids by default."""
     original = tokenizer.apply_chat_template
 
     @functools.wraps(original)
@@ -67,7 +67,7 @@ def encode_chat(
     from hermes.models.render.template import encode, render
 
     turns = list(chat)
-    assistant = {index for index, message in enumerate(turns) if message["role"] in _SPEAKERS}
+    assistant = {index for index, message in enumerate(turns) if message["role"] in _TRAINED_ROLES}
     try:
         rendered = render(tokenizer, turns, trusted=assistant, add_generation_prompt=add_generation_prompt)
     except TemplateRefusalError as error:
@@ -85,11 +85,11 @@ def tokenize_for_trainer(
 ) -> dict[str, Any]:
     """`tokens` of the whole chat, and `masks`: the ids of the assistant's last turn, or of all its turns.
 
-    An answer cut off by its length (`finish_reason="length"`) has no end token of its own: the one the
-    template adds is taken off.
+    An answer that was cut off (`finish_reason="length"`) has no end token: the one that the template adds is
+    removed.
     """
     tokens = encode_chat(tokenizer, chat)
-    masks = _all_turns(tokenizer, chat, tokens) if train_on_all_assistant_turns else None
+    masks = _mask_all_turns(tokenizer, chat, tokens) if train_on_all_assistant_turns else None
     if masks is None:
         start = len(encode_chat(tokenizer, chat[:-1], add_generation_prompt=True)) if len(chat) > 1 else 0
         masks = [MASKED] * min(start, len(tokens)) + tokens[start:]
@@ -98,10 +98,10 @@ def tokenize_for_trainer(
     return {"tokens": tokens, "masks": masks, **({"messages": list(chat)} if include_messages else {})}
 
 
-def _all_turns(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Any], tokens: list[int]) -> list[int]:
+def _mask_all_turns(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Any], tokens: list[int]) -> list[int]:
     masks = [MASKED] * len(tokens)
     for index, message in enumerate(chat):
-        if message["role"] not in _SPEAKERS:
+        if message["role"] not in _TRAINED_ROLES:
             continue
         start = len(encode_chat(tokenizer, chat[:index], add_generation_prompt=True)) if index else 0
         end = min(len(encode_chat(tokenizer, chat[: index + 1])), len(tokens))
@@ -112,14 +112,14 @@ def _all_turns(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Any], tokens: 
 def tokenize_for_trainer_dpo(
     tokenizer: PreTrainedTokenizerBase, pair: dict[str, Any], max_length: int | None = None
 ) -> dict[str, Any]:
-    """A preference pair as given and as ids: a prompt (text or messages), a chosen and a rejected answer."""
+    """A preference pair as text and as ids: a prompt (text or messages), a chosen and a rejected answer."""
     prompt = pair["prompt"]
     opening = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    made: dict[str, Any] = {name: pair[name] for name in ("prompt", "chosen", "rejected")}
-    made |= {"prompt_input_ids": encode_chat(tokenizer, opening, add_generation_prompt=True)[:max_length]}
+    row: dict[str, Any] = {name: pair[name] for name in ("prompt", "chosen", "rejected")}
+    row |= {"prompt_input_ids": encode_chat(tokenizer, opening, add_generation_prompt=True)[:max_length]}
     for side in ("chosen", "rejected"):
         ids = encode_chat(tokenizer, [*opening, {"role": "assistant", "content": pair[side]}])[:max_length]
-        made[f"{side}_input_ids"] = ids
-        made[f"{side}_attention_mask"] = [1] * len(ids)
-    made["prompt_attention_mask"] = [1] * len(made["prompt_input_ids"])
-    return made
+        row[f"{side}_input_ids"] = ids
+        row[f"{side}_attention_mask"] = [1] * len(ids)
+    row["prompt_attention_mask"] = [1] * len(row["prompt_input_ids"])
+    return row

@@ -1,6 +1,6 @@
-"""The shapes that environments pass around, by the names Atropos gave them.
+"""Types of the data that environments exchange, under Atropos's names.
 
-They are typing only: dictionaries at run time, as the wire has them.
+They exist for type checking only: at run time they are dictionaries, as they are sent over HTTP.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 Item = Any
-"""What get_next_item returns and collect_trajectories takes: whatever the environment likes."""
+"""What get_next_item returns and collect_trajectories takes: any value."""
 number = int | float
 UUID = str
 Content = str | list[dict[str, Any]]
@@ -21,7 +21,7 @@ class Message(TypedDict):
 
 
 class ScoredDataGroup(TypedDict, total=False):
-    """Several answers to one item, as one post to the trajectory API."""
+    """Several answers to one item: the body of one post to the trajectory API."""
 
     tokens: list[list[int]]
     masks: list[list[int]]
@@ -42,7 +42,7 @@ class ScoredDataGroup(TypedDict, total=False):
 
 
 class ScoredDataItem(TypedDict, total=False):
-    """One answer, of which collect_trajectories makes a group."""
+    """One answer; collect_trajectories joins several into a group."""
 
     tokens: list[int]
     masks: list[int]
@@ -66,7 +66,7 @@ class AgentStep(TypedDict, total=False):
 
 
 AgentHistory = dict[str, list[AgentStep]]
-"""An agent's name → its steps."""
+"""The steps of each agent, by its name."""
 
 
 class Observation(TypedDict):
@@ -88,7 +88,7 @@ GameHistory = list[GameStep]
 
 
 class EvaluationSample(TypedDict, total=False):
-    """A line of samples.jsonl; environments add keys of their own."""
+    """A line of samples.jsonl; environments may add other keys."""
 
     messages: list[dict[str, str]] | None
     question: str | None

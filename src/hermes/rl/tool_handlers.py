@@ -25,7 +25,7 @@ def list_environments(config: Config, arguments: JSONObject, task: str) -> JSONO
     tips = [
         "Select one with rl_select_environment(name).",
         "A name may also be the path of a file with an environment of your own; see `hermes env new`.",
-        *(f"{file.path} was left out: {file.why}" for file in listing.broken),
+        *(f"{file.path} was left out: {file.reason}" for file in listing.broken),
     ]
     return {"environments": rows, "count": len(rows), "tips": tips}
 

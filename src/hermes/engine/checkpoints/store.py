@@ -91,7 +91,7 @@ class CheckpointStore:
         self._checkpoints: dict[CheckpointPath, Checkpoint] = {}
         try:
             root.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_root(root)
+            self._root_lock = lock_root(root)
             recover(root)
             for folder in sorted(path for path in root.iterdir() if (path / _RUN).is_file()):
                 try:
@@ -105,7 +105,7 @@ class CheckpointStore:
             self.delete(checkpoint)
 
     def close(self) -> None:
-        self._lock.release()
+        self._root_lock.release()
 
     def runs(self) -> list[TrainingRun]:
         """Newest first."""

@@ -1,4 +1,4 @@
-"""The settings of an agent environment: the reference's names and defaults, beside those of BaseEnv."""
+"""The settings of an agent environment: the predecessor's names and defaults, beside those of BaseEnv."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):
         default=None, description="Draw the toolsets from this distribution, once for each group."
     )
     max_agent_turns: int = Field(default=30, ge=1, description="Most model calls of one rollout.")
-    system_prompt: str | None = Field(default=None, description="System prompt; none: no text of its own.")
+    system_prompt: str | None = Field(default=None, description="System prompt; none: no system message.")
     agent_temperature: float = Field(default=1.0, ge=0, description="Sampling temperature in training.")
     terminal_backend: str = Field(
         default="local",
@@ -32,9 +32,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):
     )
     dataset_split: str = Field(default="train", description="Split of the hub's dataset.")
     prompt_field: str = Field(default="prompt", description="Field of a task that holds its prompt.")
-    tool_pool_size: int = Field(default=128, ge=1, description="Most rollouts at work at the same time.")
+    tool_pool_size: int = Field(default=128, ge=1, description="Most rollouts in progress at the same time.")
     tool_call_parser: str = Field(
-        default="hermes", description="How calls are written in the text of a server spoken to in tokens."
+        default="hermes", description="Format of tool calls in the text of servers that return tokens."
     )
     default_result_size_chars: int = Field(
         default=100_000, ge=1, description="Longest tool result shown whole; a longer one is saved to a file."
@@ -43,7 +43,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):
         default=200_000, ge=1, description="Most characters of results shown in one turn, all tools together."
     )
     preview_size_chars: int = Field(
-        default=1500, ge=1, description="What is shown of a result that is saved."
+        default=1500, ge=1, description="Characters shown of a result that is saved."
     )
     tool_result_overrides: dict[str, int] | None = Field(
         default=None, description="Tool → longest result shown whole, instead of the default."
@@ -78,12 +78,12 @@ class HermesAgentEnvConfig(BaseEnvConfig):
         return value
 
     def overrides(self) -> dict[str, Any]:
-        """These settings as Hermes's own, by dotted key."""
-        changed: dict[str, Any] = {
+        """These settings under Hermes's own keys."""
+        overrides: dict[str, Any] = {
             "limits.max_turns": self.max_agent_turns,
             "limits.timeout_s": float(self.terminal_lifetime),
             "sandbox.command_timeout_s": float(self.terminal_timeout),
         }
         if self.terminal_backend != "local":
-            changed["sandbox.backend"] = self.terminal_backend
-        return changed
+            overrides["sandbox.backend"] = self.terminal_backend
+        return overrides

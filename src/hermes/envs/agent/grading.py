@@ -1,12 +1,12 @@
-"""Asking an environment's `compute_reward` for a verdict, without believing everything it returns.
+"""Calls an environment's `compute_reward`, and validates what it returns.
 
 It may be a plain function (run in a thread; ToolContext methods return results), a coroutine that awaits
-ToolContext's methods (run on the event loop), or, as environments of the past were written, a coroutine that
-uses them like plain ones. The last is told from its source, and runs in a thread with an event loop of its
-own, so that it too stops nobody else.
+ToolContext's methods (run on the event loop), or, in older environments, a coroutine that uses them without
+`await`. The last kind is recognised by its source and runs in a thread with its own event loop, so that it
+does not block other rollouts.
 
-What it raises, and anything but a finite number within the declared range, is a failure of the grader: the
-rollout then has no reward, rather than one of 0.
+An exception, and any value but a finite number within the declared range, is a failure of the grader: the
+rollout then has no reward, rather than a reward of 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Range = tuple[float, float]
 async def grade(
     compute_reward: ComputeReward, item: Any, result: AgentResult, bench: Workbench, allowed: Range
 ) -> RewardResult:
-    """The reward; GraderError if there is none, the infrastructure's own error if that gave way."""
+    """The reward. GraderError if the grader failed; an infrastructure error is raised as it is."""
     context = await ToolContext.after(bench)
     try:
         value = await _call(compute_reward, item, result, context)
@@ -46,20 +46,20 @@ async def grade(
         raise
     except HermesError as error:
         raise GraderError(f"compute_reward failed: {error.message}", error.hint) from error
-    except (Exception, SystemExit) as error:  # sys.exit in a grader is not the run's end
+    except (Exception, SystemExit) as error:  # sys.exit in a grader must not end the run
         raise GraderError(f"compute_reward raised {type(error).__name__}: {error}") from error
     finally:
         await context.cleanup()
-    return checked(value, allowed)
+    return validate_reward(value, allowed)
 
 
-def checked(value: object, allowed: Range) -> RewardResult:
-    """The value as a reward; GraderError if it is none."""
+def validate_reward(value: object, allowed: Range) -> RewardResult:
+    """The value as a reward; GraderError if it is not a valid one."""
     reward = value if isinstance(value, RewardResult) else None
     if reward is None:
         if not isinstance(value, Real) or not math.isfinite(value):
             raise GraderError(
-                f"compute_reward returned {_shown(value)}, not a finite number.",
+                f"compute_reward returned {_abbreviate(value)}, not a finite number.",
                 "Return a float; raise if the answer cannot be graded.",
             )
         reward = RewardResult(float(value))
@@ -103,7 +103,7 @@ def uses_results_directly(function: Callable[..., Any]) -> bool:
 
 
 def _used_by(node: ast.AST) -> ast.AST | None:
-    """What a statement or expression takes the value of."""
+    """The expression whose value a statement or expression uses."""
     match node:
         case ast.Subscript(value=value) | ast.Attribute(value=value) | ast.Assign(value=value):
             return value
@@ -119,6 +119,6 @@ def _is_method_of(name: str | None, call: ast.AST) -> bool:
     return False
 
 
-def _shown(value: object) -> str:
+def _abbreviate(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"

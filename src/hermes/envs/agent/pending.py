@@ -32,23 +32,23 @@ class SyncOrAwaitable:
         return self._work.__await__()
 
     def __getitem__(self, key: object) -> Any:
-        raise self._misused()
+        raise self._misuse_error()
 
     def __contains__(self, key: object) -> bool:
-        raise self._misused()
+        raise self._misuse_error()
 
     def __iter__(self) -> Iterator[Any]:
-        raise self._misused()
+        raise self._misuse_error()
 
     def __bool__(self) -> bool:
-        raise self._misused()
+        raise self._misuse_error()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise self._misused()
+        raise self._misuse_error()
 
-    def _misused(self) -> UsageError:
+    def _misuse_error(self) -> UsageError:
         self._work.close()
         method = getattr(self._work, "__name__", "").lstrip("_")
         return UsageError(

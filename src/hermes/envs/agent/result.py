@@ -1,15 +1,15 @@
-"""What one rollout came to, as reward functions read it."""
+"""The result of one rollout, as reward functions read it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hermes.core import JSONObject, Message, Outcome, Role, StepKind, StopReason, ToolCall, Trajectory, Usage
 from hermes.core.sequence import TrainSequence
 from hermes.core.step import Step
-from hermes.envs.agent.sequences import Exactness, sequences_of
+from hermes.envs.agent.sequences import Exactness, build_sequences
 
 _ARGUMENT_CHARS = 200
 
@@ -19,7 +19,7 @@ class ToolError:
     """A tool call that failed."""
 
     turn: int
-    """The model call that asked for it, counted from 1."""
+    """The model call that made the tool call, counted from 1."""
     tool_name: str
     arguments: str
     """At most 200 characters of them."""
@@ -31,7 +31,7 @@ class ToolError:
 
 @dataclass(frozen=True)
 class AgentResult:
-    """A finished rollout. Whether it may be scored at all is `outcome.infrastructure`'s business."""
+    """A finished rollout. It may be scored unless `outcome.infrastructure` is set."""
 
     trajectory: Trajectory
     """The record itself, as it is in the store."""
@@ -54,11 +54,11 @@ class AgentResult:
 
     @property
     def final_response(self) -> str:
-        """The last thing the assistant said; empty if it said nothing."""
+        """The last text of the assistant; empty if there is none."""
         return self.trajectory.answer
 
     def tool_calls(self) -> Iterator[tuple[str, Any]]:
-        """(name, arguments) of every call, in order; arguments that do not parse are given as text."""
+        """(name, arguments) of every call, in order; arguments that are not valid JSON are text."""
         for message in self.trajectory.messages:
             for call in message.tool_calls:
                 yield call.name, _arguments(call)
@@ -77,7 +77,7 @@ def read_result(trajectory: Trajectory) -> AgentResult:
         tool_errors=list(_tool_errors(trajectory.steps)),
         outcome=trajectory.outcome,
         usage=trajectory.usage,
-        exactness=sequences_of(step.call for step in model_steps if step.call),
+        exactness=build_sequences(step.call for step in model_steps if step.call),
     )
 
 
@@ -96,16 +96,15 @@ def to_openai(message: Message) -> JSONObject:
     return data
 
 
-def _tool_errors(steps: Any) -> Iterator[ToolError]:
+def _tool_errors(steps: Sequence[Step]) -> Iterator[ToolError]:
     turn = 0
-    asked: dict[str, ToolCall] = {}
-    step: Step
-    for step in sorted(steps, key=lambda each: each.index):
+    calls: dict[str, ToolCall] = {}
+    for step in sorted(steps, key=lambda step: step.index):
         if step.kind is StepKind.MODEL:
             turn += 1
-            asked = {call.id: call for call in step.message.tool_calls}
+            calls = {call.id: call for call in step.message.tool_calls}
         elif step.result is not None and not step.result.ok:
-            call = asked.get(step.result.call_id)
+            call = calls.get(step.result.call_id)
             arguments = call.arguments if call else ""
             kind = step.result.error_kind or ""
             yield ToolError(

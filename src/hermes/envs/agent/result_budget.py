@@ -1,6 +1,6 @@
-"""An environment's own budget for tool results: per tool, and for all results of one turn together.
+"""An environment's budget for tool results: per tool, and for all results of one turn together.
 
-A result over budget is saved in the sandbox, and the model reads its beginning and where the rest lies.
+A result over budget is saved to a file in the sandbox; the model gets its beginning and the path.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ _UNBOUNDED = 1 << 40
 
 @dataclass
 class ResultBudget:
-    """One rollout's."""
+    """The budget of one rollout."""
 
     config: HermesAgentEnvConfig
     turn: Callable[[], int] = field(default=lambda: 0)
-    """Tells turns apart; set once the rollout's loop is there."""
+    """Identifies the current turn; set when the rollout's loop exists."""
     _spent: tuple[int, int] = (0, 0)
     """The turn, and the characters shown in it so far."""
 
     def adapt(self, tool: Tool) -> Tool:
-        """The tool held to this budget instead of its own."""
+        """The tool with this budget instead of its own."""
         limit = (self.config.tool_result_overrides or {}).get(
             tool.name, self.config.default_result_size_chars
         )
 
         async def handler(arguments: JSONObject, bench: Workbench) -> ToolOutput:
             output = await tool.handler(arguments, bench)
-            return await self._fitted(ToolOutput(output) if isinstance(output, str) else output, limit, bench)
+            return await self._fit_to_budget(
+                ToolOutput(output) if isinstance(output, str) else output, limit, bench
+            )
 
         return replace(tool, handler=handler, max_result_chars=_UNBOUNDED)
 
-    async def _fitted(self, output: ToolOutput, limit: int, bench: Workbench) -> ToolOutput:
+    async def _fit_to_budget(self, output: ToolOutput, limit: int, bench: Workbench) -> ToolOutput:
         turn, spent = self._spent
         if turn != self.turn():
             turn, spent = self.turn(), 0
@@ -50,16 +52,16 @@ class ResultBudget:
         if size <= min(limit, self.config.turn_budget_chars - spent):
             self._spent = turn, spent + size
             return output
-        shown = await self._saved(output, bench)
-        self._spent = turn, spent + len(shown)
-        return replace(output, content=shown)
+        preview = await self._save(output, bench)
+        self._spent = turn, spent + len(preview)
+        return replace(output, content=preview)
 
-    async def _saved(self, output: ToolOutput, bench: Workbench) -> str:
+    async def _save(self, output: ToolOutput, bench: Workbench) -> str:
         full = storable(output.full if output.full is not None else output.content)
         name = f"results/{content_hash(full)[:16]}.txt"
         try:
             where = f'path="{await write_scratch(bench, name, full.encode("utf-8"))}"'
-        except OSError as error:  # the model still gets the preview, and is told
+        except OSError as error:  # the model still gets the preview, and the error
             where = f'not_saved="{error.strerror or type(error).__name__}"'
         preview = full[: self.config.preview_size_chars]
         return f'<persisted-output {where} chars="{len(full)}">\n{preview}\n</persisted-output>'

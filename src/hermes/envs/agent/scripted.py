@@ -1,4 +1,4 @@
-"""A made-up policy: it says given turns, one after the other, whatever it is asked."""
+"""A scripted policy: it replies with given turns, one after the other, whatever the prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "scripted/policy"
 
 
 class ScriptedPolicy:
-    """Gives every rollout a model that says `turns`; see envs.policy.Rollouts."""
+    """A `RolloutPolicy` whose models reply with `turns`."""
 
     def __init__(self, turns: tuple[Message, ...] = ()) -> None:
         self.turns = turns
@@ -20,29 +20,29 @@ class ScriptedPolicy:
         return ScriptedChat(self.turns)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there is no connection."""
 
 
 class ScriptedChat:
-    """A `ChatModel` that says its turns once each, and then nothing more."""
+    """A `ChatModel` that replies with each of its turns once, and then with empty messages."""
 
     def __init__(self, turns: tuple[Message, ...]) -> None:
-        self._left = list(turns)
+        self._remaining = list(turns)
 
     @property
     def name(self) -> str:
         return NAME
 
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
-        said = self._left.pop(0) if self._left else Message.assistant("")
-        # Ids may repeat from turn to turn in a script; a conversation needs each once.
+        message = self._remaining.pop(0) if self._remaining else Message.assistant("")
+        # Call ids may repeat between the turns of a script; in a conversation they must be unique.
         calls = tuple(
             replace(call, id=f"{call.id}_{len(request.messages)}_{number}")
-            for number, call in enumerate(said.tool_calls)
+            for number, call in enumerate(message.tool_calls)
         )
         reason = "tool_calls" if calls else "stop"
         call = ModelCall(NAME, "local", request.sampling, reason, Usage(), 0.0, cost_usd=0.0)
-        return ChatReply(replace(said, tool_calls=calls), call)
+        return ChatReply(replace(message, tool_calls=calls), call)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there is no connection."""

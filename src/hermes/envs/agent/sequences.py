@@ -18,7 +18,7 @@ from hermes.core.sequence import MASKED_LOGPROB, TrainSequence
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """What a rollout offers a trainer."""
+    """The training sequences of a rollout, or why there are none."""
 
     sequences: tuple[TrainSequence, ...]
     inexact: str | None = None
@@ -29,7 +29,7 @@ class Exactness:
         return self.inexact is None
 
 
-def sequences_of(calls: Iterable[ModelCall]) -> Exactness:
+def build_sequences(calls: Iterable[ModelCall]) -> Exactness:
     """The training sequences of a rollout's calls, in order."""
     contexts: list[_GrowingContext] = []
     count = 0

@@ -1,17 +1,17 @@
-"""ToolContext: a reward function's hands in the rollout's own sandbox, once the agent has stopped.
+"""ToolContext: a reward function's access to the rollout's sandbox, after the agent has stopped.
 
-What it promises. By the time a reward function holds it, the agent has made its last call and every process
-it left in the background is dead, so nothing watches what the grader places (hidden tests, say). Paths are
-quoted, nothing is shared between rollouts, and what a reward function does is not recorded as the agent's.
-`fresh` gives a sandbox that the agent was never in, with only the files one copies there. Commands never run
-on the bare machine unless the user chose a sandbox without isolation: a rollout that had nothing to isolate
-gets a place of its own here when it is first needed.
+What it promises. When a reward function receives it, the agent has made its last call and every process it
+left in the background has been killed, so nothing observes what the grader writes (hidden tests, for
+example). Paths are quoted, nothing is shared between rollouts, and what a reward function does is not
+recorded as the agent's. `fresh` returns a sandbox in which the agent never ran, with only the files that are
+copied there. Commands never run on the host unless the user chose a sandbox without isolation: for a rollout
+that had no isolated sandbox, one is opened on first use.
 
-Every method can be awaited. From a plain function, which runs in a thread of its own, the same methods just
-return their results, and the event loop goes on meanwhile. Using a result without `await` on the event loop
-itself would stop everything else, so it is an error that says what to write.
+Every method can be awaited. In a plain function, which runs in its own thread, the same methods return their
+results, and the event loop is not blocked. Using a result without `await` on the event loop would block every
+other rollout, so it is an error with the fix.
 
-Not promised: that files an agent wrote are what they seem. Judge them in a `fresh` sandbox.
+Not promised: that files written by an agent are what they seem. Judge them in a `fresh` sandbox.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class ToolContext:
-    """One rollout's sandbox and tools. Whoever opened it calls `cleanup`."""
+    """One rollout's sandbox and tools. The code that opened it calls `cleanup`."""
 
     def __init__(
         self, bench: Workbench, *, wait: Wait = SyncOrAwaitable, sandbox: Sandbox | None = None
@@ -50,7 +50,7 @@ class ToolContext:
         self.task_id = bench.trajectory_id
         self._bench = bench
         self._wait = wait
-        self._own = AsyncExitStack()
+        self._exit_stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._sandbox = sandbox
         if sandbox is None and (bench.sandbox.isolated or bench.settings.sandbox.backend == "local"):
@@ -58,19 +58,19 @@ class ToolContext:
 
     @classmethod
     async def after(cls, bench: Workbench) -> ToolContext:
-        """The context of a rollout that has ended: what it left running is killed first."""
+        """The context of a finished rollout; processes it left running are killed first."""
         await asyncio.gather(*(process.kill() for process in bench.processes.values()))
         return cls(bench)
 
     def blocking(self) -> ToolContext:
-        """The same, for code in another thread: methods return results instead of something to await."""
+        """The same, for code in another thread: methods return results instead of awaitables."""
         loop = asyncio.get_running_loop()
-        twin = ToolContext(self._bench, wait=lambda work: block_on(work, loop), sandbox=self._sandbox)
-        twin._own, twin._opening = self._own, self._opening
-        return twin
+        blocking = ToolContext(self._bench, wait=lambda work: block_on(work, loop), sandbox=self._sandbox)
+        blocking._exit_stack, blocking._opening = self._exit_stack, self._opening
+        return blocking
 
     def terminal(self, command: str, timeout: float = TIMEOUT_S) -> Any:
-        """{exit_code, output} of a shell command; an `error` besides if it ran out of time."""
+        """{exit_code, output} of a shell command, and `error` if it timed out."""
         return self._wait(self._terminal(command, timeout))
 
     def read_file(self, path: str) -> Any:
@@ -82,7 +82,7 @@ class ToolContext:
         return self._wait(self._write(path, content.encode("utf-8", "surrogatepass")))
 
     def upload_file(self, local_path: str | Path, remote_path: str) -> Any:
-        """Copies a file of this machine into the sandbox, whatever it holds."""
+        """Copies a file of this machine into the sandbox, byte for byte."""
         return self._wait(self._upload_file(Path(local_path), remote_path))
 
     def upload_dir(self, local_dir: str | Path, remote_dir: str) -> Any:
@@ -98,7 +98,7 @@ class ToolContext:
         return self._wait(self._download_dir(remote_dir, Path(local_dir)))
 
     def search(self, query: str, path: str = ".") -> Any:
-        """{matches: [{path, line, text}]} of the lines that fit a regular expression; or {error}."""
+        """{matches: [{path, line, text}]} of the lines that match a regular expression; or {error}."""
         return self._wait(self._search(query, path))
 
     def web_search(self, query: str) -> Any:
@@ -110,7 +110,7 @@ class ToolContext:
         return self._wait(self._results("web_extract", {"urls": list(urls)}))
 
     def browser_navigate(self, url: str) -> Any:
-        """{content}: the outline of the page; or {error}. So with every browser method."""
+        """{content}: the outline of the page; or {error}, as for every browser method."""
         return self._wait(self._content("browser_navigate", {"url": url}))
 
     def browser_snapshot(self) -> Any:
@@ -138,19 +138,19 @@ class ToolContext:
         return self._wait(self._content("browser_console", {}))
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """What any tool answers, as the text an agent would read."""
-        return self._wait(self._text_of(name, arguments))
+        """The result of any tool, as the text an agent would read."""
+        return self._wait(self._text(name, arguments))
 
     def fresh(self, files: Sequence[str] = ()) -> Any:
-        """A ToolContext in an empty sandbox of its own, with copies of these files of the rollout's.
+        """A ToolContext in a new, empty sandbox, with copies of these files of the rollout.
 
-        A file that is not there is not copied. It is cleaned up together with this one.
+        A file that does not exist is not copied. It is cleaned up together with this one.
         """
         return self._wait(self._fresh(files))
 
     def cleanup(self) -> Any:
-        """Gives back what was opened here. The rollout's own sandbox is its owner's to close."""
-        return self._wait(self._own.aclose())
+        """Closes what was opened here; the rollout's own sandbox is closed by its owner."""
+        return self._wait(self._exit_stack.aclose())
 
     @property
     def sandbox(self) -> Sandbox:
@@ -162,7 +162,7 @@ class ToolContext:
         return self._sandbox
 
     async def open_sandbox(self) -> Sandbox:
-        """The rollout's sandbox; an isolated one of its own is opened first where the rollout had none."""
+        """The rollout's sandbox; an isolated one is opened on first use if the rollout had none."""
         async with self._opening:
             if self._sandbox is None:
                 self._sandbox = await self._new_sandbox()
@@ -173,26 +173,26 @@ class ToolContext:
         sandbox = await new_sandbox(
             self._bench.settings.sandbox, interactive=False, workspaces=paths.workspaces_dir(home)
         )
-        self._own.push_async_callback(sandbox.close)
+        self._exit_stack.push_async_callback(sandbox.close)
         return sandbox
 
     async def _terminal(self, command: str, timeout_s: float) -> JSONObject:
         result = await (await self.open_sandbox()).run(command, timeout_s=timeout_s)
-        answer: JSONObject = {"exit_code": result.exit_code, "output": result.output}
-        return {**answer, "error": f"stopped after {timeout_s:g} s"} if result.timed_out else answer
+        response: JSONObject = {"exit_code": result.exit_code, "output": result.output}
+        return {**response, "error": f"stopped after {timeout_s:g} s"} if result.timed_out else response
 
     async def _read_file(self, path: str) -> JSONObject:
         try:
             data = await (await self.open_sandbox()).read_file(path)
         except OSError as error:
-            return {"error": _said(error, path)}
+            return {"error": _describe_error(error, path)}
         return {"content": data.decode("utf-8", "replace")}
 
     async def _write(self, path: str, data: bytes) -> JSONObject:
         try:
             await (await self.open_sandbox()).write_file(path, data)
         except OSError as error:
-            return {"error": _said(error, path)}
+            return {"error": _describe_error(error, path)}
         return {"bytes_written": len(data)}
 
     async def _upload_file(self, local: Path, remote: str) -> JSONObject:
@@ -205,7 +205,7 @@ class ToolContext:
         try:
             data = await (await self.open_sandbox()).read_file(remote)
         except OSError as error:
-            return {"error": _said(error, remote)}
+            return {"error": _describe_error(error, remote)}
         local.parent.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(local.write_bytes, data)
         return {"bytes_written": len(data)}
@@ -214,10 +214,11 @@ class ToolContext:
         return {"files": await receive_dir(await self.open_sandbox(), remote, local)}
 
     async def _search(self, query: str, path: str) -> JSONObject:
-        answer = await self._content("search_files", {"pattern": query, "path": path})
-        if "error" in answer:
-            return answer
-        return {"matches": [match for line in answer["content"].splitlines() if (match := _match(line))]}
+        response = await self._content("search_files", {"pattern": query, "path": path})
+        if "error" in response:
+            return response
+        lines = response["content"].splitlines()
+        return {"matches": [match for line in lines if (match := _parse_match(line))]}
 
     async def _fresh(self, files: Sequence[str]) -> ToolContext:
         sandbox = await self._new_sandbox()
@@ -228,7 +229,7 @@ class ToolContext:
             except FileNotFoundError:
                 continue
         copy = ToolContext(self._bench, wait=self._wait, sandbox=sandbox)
-        self._own.push_async_callback(copy._own.aclose)
+        self._exit_stack.push_async_callback(copy._exit_stack.aclose)
         return copy
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> tuple[bool, str]:
@@ -238,7 +239,7 @@ class ToolContext:
         message, result = await run_tool_call(call, {name: tool}, bench)
         return result.ok, message.content
 
-    async def _text_of(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def _text(self, name: str, arguments: Mapping[str, Any]) -> str:
         return (await self._call(name, arguments))[1]
 
     async def _content(self, name: str, arguments: Mapping[str, Any]) -> JSONObject:
@@ -250,11 +251,11 @@ class ToolContext:
         return {"results": json.loads(text)} if ok else {"error": text}
 
 
-def _said(error: OSError, path: str) -> str:
+def _describe_error(error: OSError, path: str) -> str:
     return f"'{path}': {error.strerror or type(error).__name__}"
 
 
-def _match(line: str) -> JSONObject | None:
+def _parse_match(line: str) -> JSONObject | None:
     path, _, rest = line.partition(":")
     number, colon, text = rest.partition(":")
     return {"path": path, "line": int(number), "text": text} if colon and number.isdecimal() else None

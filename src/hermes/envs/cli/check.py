@@ -1,13 +1,13 @@
-"""`hermes env check`: does an environment run, and does its reward mean what it says?
+"""`hermes env check`: whether an environment runs, and whether its reward can be trusted.
 
-The environment is loaded and set up, and made-up policies play its tasks through the real agent loop and
-sandbox: one that says nothing, the author's `gold` solution, and the author's `exploits`. No model is needed,
-and nothing is left in the user's store. Two optional methods of the environment make the check worth more:
+The environment is loaded and set up, and scripted policies play its tasks in the real agent loop and sandbox:
+one that says nothing, the author's `gold` solution, and the author's `exploits`. No model is needed, and
+nothing is written to the user's store. Two optional methods of the environment make the check stronger:
 
-    def gold(self, item) -> Sequence[Message]                    # assistant turns that deserve 1.0
-    def exploits(self, item) -> Mapping[str, Sequence[Message]]  # name → turns that deserve no more than none
+    def gold(self, item) -> Sequence[Message]                    # assistant turns that earn 1.0
+    def exploits(self, item) -> Mapping[str, Sequence[Message]]  # name → turns that earn no more than silence
 
-An environment that is no agent environment is only loaded, set up and asked for items.
+An environment that is not an agent environment is only loaded and set up, and its items are read.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 SILENCE = (Message.assistant(""),)
 ITEMS = 3
-"""Tasks that are looked at."""
-_SAME = 1e-9
+"""Tasks that are played."""
+_TOLERANCE = 1e-9
 
 
 class CheckState(StrEnum):
@@ -43,12 +43,12 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    what: str
+    name: str
     state: CheckState
     detail: str
 
     def to_json(self) -> JSONObject:
-        return {"what": self.what, "state": self.state.value, "detail": self.detail}
+        return {"what": self.name, "state": self.state.value, "detail": self.detail}
 
 
 @dataclass
@@ -59,11 +59,11 @@ class CheckReport:
     def passed(self) -> bool:
         return all(finding.state is not CheckState.FAILED for finding in self.findings)
 
-    def add(self, what: str, good: bool, detail: str) -> None:
-        self.findings.append(CheckFinding(what, CheckState.OK if good else CheckState.FAILED, detail))
+    def add(self, name: str, passed: bool, detail: str) -> None:
+        self.findings.append(CheckFinding(name, CheckState.OK if passed else CheckState.FAILED, detail))
 
-    def skip(self, what: str, why: str) -> None:
-        self.findings.append(CheckFinding(what, CheckState.SKIPPED, why))
+    def skip(self, name: str, reason: str) -> None:
+        self.findings.append(CheckFinding(name, CheckState.SKIPPED, reason))
 
 
 def check_class(load: Callable[[], type[BaseEnv]], argv: Sequence[str] = ()) -> CheckReport:
@@ -74,7 +74,7 @@ def check_class(load: Callable[[], type[BaseEnv]], argv: Sequence[str] = ()) -> 
         report.add("imports", True, cls.__name__)
         env, _ = commandline.build(cls, commandline.parse(["evaluate", *argv]))
     except HermesError as error:
-        report.add("imports", False, _said(error))
+        report.add("imports", False, _describe_error(error))
         return report
     asyncio.run(_check(env, report))
     return report
@@ -84,10 +84,10 @@ async def _check(env: BaseEnv, report: CheckReport) -> None:
     try:
         await env.setup()
         items = [item for _ in range(ITEMS) if (item := await env.get_next_item()) is not None]
-    except Exception as error:  # noqa: BLE001  whatever an author's code does is a finding
-        report.add("sets up", False, _said(error))
+    except Exception as error:  # noqa: BLE001  an author's code may raise anything; it is a finding
+        report.add("sets up", False, _describe_error(error))
         return
-    report.add("sets up", bool(items), f"{len(items)} tasks taken" if items else "get_next_item gave none")
+    report.add("sets up", bool(items), f"{len(items)} tasks read" if items else "get_next_item returned none")
     if not items:
         return
     if not isinstance(env, HermesAgentBaseEnv):
@@ -97,13 +97,13 @@ async def _check(env: BaseEnv, report: CheckReport) -> None:
         policy = ScriptedPolicy()
         env.rehearse(policy, Path(home))
         try:
-            await _Play(env, policy, report).all(items)
+            await _Playthrough(env, policy, report).run(items)
         finally:
             await env.close()
 
 
-class _Play:
-    """Plays tasks with made-up policies and judges the rewards."""
+class _Playthrough:
+    """Plays tasks with scripted policies and checks the rewards."""
 
     def __init__(self, env: HermesAgentBaseEnv, policy: ScriptedPolicy, report: CheckReport) -> None:
         self._env = env
@@ -113,86 +113,86 @@ class _Play:
         self._solved = False
         """A gold solution was played."""
 
-    async def all(self, items: Sequence[Any]) -> None:
-        self._prompts(items)
-        silent = [await self._reward("runs", item, SILENCE) for item in items[:1]]
+    async def run(self, items: Sequence[Any]) -> None:
+        self._check_prompts(items)
+        silent = [await self._play("runs", item, SILENCE) for item in items[:1]]
         if None in silent:
             return
         low, high = self._env.reward_range
         self._report.add("runs", True, f"doing nothing earns {silent[0]:g}, within {low:g} … {high:g}")
-        await self._gold(items)
-        await self._exploits(items)
-        varied = max(self._rewards) - min(self._rewards) > _SAME
+        await self._check_gold(items)
+        await self._check_exploits(items)
+        varied = max(self._rewards) - min(self._rewards) > _TOLERANCE
         if varied or self._solved:
-            seen = ", ".join(f"{value:g}" for value in sorted(set(self._rewards)))
-            self._report.add("rewards vary", varied, f"rewards seen: {seen}")
+            rewards = ", ".join(f"{reward:g}" for reward in sorted(set(self._rewards)))
+            self._report.add("rewards vary", varied, f"rewards seen: {rewards}")
         else:
-            self._report.skip("rewards vary", "no policy solved a task; give the environment gold(item)")
+            self._report.skip("rewards vary", "no policy solved a task; define gold(item)")
 
-    def _prompts(self, items: Sequence[Any]) -> None:
+    def _check_prompts(self, items: Sequence[Any]) -> None:
         try:
             prompts = [self._env.format_prompt(item) for item in items]
-        except Exception as error:  # noqa: BLE001  whatever an author's code does is a finding
-            self._report.add("prompts", False, _said(error))
+        except Exception as error:  # noqa: BLE001  an author's code may raise anything; it is a finding
+            self._report.add("prompts", False, _describe_error(error))
             return
         good = all(isinstance(prompt, str) and prompt.strip() for prompt in prompts)
         self._report.add("prompts", good, f"{len(set(map(str, prompts)))} different of {len(prompts)}")
 
-    async def _gold(self, items: Sequence[Any]) -> None:
+    async def _check_gold(self, items: Sequence[Any]) -> None:
         gold: Callable[[Any], Sequence[Message]] | None = getattr(self._env, "gold", None)
         if gold is None:
             self._report.skip("gold earns 1.0", "the environment has no gold(item)")
             return
-        what = "gold earns 1.0"
-        turns = [self._asked(what, gold, item) for item in items]
-        if any(said is not None and not said for said in turns):
-            self._report.skip(what, "gold(item) is empty for some of the tasks")
+        name = "gold earns 1.0"
+        solutions = [self._call_hook(name, gold, item) for item in items]
+        if any(solution is not None and not solution for solution in solutions):
+            self._report.skip(name, "gold(item) is empty for some of the tasks")
             return
-        earned = [
-            None if said is None else await self._reward(what, item, said)
-            for item, said in zip(items, turns, strict=True)
+        rewards = [
+            None if solution is None else await self._play(name, item, solution)
+            for item, solution in zip(items, solutions, strict=True)
         ]
-        values = [value for value in earned if value is not None]
-        if len(values) == len(earned):
+        earned = [reward for reward in rewards if reward is not None]
+        if len(earned) == len(rewards):
             self._solved = True
-            good = all(abs(value - 1.0) <= _SAME for value in values)
-            self._report.add(what, good, f"earned {', '.join(f'{value:g}' for value in values)}")
+            passed = all(abs(reward - 1.0) <= _TOLERANCE for reward in earned)
+            self._report.add(name, passed, f"earned {', '.join(f'{reward:g}' for reward in earned)}")
 
-    async def _exploits(self, items: Sequence[Any]) -> None:
-        what = "exploits earn no more than doing nothing"
+    async def _check_exploits(self, items: Sequence[Any]) -> None:
+        name = "exploits earn no more than doing nothing"
         hook: Callable[[Any], Mapping[str, Sequence[Message]]] | None = getattr(self._env, "exploits", None)
         if hook is None:
-            self._report.skip(what, "the environment has no exploits(item)")
+            self._report.skip(name, "the environment has no exploits(item)")
             return
         for item in items[:1]:
-            nothing = await self._reward(what, item, SILENCE)
-            for name, turns in (self._asked(what, hook, item) or {}).items():
-                earned = await self._reward(f"{what}: {name}", item, turns)
-                if earned is not None and nothing is not None:
-                    detail = f"earned {earned:g}, doing nothing {nothing:g}"
-                    self._report.add(f"{what}: {name}", earned <= nothing + _SAME, detail)
+            baseline = await self._play(name, item, SILENCE)
+            for exploit, turns in (self._call_hook(name, hook, item) or {}).items():
+                earned = await self._play(f"{name}: {exploit}", item, turns)
+                if earned is not None and baseline is not None:
+                    detail = f"earned {earned:g}, doing nothing {baseline:g}"
+                    self._report.add(f"{name}: {exploit}", earned <= baseline + _TOLERANCE, detail)
 
-    def _asked(self, what: str, hook: Callable[[Any], T], item: Any) -> T | None:
-        """What an optional method of the author's gives; None, with a finding, if it raises."""
+    def _call_hook(self, name: str, hook: Callable[[Any], T], item: Any) -> T | None:
+        """The result of an optional method of the author's; None, with a finding, if it raises."""
         try:
             return hook(item)
-        except Exception as error:  # noqa: BLE001  whatever an author's code does is a finding
-            self._report.add(what, False, _said(error))
+        except Exception as error:  # noqa: BLE001  an author's code may raise anything; it is a finding
+            self._report.add(name, False, _describe_error(error))
             return None
 
-    async def _reward(self, what: str, item: Any, turns: Sequence[Message]) -> float | None:
-        """What a policy that says these turns earns; None, with a finding, if there is no reward."""
+    async def _play(self, name: str, item: Any, turns: Sequence[Message]) -> float | None:
+        """The reward of a policy that replies with these turns; None, with a finding, if there is none."""
         self._policy.turns = tuple(turns)
         try:
             scored = await self._env.run_item(item)
-        except Exception as error:  # noqa: BLE001  whatever an author's code does is a finding
-            self._report.add(what, False, _said(error))
+        except Exception as error:  # noqa: BLE001  an author's code may raise anything; it is a finding
+            self._report.add(name, False, _describe_error(error))
             return None
         self._rewards.append(scored.reward.value)
         return scored.reward.value
 
 
-def _said(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if isinstance(error, HermesError):
         return f"{error.message} {error.hint}".strip()
     return f"{type(error).__name__}: {error}"

@@ -1,8 +1,7 @@
-"""Which environments there are, found by reading files and never by running them.
+"""Finds environments by parsing files, without importing them.
 
-A class is an environment if it derives, directly or through classes of other files, from one of the bases
-that Hermes and Atropos have, and leaves nothing abstract itself. What a file that cannot be parsed may define
-is not guessed: it is listed as broken.
+A class is an environment if it derives, directly or through classes of other files, from a base class of
+Hermes or Atropos, and declares no abstract method. A file that cannot be parsed is listed as broken.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from hermes.errors import UsageError
 
 BUILT_IN = Path(__file__).parents[1] / "builtin"
 _ROOTS = frozenset({"BaseEnv", "HermesAgentBaseEnv", "BaseLanguageEnv", "TeacherDistillationEnv"})
-_HOMES = ("atroposlib", "hermes", "environments")
-"""Packages whose classes of those names are the bases; an environment may also import them relatively."""
+_BASE_PACKAGES = ("atroposlib", "hermes", "environments")
+"""Packages that export the base classes; an environment may also import them relatively."""
 _ENDINGS = ("_tinker", "_server", "_env", "_environment")
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
 
@@ -47,22 +46,24 @@ class EnvironmentInfo:
 
 class BrokenFile(NamedTuple):
     path: Path
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Discovery:
+    """The environments of some folders, and the files that could not be parsed."""
+
     environments: tuple[EnvironmentInfo, ...]
     broken: tuple[BrokenFile, ...]
 
 
-def environment_folders(home: Path, given: Sequence[Path] = ()) -> list[Path]:
-    """Where environments are looked for: the built-in ones, the user's own, and the given folders."""
-    return [BUILT_IN, home / "environments", *given]
+def environment_folders(home: Path, extra: Sequence[Path] = ()) -> list[Path]:
+    """Folders that are searched: the built-in environments, the user's, and extra ones."""
+    return [BUILT_IN, home / "environments", *extra]
 
 
-def find_environments(folders: Iterable[Path]) -> Found:
-    """The environments of these folders and files, in order; a folder that is not there is empty."""
+def find_environments(folders: Iterable[Path]) -> Discovery:
+    """The environments of these folders and files, in order. Folders that do not exist are ignored."""
     modules: list[_Module] = []
     broken: list[BrokenFile] = []
     for path in dict.fromkeys(path.resolve() for folder in folders for path in _files(folder)):
@@ -70,14 +71,14 @@ def find_environments(folders: Iterable[Path]) -> Found:
             modules.append(_Module(path, ast.parse(path.read_bytes(), str(path))))
         except (OSError, SyntaxError, ValueError, RecursionError) as error:
             broken.append(BrokenFile(path, f"{type(error).__name__}: {error}"))
-    family = _Family(modules)
-    found = [
+    hierarchy = _ClassHierarchy(modules)
+    environments = [
         _describe(module, cls)
         for module in modules
         for cls in module.classes.values()
-        if family.is_environment(module, cls) and not _is_abstract(cls)
+        if hierarchy.is_environment(module, cls) and not _is_abstract(cls)
     ]
-    return Found(tuple(found), tuple(broken))
+    return Discovery(tuple(environments), tuple(broken))
 
 
 def locate(reference: str, folders: Sequence[Path]) -> Path:
@@ -86,36 +87,34 @@ def locate(reference: str, folders: Sequence[Path]) -> Path:
     if path.suffix == ".py" or path.exists():
         if not path.is_file():
             raise UsageError(
-                f"there is no environment file {path}.", "'hermes env list' shows what there is."
+                f"there is no environment file {path}.", "'hermes env list' shows all environments."
             )
         return path
-    known = find_environments(folders).environments
-    for name in _names(reference):
-        named = [each for each in known if name in (each.name, each.class_name, each.path.stem)]
-        if named:
-            break
-    else:
-        close = get_close_matches(reference, [each.name for each in known], n=3)
-        hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes env list' shows what there is."
-        raise UsageError(f"there is no environment '{reference}'.", hint)
-    return named[-1].path
+    environments = find_environments(folders).environments
+    for name in _name_variants(reference):
+        matches = [env for env in environments if name in (env.name, env.class_name, env.path.stem)]
+        if matches:
+            return matches[-1].path
+    close = get_close_matches(reference, [env.name for env in environments], n=3)
+    hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes env list' shows all environments."
+    raise UsageError(f"there is no environment '{reference}'.", hint)
 
 
-def _names(reference: str) -> Iterator[str]:
-    """The name itself, then without the ending that the reference's files have: gsm8k_tinker is gsm8k."""
+def _name_variants(reference: str) -> Iterator[str]:
+    """The name, then the name without an ending that Atropos's files have: gsm8k_tinker is gsm8k."""
     yield reference
     for ending in _ENDINGS:
         if reference.endswith(ending) and reference != ending:
             yield reference.removesuffix(ending)
 
 
-def _files(place: Path) -> Iterator[Path]:
-    if place.is_file():
-        yield place
+def _files(root: Path) -> Iterator[Path]:
+    if root.is_file():
+        yield root
         return
-    for path in sorted(place.rglob("*.py")):
-        inside = path.relative_to(place).parts
-        if not any(part in _SKIPPED or part.startswith(".") for part in inside):
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if not any(part in _SKIPPED or part.startswith(".") for part in parts):
             yield path
 
 
@@ -123,7 +122,7 @@ class _Base(NamedTuple):
     """A base class as a file names it."""
 
     module: str | None
-    """Where the file imports it from; None if it defines it, or gets it in a way not followed here."""
+    """The module that the file imports it from; None if the file defines it, or imports it indirectly."""
     name: str
     relative: bool = False
 
@@ -150,11 +149,11 @@ class _Module:
         return None
 
 
-class _Family:
-    """Who descends from whom, across files."""
+class _ClassHierarchy:
+    """The base classes of all classes, across files."""
 
     def __init__(self, modules: Sequence[_Module]) -> None:
-        self._known: dict[tuple[Path, str], bool] = {}
+        self._results: dict[tuple[Path, str], bool] = {}
         self._defined: dict[str, list[_Module]] = {}
         for module in modules:
             for name in module.classes:
@@ -162,22 +161,26 @@ class _Family:
 
     def is_environment(self, module: _Module, cls: ast.ClassDef) -> bool:
         key = (module.path, cls.name)
-        if key not in self._known:
-            self._known[key] = False  # a class that descends from itself is none
-            self._known[key] = any(self._leads_there(module, cls.name, base) for base in module.bases(cls))
-        return self._known[key]
+        if key not in self._results:
+            self._results[key] = False  # ends the recursion for a class that derives from itself
+            self._results[key] = any(
+                self._is_environment_base(module, cls.name, base) for base in module.bases(cls)
+            )
+        return self._results[key]
 
-    def _leads_there(self, module: _Module, heir: str, base: _Base) -> bool:
+    def _is_environment_base(self, module: _Module, heir: str, base: _Base) -> bool:
         if base.module is None and base.name in module.classes and base.name != heir:
             return self.is_environment(module, module.classes[base.name])
         top = (base.module or "").partition(".")[0]
-        if base.name in _ROOTS and (top in _HOMES or base.relative):
+        if base.name in _ROOTS and (top in _BASE_PACKAGES or base.relative):
             return True
         last = (base.module or "").rpartition(".")[2]
         defining = self._defined.get(base.name, [])
-        there = [other for other in defining if other.path.stem == last] or defining
+        candidates = [candidate for candidate in defining if candidate.path.stem == last] or defining
         return any(
-            self.is_environment(other, other.classes[base.name]) for other in there if other is not module
+            self.is_environment(candidate, candidate.classes[base.name])
+            for candidate in candidates
+            if candidate is not module
         )
 
 
@@ -194,7 +197,7 @@ def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, _Base]]:
-    """Local name → what it stands for."""
+    """Each imported local name with the class or module it refers to."""
     for node in _top_level(tree.body):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -217,7 +220,7 @@ def _describe(module: _Module, cls: ast.ClassDef) -> EnvironmentInfo:
 
 
 def _is_abstract(cls: ast.ClassDef) -> bool:
-    """True if it declares abstract methods, so that only its heirs can run."""
+    """Whether the class declares abstract methods, so that only subclasses can run."""
     return any(
         ast.unparse(decorator).rpartition(".")[2] == "abstractmethod"
         for node in cls.body

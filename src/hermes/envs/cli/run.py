@@ -1,8 +1,8 @@
 """Environments as files: load one, find its class, run it.
 
-A file is loaded as Python would run it: its own folder can be imported from, and where it lies in a package
-(folders with `__init__.py`), or imports relatively, it is loaded as a part of that. A file that says
-`import atroposlib` needs the import shim in place, which is for the caller to see to.
+A file is loaded as Python would run it: modules in its folder can be imported, and if it is part of a package
+(folders with `__init__.py`), or uses relative imports, it is loaded as part of that package. A file that
+imports `atroposlib` needs the import shim, which the caller installs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hermes.errors import HermesError, UsageError
 
 
 class EnvironmentFileError(HermesError):
-    """A file that cannot be used as an environment."""
+    """The file cannot be used as an environment."""
 
     exit_code = 2
 
@@ -50,76 +50,75 @@ def run_file(path: str | Path, mode: str, argv: Sequence[str]) -> None:
 
 
 def load_class(path: str | Path) -> type[BaseEnv]:
-    """The environment that a file defines; where it defines several, the one its last line would run."""
+    """The environment class of a file; if it defines several, the one whose cli() it calls."""
     file = Path(path)
     module = load_module(file)
-    found = [
+    classes = [
         value
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, BaseEnv) and not inspect.isabstract(value)
     ]
-    own = [cls for cls in found if cls.__module__ == module.__name__]
-    candidates = own or [cls for cls in found if not cls.__module__.startswith("hermes.")]
+    defined_here = [cls for cls in classes if cls.__module__ == module.__name__]
+    candidates = defined_here or [cls for cls in classes if not cls.__module__.startswith("hermes.")]
     leaves = [
-        cls
-        for cls in candidates
-        if not any(other is not cls and issubclass(other, cls) for other in candidates)
+        cls for cls in candidates if not any(heir is not cls and issubclass(heir, cls) for heir in candidates)
     ]
     if len(leaves) > 1:
-        leaves = [cls for cls in candidates if cls.__name__ in _run_by(file)] or leaves
+        leaves = [cls for cls in candidates if cls.__name__ in _classes_run_by(file)] or leaves
     if not leaves:
         raise EnvironmentFileError(
-            f"{file} defines no environment.", "It needs a class that derives from BaseEnv, with its methods."
+            f"{file} defines no environment.", "Define a class that derives from BaseEnv, with its methods."
         )
     if len(leaves) > 1:
         names = ", ".join(cls.__name__ for cls in leaves)
         raise EnvironmentFileError(
             f"{file} defines several environments: {names}.",
-            "Put them in files of their own, or call cli() of one of them at the end of the file.",
+            "Move them to separate files, or call cli() of one of them at the end of the file.",
         )
     return leaves[0]
 
 
 def load_module(file: Path) -> ModuleType:
-    """The file as a module. What it imports is also looked for in the folders above it, as it would be found
-    from the top of the project it comes from."""
+    """The file as a module. Modules that it imports are also searched in the folders above it, since it may
+    import from the root of the project it comes from."""
     if not file.is_file():
         raise UsageError(f"there is no file {file}.", "Give the path of an environment's .py file.")
-    root, name = _importable(file.resolve())
-    beside = file.resolve().parent
-    named_alike = name.partition(".")[0] == file.stem  # beside it, the file would hide its own package
-    for folder in map(str, [root] if named_alike else [beside, root]):
+    root, name = _import_name(file.resolve())
+    folder_of_file = file.resolve().parent
+    # A file with its package's name would hide the package from imports in its own folder.
+    hides_package = name.partition(".")[0] == file.stem
+    for folder in map(str, [root] if hides_package else [folder_of_file, root]):
         if folder not in sys.path:
             sys.path.insert(0, folder)
     while True:
         try:
             return importlib.import_module(name) if "." in name else _load(file.resolve(), name)
         except ModuleNotFoundError as error:
-            if not _look_above(file.resolve(), error.name or ""):
+            if not _add_parent_folder(file.resolve(), error.name or ""):
                 raise EnvironmentFileError(
                     f"{file} cannot be imported: {error}.",
-                    f"Install what provides '{error.name}', or check the import.",
+                    f"Install the package that provides '{error.name}', or correct the import.",
                 ) from error
-        except Exception as error:  # whatever a stranger's file does when it is imported
+        except Exception as error:  # an author's file may raise anything when it is imported
             raise EnvironmentFileError(
                 f"{file}{_line_in(file, error)} cannot be imported: {type(error).__name__}: {error}",
                 "Run it with python to see more.",
             ) from error
 
 
-def _look_above(file: Path, missing: str) -> bool:
-    """Makes a module importable that lies in a folder above the file; whether there is such a folder."""
-    first = missing.partition(".")[0]
+def _add_parent_folder(file: Path, missing: str) -> bool:
+    """Adds the folder above the file that contains the missing module to sys.path; False if there is none."""
+    package = missing.partition(".")[0]
     for folder in file.parents:
-        found = (folder / first).is_dir() or (folder / f"{first}.py").is_file()
-        if first and found and str(folder) not in sys.path:
+        exists = (folder / package).is_dir() or (folder / f"{package}.py").is_file()
+        if package and exists and str(folder) not in sys.path:
             sys.path.append(str(folder))
             importlib.invalidate_caches()
             return True
     return False
 
 
-def _importable(file: Path) -> tuple[Path, str]:
+def _import_name(file: Path) -> tuple[Path, str]:
     """The folder to import from, and the module's name there."""
     folder, parts = file.parent, [file.stem]
     levels = _relative_levels(file)
@@ -134,7 +133,7 @@ def _relative_levels(file: Path) -> int:
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
-        return 0  # importing it says so better
+        return 0  # importing the file reports the error better
     return max((node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)), default=0)
 
 
@@ -152,7 +151,7 @@ def _load(file: Path, name: str) -> ModuleType:
 
 
 def _line_in(file: Path, error: BaseException) -> str:
-    """`:line` of the file, where the failure went through it."""
+    """`:line` of the file, if the error passed through it."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}" if error.lineno else ""
     line, trace = None, error.__traceback__
@@ -163,7 +162,7 @@ def _line_in(file: Path, error: BaseException) -> str:
     return f":{line}" if line else ""
 
 
-def _run_by(file: Path) -> set[str]:
+def _classes_run_by(file: Path) -> set[str]:
     """Names of the classes whose cli() the file calls."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     return {

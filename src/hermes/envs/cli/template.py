@@ -1,4 +1,4 @@
-"""`hermes env new`: the file an author starts from. It works as it is, and passes `hermes env check`."""
+"""`hermes env new`: a template for an environment. It runs as it is, and passes `hermes env check`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Item = dict[str, Any]
 
 
 class ${class_name}Config(HermesAgentEnvConfig):
-    eval_size: int = Field(default=20, description="Tasks that are only evaluated on.")
-    seed: int = Field(default=0, description="Decides which tasks there are.")
+    eval_size: int = Field(default=20, description="Tasks held out for evaluation.")
+    seed: int = Field(default=0, description="Seed of the generated tasks.")
 
 
 class $class_name(HermesAgentBaseEnv):
@@ -78,17 +78,17 @@ class $class_name(HermesAgentBaseEnv):
         return {"numbers.txt": "\\n".join(map(str, item["numbers"])).encode()}
 
     async def compute_reward(self, item: Item, result: AgentResult, ctx: ToolContext) -> float:
-        """1 if the file holds the sum. Raise where the answer cannot be graded: that is not a 0."""
+        """1 if the file contains the sum. Raise if the answer cannot be graded: that is not a 0."""
         written = await ctx.read_file("sum.txt")
         return float(written.get("content", "").strip() == str(sum(item["numbers"])))
 
     def gold(self, item: Item) -> Sequence[Message]:
-        """What a perfect assistant says, turn by turn; `hermes env check` plays it and expects 1.0."""
+        """The turns of a perfect assistant; `hermes env check` plays them and expects 1.0."""
         total = str(sum(item["numbers"]))
         return [_call("write_file", path="sum.txt", content=total), Message.assistant(f"The sum is {total}.")]
 
     def exploits(self, item: Item) -> Mapping[str, Sequence[Message]]:
-        """What cheats would say; none of them may earn more than saying nothing."""
+        """The turns of cheaters; none of them may earn more than saying nothing."""
         everything = " ".join(map(str, range(1000)))
         return {
             "all numbers at once": [_call("write_file", path="sum.txt", content=everything)],
@@ -106,11 +106,12 @@ if __name__ == "__main__":
 
 
 def write_template(name: str, folder: Path) -> Path:
-    """Writes NAME.py into the folder; an existing file is not touched."""
+    """Writes NAME.py into the folder; an existing file is not overwritten."""
     stem = name.strip().replace("-", "_").replace(" ", "_")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", stem) or keyword.iskeyword(stem):
         raise UsageError(
-            f"'{name}' cannot name an environment.", "Use letters, digits and underscores, a letter first."
+            f"'{name}' is not a valid name for an environment.",
+            "Use letters, digits and underscores, a letter first.",
         )
     path = folder / f"{stem.lower()}.py"
     parts = [part[:1].upper() + part[1:] for part in stem.split("_")]
@@ -121,7 +122,7 @@ def write_template(name: str, folder: Path) -> Path:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} is already there.", "Choose another name, or remove it.") from None
+        raise UsageError(f"{path} already exists.", "Choose another name, or remove it.") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.", "Choose another --dir.") from error
     return path

@@ -1,8 +1,8 @@
-"""An environment's own state beside the trainer's checkpoints, replaced whole or not at all.
+"""An environment's state beside the trainer's checkpoints, written atomically.
 
-The file is where Atropos has it, `env_checkpoints/<registered name>/step-N.json`. Registered names are given
-by order of arrival, so two environments of one name could find each other's state after a restart. Each file
-therefore says whose it is, and an environment looks for its own.
+The path is that of Atropos, `env_checkpoints/<registered name>/step-N.json`. Names are assigned in the order
+of registration, so two environments of one name could read each other's state after a restart. Each file
+therefore records its owner, and an environment reads the file that it owns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OWNER = "_hermes_owner"
 
 
 def write(folder: str, name: str, step: int, data: dict[str, Any], owner: str) -> None:
-    """A reader sees the old file or the new one, whatever happens to this process."""
+    """Writes the file atomically: a reader sees the old file or the new one, even after a crash."""
     path = _path(folder, name, step)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
@@ -35,12 +35,15 @@ def write(folder: str, name: str, step: int, data: dict[str, Any], owner: str) -
 
 
 def read(folder: str, name: str, step: int, owner: str) -> dict[str, Any]:
-    """What this environment kept at the step, if anything. A file that names no owner is anyone's."""
-    own = _path(folder, name, step)
-    others = own.parent.parent.glob(f"{name.rpartition('_')[0] or name}_*/{own.name}")
-    for path in (own, *sorted(others)):
-        if path.is_file():
-            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    """The data that this environment wrote at the step; empty if there is none.
+
+    A file that records no owner, as Atropos writes it, is read by any environment.
+    """
+    path = _path(folder, name, step)
+    same_name = path.parent.parent.glob(f"{name.rpartition('_')[0] or name}_*/{path.name}")
+    for candidate in (path, *sorted(same_name)):
+        if candidate.is_file():
+            data: dict[str, Any] = json.loads(candidate.read_text(encoding="utf-8"))
             if data.pop(_OWNER, owner) == owner:
                 return data
     return {}

@@ -2,11 +2,11 @@
 
     python my_env.py serve --env.group_size 8 --openai.base_url http://localhost:8001/v1 --config run.yaml
 
-What the command line says wins over the file, the file over `config_init`, and so does the address of the
-trajectory API in RL_API_URL. An unknown key of the file is refused by its name. A file that also has the
-trainer's settings (a section `tinker`) names the base model as the server's; `serve` then samples the policy
-that is trained from it. A flag's value may begin with a dash (`--env.inference_weight -1`); a flag without
-one is true; `None` is none.
+Flags override the --config file, which overrides `config_init`; so does RL_API_URL, for the address of the
+trajectory API. An unknown key of the file is an error that names it. If the file also has the trainer's
+settings (a section `tinker`), its model server is the base model's; `serve` then samples the policy trained
+from it. The value of a flag may begin with a dash (`--env.inference_weight -1`), a flag without a value is
+true, and `None` is null.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ E = TypeVar("E", bound=EnvHooks)
 MODES = ("serve", "process", "evaluate")
 _BARE = ("slurm", "testing", "config", "help")
 _SECTIONS = ("env", "openai", "teacher", "tinker", "run")
-"""Of a --config file; the last two are the trainer's and the supervisor's."""
+"""Sections of a --config file; the last two belong to the trainer and the supervisor."""
 _WITHOUT_EFFECT = {"openai": ("weight",)}
-"""Keys of the reference's files that mean nothing here."""
+"""Keys of the predecessor's files that are ignored."""
 _POLICY = "policy"
-"""What an engine calls the newest weights that are trained."""
+"""The engine's model name for the newest weights in training."""
 
 
 @dataclass
@@ -52,13 +52,13 @@ class Arguments:
     mode: str
     config: Path | None = None
     spaces: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """env, openai, teacher → field → value as written."""
+    """Values as written on the command line, by section (env, openai, teacher) and field."""
     manager: dict[str, Any] = field(default_factory=dict)
     help: bool = False
 
 
 def main(cls: type[EnvHooks], argv: Sequence[str] | None = None) -> None:
-    """Runs the command line of a file started by `python`, and ends the process with its exit code."""
+    """Runs the command line of a file started with `python`, and exits the process with its exit code."""
     try:
         export_stored()
         run(cls, sys.argv[1:] if argv is None else argv)
@@ -75,7 +75,7 @@ def main(cls: type[EnvHooks], argv: Sequence[str] | None = None) -> None:
 
 
 def run(cls: type[EnvHooks], argv: Sequence[str]) -> None:
-    """The same without ending the process: failures are raised."""
+    """The same without exiting the process: errors are raised."""
     arguments = parse(argv)
     if arguments.help:
         sys.stdout.write(usage(cls))
@@ -101,20 +101,20 @@ def parse(argv: Sequence[str]) -> Arguments:
         if word in ("-h", "--help"):
             arguments.help = True
         elif word.startswith("--"):
-            name, given, value = word[2:].partition("=")
-            if not given:
+            name, equals, value = word[2:].partition("=")
+            if not equals:
                 value = words.pop(0) if words and not words[0].startswith("--") else "true"
-            _set(arguments, name.replace("-", "_"), value)
+            _set_flag(arguments, name.replace("-", "_"), value)
         elif not arguments.mode and word in MODES:
             arguments.mode = word
         else:
             raise UsageError(f"'{word}' is neither a mode nor a flag.", f"The modes are {', '.join(MODES)}.")
     if not arguments.mode and not arguments.help:
-        raise UsageError("no mode was given.", f"Say {', '.join(MODES[:-1])} or {MODES[-1]} first.")
+        raise UsageError("no mode was given.", f"Begin with {', '.join(MODES[:-1])} or {MODES[-1]}.")
     return arguments
 
 
-def _set(arguments: Arguments, name: str, value: str) -> None:
+def _set_flag(arguments: Arguments, name: str, value: str) -> None:
     space, dot, key = name.partition(".")
     if dot:
         arguments.spaces.setdefault(space, {})[key] = value
@@ -123,22 +123,22 @@ def _set(arguments: Arguments, name: str, value: str) -> None:
     elif name in ServerManagerConfig.model_fields:
         arguments.manager[name] = value
     else:
-        raise UsageError(f"there is no flag --{name}.", _close(name, _BARE))
+        raise UsageError(f"there is no flag --{name}.", _suggest(name, _BARE))
 
 
 def build(cls: type[E], arguments: Arguments) -> tuple[E, dict[str, Any]]:
-    """The environment with its settings resolved, and the settings as data."""
-    defaults, servers = _theirs("config_init", cls.config_init)
+    """The environment with its settings resolved, and the settings."""
+    defaults, servers = _run_authors_code("config_init", cls.config_init)
     written = _read_yaml(arguments.config)
     if arguments.mode == "serve" and "tinker" in written:
-        written = _sampling_the_policy(written)
+        written = _sample_policy(written)
     spaces = {"env", "openai"} | ({"teacher"} if hasattr(cls, "teacher_config_init") else set())
     for space in arguments.spaces:
         if space not in spaces:
             raise UsageError(
                 f"there is no flag --{space}.*.", f"Settings begin with {', '.join(sorted(spaces))}."
             )
-    config = _merged(
+    config = _merge(
         type(defaults),
         "env",
         {**defaults.model_dump(), **_mode_defaults(cls, arguments.mode, defaults), **_api_address()},
@@ -147,16 +147,17 @@ def build(cls: type[E], arguments: Arguments) -> tuple[E, dict[str, Any]]:
     )
     server_configs = resolve_servers(servers, written.get("openai"), arguments.spaces.get("openai", {}))
     in_file = {key: written[key] for key in ServerManagerConfig.model_fields if key in written}
-    manager = _merged(ServerManagerConfig, "", {}, in_file, arguments.manager)
+    manager = _merge(ServerManagerConfig, "", {}, in_file, arguments.manager)
     extra: dict[str, Any] = {}
     if "teacher" in spaces:
         teachers = cls.teacher_config_init()  # type: ignore[attr-defined]
-        given = resolve_servers(teachers, written.get("teacher"), arguments.spaces.get("teacher", {}))
-        extra["teacher_server_configs"] = given
+        extra["teacher_server_configs"] = resolve_servers(
+            teachers, written.get("teacher"), arguments.spaces.get("teacher", {})
+        )
     settings = {"env": config, "openai": server_configs, "slurm": manager.slurm, "testing": manager.testing}
     extra |= {"slurm": manager.slurm, "testing": manager.testing}
-    env: E = _theirs(
-        "the constructor", partial(cast(Any, cls), config, server_configs, **_accepted(cls, extra))
+    env: E = _run_authors_code(
+        "the constructor", partial(cast(Any, cls), config, server_configs, **_accepted_options(cls, extra))
     )
     env.check_settings()
     if arguments.mode == "process":
@@ -164,19 +165,19 @@ def build(cls: type[E], arguments: Arguments) -> tuple[E, dict[str, Any]]:
     return env, settings
 
 
-def _theirs(what: str, call: Callable[[], T]) -> T:
-    """Runs the environment's own code; what it raises becomes a message."""
+def _run_authors_code(name: str, call: Callable[[], T]) -> T:
+    """Runs code of the environment's author; what it raises becomes an EnvironmentRunError."""
     try:
         return call()
     except HermesError:
         raise
-    except Exception as error:  # a stranger's code
-        logging.getLogger(__name__).exception("%s failed", what)
-        raise EnvironmentRunError(f"{what} failed: {type(error).__name__}: {error}") from error
+    except Exception as error:  # an author's code may raise anything
+        logging.getLogger(__name__).exception("%s failed", name)
+        raise EnvironmentRunError(f"{name} failed: {type(error).__name__}: {error}") from error
 
 
-def _accepted(cls: type[EnvHooks], options: dict[str, Any]) -> dict[str, Any]:
-    """Those options that the constructor has: some environments leave the last ones out."""
+def _accepted_options(cls: type[EnvHooks], options: dict[str, Any]) -> dict[str, Any]:
+    """The options that the constructor accepts: some environments omit the last ones."""
     parameters = inspect.signature(cls.__init__).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return options
@@ -185,7 +186,7 @@ def _accepted(cls: type[EnvHooks], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mode_defaults(cls: type[EnvHooks], mode: str, defaults: Any) -> dict[str, Any]:
-    """What a mode changes before file and command line are read."""
+    """Defaults of a mode, which file and command line override."""
     changed: dict[str, Any] = {}
     if defaults.wandb_name is None and cls.name is not None:
         changed["wandb_name"] = cls.name
@@ -199,13 +200,13 @@ def _mode_defaults(cls: type[EnvHooks], mode: str, defaults: Any) -> dict[str, A
 
 
 def _api_address() -> dict[str, str]:
-    """RL_API_URL is the person's: it wins over what the file's author put into config_init."""
+    """The address in RL_API_URL: the user's, so it overrides the author's in config_init."""
     url = trajectory_api_url(os.environ)
     return {} if url is None else {"rollout_server_url": url}
 
 
 def resolve_servers(default: Any, written: Any, flags: dict[str, Any]) -> Any:
-    """The servers by config_init, by the file (one, or a list of them) and by flags (only for one)."""
+    """The servers of config_init, overridden by the file (one or a list) and by flags (only one)."""
     several = written if isinstance(written, list) and len(written) > 1 else None
     if several is None and isinstance(default, list) and len(default) > 1:
         several = default
@@ -215,21 +216,19 @@ def resolve_servers(default: Any, written: Any, flags: dict[str, Any]) -> Any:
                 "--openai.* sets up one server, but there are several.",
                 "Set them under 'openai' in the --config file, as a list.",
             )
-        return (
-            several
-            if several is default
-            else [_merged(APIServerConfig, "openai", {}, one, {}) for one in several]
-        )
-    one = written[0] if isinstance(written, list) and written else written or {}
-    if not one and not flags and not isinstance(default, list):
+        if several is default:
+            return default
+        return [_merge(APIServerConfig, "openai", {}, server, {}) for server in several]
+    server = written[0] if isinstance(written, list) and written else written or {}
+    if not server and not flags and not isinstance(default, list):
         return default
     base = (default[0] if default else APIServerConfig()) if isinstance(default, list) else default
-    kind = type(base) if isinstance(base, APIServerConfig) else APIServerConfig
-    merged = _merged(kind, "openai", base.model_dump(), one, flags)
-    return [merged] if isinstance(default, list) or merged.base_url else merged
+    config_type = type(base) if isinstance(base, APIServerConfig) else APIServerConfig
+    config = _merge(config_type, "openai", base.model_dump(), server, flags)
+    return [config] if isinstance(default, list) or config.base_url else config
 
 
-def _merged(
+def _merge(
     model: type[BaseModel], space: str, base: dict[str, Any], written: Any, flags: dict[str, Any]
 ) -> Any:
     from pydantic import ValidationError
@@ -239,43 +238,43 @@ def _merged(
     prefix = f"--{space}." if space else "--"
     for key in flags:
         if key not in model.model_fields:
-            raise UsageError(f"there is no flag {prefix}{key}.", _close(key, model.model_fields, prefix))
-    given = {key: _value(model, key, text) for key, text in flags.items()}
+            raise UsageError(f"there is no flag {prefix}{key}.", _suggest(key, model.model_fields, prefix))
+    parsed_flags = {key: _parse_value(model, key, text) for key, text in flags.items()}
     written = {key: value for key, value in written.items() if key not in _WITHOUT_EFFECT.get(space, ())}
     for key in written:
         if key not in model.model_fields and model.model_config.get("extra") != "allow":
             dotted = f"{space}.{key}" if space else key
             raise ConfigError(
                 f"the --config file has an unknown key '{dotted}'.",
-                _close(key, model.model_fields, f"{space}." if space else ""),
+                _suggest(key, model.model_fields, f"{space}." if space else ""),
             )
     try:
-        return model(**{**base, **written, **given})
+        return model(**{**base, **written, **parsed_flags})
     except ValidationError as error:
         first = error.errors()[0]
-        where, why = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
-        found = f"{prefix}{where} is {first['input']!r}" if where else f"{prefix}* do not go together"
-        raise ConfigError(f"{found}: {why}.") from error
+        key, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
+        problem = f"{prefix}{key} is {first['input']!r}" if key else f"{prefix}* are inconsistent"
+        raise ConfigError(f"{problem}: {reason}.") from error
 
 
-def _value(model: type[BaseModel], key: str, text: Any) -> Any:
+def _parse_value(model: type[BaseModel], key: str, text: Any) -> Any:
     if text == "None":
         return None
-    kinds = _kinds(model.model_fields[key].annotation)
-    if str not in kinds and text[:1] in ("[", "{"):
+    types = _field_types(model.model_fields[key].annotation)
+    if str not in types and text[:1] in ("[", "{"):
         return yaml_file.parse_scalar(text, f"--{key}")
-    if str not in kinds and list in kinds:
+    if str not in types and list in types:
         return [part for part in text.split(",") if part]
     return text
 
 
-def _kinds(annotation: Any) -> set[Any]:
-    """The types a field may have, without None and without what is inside containers."""
+def _field_types(annotation: Any) -> set[Any]:
+    """The types of a field; of containers only the outer type."""
     parts = typing.get_args(annotation)
     origin = typing.get_origin(annotation)
     if origin in (list, dict, tuple, set):
         return {origin}
-    return set().union(*map(_kinds, parts)) if parts and origin is not typing.Literal else {annotation}
+    return set().union(*map(_field_types, parts)) if parts and origin is not typing.Literal else {annotation}
 
 
 def _read_yaml(path: Path | None) -> dict[str, Any]:
@@ -289,19 +288,19 @@ def _read_yaml(path: Path | None) -> dict[str, Any]:
     accepted = (*_SECTIONS, *ServerManagerConfig.model_fields)
     for key in written:
         if key not in accepted:
-            raise ConfigError(f"{path} has an unknown key '{key}'.", _close(key, accepted, ""))
+            raise ConfigError(f"{path} has an unknown key '{key}'.", _suggest(key, accepted, ""))
     return written
 
 
-def _sampling_the_policy(written: dict[str, Any]) -> dict[str, Any]:
-    """The reference's file for environment and trainer: its model server has the weights that are trained."""
+def _sample_policy(written: dict[str, Any]) -> dict[str, Any]:
+    """For the predecessor's file of environment and trainer, where the server samples the trained weights."""
     base_model = (written.get("env") or {}).get("tokenizer_name")
     servers = written.get("openai") or {}
     servers = servers if isinstance(servers, list) else [servers]
-    named = (None, base_model, (written["tinker"] or {}).get("base_model"))
+    base_names = (None, base_model, (written["tinker"] or {}).get("base_model"))
     changed = [
         {"server_type": "sglang", **server, "model_name": _POLICY}
-        if server.get("model_name") in named
+        if server.get("model_name") in base_names
         else server
         for server in servers
     ]
@@ -311,23 +310,23 @@ def _sampling_the_policy(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def _save_settings(env: EnvHooks, settings: dict[str, Any]) -> None:
-    """evaluate_config.yaml beside the results; keys are left out."""
+    """Writes evaluate_config.yaml beside the results, without API keys."""
     if env.config.data_dir_to_save_evals is None:
         return
     from ruamel.yaml import YAML
 
-    def plain(value: Any) -> Any:
+    def to_data(value: Any) -> Any:
         if isinstance(value, list):
-            return [plain(one) for one in value]
+            return [to_data(element) for element in value]
         return value.model_dump(mode="json", exclude={"api_key"}) if hasattr(value, "model_dump") else value
 
     folder = Path(env.config.data_dir_to_save_evals)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "evaluate_config.yaml").open("w", encoding="utf-8") as file:
-        YAML(typ="safe", pure=True).dump({key: plain(value) for key, value in settings.items()}, file)
+        YAML(typ="safe", pure=True).dump({key: to_data(value) for key, value in settings.items()}, file)
 
 
-def _close(name: str, names: Any, prefix: str = "--") -> str:
+def _suggest(name: str, names: Any, prefix: str = "--") -> str:
     close = get_close_matches(name, list(names), n=1)
     return f"Did you mean {prefix}{close[0]}?" if close else "See --help."
 

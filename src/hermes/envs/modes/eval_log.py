@@ -1,11 +1,12 @@
 """Evaluation results on disk and on the terminal, in the files Atropos's tools read.
 
-`metrics.json` has the metrics under the task's name, and beside them, which is new, intervals for what the
-samples carry as a number: `score`, `reward`, `correct` and the like. `samples.jsonl` has a line for each.
+`metrics.json` has the metrics under the task's name, and confidence intervals of the numbers in the samples
+(`score`, `reward`, `correct` and others). `samples.jsonl` has one line for each sample.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import sys
@@ -35,7 +36,7 @@ def evaluate_log(
     samples: Sequence[Mapping[str, Any]] | None = None,
     verbose: bool = True,
 ) -> None:
-    """Prints a table if `verbose`, and writes the two files if there is a directory for them."""
+    """Prints a table if `verbose`, and writes the two files if `eval_dir` is given."""
     now = time.time()
     duration_s = (now if end_time is None else end_time) - (now if start_time is None else start_time)
     intervals = sample_intervals(samples or ())
@@ -59,26 +60,29 @@ def evaluate_log(
     _write(folder / "metrics.json", _dumps(result, indent=2) + "\n")
     if samples:
         _write(folder / "samples.jsonl", "".join(_dumps(sample) + "\n" for sample in samples))
-    logger.info("the evaluation is in %s", folder)
+    logger.info("the evaluation is saved in %s", folder)
 
 
 def sample_intervals(samples: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
-    """For each measured key, over the samples that have it as a finite number."""
-    found = {}
+    """The interval of each known key, over the samples in which it is a finite number."""
+    intervals = {}
     for key in _MEASURED:
         values = [sample.get(key) for sample in samples if isinstance(sample, Mapping)]
         numbers = [float(value) for value in values if isinstance(value, bool | int | float)]
         if numbers and all(map(math.isfinite, numbers)):
-            found[key] = interval(numbers)
-    return found
+            intervals[key] = interval(numbers)
+    return intervals
 
 
 def table(task: str, metrics: Mapping[str, Any], intervals: Mapping[str, Interval], duration_s: float) -> str:
-    """As Markdown, which is readable as it is."""
-    rows = [(str(name), _shown(value)) for name, value in metrics.items()]
+    """A Markdown table."""
+    rows = [(str(name), _format_value(value)) for name, value in metrics.items()]
     rows += [
-        (f"{name} (95 % interval, n={one.n})", f"{one.mean:.4f} [{one.low:.4f}, {one.high:.4f}]")
-        for name, one in intervals.items()
+        (
+            f"{name} (95 % interval, n={estimate.n})",
+            f"{estimate.mean:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]",
+        )
+        for name, estimate in intervals.items()
     ]
     width = max((len(name) for name, _ in rows), default=0)
     lines = [
@@ -91,14 +95,12 @@ def table(task: str, metrics: Mapping[str, Any], intervals: Mapping[str, Interva
     return printable("\n".join(lines)) + "\n\n"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _dumps(value: Any, indent: int | None = None) -> str:
-    """Metrics may hold NaN (an empty mean, say); the files then say so as Python does."""
-    import json
-
+    """JSON; NaN, such as an empty mean, is written as Python's `NaN`."""
     return json.dumps(value, default=to_plain, indent=indent)
 
 

@@ -167,7 +167,7 @@ class ServeMode:
         return self.runner.session
 
     async def setup_wandb(self) -> None:
-        """Joins the trainer's W&B project when the API knows it; does nothing where W&B is not configured."""
+        """Joins the trainer's W&B project once it is set; does nothing if W&B is not configured."""
         if self.runner.session is None or not metrics.wandb_is_configured(self.config):
             return
         if metrics.load_wandb(self.config) is None:

@@ -1,4 +1,4 @@
-"""A page for looking at the groups of a JSONL file: one foldable block a group, everything escaped."""
+"""Renders the groups of a JSONL file as an HTML page: one collapsible block per group, all text escaped."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ details {{ border-color: #444; }}
 
 
 def generate_html(input_path: str | Path, output_path: str | Path | None = None) -> Path:
-    """Writes the page of a groups file, beside it as <stem>.html unless told where. Lines may be many: they
-    are read one at a time."""
+    """Writes the page, to <stem>.html beside the file by default. The file is read line by line."""
     source = Path(input_path)
     target = Path(output_path) if output_path else source.with_suffix(".html")
     part = target.with_name(f".{target.name}.part")
@@ -50,12 +49,12 @@ def _groups(source: Path) -> Iterator[dict[str, Any]]:
 def group_html(group: dict[str, Any], number: int) -> str:
     scores = group.get("scores") or []
     conversations = group.get("messages") or []
-    shown = ", ".join(map(_score, scores))
-    parts = [f"<details><summary>Group {number}: {len(scores)} answers, scores {shown}</summary>\n"]
+    listing = ", ".join(map(_score_html, scores))
+    parts = [f"<details><summary>Group {number}: {len(scores)} answers, scores {listing}</summary>\n"]
     for index, conversation in enumerate(conversations):
-        score = _score(scores[index]) if index < len(scores) else "none"
+        score = _score_html(scores[index]) if index < len(scores) else "none"
         parts.append(f"<details><summary>Answer {index + 1}, score {score}</summary>\n")
-        parts += [_message(message) for message in _turns(conversation)]
+        parts += [_message_html(message) for message in _turns(conversation)]
         parts.append("</details>\n")
     return "".join([*parts, "</details>\n"])
 
@@ -68,16 +67,16 @@ def _turns(conversation: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _message(message: dict[str, Any]) -> str:
+def _message_html(message: dict[str, Any]) -> str:
     content = message.get("content")
     text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
     if calls := message.get("tool_calls"):
-        said = "" if content is None else f"{text}\n"
-        text = said + json.dumps(calls, indent=1, ensure_ascii=False)
+        content_text = "" if content is None else f"{text}\n"
+        text = content_text + json.dumps(calls, indent=1, ensure_ascii=False)
     return f'<div class="role">{escape(str(message.get("role", "")))}</div><pre>{escape(text)}</pre>\n'
 
 
-def _score(value: Any) -> str:
+def _score_html(value: Any) -> str:
     kind = "" if not isinstance(value, int | float) else "good" if value > 0 else "bad"
-    shown = f"{value:g}" if isinstance(value, int | float) else str(value)
-    return f'<span class="{kind}">{escape(shown)}</span>'
+    text = f"{value:g}" if isinstance(value, int | float) else str(value)
+    return f'<span class="{kind}">{escape(text)}</span>'

@@ -8,6 +8,7 @@ down it is probed with a request that generates nothing.
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +20,7 @@ from hermes.envs.phase import current_phase
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, is_openai_itself
 from hermes.envs.servers.slots import AsyncSemWithAdaptiveWeight
 from hermes.errors import ProviderError
+from hermes.models.remote.retry import RetryPolicy, pause_s
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -28,8 +30,7 @@ T = TypeVar("T")
 Sampled = tuple[list[int], list[list[int]], list[list[float]], list[Any]]
 """Prompt ids; then, one entry per completion: its ids, their logprobs, its finish reason."""
 
-_MAX_ATTEMPTS = 3
-_MAX_BACKOFF_S = 30.0
+_RETRIES = RetryPolicy(max_retries=2, base_s=1.0, cap_s=30.0)
 _PROBE_TIMEOUT_S = 5.0
 
 
@@ -41,6 +42,7 @@ class APIServer(ABC):
         self.reasoning_config = reasoning_config
         self.sem = AsyncSemWithAdaptiveWeight(config.num_max_requests_at_once)
         self.eval_sem = AsyncSemWithAdaptiveWeight(config.num_requests_for_eval)
+        self._random = random.Random()
         self.server_healthy = True
         buffer_length = max(1, config.rolling_buffer_length)
         self.request_timings: deque[float] = deque(maxlen=buffer_length)
@@ -149,7 +151,7 @@ class APIServer(ABC):
         slots = self.slots(split)
         evaluating = slots is self.eval_sem
         async with slots:
-            for attempt in range(1, _MAX_ATTEMPTS + 1):
+            for attempt in range(1, _RETRIES.max_retries + 2):
                 started_s = time.monotonic()
                 try:
                     result = await wrapper(**kwargs)
@@ -171,9 +173,10 @@ class APIServer(ABC):
         status, retryable, retry_after_s = _classify(error)
         if status is None and retryable:
             self.server_healthy = not self.config.health_check
-        if not retryable or attempt == _MAX_ATTEMPTS:
+        if not retryable or attempt > _RETRIES.max_retries:
             return None
-        return min(retry_after_s or 0.5 * 2**attempt, _MAX_BACKOFF_S)
+        # Capped: a call that waits keeps its slot.
+        return min(pause_s(_RETRIES, attempt, retry_after_s, self._random), _RETRIES.cap_s)
 
 
 def _classify(error: Exception) -> tuple[int | None, bool, float | None]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from hermes.config.load import Config
     from hermes.core import JSON, JSONObject
-    from hermes.envs.cli.discover import Found
+    from hermes.envs.cli.discover import Discovery
 
 POLICY = "policy"
 """The engine's name of the newest weights of a run."""
@@ -96,7 +96,7 @@ def dump_yaml(data: JSONObject) -> str:
     return text.getvalue()
 
 
-def list_environments(config: Config) -> Found:
+def list_environments(config: Config) -> Discovery:
     from hermes.envs.cli.discover import environment_folders, find_environments
 
     return find_environments(environment_folders(config.home, _folders(config)))
