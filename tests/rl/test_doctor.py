@@ -10,7 +10,7 @@ import pytest
 from hermes.config.load import load
 from hermes.rl.checks.doctor import diagnose
 from hermes.rl.checks.estimate import estimate
-from hermes.rl.checks.preflight import _suggested, summarise, verdict
+from hermes.rl.checks.preflight import _suggestions, summarise, verdict
 from hermes.rl.config.resolve import resolve, select
 from tests.rl.world import ENVIRONMENTS
 
@@ -131,7 +131,7 @@ def test_a_higher_temperature_is_suggested_where_the_answers_are_alike(
 ) -> None:
     config = load({"rl.values": {"agent_temperature": now}}, {"HERMES_HOME": str(tmp_path)})
     resolved = resolve(config, select(config, str(ENVIRONMENTS / "letters.py")))
-    assert _suggested(0.5, signal, distinct, resolved)["agent_temperature"] == suggested
+    assert _suggestions(0.5, signal, distinct, resolved)["agent_temperature"] == suggested
 
 
 def test_what_is_not_known_of_a_run_is_not_estimated(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hermes.core.sequence import TrainSequence, from_group
 from hermes.training.data.advantages import Baseline, advantages
 from hermes.training.data.batch import BatchConfig, prepare, with_penalty
-from hermes.training.data.correction import bounds_of, engine_loss, surrogate, weights
+from hermes.training.data.correction import bounds_of, engine_loss, importance_weights, surrogate
 from hermes.training.data.kl import penalties, teacher_terms
 from hermes.training.schedule import Schedule, ScheduleShape, default_rl_rate, default_sft_rate, parameters_of
 from tests.training.world import group
@@ -157,7 +157,7 @@ def test_what_is_not_exact_is_refused_with_its_reason(change: dict[str, Any], wh
 
 
 def test_a_ratio_is_capped_from_above_only() -> None:
-    found = weights([-1.0, -1.0, -3.0], [-1.0, -3.0, -1.0], 2.0)
+    found = importance_weights([-1.0, -1.0, -3.0], [-1.0, -3.0, -1.0], 2.0)
     assert found == pytest.approx([1.0, 2.0, math.exp(-2)])
     assert surrogate([-1.0, -1.0], [-1.0, -3.0], [0.5, -1.0], 2.0) == pytest.approx(-0.5 + 2.0)
 

@@ -215,7 +215,7 @@ def test_a_run_that_is_under_way_is_not_started_a_second_time(make_run: MakeRun)
 def test_an_api_that_is_not_there_is_said_once_the_patience_is_spent(make_run: MakeRun) -> None:
     run = make_run()
     with pytest.raises(
-        TrajectoryApiError, match=r"no answer from the trajectory API at http://127\.0\.0\.1:9"
+        TrajectoryApiError, match=r"no response from the trajectory API at http://127\.0\.0\.1:9"
     ) as caught:
         train(run, settings("http://127.0.0.1:9", api_patience_s=0.2), services(run))
     assert caught.value.hint.startswith("start it with: hermes api")

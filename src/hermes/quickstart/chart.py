@@ -1,4 +1,4 @@
-"""The reward curve as an SVG image, for the report and as a file of its own. Pure."""
+"""The reward curve as an SVG image, for the report and as a file. Pure."""
 
 from __future__ import annotations
 

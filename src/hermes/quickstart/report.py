@@ -57,7 +57,7 @@ def write(outcome: QuickstartOutcome) -> ReportFiles:
 
 def text(outcome: QuickstartOutcome, files: ReportFiles) -> str:
     """The report for the terminal."""
-    tables = (_aligned(table) for table in _tables(outcome))
+    tables = (_align(table) for table in _tables(outcome))
     return "\n\n".join((*tables, _file_list(files), f"Next:\n{next_commands(outcome)}"))
 
 
@@ -121,7 +121,7 @@ def _file_list(files: ReportFiles) -> str:
     return f"report  {files.page}\ncurve   {files.curve}"
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> str:
+def _align(rows: list[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in rows

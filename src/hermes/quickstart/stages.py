@@ -184,7 +184,7 @@ class _QuickstartRun:
                 *("--learning-rate", str(recipe.sft_rate), "--batch-size", str(recipe.sft_batch)),
                 *("--max-steps", str(recipe.sft_steps), "--epochs", str(recipe.sft_steps), "--json"),
             ),
-            _following(folder, meter, "train/loss", "loss"),
+            _step_reporter(folder, meter, "train/loss", "loss"),
         )
         losses = tuple(row["train/loss"] for row in read_metrics(folder / "metrics.jsonl"))
         return result["weights"], result["sampler"], losses
@@ -200,7 +200,7 @@ class _QuickstartRun:
         self._processes.wait_until_ready("trainer", _status_has(api, "started"))
         self._processes.wait_until_ready(envs[0], _status_has(api, "envs"))
         meter = StageMeter("step", recipe.rl_steps, self._progress)
-        show_steps = _following(folder, meter, "reward/mean", "reward")
+        show_steps = _step_reporter(folder, meter, "reward/mean", "reward")
 
         def on_poll() -> None:
             show_steps()
@@ -209,7 +209,7 @@ class _QuickstartRun:
         result = self._processes.finish("trainer", on_poll)
         for name in (*envs, "api"):
             self._processes.stop(name)
-        return result["sampler"], points(folder / "metrics.jsonl")
+        return result["sampler"], reward_curve(folder / "metrics.jsonl")
 
     def _check_supply(self, api: str, envs: list[str]) -> None:
         """ProcessFailedError if every environment has ended and the trainer waits for another batch."""
@@ -269,7 +269,7 @@ def _status_has(api: str, name: str) -> Callable[[], bool]:
     return lambda: bool((fetch_json(f"{api}/status") or {}).get(name))
 
 
-def points(metrics: Path) -> tuple[Point, ...]:
+def reward_curve(metrics: Path) -> tuple[Point, ...]:
     """The reward curve, out of a trainer's metrics."""
     return tuple(
         Point(int(row["step"]), row["reward/mean"], row.get("health/group_signal", 0.0))
@@ -278,7 +278,7 @@ def points(metrics: Path) -> tuple[Point, ...]:
     )
 
 
-def _following(folder: Path, meter: StageMeter, name: str, label: str) -> Callable[[], None]:
+def _step_reporter(folder: Path, meter: StageMeter, name: str, label: str) -> Callable[[], None]:
     """Reports the steps of a trainer as they appear in its metrics."""
     reported = 0
 

@@ -43,7 +43,9 @@ def remaining(config: Config, task: str) -> RemainingBudget:
     """The task's budget minus what its runs and tests have spent or reserved."""
     limits = config.settings.rl
     runs = [run for run in all_runs(config.home) if run.config()["run"].get("task") == task]
-    usd = sum(map(_reserved_usd, runs)) + sum(row["usd"] for row in _tests(config) if row["task"] == task)
+    usd = sum(map(_reserved_usd, runs)) + sum(
+        row["usd"] for row in _charged_tests(config) if row["task"] == task
+    )
     return RemainingBudget(
         None if limits.max_steps is None else limits.max_steps - sum(map(_reserved_steps, runs)),
         None if limits.max_hours is None else limits.max_hours - sum(map(_reserved_hours, runs)),
@@ -169,7 +171,7 @@ def _reserved_usd(run: RlRun) -> float:
     return spent_usd(run) if run.status().state.ended else max(float(granted), spent_usd(run))
 
 
-def _tests(config: Config) -> Iterator[JSONObject]:
+def _charged_tests(config: Config) -> Iterator[JSONObject]:
     text = read_text(config.home / "rl" / "tests.jsonl") or ""
     return (json.loads(line) for line in text.splitlines())
 

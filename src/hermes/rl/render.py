@@ -40,7 +40,7 @@ def fields_text(resolved: Resolved, as_json: bool) -> str:
     table = [("FIELD", "VALUE", "MEANING")]
     for field, row in rows:
         note = f"locked: {field.lock}" if field.lock else field.description
-        table.append((field.name, _short(row["current_value"]), note))
+        table.append((field.name, _shorten(row["current_value"]), note))
     return "\n".join([f"environment {resolved.selection.environment}", *_columns(table)])
 
 
@@ -69,7 +69,7 @@ def results_text(results: JSONObject) -> str:
     history = results.get("history", [])
     if history:
         names = ["step", *(name for name in history[-1] if name != "step")]
-        rows = [[_short(row.get(name)) for name in names] for row in history]
+        rows = [[_shorten(row.get(name)) for name in names] for row in history]
         lines += _columns([names, *rows])
     if "weights_path" in results:
         lines.append(f"weights: {results['weights_path']}")
@@ -88,7 +88,7 @@ def runs_text(home: Path, as_json: bool) -> str:
     for run in runs:
         metrics = run.get("metrics") or {}
         step = f"{metrics.get('step', 0)}/{run['total_steps']}"
-        reward = _short(metrics.get("reward_mean"))
+        reward = _shorten(metrics.get("reward_mean"))
         table.append(
             (
                 run["run_id"],
@@ -102,7 +102,7 @@ def runs_text(home: Path, as_json: bool) -> str:
     return "\n".join(_columns(table))
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     if value is None:
         return ""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -134,9 +134,9 @@ def preflight_text(report: JSONObject) -> str:
         *("truncation", "tool_errors"),
     )
     lines = [
-        f"{name.replace('_', ' ')}: {_short(report[name])}" for name in names if report[name] is not None
+        f"{name.replace('_', ' ')}: {_shorten(report[name])}" for name in names if report[name] is not None
     ]
-    lines += [f"suggested {name}: {_short(value)}" for name, value in report["suggested"].items()]
+    lines += [f"suggested {name}: {_shorten(value)}" for name, value in report["suggested"].items()]
     estimate = report["estimate"]
     about = "at least" if estimate["update_share"] is None else "about"
     pace = f"{about} {estimate['seconds_per_step']:g} s a step, {estimate['hours']:g} h"

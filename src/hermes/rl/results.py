@@ -68,7 +68,7 @@ def _process_to_show(status: RunStatus, has_steps: bool) -> str | None:
     return next((name for name, process in status.processes.items() if not process.ready), "trainer")
 
 
-def healthy(run: RlRun, status: RunStatus) -> bool:
+def is_healthy(run: RlRun, status: RunStatus) -> bool:
     """Whether every process is alive or has done its work, and steps are about as fast as before."""
     processes = status.processes.values()
     alive = [process.process_id is not None and process.process_id.alive() for process in processes]
@@ -123,7 +123,7 @@ def results(run: RlRun, status: RunStatus) -> JSONObject:
         report["error" if status.state is RunState.FAILED else "reason"] = status.reason
     if rows:
         report["final_metrics"] = rows[-1]
-        report["history"] = [_shown_metrics(row) for row in spread(rows, _HISTORY_ROWS)]
+        report["history"] = [_shown_metrics(row) for row in evenly_spaced(rows, _HISTORY_ROWS)]
     if (success := _eval_success(run)) is not None:
         report["eval_percent_correct"] = 100 * success
     if checkpoints := saved_checkpoints(run):
@@ -141,7 +141,7 @@ def step_rows(run: RlRun) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+def evenly_spaced(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """At most `count` of the rows, evenly spaced, including the first and the last."""
     if len(rows) <= count:
         return rows

@@ -46,9 +46,9 @@ def select_environment(config: Config, arguments: JSONObject, task: str) -> JSON
 
 
 def get_current_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.config.resolve import resolve, selected
+    from hermes.rl.config.resolve import current_selection, resolve
 
-    resolved = resolve(config, selected(config.home))
+    resolved = resolve(config, current_selection(config.home))
     fields = [(field, field.to_json(resolved.values[name])) for name, field in resolved.fields.items()]
     return {
         "environment": resolved.selection.environment,
@@ -62,7 +62,7 @@ def get_current_config(config: Config, arguments: JSONObject, task: str) -> JSON
 def edit_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.config.base_model import ForbiddenModelError
     from hermes.rl.config.fields import find_field
-    from hermes.rl.config.resolve import LockedFieldError, edit, resolve, selected
+    from hermes.rl.config.resolve import LockedFieldError, current_selection, edit, resolve
 
     name = arguments["field"]
     try:
@@ -72,7 +72,7 @@ def edit_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     except ForbiddenModelError as error:
         return {"error": error.message, "fix": error.hint, "allowed_models": list(error.allowed)}
     except UsageError as error:
-        fields = resolve(config, selected(config.home)).fields.values()
+        fields = resolve(config, current_selection(config.home)).fields.values()
         available = [field.name for field in fields if field.lock is None]
         return {"error": error.message, "fix": error.hint, "available_fields": available}
     field = find_field(name, resolved.fields).name
@@ -82,11 +82,11 @@ def edit_config(config: Config, arguments: JSONObject, task: str) -> JSONObject:
 
 
 def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.config.resolve import resolve, selected
+    from hermes.rl.config.resolve import current_selection, resolve
     from hermes.rl.results import log_paths
     from hermes.rl.start import start
 
-    resolved = resolve(config, selected(config.home))
+    resolved = resolve(config, current_selection(config.home))
     run = start(config, resolved, task=task)
     status = run.status()
     return {
@@ -104,13 +104,13 @@ def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObje
 
 
 def check_status(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.results import describe, healthy
+    from hermes.rl.results import describe, is_healthy
     from hermes.rl.run import find_run, now_ms
     from hermes.rl.start import current_status
 
     run = find_run(config.home, arguments["run_id"])
     status = current_status(run)
-    if not healthy(run, status):
+    if not is_healthy(run, status):
         return describe(run, status)
     wait_s = _last_check_ms(run) / 1000 + CHECK_EVERY_S - now_ms() / 1000
     if wait_s > 0:
@@ -177,9 +177,9 @@ def list_runs(config: Config, arguments: JSONObject, task: str) -> JSONObject:
 def test_inference(config: Config, arguments: JSONObject, task: str) -> JSONObject:
     from hermes.rl.budget import charge_test
     from hermes.rl.checks.inference_test import DEFAULT_MODELS, GROUP_SIZE, STEPS, run_inference_test
-    from hermes.rl.config.resolve import resolve, selected
+    from hermes.rl.config.resolve import current_selection, resolve
 
-    resolved = resolve(config, selected(config.home))
+    resolved = resolve(config, current_selection(config.home))
     models = arguments.get("models") or [name for name, _ in DEFAULT_MODELS]
     steps, group_size = arguments.get("num_steps", STEPS), arguments.get("group_size", GROUP_SIZE)
     charge_test(config, resolved, task, models, steps * group_size)

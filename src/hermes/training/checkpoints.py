@@ -151,7 +151,7 @@ def add_checkpoint(
 
     `unacked`: leases of later steps of an earlier process, whose batches this checkpoint does not contain.
     """
-    best = new if _better(new, state.best, higher_is_better) else state.best
+    best = new if _is_better(new, state.best, higher_is_better) else state.best
     checkpoints = [*state.kept, new]
     recent = checkpoints[-retention.last :]
     by_step = {checkpoint.step: checkpoint for checkpoint in (*checkpoints, state.best) if checkpoint}
@@ -176,13 +176,13 @@ def update_score(
     )
     state = replace(state, kept=kept_checkpoints)
     former_best = state.best if state.best and state.best.step != scored.step else None
-    if not _better(scored, former_best, higher_is_better):
+    if not _is_better(scored, former_best, higher_is_better):
         return state, []
     steps = {checkpoint.step for checkpoint in state.kept}
     return replace(state, best=scored), [former_best] if former_best and former_best.step not in steps else []
 
 
-def _better(new: CheckpointRecord, best: CheckpointRecord | None, higher: bool) -> bool:
+def _is_better(new: CheckpointRecord, best: CheckpointRecord | None, higher: bool) -> bool:
     if new.value is None or not math.isfinite(new.value):
         return False
     if best is None or best.value is None:

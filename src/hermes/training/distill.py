@@ -128,9 +128,9 @@ class GenerateTeacher:
                 retryable=status in (408, 409, 429) or status >= 500,
                 retry_after_s=retry_after_s(response.headers, time.time()),
             )
-        return self._read(tokens, response)
+        return self._parse(tokens, response)
 
-    def _read(self, tokens: Sequence[int], response: httpx2.Response) -> list[float]:
+    def _parse(self, tokens: Sequence[int], response: httpx2.Response) -> list[float]:
         content = response.json()
         completion = content[0] if isinstance(content, list) else content
         entries = (completion.get("meta_info") or {}).get("input_token_logprobs")

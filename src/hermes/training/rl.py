@@ -180,7 +180,7 @@ class _RlLoop:
             metrics = self._step(step, batch)
             session.log(step, metrics)
             self._services.progress(_progress_line(step, last, metrics))
-            if session.due(step, last):
+            if session.checkpoint_due(step, last):
                 self._checkpoint(step, metrics)
         if step > session.state.step or not session.state.kept:
             self._checkpoint(step, {})
@@ -256,7 +256,7 @@ class _RlLoop:
         self._services.eval_watcher.record_published(step)
         if batch.sequences:
             metrics |= session.prove(pushed=rate > 0 and metrics.get("optim/grad_norm", 1.0) > 0)
-        due = step % settings.eval_every == 0 or session.due(step, settings.num_steps)
+        due = step % settings.eval_every == 0 or session.checkpoint_due(step, settings.num_steps)
         if self._services.evaluate is not None and due:
             evaluation = self._services.evaluate(step, session.sampler)
             metrics |= {f"eval/{name}": value for name, value in evaluation.items()}

@@ -47,11 +47,11 @@ class Schedule:
 
 
 def default_rl_rate(parameters: float | None) -> float:
-    return _rounded(4e-5 * _smaller(parameters) ** 0.4)
+    return _round(4e-5 * _size_ratio(parameters) ** 0.4)
 
 
 def default_sft_rate(parameters: float | None) -> float:
-    return _rounded(3e-4 * _smaller(parameters) ** 0.36)
+    return _round(3e-4 * _size_ratio(parameters) ** 0.36)
 
 
 def parameters_of(model: str) -> float | None:
@@ -77,10 +77,10 @@ def _from_config(path: Path) -> float | None:
     return float(layers * (4 * hidden * hidden + 3 * hidden * inner) + vocabulary * hidden)
 
 
-def _smaller(parameters: float | None) -> float:
+def _size_ratio(parameters: float | None) -> float:
     """How many times smaller than 8 billion, which is also assumed for a model of unknown size."""
     return _EIGHT_BILLION / min(max(parameters or _EIGHT_BILLION, 1e6), 1e12)
 
 
-def _rounded(rate: float) -> float:
+def _round(rate: float) -> float:
     return float(f"{rate:.1e}")

@@ -114,7 +114,7 @@ class TrainingSession:
         self._on_publish(self.sampler)
         published = (*self.state.published, self.sampler)
         self.update_state(published=published[-_LIVE_SAMPLERS:])
-        # On disk at once, and nothing else with it, so that a resumed run can delete what a killed one left.
+        # Written immediately and alone, so that a resumed run can delete what a killed one left.
         self._save(replace(self._saved, published=self.state.published))
         self._delete_samplers(published[:-_LIVE_SAMPLERS])
 
@@ -151,7 +151,7 @@ class TrainingSession:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.metrics = self.sinks.write(step, values)
 
-    def due(self, step: int, last_step: int) -> bool:
+    def checkpoint_due(self, step: int, last_step: int) -> bool:
         """Whether a checkpoint is due at this step."""
         return step % self.run.retention.every == 0 or step >= last_step
 

@@ -128,7 +128,7 @@ class _SftLoop:
     def run(self) -> TrainResult:
         session = self._session
         for step in range(session.state.step + 1, self._last + 1):
-            due = session.due(step, self._last)
+            due = session.checkpoint_due(step, self._last)
             metrics = self._step(step, due)
             stop_reason = self._stop_reason(step)
             due = due or stop_reason is not None or ("eval/loss" in metrics and session.state.waited == 0)

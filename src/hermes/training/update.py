@@ -12,8 +12,8 @@ from hermes.training.data.correction import (
     PPO,
     bounds_of,
     engine_loss,
+    importance_weights,
     surrogate,
-    weights,
 )
 from hermes.training.data.datums import rl_datum
 from hermes.training.data.metrics import TokenStats, clip_fraction, token_metrics
@@ -86,7 +86,7 @@ class Update:
             present = self._client.forward([sequence.tokens for sequence in sequences])
             for index, sequence in enumerate(sequences):
                 if self._uses_trainer_logprobs(sequence, step):
-                    scaled[index] = self._weighted(sequence, scaled[index], present[index])
+                    scaled[index] = self._apply_importance_weights(sequence, scaled[index], present[index])
                     behaviour[index] = present[index]
         masked = [
             [value if in_loss else 0.0 for value, in_loss in zip(values, sequence.loss_mask, strict=True)]
@@ -104,14 +104,14 @@ class Update:
             return True
         return self._settings.loss == PPO and self._settings.cap is not None and sequence.staleness(step) != 0
 
-    def _weighted(
+    def _apply_importance_weights(
         self, sequence: TrainSequence, advantages: list[float], present: list[float]
     ) -> list[float]:
         """The advantages times the capped importance weights."""
         cap = self._settings.cap
         if sequence.temperature != 1.0 or cap is None:
             return advantages
-        ratios = weights(present, sequence.logprobs, cap)
+        ratios = importance_weights(present, sequence.logprobs, cap)
         return [advantage * ratio for advantage, ratio in zip(advantages, ratios, strict=True)]
 
     def _metrics(

@@ -19,10 +19,12 @@ def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
     """Try the selected environment with several models, without training."""
     from hermes.config.load import load
     from hermes.rl.checks.inference_test import run_inference_test
-    from hermes.rl.config.resolve import resolve, selected
+    from hermes.rl.config.resolve import current_selection, resolve
 
     config = load()
-    found = run_inference_test(config, resolve(config, selected(config.home)), models, num_steps, group_size)
+    found = run_inference_test(
+        config, resolve(config, current_selection(config.home)), models, num_steps, group_size
+    )
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:
@@ -50,11 +52,11 @@ def preflight(groups: int, seconds: int, as_json: bool) -> None:
 
     from hermes.config.load import load
     from hermes.rl.checks.preflight import preflight as check
-    from hermes.rl.config.resolve import resolve, selected
+    from hermes.rl.config.resolve import current_selection, resolve
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
-    found = check(config, resolve(config, selected(config.home)), groups, seconds)
+    found = check(config, resolve(config, current_selection(config.home)), groups, seconds)
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:

@@ -92,12 +92,12 @@ def select(name: str, as_json: bool) -> None:
 def config(field: str | None, value: str | None, unlock: bool, as_json: bool) -> None:
     """Show the fields of the selected environment, or set one: FIELD VALUE."""
     from hermes.errors import UsageError
-    from hermes.rl.config.resolve import edit, resolve, selected
+    from hermes.rl.config.resolve import current_selection, edit, resolve
     from hermes.rl.render import fields_text
 
     settings = _config()
     if field is None:
-        resolved = resolve(settings, selected(settings.home))
+        resolved = resolve(settings, current_selection(settings.home))
     elif value is None:
         raise UsageError(f"no value for {field}", f"hermes rl config {field} VALUE")
     else:
@@ -173,7 +173,7 @@ def _prepared(
     unlock: bool,
 ) -> Resolved:
     from hermes.errors import UsageError
-    from hermes.rl.config.resolve import apply_run_file, edit, resolve, selected
+    from hermes.rl.config.resolve import apply_run_file, current_selection, edit, resolve
     from hermes.rl.config.resolve import select as choose
 
     if environment is not None:
@@ -188,7 +188,7 @@ def _prepared(
         if not equals:
             raise UsageError(f"--set {each} has no value", "write --set FIELD=VALUE")
         edit(settings, field, _value(value), unlock=unlock)
-    return resolve(settings, selected(settings.home))
+    return resolve(settings, current_selection(settings.home))
 
 
 @rl.command()

@@ -132,7 +132,7 @@ def _policy(config: Config, model: str, log: Path) -> Iterator[_Policy]:
     """The policy at the configured service, else at a temporary engine."""
     service = service_of(config.settings.rl, config.environ)
     if service is None:
-        with _engine(config, model if is_local(model) else _downloaded(model), log) as policy:
+        with _engine(config, model if is_local(model) else _download_model(model), log) as policy:
             yield policy
         return
     from hermes.training.service.openai_proxy import serve_proxy, tokenizer_of
@@ -166,7 +166,7 @@ def _server(url: str, model: str) -> TestedServer:
     return TestedServer(model, {"base_url": f"{url}/v1", "model_name": model, "server_type": "sglang"})
 
 
-def _downloaded(model: str) -> str:
+def _download_model(model: str) -> str:
     """The folder of a downloaded model of the hub."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -211,7 +211,7 @@ def judge(sampled: Sampled, resolved: Resolved) -> JSONObject:
         "distinct_answers": sampled.distinct,
         "truncation": sampled.truncated,
         "tool_errors": sampled.tool_errors,
-        "suggested": _suggested(passed, signal, sampled.distinct, resolved),
+        "suggested": _suggestions(passed, signal, sampled.distinct, resolved),
         "verdict": verdict(passed, statistics.fmean(scores), signal, sampled.truncated or 0.0),
     }
 
@@ -232,7 +232,7 @@ def verdict(passed: float, mean: float, signal: float, truncated: float) -> str:
     return f"will learn: {signal:.0%} of the groups have something to compare{note}"
 
 
-def _suggested(passed: float, signal: float, distinct: float, resolved: Resolved) -> JSONObject:
+def _suggestions(passed: float, signal: float, distinct: float, resolved: Resolved) -> JSONObject:
     """A group needs a success and a failure: rarer successes need larger groups. Answers that are too similar
     need a higher temperature."""
     current = int(resolved.values["env.group_size"])

@@ -54,7 +54,7 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "tinker.learning_rate": "the default fits the model's size; a wrong one wastes the run",
         "tinker.max_token_trainer_length": _LENGTH,
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
-        "tinker.save_checkpoint_interval": "a run that is killed goes on from here",
+        "tinker.save_checkpoint_interval": "a run that is killed resumes from here",
     }
 )
 """Dotted field → why it is locked."""
@@ -192,17 +192,17 @@ def checked_value(field: FieldInfo, value: Any, model: type[BaseModel], section:
     except ValidationError as error:
         problems = [problem for problem in error.errors() if problem["loc"][:1] == (name,)] or error.errors()
         message = problems[0]["msg"].lower()
-        raise UsageError(f"{field.name} = {value!r}: {message}", _allowed(field)) from error
+        raise UsageError(f"{field.name} = {value!r}: {message}", _allowed_values(field)) from error
     converted = getattr(settings, name)
     if isinstance(converted, int | float) and not isinstance(converted, bool):
         low = -math.inf if field.minimum is None else field.minimum
         high = math.inf if field.maximum is None else field.maximum
         if not math.isfinite(converted) or not low <= converted <= high:
-            raise UsageError(f"{field.name} = {value!r} is out of range", _allowed(field))
+            raise UsageError(f"{field.name} = {value!r} is out of range", _allowed_values(field))
     return settings.model_dump(mode="json")[name]
 
 
-def _allowed(field: FieldInfo) -> str:
+def _allowed_values(field: FieldInfo) -> str:
     if field.choices:
         return f"one of {', '.join(map(str, field.choices))}"
     bounds = [

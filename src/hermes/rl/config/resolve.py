@@ -125,7 +125,7 @@ def save(home: Path, selection: EnvSelection) -> None:
     atomic_write(_selection_path(home), json.dumps(data, indent=1))
 
 
-def selected(home: Path) -> EnvSelection:
+def current_selection(home: Path) -> EnvSelection:
     """The current selection; UsageError if there is none."""
     text = read_text(_selection_path(home))
     if text is None:
@@ -142,7 +142,7 @@ def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
 
     Setting a locked field to its present value is no error. `unlock`: a person overrides the lock.
     """
-    selection = selected(config.home)
+    selection = current_selection(config.home)
     current = resolve(config, selection)
     field = find_field(name, current.fields)
     section = field.name.partition(".")[0]
@@ -172,14 +172,14 @@ def apply_run_file(config: Config, path: Path) -> Resolved:
     """
     from hermes.rl.config.run_file import read_run_file
 
-    classes = resolve(config, selected(config.home)).classes
+    classes = resolve(config, current_selection(config.home)).classes
     written = read_run_file(path, classes["env"].model_fields).values
     return apply_values(config, {name: value for name, value in written.items() if name not in UNCHANGEABLE})
 
 
 def apply_values(config: Config, values: Mapping[str, JSON]) -> Resolved:
     """Changes several fields of the selection at once, as a person: dotted field → value."""
-    selection = selected(config.home)
+    selection = current_selection(config.home)
     changed = replace(selection, edits={**selection.edits, **values})
     resolved = resolve(config, changed)
     save(config.home, replace(changed, edits={name: resolved.values[name] for name in changed.edits}))
@@ -187,7 +187,7 @@ def apply_values(config: Config, values: Mapping[str, JSON]) -> Resolved:
 
 
 class LockedFieldError(UsageError):
-    """The agent may not change this field, or nobody can."""
+    """Only a person may change this field, or the run sets it itself."""
 
     def __init__(self, field: FieldInfo, value: JSON) -> None:
         short = field.name.rpartition(".")[2]

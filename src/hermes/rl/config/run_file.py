@@ -75,14 +75,14 @@ def read_run_file(path: Path, env_fields: Collection[str] | None = None) -> RunF
         raise ConfigError(f"{path} cannot be read: {error.strerror}", "check --config") from error
     for name in data:
         if name not in (*_SECTIONS, *_OTHERS):
-            raise _unknown(path, name, (*_SECTIONS, *_OTHERS))
+            raise _unknown_key(path, name, (*_SECTIONS, *_OTHERS))
     values: dict[str, Any] = {}
     for section in _SECTIONS:
-        accepted = _accepted(section, env_fields)
+        accepted = _accepted_keys(section, env_fields)
         for key, value in _section(path, section, data.get(section)).items():
             near = get_close_matches(key, accepted, n=1, cutoff=0.8)
             if key not in accepted and (section != "env" or env_fields is not None or near):
-                raise _unknown(path, f"{section}.{key}", [f"{section}.{name}" for name in accepted])
+                raise _unknown_key(path, f"{section}.{key}", [f"{section}.{name}" for name in accepted])
             values[f"{section}.{key}"] = value
     return _as_run_file(path, values)
 
@@ -118,7 +118,7 @@ def _section(path: Path, name: str, written: Any) -> dict[str, Any]:
     return dict(written or {})
 
 
-def _accepted(section: str, env_fields: Collection[str] | None) -> list[str]:
+def _accepted_keys(section: str, env_fields: Collection[str] | None) -> list[str]:
     from hermes.envs.agent.config import HermesAgentEnvConfig
     from hermes.envs.servers.config import APIServerConfig
 
@@ -131,7 +131,7 @@ def _accepted(section: str, env_fields: Collection[str] | None) -> list[str]:
     return [*fields[section], *aliases]
 
 
-def _unknown(path: Path, name: str, accepted: Collection[str]) -> ConfigError:
+def _unknown_key(path: Path, name: str, accepted: Collection[str]) -> ConfigError:
     close = get_close_matches(name, accepted, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(accepted)}"
     return ConfigError(f"{path}: unknown key '{name}'", hint)

@@ -51,7 +51,7 @@ def _keep_alive(run: RlRun, work: Callable[[RlRun], None]) -> None:
         if exit_status == 0:
             return
         time.sleep(_PAUSE_S)
-    _give_up(run)
+    _kill_and_fail(run)
 
 
 def _attempt(run: RlRun, work: Callable[[RlRun], None]) -> int:
@@ -98,7 +98,7 @@ def supervisor_lock(run: RlRun) -> Iterator[bool]:
         lock.release()
 
 
-def _give_up(run: RlRun) -> None:
+def _kill_and_fail(run: RlRun) -> None:
     for process in run.status().processes.values():
         if process.process_id is not None and process.process_id.alive():
             signal_group(process.process_id, signal.SIGKILL)

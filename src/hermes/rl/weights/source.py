@@ -34,7 +34,7 @@ class WeightsSource:
     """One checkpoint of an adapter."""
 
     path: str
-    """tinker://RUN/KIND/NAME; tinker://RUN where only the service knows its newest checkpoint."""
+    """tinker://RUN/KIND/NAME; tinker://RUN for the newest checkpoint at the service."""
     folder: Path | None
     """Its PEFT files on this machine; None: they have to be downloaded."""
     service: str | None
@@ -81,7 +81,7 @@ def run_source(run: RlRun, step: int | None = None) -> WeightsSource:
     folder = checkpoint_folder(run, checkpoint["path"])
     return WeightsSource(
         checkpoint["weights"],
-        folder if _complete(folder) else None,
+        folder if _is_complete(folder) else None,
         settings["service"],
         run.home,
         settings["model"],
@@ -126,7 +126,7 @@ def _training_source(home: Path, folder: Path, step: int | None, service: str) -
     stem = f"step-{checkpoint.step}"
     return WeightsSource(
         checkpoint.weights,
-        _on_this_machine(home, checkpoint.sampler) or _on_this_machine(home, checkpoint.weights),
+        _local_folder(home, checkpoint.sampler) or _local_folder(home, checkpoint.weights),
         service,
         home,
         str(state.settings["base_model"]) if "base_model" in state.settings else None,
@@ -155,7 +155,7 @@ def _path_source(home: Path, path: str, service: str) -> WeightsSource:
             f"'{path}' is not the path of a checkpoint",
             f"write {SCHEME}RUN/{'|'.join(_KINDS)}/NAME, or {SCHEME}RUN",
         )
-    folder = _on_this_machine(home, path) if rest else _newest_on_this_machine(home, run_id)
+    folder = _local_folder(home, path) if rest else _newest_local_folder(home, run_id)
     target = Path(_DOWNLOADS) / run_id
     stem = rest[1] if rest else "newest"
     return WeightsSource(
@@ -170,19 +170,19 @@ def _path_source(home: Path, path: str, service: str) -> WeightsSource:
     )
 
 
-def _on_this_machine(home: Path, path: str) -> Path | None:
+def _local_folder(home: Path, path: str) -> Path | None:
     folders = (root / path.removeprefix(SCHEME) for root in engine_folders(home))
-    return next((folder for folder in folders if _complete(folder)), None)
+    return next((folder for folder in folders if _is_complete(folder)), None)
 
 
-def _newest_on_this_machine(home: Path, run_id: str) -> Path | None:
+def _newest_local_folder(home: Path, run_id: str) -> Path | None:
     return max(_checkpoints(home, run_id), key=_created_s, default=None)
 
 
 def _checkpoints(home: Path, run_id: str) -> Iterator[Path]:
     for root in engine_folders(home):
         for kind in _KINDS:
-            yield from (folder for folder in (root / run_id / kind).glob("*") if _complete(folder))
+            yield from (folder for folder in (root / run_id / kind).glob("*") if _is_complete(folder))
 
 
 def _created_s(folder: Path) -> float:
@@ -190,7 +190,7 @@ def _created_s(folder: Path) -> float:
     return created_s
 
 
-def _complete(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ADAPTER_FILES)
 
 

@@ -33,21 +33,21 @@ def has_signal(scores: Sequence[float]) -> bool:
 
 def advantages(groups: Sequence[Sequence[float]], baseline: Baseline) -> list[list[float] | None]:
     """For each group of scores its advantages; None for a group without signal."""
-    spread = _spread([score for scores in groups for score in scores])
-    return [_of_group(scores, baseline, spread) if has_signal(scores) else None for scores in groups]
+    std = _std([score for scores in groups for score in scores])
+    return [_group_advantages(scores, baseline, std) if has_signal(scores) else None for scores in groups]
 
 
-def _of_group(scores: Sequence[float], baseline: Baseline, batch_spread: float) -> list[float]:
+def _group_advantages(scores: Sequence[float], baseline: Baseline, batch_std: float) -> list[float]:
     mean = statistics.fmean(scores)
     centred = [score - mean for score in scores]
     if baseline is Baseline.STD:
-        return [value / _spread(scores) for value in centred]
+        return [value / _std(scores) for value in centred]
     if baseline is Baseline.BATCH_STD:
-        return [value / batch_spread for value in centred]
+        return [value / batch_std for value in centred]
     if baseline is Baseline.LEAVE_ONE_OUT:
         return [value * len(scores) / (len(scores) - 1) for value in centred]
     return centred
 
 
-def _spread(scores: Sequence[float]) -> float:
+def _std(scores: Sequence[float]) -> float:
     return statistics.pstdev(scores) if len(scores) > 1 else 0.0

@@ -133,7 +133,7 @@ def with_penalty(
     ]
     values = [value for row in divergences for value in row]
     penalised = [
-        replace(sequence, advantages=_added(sequence, terms))
+        replace(sequence, advantages=_add_terms(sequence, terms))
         for sequence, terms in zip(sequences, penalties(divergences, coefficient), strict=True)
     ]
     return penalised, sum(values) / len(values) if values else 0.0
@@ -143,7 +143,7 @@ def _trained_only(sequence: TrainSequence, values: Sequence[float]) -> list[floa
     return [value for value, in_loss in zip(values, sequence.loss_mask, strict=True) if in_loss]
 
 
-def _added(sequence: TrainSequence, terms: Sequence[float]) -> tuple[float, ...]:
+def _add_terms(sequence: TrainSequence, terms: Sequence[float]) -> tuple[float, ...]:
     """The advantages plus `terms`, which has a value for each trained token."""
     remaining = iter(terms)
     return tuple(

@@ -52,7 +52,7 @@ def bounds_of(loss: LossSpec) -> tuple[float, float] | None:
     return _ENGINE_BOUNDS.get(loss.name)
 
 
-def weights(trainer: Sequence[float], sampler: Sequence[float], cap: float) -> list[float]:
+def importance_weights(trainer: Sequence[float], sampler: Sequence[float], cap: float) -> list[float]:
     """min(cap, π/μ) for each token."""
     return [min(cap, math.exp(min(new - old, 50.0))) for new, old in zip(trainer, sampler, strict=True)]
 
@@ -61,5 +61,5 @@ def surrogate(
     trainer: Sequence[float], sampler: Sequence[float], advantages: Sequence[float], cap: float
 ) -> float:
     """The capped importance-sampling loss of tokens, whose gradient is the one above."""
-    ratios = weights(trainer, sampler, cap)
+    ratios = importance_weights(trainer, sampler, cap)
     return -sum(ratio * value for ratio, value in zip(ratios, advantages, strict=True))

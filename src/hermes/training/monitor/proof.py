@@ -80,8 +80,8 @@ class Proof:
     _since_anchor: int = 0
     _behind: deque[bool] = field(default_factory=lambda: deque(maxlen=_JUDGEMENTS))
     """Whether the sampler had not followed, for the last judgements."""
-    _still: int = 0
-    _wrong: int = 0
+    _unmoved_updates: int = 0
+    _wrong_batches: int = 0
 
     def __post_init__(self) -> None:
         self._last = self._anchor = self.first
@@ -90,7 +90,7 @@ class Proof:
         """After an update; `pushed`: it had gradients and a learning rate. ProofError ends the run."""
         moved = _distance(new.trainer, self._last.trainer)
         least = max(_FLOOR, 2 * self.noise)
-        self._still = self._still + 1 if pushed and moved <= least else 0
+        self._unmoved_updates = self._unmoved_updates + 1 if pushed and moved <= least else 0
         self._last = new
         self._since_anchor += 1
         values = {"probe/gap": new.gap, "probe/moved": moved}
@@ -108,7 +108,7 @@ class Proof:
                 f"{sum(self._behind)} of {len(self._behind)} judgements",
                 "the sampler serves old weights: check what serves the policy, and restart it",
             )
-        if self._still >= _STRIKES:
+        if self._unmoved_updates >= _STRIKES:
             raise ProofError(
                 "no-op optimizer",
                 f"{_STRIKES} updates with gradients left the probe where it was (moved by {moved:.2g} nats)",
@@ -135,8 +135,10 @@ class Proof:
             return
         gap = _distance(sampler, trainer)
         strikes = _STRIKES if certain else 1
-        self._wrong = self._wrong + strikes if gap > max(_WRONG_GAP, 10 * self.usual_gap) else 0
-        if self._wrong >= _STRIKES:
+        self._wrong_batches = (
+            self._wrong_batches + strikes if gap > max(_WRONG_GAP, 10 * self.usual_gap) else 0
+        )
+        if self._wrong_batches >= _STRIKES:
             raise ProofError(
                 "wrong mask",
                 f"the logprobs that the environment states differ by {gap:.2g} nats on average from those of "

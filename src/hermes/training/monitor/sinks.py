@@ -105,7 +105,7 @@ class _Tracker:
         try:
             self._module = importlib.import_module(module)
         except ImportError as error:
-            raise _missing(module, module) from error
+            raise _missing_package(module, module) from error
         with redirect_stdout(sys.stderr):
             tracked_run = self._module.init(project=project, name=title, config=facts, resume="allow", **more)
         self.url: str | None = getattr(tracked_run, "url", None)
@@ -246,10 +246,10 @@ def _summary_writer() -> Any:
             return importlib.import_module(module).SummaryWriter
         except ImportError:
             continue
-    raise _missing("tensorboard", "tensorboardX")
+    raise _missing_package("tensorboard", "tensorboardX")
 
 
-def _missing(sink: str, package: str) -> HermesError:
+def _missing_package(sink: str, package: str) -> HermesError:
     source = "'hermes-research[wandb]'" if package == "wandb" else package
     return HermesError(
         f"the sink {sink} needs the package '{package}', which is not installed", f"pip install {source}"

@@ -32,7 +32,7 @@ class StallGuard:
     """`has_updates`: whether the run has made updates before."""
 
     def __init__(self, has_updates: bool = False) -> None:
-        self._in_a_row = 0
+        self._untrainable_in_a_row = 0
         self._rewards: list[float] = []
         """Mean scores of the batches without signal."""
         self._has_updates = has_updates
@@ -44,13 +44,13 @@ class StallGuard:
             self._rewards.append(batch.metrics.get("reward/mean", 0.0))
             if len(self._rewards) >= _NO_SIGNAL_LIMIT:
                 self.check_any_signal()
-        self._in_a_row = self._in_a_row + 1 if batch.untrainable else 0
-        if self._in_a_row < (_OLD_LIMIT if set(batch.left_out) == {TOO_OLD} else _LIMIT):
+        self._untrainable_in_a_row = self._untrainable_in_a_row + 1 if batch.untrainable else 0
+        if self._untrainable_in_a_row < (_OLD_LIMIT if set(batch.left_out) == {TOO_OLD} else _LIMIT):
             return
         reasons = batch.left_out.most_common(3)
         summary = "; ".join(f"{count} sequences: {reason}" for reason, count in reasons)
         raise HermesError(
-            f"{self._in_a_row} batches in a row had nothing to train on ({summary})",
+            f"{self._untrainable_in_a_row} batches in a row had nothing to train on ({summary})",
             _HINTS.get(reasons[0][0], _HINT),
         )
 
