@@ -1,9 +1,9 @@
 """Every error Hermes raises on purpose, one type per boundary.
 
-A `HermesError` carries two sentences for a person: the message (what went wrong, and where) and
-the hint (what to do about it). The command line prints both and exits with `exit_code`; nothing
-that derives from it ever reaches the user as a traceback. An exception that is *not* a
-`HermesError` is a bug, and is allowed to look like one.
+A `HermesError` has two texts for the user: the message (the error and its location) and the hint (the
+fix). The command line prints both and exits with `exit_code`; nothing that derives from it ever reaches
+the user as a traceback. An exception that is *not* a `HermesError` is a bug, and is allowed to look like
+one.
 
 The boundary types matter beyond printing: the agent loop turns them into the `Boundary` of a
 trajectory's outcome, so that a provider's failure is never mistaken for the policy's.
@@ -24,7 +24,7 @@ class HermesError(Exception):
 
 
 class UsageError(HermesError):
-    """The user asked for something that does not exist or does not fit."""
+    """A request names something that does not exist or is not valid."""
 
     exit_code = 2
 
@@ -36,7 +36,7 @@ class ConfigError(HermesError):
 
 
 class HostError(HermesError):
-    """This machine cannot go on: a full disk, a directory that cannot be written. No task is to blame."""
+    """This machine cannot continue: a full disk, a directory that cannot be written. No task is to blame."""
 
 
 class StoreError(HostError):
@@ -44,7 +44,7 @@ class StoreError(HostError):
 
 
 class ProviderError(HermesError):
-    """A model endpoint failed. `retryable` says whether trying again later can help."""
+    """A model endpoint failed. `retryable` says whether a later attempt can succeed."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class SandboxError(HermesError):
 
 
 class ToolError(HermesError):
-    """A tool could not do what was asked. Its message is shown to the model, as data.
+    """A tool call failed. Its message is sent to the model, as data.
 
     `kind` is one of core.step.ToolErrorKind's values.
     """

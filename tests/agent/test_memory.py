@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.agent.build import Person, RolloutPlan, open_writer
+from hermes.agent.build import RolloutPlan, UserCallbacks, open_writer
 from hermes.agent.chat import Conversation
 from hermes.agent.memory import add_memory, strip_memory
 from hermes.config.paths import db_path
@@ -37,14 +37,14 @@ def scripted(tmp_path: Path) -> Iterator[Scripted]:
         yield lambda script: World(tmp_path / "home", stack.enter_context(FakeProvider(script)))
 
 
-def watcher(notices: list[str]) -> Person:
+def watcher(notices: list[str]) -> UserCallbacks:
     async def approve(kind: str, action: str) -> Answer:
         return "no"
 
     async def answer(question: str, choices: tuple[str, ...]) -> str:
         return ""
 
-    return Person(approve, answer, notices.append)
+    return UserCallbacks(approve, answer, notices.append)
 
 
 @asynccontextmanager
@@ -53,7 +53,7 @@ async def conversation(
 ) -> AsyncIterator[Conversation]:
     """A chat as the command line opens it; without `notices` nobody is there."""
     plan = RolloutPlan(toolsets=("memory", "math"), memory=notices is not None)
-    plan = replace(plan, person=None if notices is None else watcher(notices), **changes)
+    plan = replace(plan, user=None if notices is None else watcher(notices), **changes)
     config = world.config()
     model = open_model(config, "custom/test-model", world.provider.base_url)
     with open_writer(config) as writer:

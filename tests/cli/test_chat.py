@@ -42,7 +42,7 @@ def test_a_conversation_with_tools_ratings_a_retry_and_a_save(tmp_path: Path) ->
         terminal.line("/good")
         terminal.expect("rated")
         terminal.line("/rate 7")
-        terminal.expect("is no rating")
+        terminal.expect("is not a rating")
         terminal.line("/nonsense")
         terminal.expect("no command /nonsense")
         terminal.line("/save out.jsonl")

@@ -38,14 +38,14 @@ _WORKSPACE_TOOLSETS = frozenset({"terminal", "file", "code_execution"})
 
 
 @dataclass(frozen=True)
-class Person:
+class UserCallbacks:
     """The callbacks to a user who is present while the agent works."""
 
     approve: Ask
     """Asks whether an action may run: once, always or no."""
     answer: Callable[[str, tuple[str, ...]], Awaitable[str]]
     """Asks the user a question of the agent, with optional choices."""
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     """Shows a notice, such as what the agent remembers for later."""
 
 
@@ -66,7 +66,7 @@ class RolloutPlan:
     """Applied to every tool before it is offered (an environment's budget for results, say)."""
     sampling: Sampling | None = None
     """None: the configured sampling."""
-    person: Person | None = None
+    user: UserCallbacks | None = None
     """None: no user is present; an action that no rule allows is refused."""
     approve_all: bool = False
     workspace: Path | None = None
@@ -98,7 +98,7 @@ async def open_agent(
     async with AsyncExitStack() as stack:
         sandbox = await open_sandbox(
             _sandbox_settings(config, plan),
-            interactive=plan.person is not None,
+            interactive=plan.user is not None,
             workspace=plan.workspace,
             workspaces=paths.workspaces_dir(config.home),
         )
@@ -133,8 +133,8 @@ async def _assemble(
         settings=settings,
         approver=_approver(config, plan, sandbox),
         trajectory_id=header.id,
-        ask_user=plan.person.answer if plan.person else None,
-        tell_user=plan.person.tell if plan.person else None,
+        ask_user=plan.user.answer if plan.user else None,
+        notify_user=plan.user.notify if plan.user else None,
         resources={
             "home": config.home,
             "environ": config.environ,
@@ -194,7 +194,7 @@ async def _open_tools(config: Config, plan: RolloutPlan, bench: Workbench) -> li
         from hermes.tools.mcp.tools import connect_mcp
 
         tools = [*tools, *await connect_mcp(bench)]
-    if plan.person is None:
+    if plan.user is None:
         tools = _without_memory_tools(tools, plan)
     tools = [*tools, *plan.extra_tools]
     return list(map(plan.adapt, tools)) if plan.adapt else tools
@@ -215,11 +215,11 @@ def _approver(config: Config, plan: RolloutPlan, sandbox: Sandbox) -> Approver:
     policy = ApprovalPolicy(
         rules.allow,
         rules.deny,
-        interactive=plan.person is not None,
+        interactive=plan.user is not None,
         isolated=sandbox.isolated,
         workspace=sandbox.workspace,
     )
-    return PolicyApprover(policy, plan.person.approve if plan.person else None)
+    return PolicyApprover(policy, plan.user.approve if plan.user else None)
 
 
 def _delegate(

@@ -1,6 +1,6 @@
 """The remembered facts as a marked block of data at the end of the system prompt.
 
-Facts may have been written by a model that read a hostile page. So the block says that it holds no
+Facts may have been written by a model that read a hostile page. So the block states that it contains no
 instructions, and each fact is a JSON string in which no line break and no angle bracket can end the block.
 """
 

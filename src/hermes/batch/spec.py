@@ -90,7 +90,7 @@ def open_run(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec:
         if changed and not accept_changes:
             raise UsageError(
                 f"the run '{spec.name}' was started differently: {'; '.join(changed)}",
-                "choose another --run-name, or add --accept-changes to go on with the new settings",
+                "choose another --run-name, or add --accept-changes to continue with the new settings",
             )
         accepted = (*old.accepted, *changed)
         spec = replace(spec, accepted=accepted)

@@ -18,26 +18,26 @@ from hermes.cli.options import stored_variables
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Keep everything here, so that it survives a crash. Without it the server starts empty.",
+    help="Store all state here, so that it survives a crash. Without it the server starts empty.",
 )
 @click.option(
     "--max-groups",
     default=20_000,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Most groups kept; beyond, posts are refused with 503.",
+    help="Maximum number of stored groups; further posts are refused with 503.",
 )
 @click.option(
     "--max-mb",
     type=click.IntRange(min=1),
-    help="Most megabytes of groups kept: 2048, or 32768 with --state-dir.",
+    help="Maximum size of stored groups in MB: 2048, or 32768 with --state-dir.",
 )
 @click.option(
     "--max-body-mb",
     default=256,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Largest request body, inflated.",
+    help="Largest request body in MB, decompressed.",
 )
 @click.option(
     "--env-timeout",
@@ -45,12 +45,12 @@ from hermes.cli.options import stored_variables
     default=60.0,
     show_default=True,
     type=click.FloatRange(min=0.1),
-    help="Seconds of silence after which an environment counts as gone.",
+    help="Seconds without a request after which an environment counts as disconnected.",
 )
 @click.option(
     "--accept-unknown-envs",
     is_flag=True,
-    help="Take groups of environments that never registered, as the original server does.",
+    help="Accept groups of unregistered environments, as the original server does.",
 )
 @stored_variables
 def api(
@@ -63,7 +63,7 @@ def api(
     env_timeout_s: float,
     accept_unknown_envs: bool,
 ) -> None:
-    """Serve the trajectory API until interrupted: environments post groups, a trainer gets batches.
+    """Serve the trajectory API until interrupted: environments post groups, a trainer fetches batches.
 
     On any address but loopback, HERMES_API_TOKEN must hold a token that clients send.
     """
@@ -82,16 +82,16 @@ def api(
         env_timeout_s=env_timeout_s,
         accept_unknown_envs=accept_unknown_envs,
     )
-    kept = f"state in {state_dir}" if state_dir else "state in memory only"
+    storage = f"state in {state_dir}" if state_dir else "state in memory only"
     token = os.environ.get(TOKEN_VARIABLE) or None
     serve(
         TrajectoryServerOptions(host, port, state_dir, token, limits),
-        lambda address: click.echo(f"trajectory API on {address}, {kept}"),
+        lambda address: click.echo(f"trajectory API on {address}, {storage}"),
     )
 
 
 def run_api() -> None:
-    """The script `run-api`, by which other projects' instructions start the server."""
+    """The script `run-api`, the name under which other projects start the server."""
     from hermes.cli.main import main
 
     sys.argv.insert(1, "api")

@@ -141,7 +141,7 @@ def serve(
 @json_option
 @stored_variables
 def models(url: str, as_json: bool) -> None:
-    """List the model names that a running engine serves, with the weights each stands for now."""
+    """List the model names that a running engine serves, with their current weights."""
     from hermes.engine.server.client import request_json
 
     served = request_json(url, "v1/models")["data"]
@@ -178,9 +178,9 @@ def _print_table(data: Any, header: tuple[str, ...], rows: Sequence[tuple[str, .
     if as_json:
         click.echo(json.dumps(data, indent=2))
         return
-    from hermes.cli.tables import aligned
+    from hermes.cli.tables import table_lines
 
-    for line in aligned([header, *rows]):
+    for line in table_lines([header, *rows]):
         click.echo(line)
 
 
@@ -218,7 +218,7 @@ def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
 def bench(model: str, device: str, dtype: str, baseline: bool, as_json: bool) -> None:
     """Measure generation and training on this machine.
 
-    Both sides do the same work in one run. The workload is smaller without a GPU; --json says what it was.
+    Both sides do the same work in one run. The workload is smaller without a GPU; --json reports it.
     """
     import importlib.util
 
@@ -239,7 +239,7 @@ def bench(model: str, device: str, dtype: str, baseline: bool, as_json: bool) ->
 
 
 def _bench_text(report: dict[str, Any]) -> str:
-    from hermes.cli.tables import aligned
+    from hermes.cli.tables import table_lines
 
     baselines = {baseline["what"]: baseline for baseline in report["transformers"]}
     padded = baselines.get("train, padded")
@@ -260,7 +260,7 @@ def _bench_text(report: dict[str, Any]) -> str:
     notes = [f"Peak GiB: {report['peak_gib_is']}."]
     if report["left_out"]:
         notes.append(f"Left out: {report['left_out']}")
-    return "\n".join([title, *aligned(rows), *notes])
+    return "\n".join([title, *table_lines(rows), *notes])
 
 
 def _rate(per_s: float) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hermes.envs.cli.check import CheckReport
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-"""What stands behind the environment, its --help included, is for the environment."""
+"""Arguments after the environment, including --help, are passed to the environment."""
 _dirs = click.option(
     "--dir", "folders", multiple=True, type=click.Path(path_type=Path), help="Look here as well; repeatable."
 )
@@ -33,7 +33,7 @@ def env() -> None:
 @json_option
 def list_(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the environments: built-in, in ~/.hermes/environments, and in FOLDERS. Nothing is imported."""
-    from hermes.cli.tables import aligned
+    from hermes.cli.tables import table_lines
     from hermes.config.paths import home
     from hermes.envs.cli.discover import environment_folders, find_environments
     from hermes.errors import UsageError
@@ -42,17 +42,20 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
     for folder in folders:
         if not folder.exists():
             raise UsageError(f"there is no folder {folder}.", "Name a folder with environment files.")
-    found = find_environments(environment_folders(home(), folders))
+    listing = find_environments(environment_folders(home(), folders))
     if as_json:
-        broken = [{"file_path": str(each.path), "error": each.reason} for each in found.broken]
-        rows = [each.to_json() for each in found.environments]
+        broken = [{"file_path": str(file.path), "error": file.reason} for file in listing.broken]
+        rows = [environment.to_json() for environment in listing.environments]
         click.echo(json.dumps({"environments": rows, "broken": broken}, ensure_ascii=False))
         return
-    lines = [(each.name, each.class_name, each.description, str(each.path)) for each in found.environments]
-    for line in aligned([("NAME", "CLASS", "DESCRIPTION", "FILE"), *lines]):
+    cells = [
+        (environment.name, environment.class_name, environment.description, str(environment.path))
+        for environment in listing.environments
+    ]
+    for line in table_lines([("NAME", "CLASS", "DESCRIPTION", "FILE"), *cells]):
         click.echo(printable(line))
-    for each in found.broken:
-        click.echo(printable(f"left out: {each.path}: {each.reason}"), err=True)
+    for file in listing.broken:
+        click.echo(printable(f"left out: {file.path}: {file.reason}"), err=True)
 
 
 @env.command()
@@ -80,9 +83,9 @@ def new(name: str, folder: Path, as_json: bool) -> None:
 def check(
     ctx: click.Context, environment: str, settings: tuple[str, ...], folders: tuple[Path, ...], as_json: bool
 ) -> None:
-    """Check an environment without a model: does it run, and does its reward mean what it says?
+    """Check an environment without a model: whether it runs, and whether its reward is sound.
 
-    SETTINGS are its own, such as --env.seed 3. Exits with 1 if something is wrong.
+    SETTINGS are the environment's, such as --env.seed 3. Exits with 1 if a check fails.
     """
     from hermes.envs.cli.check import check_class
 
@@ -94,7 +97,7 @@ def check(
 
 
 def _print_report(report: CheckReport, as_json: bool) -> None:
-    from hermes.cli.tables import aligned
+    from hermes.cli.tables import table_lines
     from hermes.safety.text import printable
 
     if as_json:
@@ -102,7 +105,7 @@ def _print_report(report: CheckReport, as_json: bool) -> None:
         click.echo(json.dumps({"passed": report.passed, "findings": findings}, ensure_ascii=False))
         return
     rows = [(finding.state.value, finding.name, finding.detail) for finding in report.findings]
-    for line in aligned([("STATE", "CHECK", "DETAIL"), *rows]):
+    for line in table_lines([("STATE", "CHECK", "DETAIL"), *rows]):
         click.echo(printable(line))
 
 

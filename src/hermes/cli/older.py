@@ -1,7 +1,7 @@
-"""Command lines of the reference's scripts, as `hermes` commands read them.
+"""Runs command lines of the reference's scripts as `hermes` commands.
 
-Those scripts gave switches a value (`--resume=True`, `--dry_run False`). Everything else is written as it is:
-underscores in flags are accepted everywhere.
+Those scripts pass a value to switches (`--resume=True`, `--dry_run False`). Everything else is passed
+unchanged: underscores in flags are accepted everywhere.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ def run(*command: str) -> None:
 
     group = cli.get_command(click.Context(cli), command[0])
     assert group is not None, command
-    sys.argv[1:] = [*command, *with_plain_switches(sys.argv[1:], _switches([group]))]
+    sys.argv[1:] = [*command, *convert_switches(sys.argv[1:], _switches([group]))]
     main()
 
 
-def with_plain_switches(arguments: Sequence[str], switches: frozenset[str]) -> list[str]:
-    """The arguments with switches written as switches: one that is false is left out."""
-    words, plain = list(arguments), []
+def convert_switches(arguments: Sequence[str], switches: frozenset[str]) -> list[str]:
+    """The arguments with valued switches as plain ones; a false switch is left out."""
+    words, converted = list(arguments), []
     while words:
         word = words.pop(0)
         match = _SWITCH.fullmatch(word)
         if match is None or match[1].replace("_", "-") not in switches:
-            plain.append(word)
+            converted.append(word)
             continue
         value = match[2]
         if value is None and words and words[0].lower() in ("true", "false"):
             value = words.pop(0)
         state = True if value is None else _VALUES.get(value.lower())
         if state is None:
-            plain.append(word)  # click says what is wrong with it
+            converted.append(word)  # click reports the error
         elif state:
-            plain.append(f"--{match[1]}")
-    return plain
+            converted.append(f"--{match[1]}")
+    return converted
 
 
 def _switches(commands: Iterable[click.Command]) -> frozenset[str]:
-    """The flags without a value, of the commands and those in them, with dashes."""
+    """The flags without a value of the commands and their subcommands, with dashes."""
     names: set[str] = set()
     for command in commands:
         options = (param for param in command.params if isinstance(param, click.Option) and param.is_flag)

@@ -1,4 +1,4 @@
-"""`hermes quickstart`: the whole loop, really learning, on the bundled model."""
+"""`hermes quickstart`: the whole loop, with real training, on the bundled model."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from hermes.cli.options import json_option
 
 
 @click.command()
-@click.option("--fast", is_flag=True, help="Every stage, but too little of each to learn: a test.")
+@click.option("--fast", is_flag=True, help="Run every stage briefly, as a test; too little to learn.")
 @click.option(
-    "--full", is_flag=True, help="All steps and rollouts also on a slow CPU, where it would do fewer."
+    "--full", is_flag=True, help="All steps and rollouts even on a slow CPU, which gets fewer by default."
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="cuda does the same, bigger; auto takes it where there is one.",
+    help="cuda runs a larger version; auto uses it if available.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("data"),
     show_default=True,
-    help="Where the folder of this quickstart is made.",
+    help="Parent of the quickstart's folder.",
 )
 @json_option
 def quickstart(fast: bool, full: bool, device: str, output: Path, as_json: bool) -> None:
     """Generate, evaluate, warm up, reinforce, evaluate again. Two CPU cores, no key, no network.
 
-    It measures the machine first and says how long it will take; a slow CPU gets fewer steps and rollouts.
+    It measures the machine first and estimates the duration; a slow CPU gets fewer steps and rollouts.
     Ends with a table, a picture of the reward curve and what to try next. Progress goes to standard error
     with --json.
     """
@@ -44,10 +44,12 @@ def quickstart(fast: bool, full: bool, device: str, output: Path, as_json: bool)
     from hermes.quickstart.recipe import choose
     from hermes.quickstart.stages import QuickstartOptions, run
 
-    chosen = choose_device(device)
+    torch_device = choose_device(device)
     if fast and full:
         raise UsageError("--fast and --full exclude each other", "leave one of them out")
-    options = QuickstartOptions(choose(fast=fast, cuda=chosen == "cuda", full=full), chosen, output)
+    options = QuickstartOptions(
+        choose(fast=fast, cuda=torch_device == "cuda", full=full), torch_device, output
+    )
     outcome = run(options, lambda line: click.echo(line, err=as_json))
     files = report.write(outcome)
     if as_json:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import click
 
+from hermes.cli.tables import columns
 from hermes.core import Message, Rating, Reward, Step, StepKind, ToolCall, Trajectory
 from hermes.data.diff import Difference
 from hermes.safety.text import clip, printable
@@ -26,7 +27,7 @@ def summary_table(rows: Sequence[Summary]) -> str:
         table.append(
             (
                 row.id,
-                when(row.created_at_ms),
+                local_time(row.created_at_ms),
                 printable(row.model),
                 row.stop_reason,
                 str(row.turns),
@@ -41,24 +42,13 @@ def summary_table(rows: Sequence[Summary]) -> str:
     return columns(table)
 
 
-def columns(table: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, the first row dimmed as a heading; empty columns are dropped."""
-    kept = [i for i in range(len(table[0])) if any(row[i] for row in table[1:])]
-    widths = [max(len(row[i]) for row in table) for i in kept]
-    lines = [
-        "  ".join(row[i].ljust(width) for i, width in zip(kept, widths, strict=True)).rstrip()
-        for row in table
-    ]
-    return "\n".join([click.style(lines[0], dim=True), *lines[1:]])
-
-
 def render_trajectory(trajectory: Trajectory, ratings: Sequence[Rating], rewards: Sequence[Reward]) -> str:
     header, outcome = trajectory.header, trajectory.outcome
     end = f"{outcome.stop_reason.value}" if outcome else "running"
     if outcome and outcome.boundary:
         end += f" ({outcome.boundary.value}{': ' + printable(outcome.detail) if outcome.detail else ''})"
     facts = [
-        f"trajectory {header.id}  {when(header.created_at_ms)}  {header.source.value}",
+        f"trajectory {header.id}  {local_time(header.created_at_ms)}  {header.source.value}",
         f"model {printable(header.model)}  end {end}  turns {trajectory.turns}"
         f"  tokens {trajectory.usage.prompt} in, {trajectory.usage.completion} out"
         f"  cost {money(trajectory.cost_usd)}",
@@ -93,15 +83,15 @@ def render_message(message: Message) -> str:
 
 
 def call_text(call: ToolCall) -> str:
-    """name(key=value, …); the raw text where it does not parse."""
+    """name(key=value, …); the raw text if it does not parse."""
     if call.error:
         return f"{printable(call.name) or '?'} malformed ({printable(call.error)}): {fold(call.arguments)}"
     try:
         arguments = call.parsed()
     except ValueError as error:
         return f"{printable(call.name)} malformed ({printable(str(error))}): {fold(call.arguments)}"
-    shown = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
-    return printable(f"{call.name}({shown})")
+    text = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+    return printable(f"{call.name}({text})")
 
 
 def _notes(step: Step) -> str:
@@ -170,7 +160,7 @@ def diff_text(left: Trajectory, right: Trajectory, difference: Difference) -> st
 
 
 def fold(text: str) -> str:
-    """Safe for a terminal, and no longer than a reader wants: the middle is left out and counted."""
+    """Safe for a terminal and short: the middle of a long text is replaced by the number of lines."""
     lines = printable(clip(text, 20_000)).splitlines()
     if len(lines) <= _OUTPUT_LINES:
         return "\n".join(lines)
@@ -183,10 +173,10 @@ def one_line(text: str, width: int) -> str:
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
-def when(moment_ms: int) -> str:
+def local_time(moment_ms: int) -> str:
     return datetime.fromtimestamp(moment_ms / 1000).strftime("%Y-%m-%d %H:%M")
 
 
 def money(usd: float | None) -> str:
-    """Unknown is said, not shown as nothing."""
+    """An amount in US dollars; an unknown one is printed as unknown."""
     return "unknown" if usd is None else f"${usd:.4f}" if usd else "$0"

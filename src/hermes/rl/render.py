@@ -20,11 +20,11 @@ def environments_text(config: Config, as_json: bool) -> str:
 
     listing = list_environments(config)
     if as_json:
-        broken = [{"file_path": str(file.path), "error": file.why} for file in listing.broken]
+        broken = [{"file_path": str(file.path), "error": file.reason} for file in listing.broken]
         rows = [env.to_json() for env in listing.environments]
         return json.dumps({"environments": rows, "count": len(rows), "broken": broken}, indent=2)
     table = [("NAME", "DESCRIPTION"), *((env.name, env.description) for env in listing.environments)]
-    left_out = [f"left out: {file.path}: {file.why}" for file in listing.broken]
+    left_out = [f"left out: {file.path}: {file.reason}" for file in listing.broken]
     return "\n".join([*_columns(table), *map(printable, left_out)])
 
 

@@ -47,7 +47,7 @@ class Workbench:
     trajectory_id: str
     ask_user: Callable[[str, tuple[str, ...]], Awaitable[str]] | None = None
     """Asks the user a question (with optional choices); None without a user."""
-    tell_user: Callable[[str], None] | None = None
+    notify_user: Callable[[str], None] | None = None
     """Shows a notice to the user, in full; None without a user."""
     step_index: int | None = None
     """The model step whose calls are being run."""

@@ -17,7 +17,7 @@ import pytest
 
 from hermes.cli.compress.run import parse_query
 from hermes.cli.compress.text import analysis_text
-from hermes.cli.older import with_plain_switches
+from hermes.cli.older import convert_switches
 from hermes.data.compress.run.inputs import file_items, find_files
 from hermes.errors import UsageError
 from hermes.store import Reader
@@ -214,7 +214,7 @@ def test_the_older_command_line_and_configuration_are_understood(
     assert done.returncode == 0, done.stderr
     rows = made.read_jsonl(data / "trajectories_compressed.jsonl")
     assert [row["compression_metrics"]["target_max_tokens"] for row in rows] == [4000, 4000]
-    assert with_plain_switches(
+    assert convert_switches(
         ["--dry_run=True", "--input=x", "--resume=false", "--dry-run", "False", "--input", "True"],
         frozenset({"dry-run", "resume"}),
     ) == ["--dry_run", "--input=x", "--input", "True"]

@@ -26,7 +26,7 @@ _PROMPT_CHARS = 160
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the page says about the bench as a whole."""
+    """Facts about the whole comparison, shown at the top of the page."""
 
     title: str
     dataset: str

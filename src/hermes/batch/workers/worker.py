@@ -108,7 +108,7 @@ class Worker:
                 "hint": "set a valid key, then run the same command",
             }
         if outcome.get("stop_reason") == StopReason.MAX_COST and not self._reached_own_limit(entry):
-            hint = "run the same command with a higher --max-cost to go on"
+            hint = "run the same command with a higher --max-cost to continue"
             return {
                 "say": "fatal",
                 "message": f"the run's budget is spent: {outcome['detail']}",

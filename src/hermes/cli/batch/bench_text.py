@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from hermes.batch.compare.attempts import Divergence
 from hermes.batch.compare.report_html import score_text
 from hermes.batch.compare.scores import Attempt, Comparison, ModelPair, Score
-from hermes.cli.render import columns, money, one_line, render_message
+from hermes.cli.render import money, one_line, render_message
+from hermes.cli.tables import columns
 from hermes.core import Message
 from hermes.safety.text import printable
 

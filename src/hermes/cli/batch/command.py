@@ -29,11 +29,11 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option(
     "--allow-missing-toolsets",
     is_flag=True,
-    help="Go on without toolsets of --distribution or --toolsets that cannot be used here.",
+    help="Omit toolsets of --distribution or --toolsets that cannot be used here.",
 )
 @click.option("--samples-per-prompt", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
-    "--seed", type=int, help="Makes toolset draws and, where the server can, sampling reproducible."
+    "--seed", type=int, help="Makes toolset draws and, if the server supports it, sampling reproducible."
 )
 @click.option("--max-samples", type=click.IntRange(min=1), help="Only the first N rows.")
 @click.option("--num-workers", type=click.IntRange(min=1), default=4, show_default=True, help="Processes.")
@@ -42,50 +42,58 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 )
 @click.option("--executor", type=click.Choice(["process", "ray"]), default="process", show_default=True)
 @click.option("--ray-address", metavar="HOST:PORT", help="A running cluster; otherwise one on this machine.")
-@click.option("--ray-insecure", is_flag=True, help="Also use a cluster that asks for no token.")
+@click.option("--ray-insecure", is_flag=True, help="Also use a cluster that requires no token.")
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
-    help="Accepted for old command lines; work is handed out singly.",
+    help="Accepted for old command lines; samples are dispatched one by one.",
 )
 @click.option(
     "--max-turns", type=click.IntRange(min=1), default=10, show_default=True, help="Model calls a sample."
 )
-@click.option("--timeout", type=float, help="Seconds a sample may take.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Longest completion of one call.")
+@click.option("--timeout", type=float, help="Time limit of a sample, in seconds.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum length of one completion.")
 @click.option("--temperature", type=float)
-@click.option("--max-cost", type=float, help="US dollars for this start; needs known prices.")
+@click.option("--max-cost", type=float, help="Budget of this start in US dollars; needs known prices.")
 @click.option(
     "--max-tries",
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="After infrastructure failures.",
+    help="Attempts at a sample after infrastructure failures.",
 )
 @click.option("--reasoning-effort", type=click.Choice(_EFFORTS))
-@click.option("--reasoning-disabled", is_flag=True, help="Ask for no thinking; wins over --reasoning-effort.")
 @click.option(
-    "--ephemeral-system-prompt", metavar="TEXT", help="Shown to the model, left out of the dataset."
+    "--reasoning-disabled", is_flag=True, help="Disable reasoning; takes precedence over --reasoning-effort."
+)
+@click.option(
+    "--ephemeral-system-prompt",
+    metavar="TEXT",
+    help="System prompt that is sent to the model but left out of the dataset.",
 )
 @click.option(
     "--prefill-messages-file",
     type=click.Path(path_type=Path, exists=True),
-    help="JSON list of messages, likewise.",
+    help="JSON list of messages that are sent but left out of the dataset.",
 )
 @click.option("--providers-allowed", metavar="A,B", help="OpenRouter routing.")
 @click.option("--providers-ignored", metavar="A,B", help="OpenRouter routing.")
 @click.option("--providers-order", metavar="A,B", help="OpenRouter routing.")
 @click.option("--provider-sort", help="OpenRouter routing: price, throughput or latency.")
 @click.option("--reward", metavar="FILE.py:FUNCTION", help="Scores each finished trajectory.")
-@click.option("--require-reasoning", is_flag=True, help="Keep aside samples without any thinking.")
 @click.option(
-    "--drop-unknown-tools", is_flag=True, help="Keep aside samples that call a tool that does not exist."
+    "--require-reasoning",
+    is_flag=True,
+    help="Exclude samples without reasoning (filters write to filtered.jsonl).",
 )
-@click.option("--only-completed", is_flag=True, help="Keep aside samples that a limit ended.")
-@click.option("--keep-min-turns", type=click.IntRange(min=1), help="Keep aside shorter ones.")
-@click.option("--keep-max-turns", type=click.IntRange(min=1), help="Keep aside longer ones.")
-@click.option("--min-reward", type=float, help="Keep aside samples under this reward.")
-@click.option("--dedupe", is_flag=True, help="Keep aside repeated conversations.")
+@click.option(
+    "--drop-unknown-tools", is_flag=True, help="Exclude samples that call a tool that does not exist."
+)
+@click.option("--only-completed", is_flag=True, help="Exclude samples that a limit ended.")
+@click.option("--keep-min-turns", type=click.IntRange(min=1), help="Exclude samples with fewer turns.")
+@click.option("--keep-max-turns", type=click.IntRange(min=1), help="Exclude samples with more turns.")
+@click.option("--min-reward", type=float, help="Exclude samples below this reward.")
+@click.option("--dedupe", is_flag=True, help="Exclude repeated conversations.")
 @click.option("--sandbox", metavar="NAME", help="local, bubblewrap or docker.")
 @click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
 @click.option(
@@ -95,7 +103,7 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
     help="YAML file with these flags.",
 )
 @click.option(
-    "--resume", is_flag=True, help="Insist that the run exists already; continuing is the default anyway."
+    "--resume", is_flag=True, help="Require that the run exists; an existing run is continued in any case."
 )
 @click.option(
     "--accept-changes", is_flag=True, help="Continue a run although its settings or dataset changed."
@@ -129,7 +137,7 @@ def batch(ctx: click.Context, /, **params: Any) -> None:
 @click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
 @json_option
 def status(run_name: str, output_dir: Path, as_json: bool) -> None:
-    """How far a run is."""
+    """Show the progress of a run."""
     from hermes.batch.overview import overview
 
     folder = output_dir / run_name
@@ -145,9 +153,9 @@ def status(run_name: str, output_dir: Path, as_json: bool) -> None:
 @click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
 @json_option
 def list_(output_dir: Path, as_json: bool) -> None:
-    """All runs."""
+    """List all runs."""
     from hermes.batch.overview import overview
-    from hermes.cli.render import columns
+    from hermes.cli.tables import columns
 
     folders = sorted(path.parent for path in output_dir.glob("*/run.json"))
     rows = [overview(folder) for folder in folders]

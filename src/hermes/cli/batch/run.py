@@ -151,7 +151,7 @@ def _missing_toolsets(
     if not options.allow_missing_toolsets:
         raise UsageError(
             f"{source} names toolsets that cannot be used here: {listing}",
-            "configure them, or add --allow-missing-toolsets to go on without them",
+            "configure them, or add --allow-missing-toolsets to omit them",
         )
     click.echo(printable(f"going on without {listing}"), err=True)
     return tuple(reasons)
@@ -168,7 +168,7 @@ async def _run_with_signals(pool: Pool) -> RunResult:
             pool.stop()
             return
         interrupted = True
-        click.echo("\nfinishing what is in flight; Ctrl-C again stops at once", err=True)
+        click.echo("\nfinishing the samples in flight; Ctrl-C again stops at once", err=True)
         pool.drain()
 
     loop.add_signal_handler(signal.SIGINT, on_interrupt)
@@ -223,10 +223,12 @@ def _report(folder: Path, result: RunResult, summary: DatasetSummary, *, as_json
         return
     click.echo(f"{summary.rows} rows in {folder / 'trajectories.jsonl'}")
     if summary.filtered:
-        click.echo(f"  kept aside by filters: {summary.filtered} (filtered.jsonl)")
+        click.echo(f"  excluded by filters: {summary.filtered} (filtered.jsonl)")
     for cause, count in result.failed.most_common():
-        click.echo(f"  failed: {count} ({printable(cause)}); the same command tries them again")
+        click.echo(f"  failed: {count} ({printable(cause)}); the same command runs them again")
     for note in summary.notes:
         click.echo(f"  {printable(note)}")
     if result.stopped:
-        click.echo(f"  stopped with {result.total - result.finished} owed; the same command continues")
+        click.echo(
+            f"  stopped with {result.total - result.finished} samples unfinished; the same command continues"
+        )

@@ -1,7 +1,7 @@
-"""The interactive chat: what a person types, and what they see.
+"""The interactive chat: reads lines, prints steps, asks the user.
 
-Ctrl-C stops the turn, not the program; Ctrl-D or /quit leaves. A line that begins with a slash is a
-command. Everything the model or a tool says is made safe for the terminal before it is shown.
+Ctrl-C stops the turn, not the program; Ctrl-D or /quit exits. A line that begins with a slash is a
+command. Output of the model and of tools is made safe for the terminal before it is printed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.agent.build import Person, open_writer
+from hermes.agent.build import UserCallbacks, open_writer
 from hermes.agent.chat import Conversation
 from hermes.cli.chat.options import ChatOptions, load_config, make_plan, open_chat_model
-from hermes.cli.chat.slash import COMMANDS, Leave, run_command
+from hermes.cli.chat.slash import COMMANDS, ExitChat, run_command
 from hermes.cli.render import call_text, money, one_line
 from hermes.config.load import Config
 from hermes.core import Step, StepKind, StopReason
@@ -43,7 +43,7 @@ async def run_repl(options: ChatOptions) -> None:
     plan = replace(
         plan,
         workspace=plan.workspace or Path.cwd(),
-        person=Person(screen.approve, screen.answer, screen.tell),
+        user=UserCallbacks(screen.approve, screen.answer, screen.notify),
         memory=True,
         on_delta=screen.delta,
     )
@@ -69,8 +69,8 @@ async def _converse(chat: Conversation, screen: Screen) -> None:
         try:
             steps = await run_command(chat, line) if line.startswith("/") else chat.send(line)
             if steps is not None:
-                await _watch(steps, chat, screen)
-        except Leave:
+                await _print_turn(steps, chat, screen)
+        except ExitChat:
             return
         except HermesError as error:
             click.echo(f"error: {printable(error.message)}", err=True)
@@ -78,8 +78,8 @@ async def _converse(chat: Conversation, screen: Screen) -> None:
                 click.echo(f"  fix: {printable(error.hint)}", err=True)
 
 
-async def _watch(steps: AsyncIterator[Step], chat: Conversation, screen: Screen) -> None:
-    """Shows a turn as it happens; Ctrl-C cancels it and leaves the conversation usable."""
+async def _print_turn(steps: AsyncIterator[Step], chat: Conversation, screen: Screen) -> None:
+    """Prints a turn while it runs; Ctrl-C cancels it, and the conversation stays usable."""
 
     async def follow() -> None:
         async for step in steps:
@@ -103,13 +103,13 @@ async def _watch(steps: AsyncIterator[Step], chat: Conversation, screen: Screen)
 
 
 class Screen:
-    """The terminal: reading lines, showing steps, asking the person."""
+    """The terminal: reads lines, prints steps, asks the user."""
 
     def __init__(self, config: Config) -> None:
         self._session = _prompt_session(config)
         self._question = asyncio.Lock()
-        """Held while the person is asked something: one question at a time, and nothing printed over it."""
-        self._held_back: list[str] = []
+        """Locked while the user is asked a question: one at a time, and nothing is printed over it."""
+        self._deferred_lines: list[str] = []
         self._streamed = False
 
     async def read(self, prompt: str) -> str:
@@ -136,12 +136,12 @@ class Screen:
             line = f"<- {printable(step.result.name)}: {state}, {step.result.duration_ms / 1000:.2f} s"
             self._show(click.style(f"{line}  {one_line(step.message.content, 100)}", dim=True))
 
-    def tell(self, notice: str) -> None:
+    def notify(self, notice: str) -> None:
         self._show(click.style(printable(notice), bold=True))
 
     def _show(self, line: str) -> None:
         if self._question.locked():
-            self._held_back.append(line)
+            self._deferred_lines.append(line)
         else:
             click.echo(line)
 
@@ -151,19 +151,19 @@ class Screen:
             try:
                 yield
             finally:
-                for line in self._held_back:
+                for line in self._deferred_lines:
                     click.echo(line)
-                self._held_back.clear()
+                self._deferred_lines.clear()
 
     async def _ask(self, prompt: str) -> str:
-        """An answer to a question; unlike what is said in the conversation, it is not kept in the history."""
+        """Reads the reply to a question; unlike the conversation, it is not added to the history."""
         from prompt_toolkit import PromptSession
 
         session: PromptSession[str] = PromptSession()
         return (await session.prompt_async(prompt)).strip()
 
     async def approve(self, kind: str, action: str) -> Answer:
-        """once, always or no; an interrupted question is a no."""
+        """Asks for approval: once, always or no; an interrupted question counts as no."""
         async with self._asking():
             click.echo(click.style(f"\nThe agent wants to run ({kind}):", bold=True))
             click.echo(f"  {printable(action)}")
@@ -171,8 +171,8 @@ class Screen:
                 reply = (await self._ask("Allow? [y]es once, [a]lways, [N]o: ")).lower()
             except (KeyboardInterrupt, EOFError):
                 return "no"
-        answers: dict[str, Answer] = {"y": "once", "yes": "once", "a": "always", "always": "always"}
-        return answers.get(reply, "no")
+        decisions: dict[str, Answer] = {"y": "once", "yes": "once", "a": "always", "always": "always"}
+        return decisions.get(reply, "no")
 
     async def answer(self, question: str, choices: tuple[str, ...]) -> str:
         async with self._asking():
@@ -186,7 +186,7 @@ class Screen:
 
 
 def _prompt_session(config: Config) -> PromptSession[str]:
-    """History in the home, completion of slash commands, Alt-Enter for a new line."""
+    """A prompt with history in the home, completion of slash commands, and Alt-Enter for a new line."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import FileHistory

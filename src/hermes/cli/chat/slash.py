@@ -18,7 +18,7 @@ from hermes.errors import UsageError
 from hermes.safety.text import printable
 
 
-class Leave(Exception):
+class ExitChat(Exception):
     """Raised by /quit."""
 
 
@@ -101,7 +101,7 @@ async def _save(chat: Conversation, argument: str) -> None:
     from hermes.store import Reader
 
     if not argument:
-        raise UsageError("where to?", "/save conversation.jsonl")
+        raise UsageError("/save needs a file name", "/save conversation.jsonl")
     if not chat.loop.recorder.begun:
         raise UsageError("there is nothing to save yet", "ask something first")
     target = Path(argument).expanduser()
@@ -112,7 +112,7 @@ async def _save(chat: Conversation, argument: str) -> None:
 
 async def _rate(chat: Conversation, argument: str) -> None:
     if argument not in ("good", "bad", "1", "2", "3", "4", "5"):
-        raise UsageError(f"'{argument}' is no rating", "/rate 1 to /rate 5, /good or /bad")
+        raise UsageError(f"'{argument}' is not a rating", "/rate 1 to /rate 5, /good or /bad")
     rating = await chat.rate(argument)
     click.echo(f"rated {rating.trajectory_id} step {rating.step_index}: {argument}")
 
@@ -135,12 +135,12 @@ async def _new(chat: Conversation, argument: str) -> None:
 
 
 async def _quit(chat: Conversation, argument: str) -> None:
-    raise Leave
+    raise ExitChat
 
 
 COMMANDS: dict[str, SlashCommand] = {
     "help": SlashCommand("this list", _help),
-    "model": SlashCommand("show the model, or go on with another: /model openrouter/…", _model),
+    "model": SlashCommand("show the model, or switch to another: /model openrouter/…", _model),
     "tools": SlashCommand("show the tools, or offer others: /tools terminal,file or /tools none", _tools),
     "skills": SlashCommand("list the skills, or read one: /skills NAME", _skills),
     "memory": SlashCommand("list what is remembered, or remove a fact: /memory remove ID", _memory),
@@ -148,7 +148,7 @@ COMMANDS: dict[str, SlashCommand] = {
     "good": SlashCommand("the last answer was good", _good),
     "bad": SlashCommand("the last answer was bad", _bad),
     "rate": SlashCommand("rate the last answer: /rate 1 … /rate 5", _rate),
-    "retry": SlashCommand("a second try at the last answer, kept beside the first", _retry),
+    "retry": SlashCommand("answer the last message again, recorded beside the first answer", _retry),
     "new": SlashCommand("start a new conversation", _new),
     "quit": SlashCommand("leave", _quit),
 }

@@ -19,16 +19,20 @@ from hermes.cli.options import json_option, stored_variables
 )
 @click.option("--output", type=click.Path(path_type=Path), help="JSONL file to write.")
 @click.option(
-    "--target-max-tokens", type=click.IntRange(min=1), default=8000, show_default=True, help="A row's budget."
+    "--target-max-tokens",
+    type=click.IntRange(min=1),
+    default=8000,
+    show_default=True,
+    help="Token budget of a row.",
 )
 @click.option(
     "--tokenizer",
     metavar="NAME|DIR",
     default="hermes/smollm2",
     show_default=True,
-    help="Of the model to be trained: folder, hub name or tiktoken name.",
+    help="Tokenizer of the model to train: folder, hub name or tiktoken name.",
 )
-@click.option("--trust-remote-code", is_flag=True, help="Let a hub tokenizer run code that it brings along.")
+@click.option("--trust-remote-code", is_flag=True, help="Allow a hub tokenizer to run its own code.")
 @click.option(
     "--strategy", type=click.Choice(["fold", "summarise", "auto"]), default="fold", show_default=True
 )
@@ -37,28 +41,30 @@ from hermes.cli.options import json_option, stored_variables
     type=click.IntRange(min=32),
     default=750,
     show_default=True,
-    help="Longest folded state of one output or one run of exchanges.",
+    help="Maximum length of the summary of one output or one span of exchanges.",
 )
 @click.option(
     "--protect-last-turns",
     type=click.IntRange(min=0),
     default=4,
     show_default=True,
-    help="Turns at the end that stay, but for tool outputs that must be folded for the row to fit.",
+    help="Final turns that are kept, except tool outputs that must be folded for the row to fit.",
 )
 @click.option(
     "--strict-protect",
     is_flag=True,
-    help="Fold no tool output of protected turns; rows that do not fit with them are kept aside.",
+    help="Fold no tool output of protected turns; rows that then do not fit are written to a separate file.",
 )
-@click.option("-m", "--model", metavar="PROVIDER/NAME", help="Writes the states for summarise and auto.")
+@click.option(
+    "-m", "--model", metavar="PROVIDER/NAME", help="Model that writes the summaries for summarise and auto."
+)
 @click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
     default=50,
     show_default=True,
-    help="Requests to the model in flight.",
+    help="Concurrent requests to the model.",
 )
 @click.option(
     "--sample-percent",
@@ -66,9 +72,9 @@ from hermes.cli.options import json_option, stored_variables
     default=100.0,
     help="Only this share of the rows.",
 )
-@click.option("--seed", type=int, default=42, show_default=True, help="Of that sample.")
+@click.option("--seed", type=int, default=42, show_default=True, help="Seed of that sample.")
 @click.option("--dry-run", is_flag=True, help="Count and report only; nothing is written.")
-@click.option("--resume", is_flag=True, help="Carry on where an interrupted run stopped.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @click.option(
     "--config",
     "config_file",
@@ -82,7 +88,8 @@ def compress(ctx: click.Context, /, **params: Any) -> None:
     """Fit trajectories to a token budget.
 
     Tool outputs are folded first, then thinking, then the tool outputs of the last turns; decisions and
-    instructions go last. Rows that do not fit are kept aside with the reason. Originals are never changed.
+    instructions go last. Rows that do not fit are written to a separate file with the reason. Originals
+    are never changed.
     """
     from hermes.cli.compress.options import read_compress_options
     from hermes.cli.compress.run import run

@@ -68,13 +68,13 @@ class CompressProgress:
 
 
 def report_text(files: Mapping[str, Path], figures: JSONObject) -> str:
-    summary, tokens, kept = figures["summary"], figures["tokens"], figures["kept"]
+    summary, tokens, retained = figures["summary"], figures["tokens"], figures["kept"]
     written = summary["trajectories_compressed"] + summary["trajectories_skipped_under_target"]
     lines = [
         f"{written} rows in {files['output']}: {summary['trajectories_compressed']} compressed, "
-        f"{summary['trajectories_skipped_under_target']} fitted as they were",
+        f"{summary['trajectories_skipped_under_target']} fitted unchanged",
         f"  tokens {tokens['total_before']} -> {tokens['total_after']}; of the compressed rows' decisions "
-        f"{kept['decisions']:.1%} kept, of the facts used later {kept['facts']:.1%}",
+        f"{retained['decisions']:.1%} kept, of the facts used later {retained['facts']:.1%}",
     ]
     protected = figures["protected"]
     if protected["rows"]:

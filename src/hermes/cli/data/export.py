@@ -32,7 +32,7 @@ _SHOWN_CHARS = 4_000
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _SHARE = click.FloatRange(0, 1)
 _OPTIONS = (
-    click.option("--format", "form", metavar="NAME", help="See --formats; sharegpt if none is named."),
+    click.option("--format", "form", metavar="NAME", help="See --formats; default: sharegpt."),
     click.option("--formats", "listing", is_flag=True, help="List the formats and stop."),
     click.option(
         "--output",
@@ -53,8 +53,10 @@ _OPTIONS = (
         show_default=True,
         help="trl and axolotl formats: tool calls as fields, or as text for templates without tools.",
     ),
-    click.option("--all", "everything", is_flag=True, help="Also those that did not complete."),
-    click.option("--compressed", is_flag=True, help="Take a trajectory's compressed version if it has one."),
+    click.option("--all", "everything", is_flag=True, help="Also trajectories that did not complete."),
+    click.option(
+        "--compressed", is_flag=True, help="Use the compressed version of a trajectory if it has one."
+    ),
     click.option(
         "--where", multiple=True, metavar="COND", help="turns<=10, metadata.split=train, model~qwen"
     ),
@@ -63,14 +65,19 @@ _OPTIONS = (
     click.option("--max-chars", type=click.IntRange(min=1), help="Of the whole conversation."),
     click.option("--min-tool-success", type=_SHARE, help="Share of tool calls that worked, 0 to 1."),
     click.option("--language", multiple=True, metavar="CODE", help="en, de, zh …; repeatable."),
-    click.option("--near-duplicates", type=_SHARE, metavar="SIM", help="Drop those as alike as this (0.85)."),
-    click.option("--decontaminate", type=_FILE, help="Drop those that contain text of this eval set."),
+    click.option(
+        "--near-duplicates",
+        type=_SHARE,
+        metavar="SIM",
+        help="Drop trajectories at least this similar (0.85).",
+    ),
+    click.option("--decontaminate", type=_FILE, help="Drop trajectories that contain text of this eval set."),
     click.option(
         "--redact",
         type=click.Choice(["none", "known", "names", "shapes"]),
         default="shapes",
         show_default=True,
-        help="Known secrets; also by the names they have; also by their shape.",
+        help="Known secrets; also values named like one; also values shaped like one.",
     ),
     click.option("--split", type=_SHARE, metavar="SHARE", help="Share of tasks for eval; two files."),
     click.option(
@@ -83,8 +90,13 @@ _OPTIONS = (
     click.option("--recipe", metavar="NAME", help="axolotl, unsloth, trl or llama-factory: also its config."),
     click.option("--base-model", metavar="NAME", help="Model that the recipe trains."),
     click.option("--lora", is_flag=True, help="Recipe: LoRA without four-bit quantisation."),
-    click.option("--push-to-hub", "repo", metavar="REPO", help="Also upload, if no secret is found in it."),
-    click.option("--public", is_flag=True, help="The repository may be seen by everybody."),
+    click.option(
+        "--push-to-hub",
+        "repo",
+        metavar="REPO",
+        help="Also upload the export, unless a secret is found in it.",
+    ),
+    click.option("--public", is_flag=True, help="Make the repository public."),
     click.option("--preview", is_flag=True, help="Print the first rows, write nothing."),
 )
 
@@ -287,7 +299,7 @@ def _push(
 
 
 def _list_formats(as_json: bool) -> None:
-    from hermes.cli.render import columns
+    from hermes.cli.tables import columns
     from hermes.data.formats.registry import FORMATS
 
     if as_json:

@@ -1,4 +1,4 @@
-"""`hermes import`: conversations from elsewhere into the store."""
+"""`hermes import`: stores conversations from other sources."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _SHOWN_PROBLEMS = 20
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--format", "form", metavar="NAME", help="Told by each row if not given; see export --formats.")
-@click.option("--run", "run_id", metavar="NAME", help="Name under which the rows can be found again.")
+@click.option(
+    "--format", "form", metavar="NAME", help="Default: detected for each row; see export --formats."
+)
+@click.option("--run", "run_id", metavar="NAME", help="Run id of the imported rows.")
 @json_option
 def import_(files: tuple[Path, ...], form: str | None, run_id: str | None, as_json: bool) -> None:
     """Store conversations from FILES: JSONL, JSON, Parquet, or folders of them.
@@ -35,17 +37,17 @@ def import_(files: tuple[Path, ...], form: str | None, run_id: str | None, as_js
 
     config = load()
     with open_writer(config) as writer, Reader(db_path(config.home)) as reader:
-        done = import_files(list(files), reader, writer, form=form, run_id=run_id)
+        result = import_files(list(files), reader, writer, form=form, run_id=run_id)
     if as_json:
-        problems = [problem._asdict() for problem in done.problems]
-        click.echo(json.dumps({"rows": done.rows, "known": done.known, "problems": problems}))
+        problems = [problem._asdict() for problem in result.problems]
+        click.echo(json.dumps({"rows": result.rows, "known": result.known, "problems": problems}))
     else:
-        click.echo(f"{done.rows} trajectories imported")
-        if done.known:
-            click.echo(f"  in the store already: {done.known}")
-        for problem in done.problems[:_SHOWN_PROBLEMS]:
+        click.echo(f"{result.rows} trajectories imported")
+        if result.known:
+            click.echo(f"  in the store already: {result.known}")
+        for problem in result.problems[:_SHOWN_PROBLEMS]:
             click.echo(f"  not imported: {printable(str(problem))}", err=True)
-        if len(done.problems) > _SHOWN_PROBLEMS:
-            click.echo(f"  … and {len(done.problems) - _SHOWN_PROBLEMS} more (--json lists all)", err=True)
-    if done.problems:
+        if len(result.problems) > _SHOWN_PROBLEMS:
+            click.echo(f"  … and {len(result.problems) - _SHOWN_PROBLEMS} more (--json lists all)", err=True)
+    if result.problems:
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""`hermes rate`: a verdict on one trajectory."""
+"""`hermes rate`: rates one trajectory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hermes.cli.options import json_option
 @click.command()
 @click.argument("trajectory")
 @click.argument("verdict", type=click.Choice(["good", "bad", "1", "2", "3", "4", "5"]))
-@click.option("--comment", help="Why.")
-@click.option("--rater", help="Who rates; your user name if not given.")
+@click.option("--comment", help="Reason.")
+@click.option("--rater", help="Name of the rater; default: your user name.")
 @json_option
 def rate(trajectory: str, verdict: str, comment: str | None, rater: str | None, as_json: bool) -> None:
     """Rate TRAJECTORY (an id, its beginning or end, or 'last') as good, bad, or 1 to 5.

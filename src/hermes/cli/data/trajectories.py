@@ -46,7 +46,7 @@ def trajectories() -> None:
 @filter_options
 @json_option
 def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None:
-    """Newest first."""
+    """List trajectories, newest first."""
     from hermes.cli.render import summary_table
 
     conditions = _build_filter(filters)
@@ -70,7 +70,7 @@ def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None
 
 @trajectories.command()
 @click.argument("trajectory", default="last")
-@click.option("--raw", is_flag=True, help="Also what each model call saw: every message and tool schema.")
+@click.option("--raw", is_flag=True, help="Also the input of each model call: every message and tool schema.")
 @click.option("--compressed", is_flag=True, help="Beside its compressed version, with the folds marked.")
 @json_option
 def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
@@ -103,7 +103,7 @@ def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True)
 @json_option
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """Full-text search over everything said, thought, called and returned."""
+    """Full-text search over all messages, reasoning, tool calls and results."""
     from hermes.cli.render import hit_lines
 
     with _reader() as reader:
@@ -118,7 +118,7 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 @filter_options
 @json_option
 def stats(as_json: bool, **filters: Any) -> None:
-    """Figures over all of them, or over those a filter selects."""
+    """Show statistics of all trajectories, or of those that a filter selects."""
     from hermes.cli.render import stats_text
 
     with _reader() as reader:
@@ -131,7 +131,7 @@ def stats(as_json: bool, **filters: Any) -> None:
 @click.argument("right")
 @json_option
 def diff(left: str, right: str, as_json: bool) -> None:
-    """Where two trajectories first differ, and how."""
+    """Show where two trajectories first differ, and how."""
     from hermes.cli.render import diff_text
     from hermes.data.diff import compare
 
@@ -148,9 +148,9 @@ def diff(left: str, right: str, as_json: bool) -> None:
 @filter_options
 @json_option
 def redact(check: bool, as_json: bool, **filters: Any) -> None:
-    """What an export would redact: known secrets, and what is named or shaped like one.
+    """Show what an export would redact: known secrets, and values that look like one.
 
-    The record itself is never changed. Each finding is shown with its surroundings, not the secret.
+    The record itself is never changed. Findings are shown with their context, not the secret.
     """
     from hermes.config.load import load
     from hermes.data.redaction.scan import scan

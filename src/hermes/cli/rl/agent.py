@@ -20,7 +20,7 @@ from hermes.cli.options import json_option, refuse_key, stored_variables
 )
 @click.option("--interactive", is_flag=True, help="Talk to the agent instead of giving it one task.")
 @click.option("--list-environments", is_flag=True, help="List the environments and exit.")
-@click.option("--check-server", is_flag=True, help="Say whether this machine can train, and exit.")
+@click.option("--check-server", is_flag=True, help="Check whether this machine can train, and exit.")
 @click.option("--api-key", hidden=True, help="Refused: a key on a command line is visible to everyone.")
 @click.option("--verbose", is_flag=True, hidden=True, help="Every call is shown in any case.")
 @click.option("--save-trajectories", is_flag=True, hidden=True, help="Every run is recorded in any case.")
@@ -69,14 +69,14 @@ def agent(
     if base_url is None and (model or config.settings.model).startswith(f"{BUNDLED_PROVIDER}/"):
         click.echo("warning: the bundled model is too small to drive a training; --model names one", err=True)
     register_tools()
-    offered = ",".join((TOOLSET, *([toolsets] if toolsets else [])))
-    options = ChatOptions(task, model, base_url, offered, None, None, max_iterations, False, as_json)
+    agent_toolsets = ",".join((TOOLSET, *([toolsets] if toolsets else [])))
+    options = ChatOptions(task, model, base_url, agent_toolsets, None, None, max_iterations, False, as_json)
     if interactive:
         from hermes.cli.chat.repl import run_repl
 
         asyncio.run(run_repl(options))
         return
-    assert task, "asked for above"
+    assert task, "checked above"
     from hermes.cli.chat.query import run_query
 
     sys.exit(asyncio.run(run_query(task, options)))

@@ -1,4 +1,4 @@
-"""`hermes rl test | preflight | doctor`: will it learn, and if not, why."""
+"""`hermes rl test | preflight | doctor`: whether a run will learn, and why one does not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from hermes.cli.options import json_option, stored_variables
 @click.command()
 @click.option("--model", "models", multiple=True, help="Model to test, provider/name; repeatable.")
 @click.option("--num-steps", default=3, show_default=True, type=click.IntRange(1, 50), help="Groups.")
-@click.option("--group-size", default=16, show_default=True, type=click.IntRange(1, 64), help="Answers each.")
+@click.option(
+    "--group-size", default=16, show_default=True, type=click.IntRange(1, 64), help="Completions per group."
+)
 @json_option
 @stored_variables
 def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool) -> None:
@@ -22,16 +24,14 @@ def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
     from hermes.rl.config.resolve import current_selection, resolve
 
     config = load()
-    found = run_inference_test(
-        config, resolve(config, current_selection(config.home)), models, num_steps, group_size
-    )
+    report = run_inference_test(config, resolve(config, current_selection(config.home)), models, num_steps, group_size)
     if as_json:
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         from hermes.rl.render import inference_text
 
-        click.echo(inference_text(found))
-    if not found["summary"]["environment_working"]:
+        click.echo(inference_text(report))
+    if not report["summary"]["environment_working"]:
         raise SystemExit(1)
 
 
@@ -42,12 +42,12 @@ def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
     default=60,
     show_default=True,
     type=click.IntRange(1),
-    help="Longest that sampling may take; what is made by then is judged.",
+    help="Time limit of sampling; the groups finished by then are judged.",
 )
 @json_option
 @stored_variables
 def preflight(groups: int, seconds: int, as_json: bool) -> None:
-    """A minute that says whether a run of the selected environment will learn."""
+    """Sample for a minute and predict whether a run of the selected environment will learn."""
     import signal
 
     from hermes.config.load import load
@@ -56,13 +56,13 @@ def preflight(groups: int, seconds: int, as_json: bool) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
-    found = check(config, resolve(config, current_selection(config.home)), groups, seconds)
+    report = check(config, resolve(config, current_selection(config.home)), groups, seconds)
     if as_json:
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         from hermes.rl.render import preflight_text
 
-        click.echo(preflight_text(found))
+        click.echo(preflight_text(report))
 
 
 @click.command()
@@ -70,7 +70,7 @@ def preflight(groups: int, seconds: int, as_json: bool) -> None:
 @json_option
 @stored_variables
 def doctor(run_id: str, as_json: bool) -> None:
-    """Why a run does not learn: named causes with their evidence."""
+    """Diagnose why a run does not learn: named causes with their evidence."""
     from hermes.config.load import load
     from hermes.rl.checks.doctor import diagnose
     from hermes.rl.results import step_rows

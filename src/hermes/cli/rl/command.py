@@ -1,6 +1,7 @@
-"""`hermes rl`: choose an environment, configure it, start a run, watch it, stop it, use what it learned.
+"""`hermes rl`: choose an environment, configure it, start a run, watch it, stop it, use its weights.
 
-A sentence is a task for the agent, which has the same by its `rl_*` tools; a word that is no command is not.
+An argument of several words is a task for the agent, which has the same commands as `rl_*` tools; a single
+unknown word is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _run_argument = click.argument("run_id")
 
 
 class TaskGroup(click.Group):
-    """A group that hands what is not one of its commands to the agent."""
+    """A group that passes a task, which is not one of its commands, to the agent."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
@@ -74,7 +75,7 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def select(name: str, as_json: bool) -> None:
-    """Select the environment that config, test, preflight and start are about."""
+    """Select the environment for config, test, preflight and start."""
     from hermes.rl.config.resolve import select as choose
 
     chosen = choose(_config(), name)
@@ -87,7 +88,7 @@ def select(name: str, as_json: bool) -> None:
 @rl.command()
 @click.argument("field", required=False)
 @click.argument("value", required=False)
-@click.option("--unlock", is_flag=True, help="Change it although it is locked.")
+@click.option("--unlock", is_flag=True, help="Change a locked field.")
 @json_option
 def config(field: str | None, value: str | None, unlock: bool, as_json: bool) -> None:
     """Show the fields of the selected environment, or set one: FIELD VALUE."""
@@ -101,12 +102,12 @@ def config(field: str | None, value: str | None, unlock: bool, as_json: bool) ->
     elif value is None:
         raise UsageError(f"no value for {field}", f"hermes rl config {field} VALUE")
     else:
-        resolved = edit(settings, field, _value(value), unlock=unlock)
+        resolved = edit(settings, field, _parse_value(value), unlock=unlock)
     click.echo(fields_text(resolved, as_json))
 
 
-def _value(text: str) -> Any:
-    """A list, an object, null or a boolean as YAML writes them; the field reads anything else as text."""
+def _parse_value(text: str) -> Any:
+    """A list, an object, null or a boolean in YAML; anything else stays text for the field to parse."""
     from hermes.config.yaml_file import parse_scalar
 
     if text[:1] in ("[", "{") or text in ("null", "true", "false"):
@@ -119,7 +120,7 @@ def _value(text: str) -> Any:
 @click.option(
     "--prompts",
     metavar="FILE",
-    help="Or make one: tasks as for `hermes batch --dataset-file`; with --reward.",
+    help="Or create one from tasks, as for `hermes batch --dataset-file`; with --reward.",
 )
 @click.option(
     "--reward", metavar="FILE.py:FUNCTION", help="Scores a rollout, as for `hermes batch --reward`."
@@ -146,7 +147,7 @@ def start(
     service: str | None,
     as_json: bool,
 ) -> None:
-    """Start a run. It goes on without this terminal."""
+    """Start a run. It continues without this terminal."""
     from hermes.rl.start import start as start_run
 
     settings = _config({"rl.service": service} if service else {})
@@ -155,16 +156,16 @@ def start(
 
         select_reward_function(settings, environment, prompts, reward)
         environment = None
-    run = start_run(settings, _prepared(settings, environment, config_file, toolsets, edits, unlock))
+    run = start_run(settings, _resolve_selected(settings, environment, config_file, toolsets, edits, unlock))
     if as_json:
         _print(
             {"run_id": run.run_id, "status": run.status().state.value, "config_path": str(run.config_path)}
         )
     else:
-        click.echo(f"run {run.run_id} is starting; 'hermes rl status {run.run_id}' tells how it stands")
+        click.echo(f"run {run.run_id} is starting; 'hermes rl status {run.run_id}' shows its progress")
 
 
-def _prepared(
+def _resolve_selected(
     settings: Config,
     environment: str | None,
     config_file: Path | None,
@@ -181,13 +182,13 @@ def _prepared(
     if config_file is not None:
         apply_run_file(settings, config_file)
     if toolsets is not None:
-        offered = [] if toolsets == "none" else [name.strip() for name in toolsets.split(",")]
-        edit(settings, "env.enabled_toolsets", offered, unlock=True)
-    for each in edits:
-        field, equals, value = each.partition("=")
+        names = [] if toolsets == "none" else [name.strip() for name in toolsets.split(",")]
+        edit(settings, "env.enabled_toolsets", names, unlock=True)
+    for assignment in edits:
+        field, equals, value = assignment.partition("=")
         if not equals:
-            raise UsageError(f"--set {each} has no value", "write --set FIELD=VALUE")
-        edit(settings, field, _value(value), unlock=unlock)
+            raise UsageError(f"--set {assignment} has no value", "write --set FIELD=VALUE")
+        edit(settings, field, _parse_value(value), unlock=unlock)
     return resolve(settings, current_selection(settings.home))
 
 
@@ -195,20 +196,20 @@ def _prepared(
 @_run_argument
 @json_option
 def status(run_id: str, as_json: bool) -> None:
-    """How a run stands: processes, newest metrics, why it ended."""
+    """Show a run: processes, newest metrics, why it ended."""
     from hermes.rl.render import run_text
     from hermes.rl.results import describe
     from hermes.rl.run import find_run
     from hermes.rl.start import current_status
 
     run = find_run(_config().home, run_id)
-    told = describe(run, current_status(run))
-    click.echo(json.dumps(told, indent=2, ensure_ascii=False) if as_json else run_text(told))
+    report = describe(run, current_status(run))
+    click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else run_text(report))
 
 
 @rl.command()
 @_run_argument
-@click.option("--now", is_flag=True, help="Without its last checkpoint: what that would save is lost.")
+@click.option("--now", is_flag=True, help="Stop at once, without a last checkpoint: later progress is lost.")
 @json_option
 def stop(run_id: str, now: bool, as_json: bool) -> None:
     """Stop a run and all its processes; its step is finished and saved first."""
@@ -222,7 +223,7 @@ def stop(run_id: str, now: bool, as_json: bool) -> None:
     else:
         click.echo(f"run {run.run_id}: {ended.state.value}")
         if not ended.state.ended:
-            click.echo("its trainer finishes a step and saves; --now waits for nothing", err=True)
+            click.echo("its trainer finishes a step and saves; --now stops at once", err=True)
 
 
 @rl.command()
@@ -236,9 +237,9 @@ def results(run_id: str, as_json: bool) -> None:
     from hermes.rl.start import current_status
 
     run = find_run(_config().home, run_id)
-    found = read(run, current_status(run))
+    report = read(run, current_status(run))
     click.echo(
-        json.dumps(found, indent=2, ensure_ascii=False, default=str) if as_json else results_text(found)
+        json.dumps(report, indent=2, ensure_ascii=False, default=str) if as_json else results_text(report)
     )
 
 

@@ -1,4 +1,4 @@
-"""`hermes rl weights | serve`: what a run has learned, as files or as a server."""
+"""`hermes rl weights | serve`: the weights of a run, as files or from a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hermes.cli.options import json_option, stored_variables
 
 @click.command()
 @click.argument("name", required=False, metavar="[RUN|tinker://…]")
-@click.option("--step", type=click.IntRange(min=0), help="Of which checkpoint; default: the newest.")
+@click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint; default: the newest.")
 @click.option(
     "--format",
     "form",
@@ -25,12 +25,12 @@ from hermes.cli.options import json_option, stored_variables
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    help="Where to; default: the run's folder, and ./checkpoints/… for a tinker:// path.",
+    help="Target; default: the run's folder, or ./checkpoints/… for a tinker:// path.",
 )
 @click.option(
     "--into",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Or: to a folder in this one, named like the run at the engine or service.",
+    help="Or: a parent folder; the target is named like the run at the engine or service.",
 )
 @click.option(
     "--base-url",
@@ -66,7 +66,7 @@ def weights(
 
 @click.command()
 @click.argument("run_id")
-@click.option("--port", type=click.IntRange(0, 65535), help="Default: 8001, or any that is free.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Default: 8001, or a free port.")
 @stored_variables
 def serve(run_id: str, port: int | None) -> None:
     """Serve a run's weights, as the model `policy` of an OpenAI-compatible endpoint."""

@@ -15,7 +15,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def config() -> None:
     """Show and change settings.
 
-    Flags win over environment variables, those over .env, that over config.yaml. Every setting can be
+    Flags take precedence over environment variables, then .env, then config.yaml. Every setting can be
     given as a variable: sandbox.backend is HERMES_SANDBOX__BACKEND.
     """
 
@@ -23,19 +23,19 @@ def config() -> None:
 @config.command()
 @_JSON
 def show(as_json: bool) -> None:
-    """Every setting with its value and where it came from."""
-    from hermes.cli.tables import aligned
+    """List every setting with its value and origin."""
+    from hermes.cli.tables import table_lines
     from hermes.config.load import load
     from hermes.config.show import entries
     from hermes.safety.text import clip
 
-    found = entries(load())
+    settings = entries(load())
     if as_json:
-        click.echo(json.dumps({entry.key: entry.to_json() for entry in found}, indent=2))
+        click.echo(json.dumps({entry.key: entry.to_json() for entry in settings}, indent=2))
         return
     longest = 72 if sys.stdout.isatty() else sys.maxsize
-    rows = [(entry.key, clip(entry.text, longest), entry.origin.value) for entry in found]
-    for line in aligned([("KEY", "VALUE", "ORIGIN"), *rows]):
+    rows = [(entry.key, clip(entry.text, longest), entry.origin.value) for entry in settings]
+    for line in table_lines([("KEY", "VALUE", "ORIGIN"), *rows]):
         click.echo(line)
 
 
@@ -43,7 +43,7 @@ def show(as_json: bool) -> None:
 @click.argument("key")
 @_JSON
 def get(key: str, as_json: bool) -> None:
-    """The value of one setting; of a variable only whether it is set."""
+    """Show the value of one setting; for a variable, only whether it is set."""
     from hermes.config.edit import is_variable
     from hermes.config.load import load
     from hermes.config.show import as_text, setting, variable
@@ -72,10 +72,10 @@ def set_(key: str, value: str | None) -> None:
 
     if value is None and not is_variable(key):
         raise UsageError(f"no value for {key}", f"hermes config set {key} VALUE")
-    text = _ask(key) if value is None else value
+    text = _read_secret(key) if value is None else value
     path = set_value(paths.home(), key, text)
     click.echo(f"set {key} in {path}")
-    _note(key)
+    _print_note(key)
 
 
 @config.command()
@@ -87,18 +87,18 @@ def unset(key: str) -> None:
 
     removed = unset_value(paths.home(), key)
     click.echo(f"unset {key}" if removed else f"{key} was not set")
-    _note(key)
+    _print_note(key)
 
 
 @config.command()
 @_JSON
 def path(as_json: bool) -> None:
-    """Where Hermes keeps things."""
-    from hermes.cli.tables import aligned
+    """Show the directories and files of Hermes."""
+    from hermes.cli.tables import table_lines
     from hermes.config import paths
 
     home = paths.home()
-    places: dict[str, Path] = {
+    locations: dict[str, Path] = {
         "home": home,
         "config": paths.config_path(home),
         "env": paths.env_path(home),
@@ -109,9 +109,9 @@ def path(as_json: bool) -> None:
         "logs": paths.logs_dir(home),
     }
     if as_json:
-        click.echo(json.dumps({name: str(place) for name, place in places.items()}, indent=2))
+        click.echo(json.dumps({name: str(location) for name, location in locations.items()}, indent=2))
         return
-    for line in aligned([(name, str(place)) for name, place in places.items()]):
+    for line in table_lines([(name, str(location)) for name, location in locations.items()]):
         click.echo(line)
 
 
@@ -128,7 +128,7 @@ def edit() -> None:
     click.echo(f"saved {paths.config_path(home)}" if changed else "nothing changed")
 
 
-def _ask(name: str) -> str:
+def _read_secret(name: str) -> str:
     from hermes.errors import UsageError
 
     if sys.stdin.isatty():
@@ -141,8 +141,8 @@ def _ask(name: str) -> str:
     return text
 
 
-def _note(key: str) -> None:
-    """Says when the change has no effect, or perhaps not the intended one."""
+def _print_note(key: str) -> None:
+    """Prints a note if the change has no effect, or perhaps not the intended one."""
     from hermes.config.load import load
     from hermes.config.show import note_on_change
     from hermes.errors import HermesError

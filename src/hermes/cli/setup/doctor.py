@@ -1,4 +1,4 @@
-"""`hermes doctor`: what works on this machine, and what would fix the rest."""
+"""`hermes doctor`: checks what works on this machine, with fixes for the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hermes memory`: what the agent remembers across sessions."""
+"""`hermes memory`: the facts that the agent remembers across sessions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def list_(as_json: bool) -> None:
 @json_option
 def show(fact: str, as_json: bool) -> None:
     """Show FACT and the step that it comes from."""
-    from hermes.cli.render import render_step, when
+    from hermes.cli.render import local_time, render_step
     from hermes.config.load import load
     from hermes.config.paths import db_path
     from hermes.safety.text import printable
@@ -60,7 +60,7 @@ def show(fact: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(entry.to_json(), ensure_ascii=False))
         return
-    click.echo(f"{entry.id}  {when(entry.created_at_ms)}  by the {entry.author.value}")
+    click.echo(f"{entry.id}  {local_time(entry.created_at_ms)}  by the {entry.author.value}")
     click.echo(printable(entry.text))
     if source is None:
         click.echo("from no trajectory: it was added on the command line")
@@ -98,7 +98,7 @@ def add(text: str, trajectory: str | None, step: int | None, as_json: bool) -> N
     with open_writer(config) as writer:
         writer.add_fact(fact, settings.max_facts).result()
     with Reader(db_path(config.home)) as reader:
-        stored = reader.resolve_fact(fact.id)  # as the redactor left it
+        stored = reader.resolve_fact(fact.id)  # as redacted
     if as_json:
         click.echo(json.dumps(stored.to_json(), ensure_ascii=False))
     else:
@@ -109,7 +109,7 @@ def add(text: str, trajectory: str | None, step: int | None, as_json: bool) -> N
 @click.argument("facts", nargs=-1, required=True, metavar="FACT...")
 @json_option
 def remove(facts: tuple[str, ...], as_json: bool) -> None:
-    """Forget each FACT. What was said in the trajectory that it comes from stays recorded there."""
+    """Remove each FACT. The trajectory that it comes from stays recorded."""
     from hermes.agent.build import open_writer
     from hermes.config.load import load
     from hermes.config.paths import db_path
@@ -129,12 +129,13 @@ def remove(facts: tuple[str, ...], as_json: bool) -> None:
 
 
 def facts_table(facts: list[Fact]) -> str:
-    from hermes.cli.render import columns, one_line, when
+    from hermes.cli.render import local_time, one_line
+    from hermes.cli.tables import columns
 
     rows = [
         (
             fact.id,
-            when(fact.created_at_ms),
+            local_time(fact.created_at_ms),
             fact.author.value,
             f"{fact.trajectory_id}:{fact.step_index}"
             if fact.step_index is not None

@@ -1,4 +1,4 @@
-"""`hermes models`: the providers, where they are, whether their key is there, and the bundled model."""
+"""`hermes models`: the providers with their addresses and keys, and the bundled model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def models(as_json: bool) -> None:
 
         click.echo(json.dumps({"default": config.settings.model, "providers": rows}, indent=2))
         return
-    from hermes.cli.tables import aligned
+    from hermes.cli.tables import table_lines
 
     click.echo(f"default model: {config.settings.model}\n")
     header = ("PROVIDER", "BASE URL", "KEY", "MODELS")
     body = [(row["name"], row["base_url"], _key_text(row), ", ".join(row["models"])) for row in rows]
-    for line in aligned([header, *body]):
+    for line in table_lines([header, *body]):
         click.echo(line)
     click.echo("\nchoose one with --model PROVIDER/NAME, or: hermes config set model PROVIDER/NAME")
 

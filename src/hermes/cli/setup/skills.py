@@ -30,8 +30,8 @@ def skills() -> None:
 def browse(category: str | None, as_json: bool) -> None:
     """List all skills."""
     catalogue = _catalogue()
-    found = [skill for skill in catalogue.skills if category in (None, skill.category)]
-    _print_list(found, as_json)
+    skills = [skill for skill in catalogue.skills if category in (None, skill.category)]
+    _print_list(skills, as_json)
     for broken in catalogue.broken:
         _echo(f"left out: {broken.error.message}", err=True)
 
@@ -77,21 +77,21 @@ def view(name: str, file_path: str | None, as_json: bool) -> None:
 def install(source: str, yes: bool, force: bool, as_json: bool) -> None:
     """Install a skill from SOURCE: a directory, a .zip or .tar.gz file, or a bundled skill's name.
 
-    What it contains is shown first. Nothing in it is run.
+    Its contents are shown first. Nothing in it is executed.
     """
     from hermes.config.paths import home
-    from hermes.skills.install import install as put_in_place
+    from hermes.skills.install import install as install_skill
     from hermes.skills.install import prepare
 
     candidate = prepare(source)
     if not as_json:
-        found = candidate.skill
-        _echo(f"{found.name} {found.version or ''}, from {candidate.source}\n{found.description}\n")
+        skill = candidate.skill
+        _echo(f"{skill.name} {skill.version or ''}, from {candidate.source}\n{skill.description}\n")
         for name, data in sorted(candidate.files.items()):
             _echo(f"  {len(data):>9,} bytes  {name}")
     if not yes:
         click.confirm("Install it?", abort=True, err=as_json)
-    skill = put_in_place(home(), candidate, replace=force)
+    skill = install_skill(home(), candidate, replace=force)
     if as_json:
         click.echo(json.dumps({**skill.to_json(), "directory": str(skill.directory)}, ensure_ascii=False))
     else:
@@ -105,9 +105,9 @@ def install(source: str, yes: bool, force: bool, as_json: bool) -> None:
 def check(ctx: click.Context, name: str | None, as_json: bool) -> None:
     """Check skills: their form, changes since they were installed, and what they need.
 
-    Exits with 1 if one is malformed or was changed.
+    Exits with 1 if a skill is malformed or was changed.
     """
-    from hermes.cli.tables import aligned
+    from hermes.cli.tables import table_lines
     from hermes.config.load import load
     from hermes.errors import UsageError
     from hermes.skills.install import check as check_all
@@ -119,8 +119,8 @@ def check(ctx: click.Context, name: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([finding.to_json() for finding in findings], ensure_ascii=False))
     else:
-        rows = [(each.name, each.origin.value, each.state) for each in findings]
-        for line in aligned([("SKILL", "ORIGIN", "STATE"), *rows]):
+        rows = [(finding.name, finding.origin.value, finding.state) for finding in findings]
+        for line in table_lines([("SKILL", "ORIGIN", "STATE"), *rows]):
             click.echo(line)
     ctx.exit(1 if any(finding.problems for finding in findings) else 0)
 
@@ -132,13 +132,13 @@ def _catalogue() -> Catalogue:
     return list_skills(home())
 
 
-def _print_list(found: Sequence[Skill], as_json: bool) -> None:
+def _print_list(skills: Sequence[Skill], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([skill.to_json() for skill in found], ensure_ascii=False))
+        click.echo(json.dumps([skill.to_json() for skill in skills], ensure_ascii=False))
         return
-    if not found:
+    if not skills:
         click.echo("no skill fits; 'hermes skills browse' lists all")
-    for skill in found:
+    for skill in skills:
         _echo(f"{skill.category}/{skill.name}{'' if skill.origin.value == 'bundled' else '  (yours)'}")
         _echo(f"    {skill.description}")
 

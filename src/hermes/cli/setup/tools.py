@@ -1,4 +1,4 @@
-"""`hermes tools`: what the agent can be given, and why something cannot be used here."""
+"""`hermes tools`: the available tools, and why a tool is unavailable."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def tools(distributions: bool, as_json: bool) -> None:
     if distributions:
         _distributions(config.settings, as_json)
         return
-    found = _tools(config.settings, config.environ)
+    rows = _tools(config.settings, config.environ)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(rows, indent=2))
         return
     _table(
         ("TOOLSET", "TOOL", "AVAILABLE"),
         [
             (row["toolset"], row["tool"] or "-", "yes" if row["available"] else f"no: {row['why']}")
-            for row in found
+            for row in rows
         ],
     )
 
@@ -55,13 +55,13 @@ def _tools(settings: Settings, environ: Mapping[str, str]) -> list[JSONObject]:
     return rows
 
 
-def _row(toolset: str, tool: str | None, description: str, why: str | None) -> JSONObject:
+def _row(toolset: str, tool: str | None, description: str, problem: str | None) -> JSONObject:
     return {
         "toolset": toolset,
         "tool": tool,
         "description": description,
-        "available": why is None,
-        "why": why,
+        "available": problem is None,
+        "why": problem,
     }
 
 
@@ -82,9 +82,7 @@ def _distributions(settings: Settings, as_json: bool) -> None:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from hermes.safety.text import printable
+    from hermes.cli.tables import table_lines
 
-    lines = [[printable(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[column]) for row in lines) for column in range(len(head))]
-    for row in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in table_lines([head, *rows]):
+        click.echo(line)

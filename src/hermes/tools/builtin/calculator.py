@@ -38,7 +38,7 @@ async def _calculator(arguments: JSONObject, bench: Workbench) -> str:
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression as text; ToolError says what cannot be calculated."""
+    """The value of an expression as text; ToolError if it cannot be calculated."""
     if len(expression) > _MAX_CHARS:
         raise ToolError(f"the expression is longer than {_MAX_CHARS} characters")
     try:

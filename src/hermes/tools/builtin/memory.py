@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 async def _memory(arguments: JSONObject, bench: Workbench) -> str:
-    if bench.tell_user is None:
+    if bench.notify_user is None:
         raise ToolError(
             "the memory can be used only in a conversation with a person", kind=ToolErrorKind.REFUSED
         )
     match arguments["action"]:
         case "add":
-            return await _add(_required(arguments, "text"), bench, bench.tell_user)
+            return await _add(_required(arguments, "text"), bench, bench.notify_user)
         case "remove":
-            return await _remove(_required(arguments, "id"), bench, bench.tell_user)
+            return await _remove(_required(arguments, "id"), bench, bench.notify_user)
         case _:
             facts = await asyncio.to_thread(stored_facts, _home(bench))
             return json.dumps([{"id": fact.id, "text": fact.text} for fact in facts], ensure_ascii=False)

@@ -181,7 +181,7 @@ def _about(card: JSONObject) -> JSONObject:
     facts = {
         name: metadata[name] for name in ("license", "language", "task_categories") if metadata.get(name)
     }
-    facts |= {ours: card[theirs] for theirs, ours in _FACTS.items() if card.get(theirs)}
+    facts |= {name: card[key] for key, name in _FACTS.items() if card.get(key)}
     if isinstance(card.get("description"), str):
         facts["description"] = clip(" ".join(card["description"].split()), _DESCRIPTION_CHARS)
     return {name: value for name, value in facts.items() if len(json.dumps(value)) <= 2 * _DESCRIPTION_CHARS}

@@ -34,7 +34,7 @@ class WebSearchHit:
 
 
 def choose_backend(web: WebSettings, environ: Mapping[str, str]) -> str:
-    """The configured back end, or with 'auto' the first that is set up; ToolError says what to set."""
+    """The configured back end, or with 'auto' the first that is set up; ToolError if there is none."""
     ready = {"searxng": bool(web.searxng_url), **{name: bool(environ.get(key)) for name, key in KEYS.items()}}
     backend = web.search_backend
     if backend == "auto":
