@@ -1,4 +1,4 @@
-"""The server process: address, state directory, event loop, signals, orderly end."""
+"""The server process: address, state directory, event loop, signals, orderly shutdown."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class TrajectoryServerOptions:
     port: int = 8000
     """0: any free one."""
     state_dir: Path | None = None
-    """Where everything is kept; None: in memory, gone with the process."""
+    """Where the journal is stored; None: in memory, lost when the process ends."""
     token: str | None = field(default=None, repr=False)
     limits: IntakeLimits = field(default_factory=IntakeLimits)
 
 
 def serve(options: TrajectoryServerOptions, announce: Callable[[str], None]) -> None:
-    """Serves until a signal ends it. `announce` is told the address once clients can connect.
+    """Serves until a signal ends it. `announce` is called with the URL once clients can connect.
 
-    UsageError: an address that others can reach, without a token. StoreError: the state directory cannot be
-    used. HermesError: the address is taken.
+    UsageError: an address that other machines can reach, without a token. StoreError: the state directory
+    cannot be used. HermesError: the address is in use.
     """
     try:
         import httptools  # noqa: F401
@@ -70,7 +70,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _keep_freed_memory() -> None:
     """Lets the next body reuse the last one's memory: mapping it anew costs an eighth of the CPU time.
 
-    Not where groups stay in memory: it would leave holes between them.
+    Not for a server that stores groups in memory, which it would fragment.
     """
     mmap_threshold, trim_threshold = -3, -1
     with contextlib.suppress(AttributeError, OSError):  # not glibc
@@ -93,7 +93,7 @@ async def _run(
     class TrajectoryServer(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            yield  # ours below: uvicorn's would end the process before the journal is closed
+            yield  # our handlers below; uvicorn's would end the process before the journal is closed
 
     journal: GroupJournal = (
         FileJournal(options.state_dir, time.time()) if options.state_dir else MemoryJournal()
@@ -115,7 +115,7 @@ async def _run(
     server = TrajectoryServer(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
-    clock = asyncio.create_task(_keep_time(service))
+    clock = asyncio.create_task(_expire_every_second(service))
     host = f"[{options.host}]" if ":" in options.host else options.host
     announce(f"http://{host}:{listener.getsockname()[1]}")
     try:
@@ -126,7 +126,7 @@ async def _run(
         await journal.close()
 
 
-async def _keep_time(service: TrajectoryService) -> None:
+async def _expire_every_second(service: TrajectoryService) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
-        service.notice_time()
+        service.expire()
