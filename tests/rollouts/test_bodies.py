@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hermes.rollouts.compression import BadGzip, Deflater, TooLarge, inflate
+from hermes.rollouts.parsing.fast_path import match_group, match_list
 from hermes.rollouts.parsing.parse import BodyError, parse
-from hermes.rollouts.parsing.recognise import recognise, recognise_list
 from hermes.rollouts.parsing.worker import INLINE_BYTES, Parser, WorkerLost
 from hermes.rollouts.schema import MAX_LIST, ScoredData
 from tests.rollouts.conftest import KEYS, group
@@ -81,7 +81,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def check(body: bytes) -> bool:
-    known = recognise(body)
+    known = match_group(body)
     if known is None:
         return False
     expected = parsed(body)
@@ -151,23 +151,23 @@ def test_a_damaged_body_is_never_recognised_as_something_else(
     ],
 )
 def test_what_needs_judgement_is_left_to_the_parser(raw: bytes) -> None:
-    assert recognise(raw) is None
+    assert match_group(raw) is None
 
 
 @given(st.lists(USUAL | BODIES, max_size=4))
 def test_a_recognised_list_is_its_groups_recognised_one_by_one(bodies: list[Any]) -> None:
-    found = recognise_list(json.dumps(bodies).encode())
-    alone = [recognise(json.dumps(body).encode()) for body in bodies]
+    found = match_list(json.dumps(bodies).encode())
+    alone = [match_group(json.dumps(body).encode()) for body in bodies]
     assert found == alone or (found is None and None in alone)
 
 
 def test_a_list_of_plain_groups_is_recognised() -> None:
     bodies = [group(mark=mark, env_id=mark) for mark in range(3)]
-    found = recognise_list(json.dumps(bodies, indent=1).encode())
+    found = match_list(json.dumps(bodies, indent=1).encode())
     assert found is not None
     assert [(new.env_id, new.size) for new in found] == [(0, 2), (1, 2), (2, 2)]
-    assert recognise_list(b"[]") == []
-    assert recognise_list(json.dumps([group()] * (MAX_LIST + 1)).encode()) is None
+    assert match_list(b"[]") == []
+    assert match_list(json.dumps([group()] * (MAX_LIST + 1)).encode()) is None
     with pytest.raises(BodyError):
         parse(json.dumps([group()] * (MAX_LIST + 1)).encode(), many=True)
 

@@ -22,7 +22,7 @@ from hermes.rollouts.intake import IntakeLimits
 from hermes.rollouts.journal.journal import SEGMENT_BYTES, FileJournal
 from hermes.rollouts.journal.recover import recover
 from hermes.rollouts.journal.segment import list_segments
-from hermes.rollouts.parsing.recognise import IncomingGroup
+from hermes.rollouts.parsing.fast_path import IncomingGroup
 from hermes.rollouts.schema import EnvRegistration, Registration
 from hermes.rollouts.service import BatchDelivery, TrajectoryService
 from tests.rollouts.conftest import ENV, RUN, Client, Launch, group, marks
@@ -127,7 +127,7 @@ async def test_a_file_cut_anywhere_gives_the_state_of_the_last_change_that_is_wh
         recovered = recover(tmp_path, 0.0)
         expected = [said for size, said in states if size <= length][-1]
         assert describe(recovered.state) == expected
-        assert recovered.places.keys() == {group.id for group in recovered.state.groups()}
+        assert recovered.locations.keys() == {group.id for group in recovered.state.groups()}
 
 
 async def test_damage_before_the_end_is_an_error_and_not_a_smaller_queue(tmp_path: Path) -> None:
@@ -162,14 +162,14 @@ async def test_old_segments_go_when_their_groups_are_served_and_stragglers_are_c
         batch = await service.next_batch(None)
         if isinstance(batch, BatchDelivery):
             served += await read(batch)
-            service.sent(batch.lease, arrived=True)
+            service.settle_delivery(batch.lease, arrived=True)
     assert served == list(range(400))
     await journal.close()
     assert sum(path.stat().st_size for path in list_segments(tmp_path)) < 100_000
     journal, service = await opened(tmp_path)
     (straggler,) = service.state.queue
     assert (straggler.size, service.state.step) == (9, 100)
-    assert json.loads(journal.reader([straggler.id])[0]())["mark"] == 7777
+    assert json.loads(journal.readers([straggler.id])[0]())["mark"] == 7777
     await journal.close()
 
 
@@ -260,7 +260,7 @@ from pathlib import Path
 from hermes.errors import StoreError
 from hermes.rollouts.intake import IntakeLimits
 from hermes.rollouts.journal.journal import SEGMENT_BYTES, FileJournal
-from hermes.rollouts.parsing.recognise import IncomingGroup
+from hermes.rollouts.parsing.fast_path import IncomingGroup
 from hermes.rollouts.service import TrajectoryService
 
 async def main():
@@ -291,7 +291,7 @@ async def test_a_full_disk_refuses_what_does_not_fit_and_loses_nothing(tmp_path:
     first_refused = next(mark for mark in range(30) if mark not in acknowledged)
     assert acknowledged[-1] > first_refused, "small groups still fit after a large one did not"
     journal, service = await opened(tmp_path)
-    kept = [json.loads(journal.reader([group.id])[0]())["mark"] for group in service.state.queue]
+    kept = [json.loads(journal.readers([group.id])[0]())["mark"] for group in service.state.queue]
     assert kept == acknowledged
     await journal.close()
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.rollouts.core.buffer import Buffer
-from hermes.rollouts.core.packing import Demand, choose, why_none
+from hermes.rollouts.core.packing import Demand, choose, no_batch_reason
 from hermes.rollouts.core.queue import Queue, QueuedGroup, QueueEntry
 
 
@@ -111,7 +111,7 @@ def test_batches_are_exact_first_in_first_out_and_as_the_rules_say(
             )
             assert literal in ([], batch)
         if not batch:
-            assert why_none(queue.lanes, demand)
+            assert no_batch_reason(queue.lanes, demand)
             return
         assert sum(group.size for group in batch) == batch_size
         assert len(set(batch)) == len(batch)

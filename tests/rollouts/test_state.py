@@ -57,12 +57,12 @@ class Requests(RuleBasedStateMachine):
     def post(self, size: int, env: int | None) -> None:
         group = QueuedGroup(self.next_id, env if env in self.state.envs else None, size, 10, self.now_s)
         self.next_id += 1
-        held = self.state.would_be_held(group.env_id, group.size)
-        before = self.state.held(group.env_id)
+        held = self.state.would_be_unservable(group.env_id, group.size)
+        before = self.state.unservable_groups(group.env_id)
         accepted = self.state.accept(group)
         self.groups[group.id] = group
         if held:
-            assert self.state.held(group.env_id) == before + 1
+            assert self.state.unservable_groups(group.env_id) == before + 1
         if accepted.reason:
             assert group.id in self.state.queue
             assert self.state.set_aside() > 0
@@ -70,12 +70,12 @@ class Requests(RuleBasedStateMachine):
     @rule(env=st.sampled_from([0, 1, 2, 3]), how=st.sampled_from(["disconnect", "hear"]))
     def change_env(self, env: int, how: str) -> None:
         if env in self.state.envs:
-            self.state.disconnect(env) if how == "disconnect" else self.state.hear(env, self.now_s)
+            self.state.disconnect(env) if how == "disconnect" else self.state.mark_seen(env, self.now_s)
 
     @rule(passed_s=st.sampled_from([1.0, 40.0]))
     def wait(self, passed_s: float) -> None:
         self.now_s += passed_s
-        self.state.notice_silence(self.now_s - 60.0)
+        self.state.mark_silent(self.now_s - 60.0)
         self.state.expire(self.now_s)
 
     @rule(timed=st.booleans())
@@ -85,7 +85,7 @@ class Requests(RuleBasedStateMachine):
         lease = self.state.lease_batch(self.now_s + 30 if timed else None)
         if lease is None:
             assert not waiting
-            assert self.state.why_no_batch()
+            assert self.state.no_batch_reason()
         elif waiting:
             assert lease.id == min(waiting)
             assert (lease.groups, self.state.step) == (self.served[lease.id], step)
@@ -108,7 +108,7 @@ class Requests(RuleBasedStateMachine):
     def end_lease(self, data: st.DataObject) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.state.leases)))
         if data.draw(st.booleans()):
-            self.state.lose(lease_id)
+            self.state.mark_lost(lease_id)
         else:
             gone = list(self.state.finish(lease_id))
             assert tuple(gone) == self.served[lease_id]

@@ -1,7 +1,7 @@
 """The chat model protocol: one request in, one typed reply or one typed error out.
 
-Implementations retry what is retryable, honour their provider's limits, and raise only
-`ProviderError` and its kin, or `LimitError`. They never execute a tool and never store anything.
+Implementations retry what is retryable, respect their provider's limits, and raise only `ProviderError` and
+its subclasses, or `LimitError`. They never execute a tool and never store anything.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class ChatModel(Protocol):
         ...
 
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
-        """Answers once. With `on_delta`, pieces are reported as they arrive.
+        """One answer. `on_delta` is called with each piece as it arrives.
 
-        A retried attempt starts its deltas anew; the caller is told by a `ProviderError` only when
-        no attempt is left.
+        A retried attempt starts its deltas from the beginning; a `ProviderError` is raised only when no
+        attempt is left.
         """
         ...
 

@@ -1,9 +1,8 @@
-"""Hard limits on calls, tokens and cost, kept before the money is spent.
+"""Hard limits on calls, tokens and cost, checked before a request is sent.
 
-Each call reserves what it may come to. A call starts only while something is left beside what was
-spent and what the calls in flight have reserved, so several callers together overshoot by one call,
-or, where the length of an answer has no bound, by at most one call per caller. Failed attempts count
-as calls: they were requests.
+Each call reserves the most it may cost. A call starts only while the limit exceeds what was spent plus what
+the calls in flight have reserved, so concurrent callers overshoot by at most one call, or, where the length
+of an answer is unbounded, by at most one call each. Failed attempts count as calls: they were requests.
 
 A budget belongs to one event loop and is not thread-safe.
 """
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Spent:
-    """What one request came to; nothing, until it is told otherwise."""
+    """The tokens and the cost of one request; zero until `book` is called."""
 
     def __init__(self, prompt_tokens: int, price: PriceSettings | None) -> None:
         self.tokens = 0
@@ -32,10 +31,10 @@ class Spent:
         self._prompt_tokens = prompt_tokens
         self._price = price
 
-    def book(self, usage: Usage, cost: float | None, answer: str) -> None:
-        """Counts what the server reported; if it reported nothing, an estimate from the answer's text."""
+    def book(self, usage: Usage, cost: float | None, answer_text: str) -> None:
+        """Records the usage that the server reported, or an estimate from the answer's text."""
         if not usage.total:
-            usage = Usage(self._prompt_tokens, output_tokens=estimate_tokens(answer))
+            usage = Usage(self._prompt_tokens, output_tokens=estimate_tokens(answer_text))
             cost = cost_usd(usage, self._price)
         self.tokens = usage.total
         self.cost_usd = cost
@@ -51,7 +50,7 @@ class Budget:
         self.max_tokens = max_tokens
         self.max_cost_usd = max_cost_usd
         self.calls = 0
-        """Requests made or under way."""
+        """Requests that were sent or are in flight."""
         self.tokens = 0
         self.cost_usd: float | None = 0.0
         """None as soon as one call's cost is unknown."""
@@ -59,13 +58,15 @@ class Budget:
         self._reserved_usd = 0.0
 
     def check(self, model: str, price: PriceSettings | None) -> None:
-        """LimitError if another call of `model` would start beyond a limit."""
+        """LimitError if a limit is reached, so that no further call of `model` may start."""
         if self.max_calls is not None and self.calls >= self.max_calls:
-            raise LimitError("max_calls", f"The limit of {self.max_calls} model calls is reached.", _RAISE_IT)
+            raise LimitError(
+                "max_calls", f"The limit of {self.max_calls} model calls is reached.", _RAISE_HINT
+            )
         if self.max_tokens is not None and self.tokens + self._reserved_tokens >= self.max_tokens:
             spent = f"{self.tokens} used, {self._reserved_tokens} reserved by calls in flight"
             message = f"The limit of {self.max_tokens} tokens is reached ({spent})."
-            raise LimitError("max_tokens", message, _RAISE_IT)
+            raise LimitError("max_tokens", message, _RAISE_HINT)
         if self.max_cost_usd is not None:
             self._check_cost(self.max_cost_usd, model, price)
 
@@ -79,13 +80,13 @@ class Budget:
             )
         if self.cost_usd + self._reserved_usd >= limit:
             spent = f"${self.cost_usd:.4f} spent, ${self._reserved_usd:.4f} reserved by calls in flight"
-            raise LimitError("max_cost", f"The cost limit of ${limit:g} is reached ({spent}).", _RAISE_IT)
+            raise LimitError("max_cost", f"The cost limit of ${limit:g} is reached ({spent}).", _RAISE_HINT)
 
     @contextmanager
     def reserve(
         self, model: str, price: PriceSettings | None, prompt_tokens: int, completion_tokens: int | None
     ) -> Iterator[Spent]:
-        """Around one request: checks, reserves, and books what was spent.
+        """Wraps one request: checks the limits, reserves, and records what was spent.
 
         `completion_tokens` is the longest the answer can be, None if it has no bound.
         """
@@ -102,8 +103,8 @@ class Budget:
             self._reserved_tokens -= tokens
             self._reserved_usd -= usd or 0.0
             self.tokens += spent.tokens
-            known = self.cost_usd is not None and spent.cost_usd is not None
-            self.cost_usd = (self.cost_usd or 0.0) + (spent.cost_usd or 0.0) if known else None
+            cost_known = self.cost_usd is not None and spent.cost_usd is not None
+            self.cost_usd = (self.cost_usd or 0.0) + (spent.cost_usd or 0.0) if cost_known else None
 
 
-_RAISE_IT = "Raise the limit to go on; what was done so far is kept."
+_RAISE_HINT = "Raise the limit to continue; what was done so far is kept."

@@ -1,4 +1,4 @@
-"""Reads JSON that a server may have got wrong: the wanted type, or that type's empty value."""
+"""Reads fields of a server's JSON, which may have the wrong type: the value, or its type's empty value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def as_objects(value: JSON) -> list[JSONObject]:
 
 
 def finite(value: JSONObject) -> JSONObject:
-    """The same with null for NaN and infinities, which some servers send and no JSON reader must accept."""
+    """The same with null for NaN and infinities, which some servers send and JSON does not allow."""
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:

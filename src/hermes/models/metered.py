@@ -1,4 +1,4 @@
-"""Puts a model that knows no budget, such as one in this process, under one."""
+"""Applies a budget to a model that has none of its own, such as one in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MeteredChat(ChatModel):
-    """A model whose calls are checked against the budget first and booked in it afterwards."""
+    """Checks each call against the budget first, and records its usage afterwards."""
 
     def __init__(self, model: ChatModel, price: PriceSettings | None, budget: Budget) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""From a model's name to a model that can be called."""
+"""Opens a model by its name."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def open_model(
 ) -> ChatModel:
     """The model named `model` (provider/name; None: the configured default), bound by `budget`.
 
-    `base_url` names any OpenAI-compatible endpoint instead of a known provider. Nothing is contacted
-    yet, but a name that cannot be resolved, a missing key or an unknown parser is an error now.
-    `progress` hears of work that a model in this process does before its first answer.
+    `base_url` is any OpenAI-compatible endpoint, instead of a configured provider. No request is sent yet,
+    but a name that cannot be resolved, a missing key or an unknown parser is an error now. `progress` is
+    called with a line for each step that a model in this process takes before its first answer.
     """
     from hermes.config.providers import resolve_model
 

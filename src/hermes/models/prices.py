@@ -1,4 +1,4 @@
-"""What a call costs. Prices come from settings only; a price nobody stated is unknown, never zero."""
+"""The cost of a call. Prices come from the settings only; a price that is not set is unknown, never zero."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def price_of(settings: Settings, model: str) -> PriceSettings | None:
     """The price of `model` (provider/name); `prices` may be keyed by that or by the name alone.
 
-    Bundled models run in this process, at a known price of nothing.
+    Bundled models run in this process, and cost nothing.
     """
     from hermes.config.providers import BUNDLED_PROVIDER
     from hermes.config.settings import PriceSettings

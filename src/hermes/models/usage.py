@@ -1,4 +1,4 @@
-"""Reads what a server says a call consumed, in the dialects that servers use.
+"""Reads the usage of a call from a response, in the formats that servers use.
 
 The five counters are disjoint. Servers report cached, written and thinking tokens as part of the
 prompt or completion count, so those parts are subtracted here; where a server's own total shows that
@@ -20,7 +20,7 @@ _TOKENS_PER_IMAGE = 1000
 
 
 def read_usage(raw: JSONObject) -> Usage | None:
-    """The usage of a response, or None if it does not say."""
+    """The usage of a response, or None if it has none."""
     data = as_object(raw.get("usage"))
     prompt, completion = as_count(data.get("prompt_tokens")), as_count(data.get("completion_tokens"))
     if not prompt and not completion:
@@ -29,29 +29,29 @@ def read_usage(raw: JSONObject) -> Usage | None:
     cached = _first_count(details, "cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens")
     written = _first_count(details, "cache_write_tokens", "cache_creation_input_tokens")
     thinking = _first_count({**data, **as_object(data.get("completion_tokens_details"))}, "reasoning_tokens")
-    beside = thinking and as_count(data.get("total_tokens")) == prompt + completion + thinking
+    separate = thinking and as_count(data.get("total_tokens")) == prompt + completion + thinking
     return Usage(
         input_tokens=max(0, prompt - cached - written),
         cached_input_tokens=cached,
         cache_write_tokens=written,
-        output_tokens=completion if beside else max(0, completion - thinking),
+        output_tokens=completion if separate else max(0, completion - thinking),
         reasoning_tokens=thinking,
     )
 
 
 def reported_cost_usd(raw: JSONObject) -> float | None:
-    """What the server itself says the call cost (OpenRouter does), or None."""
+    """The cost that the server reports (OpenRouter does), or None."""
     cost = as_object(raw.get("usage")).get("cost")
     return float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) else None
 
 
 def estimate_tokens(text: str) -> int:
-    """A cautious guess at the length of a text, for reserving budget before the server has counted."""
+    """A high estimate of a text's tokens, for reserving budget before the server has counted them."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
 def estimate_prompt(messages: Sequence[Message], tools: Sequence[JSONObject]) -> int:
-    """The same for a whole request. Images count as a flat sum: their data says nothing about tokens."""
+    """The same for a whole request. Each image counts as a fixed number of tokens."""
     images = sum(len(message.images) for message in messages)
     texts = [replace(message, images=()).to_json() for message in messages]
     return estimate_tokens(json.dumps([texts, list(tools)])) + images * _TOKENS_PER_IMAGE

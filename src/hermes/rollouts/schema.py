@@ -1,7 +1,7 @@
-"""The bodies that clients send: names, types and coercions are the contract with software of other people.
+"""The bodies that clients send. Names, types and coercions are a contract with third-party clients.
 
-Numbers are read leniently ("7" is 7, true is 1, 1 is 1.0 where a float belongs) and must be finite. Unknown
-keys are dropped. Whether lists agree in length is not checked: clients rely on that.
+Numbers are coerced ("7" is 7, true is 1, 1 is 1.0 where a float is expected) and must be finite. Unknown
+keys are dropped. Lists may differ in length: clients rely on that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from hermes.core.json import JSON, JSONObject
 
 MAX_LIST = 2_000
-"""Groups in one post: as many as can be taken in without holding up others."""
+"""Groups in one post: as many as can be stored without delaying other requests."""
 MIN_LEASE_S, MAX_LEASE_S = 0.001, 7 * 24 * 3600.0
 MAX_RENEWED = 10_000
 """Leases in one renewal."""
@@ -39,7 +39,7 @@ class _Body(BaseModel):
 
 
 class Registration(_Body):
-    """A trainer announces its run."""
+    """A trainer registers its run."""
 
     wandb_group: str
     wandb_project: str
@@ -52,7 +52,7 @@ class Registration(_Body):
 
 
 class EnvRegistration(_Body):
-    """An environment announces itself."""
+    """An environment registers with the run."""
 
     max_token_length: Int64
     desired_name: str
@@ -74,7 +74,7 @@ class LeaseReference(_Body):
 
 
 class LeaseRenewal(_Body):
-    """A trainer still works on these batches."""
+    """A trainer extends the leases of batches it is still using."""
 
     lease_ids: Annotated[list[Int64], Field(max_length=MAX_RENEWED)]
     lease_s: float = Field(ge=MIN_LEASE_S, le=MAX_LEASE_S, description="seconds from now until they expire")
@@ -87,7 +87,7 @@ def _check_message(message: JSONObject) -> JSONObject:
 
 
 def _check_finite(value: JSON) -> JSON:
-    """Free-form values are kept as they came, but NaN and infinities are no JSON."""
+    """Free-form values are stored unchanged, but NaN and infinities are not JSON."""
     waiting: list[tuple[JSON, tuple[str | int, ...]]] = [(value, ())]
     while waiting:
         item, path = waiting.pop()
@@ -109,50 +109,50 @@ Message = Annotated[
 ]
 
 
-class _OneError(FailFast):
-    """A long list of wrong values makes one error, not as many. Hashable, for the union with None."""
+class _FirstErrorOnly(FailFast):
+    """A long list of wrong values gives one error, not one each. Hashable, for the union with None."""
 
     def __hash__(self) -> int:
         return hash(self.fail_fast)
 
 
-Ints = Annotated[list[Annotated[list[int], _OneError()]], _OneError()]
-Floats = Annotated[list[Annotated[list[float], _OneError()]], _OneError()]
+Ints = Annotated[list[Annotated[list[int], _FirstErrorOnly()]], _FirstErrorOnly()]
+Floats = Annotated[list[Annotated[list[float], _FirstErrorOnly()]], _FirstErrorOnly()]
 
 
 class ScoredData(_Body):
-    """One group of scored sequences. Dumped, it is what trainers get: every key, null where absent."""
+    """One group of scored sequences. Dumped, it is what trainers receive: every key, null where absent."""
 
     tokens: Ints
     masks: Ints = Field(description="token id where trained, -100 elsewhere")
-    scores: Annotated[list[float], _OneError()]
+    scores: Annotated[list[float], _FirstErrorOnly()]
     advantages: Floats | None = None
     ref_logprobs: Floats | None = None
-    messages: Annotated[list[Annotated[list[Message], _OneError()]], _OneError()] | None = None
+    messages: Annotated[list[Annotated[list[Message], _FirstErrorOnly()]], _FirstErrorOnly()] | None = None
     generation_params: FreeObject | None = None
     inference_logprobs: Floats | None = Field(default=None, description="1.0 where masked")
-    overrides: Annotated[list[FreeObject], _OneError()] | None = None
+    overrides: Annotated[list[FreeObject], _FirstErrorOnly()] | None = None
     group_overrides: FreeObject | None = None
     images: Free = None
     env_id: int | None = None
-    distill_token_ids: Annotated[list[Ints], _OneError()] | None = None
-    distill_logprobs: Annotated[list[Floats], _OneError()] | None = None
+    distill_token_ids: Annotated[list[Ints], _FirstErrorOnly()] | None = None
+    distill_logprobs: Annotated[list[Floats], _FirstErrorOnly()] | None = None
 
 
 def error_details(error: ValidationError) -> list[JSONObject]:
-    """What was wrong, as `detail` of a 422 answer; long inputs and long lists of errors are cut."""
+    """The errors as `detail` of a 422 response; long inputs and long lists of errors are truncated."""
     return [
         {
-            "type": found["type"],
-            "loc": ["body", *found["loc"], *found.get("ctx", {}).get("path", ())],
-            "msg": found["msg"],
-            "input": _shortened(found["input"]),
+            "type": problem["type"],
+            "loc": ["body", *problem["loc"], *problem.get("ctx", {}).get("path", ())],
+            "msg": problem["msg"],
+            "input": _shorten(problem["input"]),
         }
-        for found in error.errors(include_url=False)[:_MAX_ERRORS]
+        for problem in error.errors(include_url=False)[:_MAX_ERRORS]
     ]
 
 
-def _shortened(value: JSON) -> JSON:
+def _shorten(value: JSON) -> JSON:
     if isinstance(value, dict | list):
         return f"({type(value).__name__} of {len(value)})"
     if isinstance(value, float) and not math.isfinite(value):

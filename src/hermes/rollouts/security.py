@@ -1,6 +1,6 @@
-"""The trajectory API's token: as `Authorization: Bearer TOKEN`, or as the password of a URL.
+"""The trajectory API's token: `Authorization: Bearer TOKEN`, or the password of a URL.
 
-The latter (http://hermes:TOKEN@host:8000) so that clients that know nothing of tokens can have one.
+A URL (http://hermes:TOKEN@host:8000) works with clients that have no setting for a token.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from hermes.safety.access import Headers, TokenScheme
 TOKEN_VARIABLE = "HERMES_API_TOKEN"
 
 
-def _carries(headers: Headers, token: str) -> bool:
+def _has_token(headers: Headers, token: str) -> bool:
     scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
-    given = value.strip()
+    credential = value.strip()
     if scheme.lower() == b"basic":
         try:
-            given = base64.b64decode(given, validate=True).partition(b":")[2]
+            credential = base64.b64decode(credential, validate=True).partition(b":")[2]
         except binascii.Error:
             return False
     elif scheme.lower() != b"bearer":
         return False
-    return hmac.compare_digest(given, token.encode())
+    return hmac.compare_digest(credential, token.encode())
 
 
 TOKEN_SCHEME = TokenScheme(
-    TOKEN_VARIABLE, "read and reset the run", "Authorization: Bearer, or http://hermes:TOKEN@host", _carries
+    TOKEN_VARIABLE, "read and reset the run", "Authorization: Bearer, or http://hermes:TOKEN@host", _has_token
 )

@@ -1,4 +1,4 @@
-"""The server process: address, state directory, event loop, signals, orderly end."""
+"""The server process: address, state directory, event loop, signals, orderly shutdown."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class TrajectoryServerOptions:
     port: int = 8000
     """0: any free one."""
     state_dir: Path | None = None
-    """Where everything is kept; None: in memory, gone with the process."""
+    """Where the journal is stored; None: in memory, lost when the process ends."""
     token: str | None = field(default=None, repr=False)
     limits: IntakeLimits = field(default_factory=IntakeLimits)
 
 
 def serve(options: TrajectoryServerOptions, announce: Callable[[str], None]) -> None:
-    """Serves until a signal ends it. `announce` is told the address once clients can connect.
+    """Serves until a signal ends it. `announce` is called with the URL once clients can connect.
 
-    UsageError: an address that others can reach, without a token. StoreError: the state directory cannot be
-    used. HermesError: the address is taken.
+    UsageError: an address that other machines can reach, without a token. StoreError: the state directory
+    cannot be used. HermesError: the address is in use.
     """
     try:
         import httptools  # noqa: F401
@@ -56,7 +56,7 @@ def serve(options: TrajectoryServerOptions, announce: Callable[[str], None]) -> 
 def _keep_freed_memory() -> None:
     """Lets the next body reuse the last one's memory: mapping it anew costs an eighth of the CPU time.
 
-    Not where groups stay in memory: it would leave holes between them.
+    Not for a server that stores groups in memory, which it would fragment.
     """
     mmap_threshold, trim_threshold = -3, -1
     with contextlib.suppress(AttributeError, OSError):  # not glibc
@@ -78,7 +78,7 @@ async def _run(options: TrajectoryServerOptions, listener: Listener, announce: C
     service = TrajectoryService(journal, options.limits)
     parser = Parser()
     app = build_app(service, policy_for(TOKEN_SCHEME, options.host, options.token), parser)
-    clock = asyncio.create_task(_keep_time(service))
+    clock = asyncio.create_task(_expire_every_second(service))
     announce(listener.url)
     try:
         await serve_until_signal(app, listener, HttpSettings(http=HttpConnection, keep_alive_s=30))
@@ -88,7 +88,7 @@ async def _run(options: TrajectoryServerOptions, listener: Listener, announce: C
         await journal.close()
 
 
-async def _keep_time(service: TrajectoryService) -> None:
+async def _expire_every_second(service: TrajectoryService) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
-        service.notice_time()
+        service.expire()

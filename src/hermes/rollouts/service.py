@@ -1,7 +1,7 @@
-"""What the trajectory API does, without HTTP: each method is one request.
+"""The trajectory API without HTTP: one method for each request.
 
-Answers are given when the journal says the change is safe. Groups join the queue at that moment, in the
-order of the log; a batch is taken from the queue when it is asked for, and served once that is recorded.
+A request returns when the journal has made its change durable. Groups join the queue at that moment, in the
+order of the log; a batch leaves the queue when it is requested, and is sent once that is recorded.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _EXAMPLE_KEYS = (
     "messages",
     "images",
 )
-"""What clients find empty lists under before there is any example."""
+"""The keys of `/latest_example`, with empty lists, before the first group."""
 _WARN_EVERY_S = 60.0
 _POLL_GAP_S = 15.0
-"""A trainer that has not asked for this long is not waiting: it computes, or it is gone."""
+"""A trainer that has not polled for this long is not waiting: it is training, or has ended."""
 _logger = logging.getLogger(__name__)
 
 
@@ -51,25 +51,25 @@ class BatchDelivery:
 
 
 class TrainerWait:
-    """How long the trainer has asked in vain for a batch.
+    """How long the trainer has polled without getting a batch.
 
-    A trainer that computes a step does not ask, so it does not count as waiting.
+    A trainer that is computing a step does not poll, so it does not count as waiting.
     """
 
     def __init__(self) -> None:
         self._since_s: float | None = None
         self._last_poll_s = 0.0
 
-    def polled(self, now_s: float) -> None:
+    def record_poll(self, now_s: float) -> None:
         if self._since_s is None or now_s - self._last_poll_s > _POLL_GAP_S:
             self._since_s = now_s
         self._last_poll_s = now_s
 
-    def served(self) -> None:
+    def record_batch(self) -> None:
         self._since_s = None
 
     def seconds(self, now_s: float) -> float | None:
-        """None: it has a batch, or it has stopped asking."""
+        """None: it has a batch, or has stopped polling."""
         if self._since_s is None or now_s - self._last_poll_s > _POLL_GAP_S:
             return None
         return now_s - self._since_s
@@ -92,12 +92,12 @@ class TrajectoryService:
             await self.journal.append(lambda: self.state.register(registration), event)
         return {"uuid": uuid.uuid4().int}
 
-    async def register_env(self, wanted: EnvRegistration) -> JSONObject:
+    async def register_env(self, registration: EnvRegistration) -> JSONObject:
         waiting: JSONObject = {"status": "wait for trainer to start"}
         if not self.state.started:
             return waiting
         env = await self.journal.append(
-            lambda: self.state.register_env(wanted, time.time()), events.env_registered(wanted)
+            lambda: self.state.register_env(registration, time.time()), events.env_registered(registration)
         )
         run = self.state.registration
         if env is None or run is None:  # the run was reset meanwhile
@@ -121,17 +121,17 @@ class TrajectoryService:
     def env_status(self, env_id: int) -> JSONObject:
         if env_id not in self.state.envs:
             raise RejectedPostError(404, f"environment {env_id} is not registered")
-        self.state.hear(env_id, time.time())
+        self.state.mark_seen(env_id, time.time())
         return self._shares.figures(env_id)
 
-    def notice_time(self) -> None:
-        """To be called now and then: leases expire, environments fall silent."""
+    def expire(self) -> None:
+        """Expires leases and marks silent environments; to be called about every second."""
         now_s = time.time()
         self.state.expire(now_s)
-        self.state.notice_silence(now_s - self.limits.env_timeout_s)
+        self.state.mark_silent(now_s - self.limits.env_timeout_s)
 
     async def next_batch(self, lease_s: float | None) -> BatchDelivery | JSONObject:
-        """The next batch, or the answer that there is none. Without a time, its lease is the connection's."""
+        """The next batch, or why there is none. Without `lease_s` the lease ends with the connection."""
         if self.state.registration is None:
             message = "Trainer not registered. Call /register first."
             return {"status": "error", "message": message, "batch": []}
@@ -140,17 +140,17 @@ class TrajectoryService:
         self.state.expire(time.time())
         lease = self.state.lease_batch(_expiry(lease_s))
         if lease is None:
-            self.trainer_wait.polled(time.time())
+            self.trainer_wait.record_poll(time.time())
             connected = sum(env.connected for env in self.state.envs.values())
-            return {"batch": None, "reason": self._why_no_batch(), "envs_connected": connected}
-        self.trainer_wait.served()
+            return {"batch": None, "reason": self._no_batch_reason(), "envs_connected": connected}
+        self.trainer_wait.record_batch()
         return await self._serve(lease)
 
     async def redeliver(self, lease_id: int, lease_s: float | None) -> BatchDelivery:
-        """A batch that is out, once more."""
+        """Serves an outstanding batch again."""
         if lease_id not in self.state.leases:
             raise RejectedPostError(404, f"lease {lease_id} is not outstanding")
-        return await self._serve(self.state.lease_again(lease_id, _expiry(lease_s)))
+        return await self._serve(self.state.redeliver(lease_id, _expiry(lease_s)))
 
     async def acknowledge(self, lease_id: int) -> JSONObject:
         """Idempotent: a lease that is finished may be acknowledged again."""
@@ -161,7 +161,7 @@ class TrajectoryService:
         return {"status": "success"}
 
     async def renew(self, lease_ids: Sequence[int], lease_s: float) -> JSONObject:
-        """Leases that are finished, or of a former run, are named in the answer; they are no error."""
+        """Leases that are finished, or of an earlier run, are listed as unknown; they are no error."""
         expires_s = time.time() + lease_s
         outstanding = [lease_id for lease_id in lease_ids if lease_id in self.state.leases]
         if outstanding:
@@ -170,23 +170,24 @@ class TrajectoryService:
         unknown = [lease_id for lease_id in lease_ids if lease_id not in outstanding]
         return {"status": "success", "renewed": len(outstanding), "unknown": unknown}
 
-    def sent(self, lease: Lease, *, arrived: bool) -> None:
-        """The connection is through with the batch, or broke before it was.
+    def settle_delivery(self, lease: Lease, *, arrived: bool) -> None:
+        """The batch has arrived, or its connection broke first.
 
-        A lease without a time ends when its batch arrives; nobody waits for the record of that, and without
-        it the batch is served again. A break counts only if the batch was not served anew since.
+        A lease without a time limit ends when its batch arrives. The response does not wait for that record;
+        if it is lost in a crash, the batch is redelivered. A broken connection counts only if the batch was
+        not redelivered since.
         """
         if arrived and lease.expires_s is None and lease.id in self.state.leases:
             self._finish(lease.id).add_done_callback(_log_failure)
         elif not arrived and self.state.leases.get(lease.id) == lease:
-            self.state.lose(lease.id)
+            self.state.mark_lost(lease.id)
             self.metrics.count("batches_lost_total")
 
     async def reset(self) -> None:
         def apply() -> None:
-            gone = list(self.state.groups())
+            groups = list(self.state.groups())
             self.state.reset()
-            self.journal.forget(gone)
+            self.journal.forget(groups)
             self.intake.latest = None
 
         await self.journal.append(apply, events.reset())
@@ -195,16 +196,16 @@ class TrajectoryService:
         if self.intake.latest is None and (
             newest := max((group.id for group in self.state.queue), default=None)
         ):
-            (reader,) = self.journal.reader([newest])
+            (reader,) = self.journal.readers([newest])
             self.intake.latest = await asyncio.to_thread(reader)
         return self.intake.latest or b"{%s}" % b",".join(b'"%s":[]' % key.encode() for key in _EXAMPLE_KEYS)
 
     async def _serve(self, lease: Lease) -> BatchDelivery:
-        readers = self.journal.reader(group.id for group in lease.groups)
+        readers = self.journal.readers(group.id for group in lease.groups)
         try:
             await self.journal.append(lambda: None, events.served(lease))
         except BaseException:
-            self.state.lose(lease.id)
+            self.state.mark_lost(lease.id)
             raise
         self.metrics.batches.add(1, time.time())
         self.metrics.count("batches_served_total")
@@ -218,8 +219,8 @@ class TrajectoryService:
 
         return self.journal.append(apply, events.finished(lease_id))
 
-    def _why_no_batch(self) -> str:
-        reason = self.state.why_no_batch()
+    def _no_batch_reason(self) -> str:
+        reason = self.state.no_batch_reason()
         if self.state.set_aside() and time.time() - self._warned_s > _WARN_EVERY_S:
             self._warned_s = time.time()
             _logger.warning("%d queued groups are set aside; no batch: %s", self.state.set_aside(), reason)
@@ -232,4 +233,4 @@ def _expiry(lease_s: float | None) -> float | None:
 
 def _log_failure(future: asyncio.Future[None]) -> None:
     if not future.cancelled() and isinstance(error := future.exception(), StoreError):
-        _logger.error("a served batch could not be marked as arrived: %s", error.message)
+        _logger.error("a served batch could not be recorded as arrived: %s", error.message)

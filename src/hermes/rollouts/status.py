@@ -1,4 +1,4 @@
-"""What the server says about itself: /status and the gauges of /metrics. Pure: time is an argument."""
+"""The contents of /status and the gauges of /metrics. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hermes.rollouts.service import TrajectoryService
 
 
 def status(service: TrajectoryService, now_s: float) -> JSONObject:
-    """The two keys that clients read, and what a person wants to know."""
+    """`current_step` and `queue_size` for Atropos's clients; the rest for people."""
     state, metrics = service.state, service.metrics
     oldest = state.queue.oldest()
     lost = [lease for lease in state.leases.values() if lease.waiting]

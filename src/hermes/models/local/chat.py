@@ -1,11 +1,11 @@
 """A chat model in this process: transformers on the CPU, or on a GPU where there is one.
 
-One worker thread answers one request after the other, so the event loop is never blocked, and a
-cancelled or overdue request stops within a token. Every reply carries its exact prompt ids, sampled ids and
-log-probabilities (local_decode says which). It costs nothing, and says so.
+One worker thread processes one request after the other, so the event loop is never blocked, and a cancelled
+or overdue request stops within a token. Every reply has its exact prompt ids, sampled ids and logprobs
+(`local.decode` defines which). Its cost is 0, not unknown.
 
 Precision: float32 on the CPU, where a model of the bundled one's size decodes as fast as in bfloat16, and a
-forward pass gives the same log-probabilities (figures in docs/parsers.md); the checkpoint's own on a GPU.
+forward pass gives the same logprobs (figures in docs/parsers.md); the checkpoint's own on a GPU.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class LocalChat:
 
     @classmethod
     def open(cls, name: str, home: Path, progress: bundled.Progress | None = None) -> LocalChat:
-        """The bundled model by its name, or the model in a folder. What is missing is an error now.
+        """The bundled model by its name, or the model in a folder; an error if it is missing.
 
-        `progress` hears, one line each, of work that the first request has to wait for.
+        `progress` is called with a line for each step that the first request has to wait for.
         """
         for package in ("torch", "transformers"):
             if importlib.util.find_spec(package) is None:
@@ -63,7 +63,7 @@ class LocalChat:
         return self._name
 
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
-        """Answers once; see `ChatModel`."""
+        """One answer; see `ChatModel`."""
         if self._closed.is_set():
             raise ProviderError(f"{self._name} was closed.")
         if any(message.images for message in request.messages):
@@ -73,12 +73,12 @@ class LocalChat:
         loop = asyncio.get_running_loop()
         done = threading.Event()
 
-        def show(text: str) -> None:
+        def on_text(text: str) -> None:
             if on_delta and text and not done.is_set():
                 loop.call_soon_threadsafe(on_delta, StreamDelta(text=text))
 
         started_at = time.perf_counter()
-        job = loop.run_in_executor(self._worker, self._answer, request, done, show)
+        job = loop.run_in_executor(self._worker, self._generate, request, done, on_text)
         try:
             async with asyncio.timeout(request.timeout_s):
                 return self._reply(request, await job, started_at)
@@ -91,13 +91,15 @@ class LocalChat:
             done.set()
 
     async def close(self) -> None:
-        """Stops what is running and lets go of the weights."""
+        """Stops the running request and releases the weights."""
         self._closed.set()
         await asyncio.to_thread(self._worker.shutdown)
         self._model = None
 
-    def _answer(self, request: ChatRequest, done: threading.Event, show: Callable[[str], None]) -> LocalReply:
-        """In the worker: loads the model if this is the first request, and answers."""
+    def _generate(
+        self, request: ChatRequest, done: threading.Event, on_text: Callable[[str], None]
+    ) -> LocalReply:
+        """In the worker thread: loads the model for the first request, and generates the answer."""
         from hermes.models.local.decode import GenerationCancelledError
         from hermes.models.local.model import load
 
@@ -109,26 +111,26 @@ class LocalChat:
                 raise GenerationCancelledError
             if self._model is None:
                 self._model = load(self._name, self._find_folder())
-            return self._model.answer(request, cancelled, show)
+            return self._model.generate(request, cancelled, on_text)
         except GenerationCancelledError:
-            raise ProviderError(f"{self._name} was stopped before it had answered.") from None
+            raise ProviderError(f"{self._name} was stopped before its answer was complete.") from None
         except RuntimeError as error:  # torch: out of memory, or a device that failed
             raise ProviderError(
                 f"{self._name} failed: {error}", "A smaller model or context may fit."
             ) from error
 
-    def _reply(self, request: ChatRequest, answer: LocalReply, started_at: float) -> ChatReply:
+    def _reply(self, request: ChatRequest, reply: LocalReply, started_at: float) -> ChatReply:
         call = ModelCall(
             model=self._name,
             endpoint="local",
             sampling=request.sampling,
-            finish_reason=answer.finish_reason,
-            usage=answer.usage,
+            finish_reason=reply.finish_reason,
+            usage=reply.usage,
             latency_ms=(time.perf_counter() - started_at) * 1000,
             cost_usd=0.0,
-            first_token_ms=(answer.first_token_at - started_at) * 1000,
-            raw=answer.raw,
-            tokens=answer.tokens,
-            parser="hermes" if answer.message.tool_calls else None,
+            first_token_ms=(reply.first_token_at - started_at) * 1000,
+            raw=reply.raw,
+            tokens=reply.tokens,
+            parser="hermes" if reply.message.tool_calls else None,
         )
-        return ChatReply(answer.message, call)
+        return ChatReply(reply.message, call)

@@ -1,10 +1,11 @@
-"""Token by token: prefill, sample, and the log-probability of what was sampled.
+"""Generation token by token: prefill, sampling, and the logprob of each sampled token.
 
-The log-probabilities are the model's own, at temperature 1 and before top-k and top-p, because that is
-what a trainer recomputes. What is sampled comes from the distribution the parameters describe.
+Logprobs are the model's own, at temperature 1 and before top-k and top-p, because that is what a trainer
+recomputes. Tokens are sampled from the distribution that the sampling parameters describe.
 
-The same prompt and seed give the same tokens, whatever was asked before: prompts are read in chunks at fixed
-places, and of the last prompt only whole chunks are reused, so the arithmetic never differs.
+The same prompt and seed give the same tokens, whatever the previous requests were: prompts are prefilled in
+chunks at fixed positions, and only whole chunks of the last prompt are reused, so the arithmetic never
+differs.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ CHUNK = 256
 
 
 class GenerationCancelledError(Exception):
-    """Raised in the worker when nobody waits for the answer any more."""
+    """Raised in the worker thread when the request was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSampling:
-    """How to choose a token."""
+    """Sampling parameters of a request, all of them set."""
 
     temperature: float
     """0: always the most likely."""
@@ -51,12 +52,12 @@ class Decoder:
         self._cached_ids: tuple[int, ...] = ()
         """The prompt that `_cache` begins with."""
         self.reused_tokens = 0
-        """How much of the last prompt was already in the cache."""
+        """Tokens of the last prompt that were already in the cache."""
 
     def sample(
         self, prompt_ids: Sequence[int], choice: TokenSampling, cancelled: Callable[[], bool]
     ) -> Iterator[DecodedToken]:
-        """Samples without end; the caller stops when it has enough."""
+        """Samples tokens indefinitely; the caller stops iterating."""
         import torch
 
         device = self._model.device
@@ -82,7 +83,7 @@ class Decoder:
                 return logits
 
     def _rewind(self, prompt_ids: tuple[int, ...]) -> int:
-        """Cuts the cache back to the whole chunks that `prompt_ids` shares with it; says how many tokens."""
+        """Truncates the cache to the whole chunks shared with `prompt_ids`; returns how many tokens."""
         from transformers.cache_utils import DynamicCache, DynamicLayer
 
         cache = self._cache
@@ -103,13 +104,13 @@ class Decoder:
                 output = self._model(batch, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
                 logits: torch.Tensor = output.logits[0, -1].float()
         except RuntimeError:
-            self._cached_ids = ()  # some layers may have got further than others
+            self._cached_ids = ()  # some layers may have advanced further than others
             raise
         return logits
 
 
 def choose(logits: torch.Tensor, choice: TokenSampling, generator: torch.Generator) -> int:
-    """One token by `choice` from the logits over the vocabulary."""
+    """Samples one token from the logits over the vocabulary."""
     import torch
 
     if choice.temperature == 0:
@@ -126,7 +127,7 @@ def choose(logits: torch.Tensor, choice: TokenSampling, generator: torch.Generat
 
 
 def _shared_chunks(cached: tuple[int, ...], prompt_ids: tuple[int, ...]) -> int:
-    """The longest common beginning in whole chunks, one token of the prompt left over to ask about."""
+    """The length of the common prefix in whole chunks; at least one token is left to prefill."""
     keep = 0
     while keep + CHUNK < len(prompt_ids) and cached[keep : keep + CHUNK] == prompt_ids[keep : keep + CHUNK]:
         keep += CHUNK

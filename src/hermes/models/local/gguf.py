@@ -1,7 +1,7 @@
-"""Reading a GGUF file: its metadata and its tensors, as far as the bundled model needs them.
+"""Reads the metadata and the tensors of a GGUF file, as far as the bundled model needs them.
 
-Version 3, little-endian, the three tensor types that occur (F32, Q4_1, Q8_0); anything else is refused by
-name. A small reader of our own instead of the `gguf` package, which spends seconds on the vocabulary.
+Supports version 3, little-endian, and three tensor types (F32, Q4_1, Q8_0); anything else is an error. Used
+instead of the `gguf` package, which spends seconds on the vocabulary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK = 32
 
 
 class GGUFError(ValueError):
-    """The file is not one that this reader knows."""
+    """The file has a format that this reader does not support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Opens `path`; the tensors stay on disk until they are called for."""
+    """Opens `path`; each tensor stays on disk until its reader is called."""
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     cursor = _Cursor(data)
@@ -94,7 +94,7 @@ def _reader(data: mmap.mmap, at: int, kind: int, shape: list[int]) -> Callable[[
         import torch
 
         if kind not in _DEQUANTISERS:
-            raise GGUFError(f"tensors of type {kind} are not read here")
+            raise GGUFError(f"tensors of type {kind} are not supported")
         values_per_block, block_bytes, dequantise = _DEQUANTISERS[kind]
         count = 1
         for size in shape:

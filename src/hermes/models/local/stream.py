@@ -1,4 +1,4 @@
-"""Turning sampled ids into text as they come: what may be shown, and whether a stop string was reached."""
+"""Incremental detokenization: the text that can be displayed, and whether a stop string was reached."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class TextStream:
-    """The text of an answer in the making.
+    """The text of an answer while it is being generated.
 
     `text` is everything decoded so far, cut before the first stop string. What `push` and `finish` return is
-    for display: it holds back what may become a stop string, and a tool call altogether.
+    for display: it withholds text that may become a stop string, and tool calls entirely.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], call_mark: str) -> None:
@@ -23,36 +23,35 @@ class TextStream:
         self._decoder = DecodeStream(skip_special_tokens=False)
         self._stops = tuple(stop for stop in stops if stop)
         self._marks = (*self._stops, call_mark)
-        self._shown = 0
+        self._displayed = 0
         self.text = ""
         self.stopped = False
         """True once a stop string was reached."""
 
     def push(self, token: int) -> str:
-        """Adds a token; returns what can be shown now."""
+        """Adds a token; returns the text that can be displayed now."""
         self.text += self._decoder.step(self._backend, token) or ""
-        places = [place for stop in self._stops if (place := self.text.find(stop)) >= 0]
-        if places:
-            self.text, self.stopped = self.text[: min(places)], True
+        starts = [start for stop in self._stops if (start := self.text.find(stop)) >= 0]
+        if starts:
+            self.text, self.stopped = self.text[: min(starts)], True
             return self.finish()
-        return self._show(self._safe_length())
+        return self._display(self._safe_length())
 
     def finish(self) -> str:
-        """Returns what was held back and turned out to be text."""
-        place = self.text.find(self._marks[-1])
-        return self._show(len(self.text) if place < 0 else place)
+        """Returns the withheld text that is no stop string and no call."""
+        call_start = self.text.find(self._marks[-1])
+        return self._display(len(self.text) if call_start < 0 else call_start)
 
-    def _show(self, length: int) -> str:
-        piece = self.text[self._shown : length]
-        self._shown = max(self._shown, length)
+    def _display(self, length: int) -> str:
+        piece = self.text[self._displayed : length]
+        self._displayed = max(self._displayed, length)
         return piece
 
     def _safe_length(self) -> int:
-        place = self.text.find(self._marks[-1])
-        if place >= 0:
-            return place
-        held = max(_overlap(self.text, mark) for mark in self._marks)
-        return len(self.text) - held
+        call_start = self.text.find(self._marks[-1])
+        if call_start >= 0:
+            return call_start
+        return len(self.text) - max(_overlap(self.text, mark) for mark in self._marks)
 
 
 def _overlap(text: str, mark: str) -> int:

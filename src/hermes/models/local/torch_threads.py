@@ -1,11 +1,11 @@
-"""Importing torch so that its CPU threads wait for the next operation only briefly before they sleep.
+"""Imports torch so that its OpenMP threads spin only briefly between operations before they sleep.
 
-A decode step has about a thousand operations, and each hands work to a team of OpenMP threads. Between them
-the workers spin, by default for milliseconds: on two cores and beside one busy process a step of the engine's
-then takes three times as long, beside two thirty times, because a worker spins on the core that the other
-needs. Some ten microseconds are enough to be awake for the next operation, so that a quiet machine is as fast
+A decode step has about a thousand operations, each run by a team of OpenMP threads. Between operations the
+threads spin, by default for milliseconds. On two cores, one other busy process then makes a step of the
+engine three times slower, and two make it thirty times slower, because a thread spins on the core that the
+other needs. About ten microseconds are enough to be awake for the next operation: an idle machine is as fast
 as before, and beside busy processes a step takes less than twice as long. Larger teams wait longer for each
-other and leave more cores to others, so there it may be longer. docs/benchmarks.md has the figures.
+other and leave more cores to others, so they may spin longer. docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _CHOSEN_BY_USER = (SPINS, "OMP_WAIT_POLICY")
 
 
 def import_torch() -> None:
-    """To be called before the first `import torch`; the user's own setting of the variables is respected.
+    """Call this before the first `import torch`. Variables that the user has set are respected.
 
-    OpenMP reads the variable when it is loaded, so it is taken back at once: child processes do not get it.
+    OpenMP reads the variable when it is loaded, so it is removed at once: child processes do not inherit it.
     """
     if any(name in os.environ for name in _CHOSEN_BY_USER):
         return
@@ -34,5 +34,5 @@ def import_torch() -> None:
 
 
 def _cores() -> int:
-    """That this process may use: a container often has fewer than the machine."""
+    """The cores this process may use: in a container often fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

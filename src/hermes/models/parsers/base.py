@@ -1,12 +1,12 @@
-"""What every tool-call parser promises.
+"""The interface of tool-call parsers. Every parser promises:
 
 - `parse` never raises, whatever the text.
 - A malformed call becomes a `ToolCall` with `error` set and its text, markup included, in
   `arguments`. It never hides its well-formed neighbours.
 - Text inside thinking is never a call. Markup inside an argument is never a call's end.
 - `render` writes what `parse` reads back: same names, same arguments, same order. Where a format
-  has no way to write a value, `render` raises ValueError and says why. A malformed call that
-  `parse` found is written back as it was.
+  has no way to write a value, `render` raises ValueError with the reason. A malformed call that
+  `parse` found is written back unchanged.
 
 Not promised: that the tool exists or that the arguments fit its schema; `tools.execute` checks that.
 """
@@ -23,7 +23,7 @@ from hermes.core import JSONObject, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """An answer taken apart."""
+    """The parts of an answer."""
 
     content: str
     """The text outside calls and thinking; exactly the answer if it has neither."""
@@ -61,14 +61,14 @@ class MalformedCallError(ValueError):
         self.name = name
         """The tool's name, where it could still be read."""
         self.payload_at = payload_at
-        """Where the JSON to mend begins; None if there is none."""
+        """Where the JSON to repair begins; None if there is none."""
         self.bare = bare
         """True if that JSON is only the arguments, False if it is the whole call."""
         self.stopped_at = stopped_at
         """Where reading failed."""
         self.doubtful_from = doubtful_from
-        """Where the last string begins if that is where it failed, else where it failed: marks before are
-        inside strings, marks behind may be real."""
+        """Where the last string begins if reading failed inside it, else where reading failed: marks before
+        it are inside strings, marks after it may be real."""
         self.ends_at = ends_at
         """Where the call's JSON ends, if that much is certain."""
 
@@ -81,5 +81,5 @@ def new_call_id() -> str:
     return f"call_{os.urandom(4).hex()}"
 
 
-def broken_call(raw: str, why: MalformedCallError, call_id: str | None = None) -> ToolCall:
-    return ToolCall(call_id or new_call_id(), why.name, raw, error=str(why))
+def broken_call(raw: str, error: MalformedCallError, call_id: str | None = None) -> ToolCall:
+    return ToolCall(call_id or new_call_id(), error.name, raw, error=str(error))

@@ -1,7 +1,7 @@
-"""Reading JSON out of running text, keeping each value's exact source text.
+"""Reads JSON values inside a text, with the exact source text of each value.
 
-Every reader is strict JSON (no NaN, no raw line breaks in strings) and reports failure, however
-hostile the input, as `MalformedCallError`.
+JSON is strict (no NaN, no raw line breaks in strings), and every failure, however hostile the input, is a
+`MalformedCallError`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _BRACKET_OR_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"|["{}\[\]]', re.DOTALL)
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
@@ -30,7 +30,7 @@ def _finite(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +61,32 @@ def decode_at(text: str, at: int) -> Value:
 def decode(text: str) -> Value | None:
     """The whole text as one JSON value, white space around it allowed; None if it is not one."""
     try:
-        found = decode_at(text, skip_space(text, 0))
+        value = decode_at(text, skip_space(text, 0))
     except MalformedCallError:
         return None
-    return found if skip_space(text, found.end) == len(text) else None
+    return value if skip_space(text, value.end) == len(text) else None
 
 
 def is_object(text: str) -> bool:
-    found = decode(text)
-    return found is not None and isinstance(found.value, dict)
+    decoded = decode(text)
+    return decoded is not None and isinstance(decoded.value, dict)
 
 
 def decode_object_at(text: str, at: int, name: str) -> Value:
-    """The JSON object at `at`: the arguments of a call whose name stands outside the JSON."""
+    """The JSON object at `at`: the arguments of a call whose name is outside the JSON."""
     try:
-        found = decode_at(text, at)
+        arguments = decode_at(text, at)
     except MalformedCallError as error:
-        raise _located(error, text, at, name, bare=True) from None
-    if not isinstance(found.value, dict):
-        raise MalformedCallError(_not_an_object(found.value), name=name, ends_at=found.end)
-    return found
+        raise _locate(error, text, at, name, bare=True) from None
+    if not isinstance(arguments.value, dict):
+        raise MalformedCallError(_not_an_object(arguments.value), name=name, ends_at=arguments.end)
+    return arguments
 
 
 def members_at(text: str, at: int) -> tuple[dict[str, Value], int]:
-    """The members of the object at `at`, each with its place in the text, and where the object ends.
+    """The members of the object at `at`, each with its position in the text, and where the object ends.
 
-    When a member is broken, the error carries the name if 'name' was read before.
+    If a member is malformed, the error has the call's name if it was read before.
     """
     members: dict[str, Value] = {}
     if not text.startswith("{", at):
@@ -107,11 +107,11 @@ def members_at(text: str, at: int) -> tuple[dict[str, Value], int]:
                 raise MalformedCallError("invalid JSON: expected ',' or '}'", stopped_at=here)
             here = skip_space(text, here + 1)
     except MalformedCallError as error:
-        raise _located(error, text, at, _name_in(members), bare=False) from None
+        raise _locate(error, text, at, _name_in(members), bare=False) from None
 
 
-def _located(error: MalformedCallError, text: str, at: int, name: str, *, bare: bool) -> MalformedCallError:
-    """The error of the JSON that begins at `at`, told with its place."""
+def _locate(error: MalformedCallError, text: str, at: int, name: str, *, bare: bool) -> MalformedCallError:
+    """The same error with its position in the JSON that begins at `at`."""
     return MalformedCallError(
         f"{error} (character {error.stopped_at - at + 1})",
         name=name,
@@ -129,7 +129,9 @@ def _doubtful_from(reason: str, text: str, at: int, stopped_at: int) -> int:
     if "control character" in reason or "escape" in reason:
         return max(at, quote)
     if quote >= 0 and not text[quote + 1 : stopped_at].strip():
-        return max(at, text.rfind('"', at, quote))  # closed by a quote that was perhaps another's
+        return max(
+            at, text.rfind('"', at, quote)
+        )  # closed by a quote that may be the beginning of another string
     return stopped_at
 
 
@@ -144,8 +146,8 @@ def _key_at(text: str, at: int) -> tuple[str, int]:
 
 
 def _name_in(members: dict[str, Value]) -> str:
-    found = members.get("name")
-    return found.value if found is not None and isinstance(found.value, str) else ""
+    name = members.get("name")
+    return name.value if name is not None and isinstance(name.value, str) else ""
 
 
 def call_parts(text: str, at: int, *keys: str) -> tuple[str, str, int]:
@@ -154,16 +156,16 @@ def call_parts(text: str, at: int, *keys: str) -> tuple[str, str, int]:
     name = _name_in(members)
     if not name:
         raise MalformedCallError('the call has no "name"', ends_at=end)
-    found = next((members[key] for key in keys if key in members), None)
-    if found is None and members.keys() - {"name", "id", "type"}:
+    arguments = next((members[key] for key in keys if key in members), None)
+    if arguments is None and members.keys() - {"name", "id", "type"}:
         raise MalformedCallError(f'the call has no "{keys[0]}"', name=name, ends_at=end)
-    if found is None or found.value is None:
+    if arguments is None or arguments.value is None:
         return name, "{}", end
-    if isinstance(found.value, dict):
-        return name, text[found.start : found.end], end
-    if isinstance(found.value, str) and is_object(found.value):
-        return name, found.value, end  # written as a string: what is in the string is what was meant
-    raise MalformedCallError(_not_an_object(found.value), name=name, ends_at=end)
+    if isinstance(arguments.value, dict):
+        return name, text[arguments.start : arguments.end], end
+    if isinstance(arguments.value, str) and is_object(arguments.value):
+        return name, arguments.value, end  # the arguments as a JSON string
+    raise MalformedCallError(_not_an_object(arguments.value), name=name, ends_at=end)
 
 
 def _not_an_object(value: JSON) -> str:

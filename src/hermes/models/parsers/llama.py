@@ -52,14 +52,14 @@ class LlamaParser:
         if not tagged and not _is_call(text, start):
             raise NotACallError
         while True:
-            call, end = self._read_one(text, start)
+            call, end = self._read_call(text, start)
             calls.append(call)
             gap = _GAP.match(text, end)
             if not gap:
                 return calls, end
             start = gap.end()
 
-    def _read_one(self, text: str, at: int) -> tuple[ToolCall, int]:
+    def _read_call(self, text: str, at: int) -> tuple[ToolCall, int]:
         try:
             name, arguments, end = call_parts(text, at, *_KEYS)
         except MalformedCallError as error:
@@ -79,7 +79,7 @@ class LlamaParser:
 
 
 def _is_call(text: str, at: int) -> bool:
-    """True for an object with a name and parameters, also one that breaks off or is wrong inside them."""
+    """True for an object with a name and parameters, even if it is cut off or malformed inside them."""
     try:
         members, _ = members_at(text, at)
     except MalformedCallError:

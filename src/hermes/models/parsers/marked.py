@@ -3,9 +3,9 @@
 - `deepseek_v3`: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, a fenced JSON block, `<｜tool▁call▁end｜>`
 - `deepseek_v3_1`: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>JSON<｜tool▁call▁end｜>`
 - `kimi_k2`: `<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>JSON<|tool_call_end|>`, where
-  what stands before the JSON is also the call's id
+  the text before the JSON is also the call's id
 
-All calls of an answer stand in one section. Its marks are written, but not insisted on when reading.
+All calls of an answer are in one section. Its marks are written, but not required when reading.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class FormatMarkers:
     begin: str
     end: str
     head: re.Pattern[str]
-    """From behind `begin` to the JSON; group 'name', and group 'id' if the format gives one."""
+    """From after `begin` to the JSON; group 'name', and group 'id' if the format has one."""
     tail: re.Pattern[str]
     """Between the JSON and `end`."""
     write: Callable[[ToolCall, int], str]
-    """One call, by its place in the answer, without `begin` and `end`."""
+    """One call, by its index in the answer, without `begin` and `end`."""
     between: str
     """Between two calls."""
 
@@ -53,8 +53,8 @@ _KIMI_ID = re.compile(rf"(?:functions\.)?(?P<name>{NAME}):\d+")
 
 def _write_kimi(call: ToolCall, index: int) -> str:
     name = checked_name(call)
-    own = _KIMI_ID.fullmatch(call.id)
-    call_id = call.id if own and own["name"] == name else f"functions.{name}:{index}"
+    kimi_id = _KIMI_ID.fullmatch(call.id)
+    call_id = call.id if kimi_id and kimi_id["name"] == name else f"functions.{name}:{index}"
     return f"{call_id}<|tool_call_argument_begin|>{argument_text(call)}"
 
 
@@ -112,17 +112,21 @@ class MarkedParser:
         if head is None:
             raise MalformedCallError("the call does not begin with a name and its separator")
         name = head["name"]
-        found = decode_object_at(text, head.end(), name)
-        tail = marks.tail.match(text, found.end)
-        end = tail.end() if tail else found.end
+        arguments = decode_object_at(text, head.end(), name)
+        tail = marks.tail.match(text, arguments.end)
+        end = tail.end() if tail else arguments.end
         if text.startswith(marks.end, end):
             end += len(marks.end)
         elif end < len(text) and not text.startswith((marks.begin, marks.section_end), end):
             raise MalformedCallError(
-                "text after the call's JSON", name=name, payload_at=head.end(), bare=True, ends_at=found.end
+                "text after the call's JSON",
+                name=name,
+                payload_at=head.end(),
+                bare=True,
+                ends_at=arguments.end,
             )
         call_id = head.groupdict().get("id") or new_call_id()
-        return [ToolCall(call_id, name, text[found.start : found.end])], end
+        return [ToolCall(call_id, name, text[arguments.start : arguments.end])], end
 
     def parse(self, text: str, tools: Sequence[JSONObject] = ()) -> ParsedText:
         return scan(text, self._grammar, tools, repair=self.repair)

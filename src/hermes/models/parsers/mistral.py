@@ -4,7 +4,7 @@
 - from v11: one mark per call, `[TOOL_CALLS]name{…}`, later with `[CALL_ID]id` and `[ARGS]` between.
 
 Either form is read by every Mistral parser; `array` says which one `render` writes. Ids are nine letters
-and digits, as Mistral's templates insist. Thinking may be `[THINK]…[/THINK]`.
+and digits, as Mistral's templates require. Thinking may be `[THINK]…[/THINK]`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class MistralParser:
         head = _HEAD.match(text, at)
         if head is None:
             raise MalformedCallError(f"after {_MARK} comes neither an array nor a name and an object")
-        found = decode_object_at(text, head.end(), head["name"])
-        return [ToolCall(head["id"] or "", head["name"], text[found.start : found.end])], found.end
+        arguments = decode_object_at(text, head.end(), head["name"])
+        call = ToolCall(head["id"] or "", head["name"], text[arguments.start : arguments.end])
+        return [call], arguments.end
 
     def _read_array(self, text: str, at: int) -> tuple[list[ToolCall], int]:
         calls: list[ToolCall] = []
@@ -78,12 +79,13 @@ class MistralParser:
             name, arguments, end = call_parts(text, at, "arguments")
         except MalformedCallError as error:
             return broken_object(text, at, error, _ROW, self.repair)
-        given = members_at(text, at)[0].get("id")
-        return ToolCall(given.value if given and isinstance(given.value, str) else "", name, arguments), end
+        call_id = members_at(text, at)[0].get("id")
+        has_id = call_id is not None and isinstance(call_id.value, str)
+        return ToolCall(call_id.value if call_id and has_id else "", name, arguments), end
 
     def parse(self, text: str, tools: Sequence[JSONObject] = ()) -> ParsedText:
-        found = scan(text, self._grammar, tools, repair=self.repair)
-        return replace(found, tool_calls=tuple(map(_with_id, found.tool_calls)))
+        parsed = scan(text, self._grammar, tools, repair=self.repair)
+        return replace(parsed, tool_calls=tuple(map(_with_id, parsed.tool_calls)))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         if self.array and not any(_is_marked(call) for call in calls):

@@ -1,4 +1,4 @@
-"""Names and arguments of calls whose name stands outside the JSON."""
+"""Names and arguments of calls whose name is outside the JSON."""
 
 from __future__ import annotations
 

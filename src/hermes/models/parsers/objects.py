@@ -1,4 +1,4 @@
-"""A malformed object in a row of call objects: how far it reaches, so that the next one is still read."""
+"""The extent of a malformed object in a sequence of call objects, so that the next one is still read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hermes.core import ToolCall
 from hermes.models.parsers.base import MalformedCallError, broken_call
 from hermes.models.parsers.json_scan import balanced_end, call_parts
-from hermes.models.parsers.repair import mend
+from hermes.models.parsers.repair import repair_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +16,13 @@ class CallSequence:
     """How call objects follow one another in a format."""
 
     separator: re.Pattern[str]
-    """From behind one object to the next."""
+    """Between one object and the next."""
     after: re.Pattern[str]
-    """What can stand behind an object of the row, unlike behind one that is part of another's arguments."""
+    """What can follow an object of the sequence, but not one inside another object's arguments."""
     joined: re.Pattern[str]
-    """What stands behind an object when the row goes on or ends there, without prose."""
+    """What follows an object if the sequence continues or ends there, without prose."""
     stop: re.Pattern[str]
-    """What is never part of a row, unless in a string: thinking, the mark of another row."""
+    """What is never part of a sequence, unless in a string: thinking, the mark of another sequence."""
 
 
 def broken_object(
@@ -31,8 +31,13 @@ def broken_object(
     """The malformed call object at `at`, and where it ends."""
     end = _extent(text, at, error, row)
     raw = text[at:end]
-    # One that was cut off is not mended: half an argument can be worse than none.
-    if repair and error.payload_at is not None and raw.rstrip().endswith("}") and (call := mend(raw, error)):
+    # One that was cut off is not repaired: half an argument can be worse than none.
+    if (
+        repair
+        and error.payload_at is not None
+        and raw.rstrip().endswith("}")
+        and (call := repair_call(raw, error))
+    ):
         return call, end
     return broken_call(raw, error), end
 

@@ -32,20 +32,20 @@ _ALIASES = {"deepseek_v31": "deepseek_v3_1"}
 
 
 def parser_names() -> tuple[str, ...]:
-    """Every name `get_parser` knows, aliases included."""
+    """Every name that `get_parser` accepts, aliases included."""
     return tuple(sorted({**_PARSERS, **_ALIASES}))
 
 
 def get_parser(name: str, *, repair: bool = False) -> ToolCallParser:
     """The parser called `name`.
 
-    With `repair`, malformed JSON of a call that is not cut off is mended where that is possible, and the
-    call marked `repaired`. The formats without JSON around their values have nothing to mend.
+    With `repair`, malformed JSON of a call that is not cut off is repaired where possible, and the call is
+    marked `repaired`. Formats without JSON around their values have nothing to repair.
     """
     key = _ALIASES.get(name, name)
     if key not in _PARSERS:
         close = get_close_matches(name, parser_names(), n=3)
-        known = ", ".join(close or parser_names())
-        hint = f"Did you mean {known}?" if close else f"Parsers: {known}."
+        names = ", ".join(close or parser_names())
+        hint = f"Did you mean {names}?" if close else f"Parsers: {names}."
         raise UsageError(f"no tool-call parser is called '{name}'.", hint)
     return _PARSERS[key](key, repair)

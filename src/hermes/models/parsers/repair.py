@@ -1,4 +1,4 @@
-"""Mending the JSON of a malformed call, where the user asked for that; every mended call is marked."""
+"""Repairs the JSON of a malformed call, where the user enabled it; every repaired call is marked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hermes.models.parsers.base import MalformedCallError, new_call_id
 from hermes.models.parsers.json_scan import is_object
 
 
-def mend(payload: str, error: MalformedCallError) -> ToolCall | None:
-    """The call that `error` broke, its JSON read leniently; None if it cannot be made out."""
-    value = _lenient(payload)
+def repair_call(payload: str, error: MalformedCallError) -> ToolCall | None:
+    """The malformed call that raised `error`, its JSON read leniently; None if that fails."""
+    value = _parse_leniently(payload)
     if not isinstance(value, dict):
         return None
     name = error.name if error.bare else value.get("name")
@@ -22,7 +22,7 @@ def mend(payload: str, error: MalformedCallError) -> ToolCall | None:
     return ToolCall(new_call_id(), name, text, repaired=True) if is_object(text) else None
 
 
-def _lenient(text: str) -> JSON:
+def _parse_leniently(text: str) -> JSON:
     import json_repair
 
     try:

@@ -1,7 +1,7 @@
-"""One pass over an answer: thinking, calls, framing and text, in the order they stand.
+"""Parses an answer in one pass: thinking, calls, framing and text, in their order.
 
-A format says how its calls begin and are read (`Grammar`); everything the formats share is here:
-thinking, what a malformed call covers, what is left as content, and mending.
+A format defines how its calls begin and are read (`Grammar`). What the formats share is here: thinking, the
+extent of a malformed call, the remaining content, and repair.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hermes.models.parsers.base import (
     broken_call,
 )
 from hermes.models.parsers.json_scan import skip_space
-from hermes.models.parsers.repair import mend
+from hermes.models.parsers.repair import repair_call
 
 NEVER = "(?!)"
 """The pattern that matches nothing."""
@@ -28,9 +28,9 @@ NEVER = "(?!)"
 
 class JsonReader(Protocol):
     def __call__(self, text: str, at: int, tools: Sequence[JSONObject]) -> tuple[list[ToolCall], int]:
-        """The calls that begin at `at`, just behind the opener, and where they end.
+        """The calls that begin at `at`, just after the opener, and where they end.
 
-        MalformedCallError and NotACallError say why there are none.
+        Raises MalformedCallError or NotACallError if there are none.
         """
         ...
 
@@ -66,7 +66,7 @@ class Grammar:
 def scan(
     text: str, grammar: Grammar, tools: Sequence[JSONObject] = (), *, repair: bool = False
 ) -> ParsedText:
-    """Takes an answer apart by `grammar`."""
+    """Parses an answer by `grammar`."""
     return _Scan(text, grammar, tools, repair).run()
 
 
@@ -76,25 +76,25 @@ class _Scan:
         self.grammar = grammar
         self.tools = tools
         self.repair = repair
-        self.kept: list[str] = []
+        self.content: list[str] = []
         self.thoughts: list[str] = []
         self.calls: list[ToolCall] = []
-        self.kept_from = 0
+        self.content_from = 0
 
     def run(self) -> ParsedText:
         steps = {"call": self._call, "think": self._think, "unthink": self._unthink, "framing": self._framing}
         at = 0
         while match := self.grammar.event.search(self.text, at):
             at = steps[match.lastgroup or ""](match)
-        if self.kept_from == 0:
+        if self.content_from == 0:
             return ParsedText(self.text, None, ())
         self._cut(len(self.text), len(self.text))
-        return ParsedText(_joined(self.kept), _joined(self.thoughts) or None, tuple(self.calls))
+        return ParsedText(_join(self.content), _join(self.thoughts) or None, tuple(self.calls))
 
     def _cut(self, start: int, end: int) -> int:
-        """Takes text[start:end] out of the content."""
-        self.kept.append(self.text[self.kept_from : start])
-        self.kept_from = end
+        """Removes text[start:end] from the content."""
+        self.content.append(self.text[self.content_from : start])
+        self.content_from = end
         return end
 
     def _framing(self, match: re.Match[str]) -> int:
@@ -111,9 +111,9 @@ class _Scan:
     def _unthink(self, match: re.Match[str]) -> int:
         if self.thoughts:
             return match.end()  # after real thinking a stray end is text
-        # The prompt had opened the thinking, so all of this was it, calls included.
+        # The prompt opened the thinking, so everything so far was thinking, calls included.
         self.thoughts = [self.text[: match.start()]]
-        self.kept, self.calls, self.kept_from = [], [], match.end()
+        self.content, self.calls, self.content_from = [], [], match.end()
         return match.end()
 
     def _call(self, match: re.Match[str]) -> int:
@@ -130,34 +130,34 @@ class _Scan:
         inner_end, end = self._extent(match, error)
         if self.repair and error.payload_at is not None:
             payload = self.text[error.payload_at : inner_end]
-            # A call that was cut off is not mended: half an argument can be worse than none.
+            # A call that was cut off is not repaired: half an argument can be worse than none.
             finished = end > inner_end if self.grammar.closer else payload.rstrip().endswith("}")
-            if finished and (call := mend(payload, error)):
+            if finished and (call := repair_call(payload, error)):
                 return [call], end
         return [broken_call(self.text[match.start() : end], error)], end
 
     def _extent(self, match: re.Match[str], error: MalformedCallError) -> tuple[int, int]:
         """Where a malformed call's inside ends, and where it ends with its closer."""
         at = error.ends_at or match.end()
-        while found := self.grammar.boundary.search(self.text, at):
-            if found.lastgroup == "closer":
-                return found.start(), found.end()
-            if self._ends(found, error):
-                return found.start(), found.start()
-            at = found.end()
+        while mark := self.grammar.boundary.search(self.text, at):
+            if mark.lastgroup == "closer":
+                return mark.start(), mark.end()
+            if self._ends(mark, error):
+                return mark.start(), mark.start()
+            at = mark.end()
         return len(self.text), len(self.text)
 
     def _ends(self, mark: re.Match[str], error: MalformedCallError) -> bool:
-        """True if a mark inside a malformed call is rather the end of it."""
+        """True if a mark inside a malformed call ends that call."""
         if mark.lastgroup == "call":
-            # Without escapes it may be quoted in an argument that breaks off: do not run what it begins.
+            # Without escapes it may be quoted in an argument that is cut off: do not run that call.
             return self.grammar.escapes or self._resumes(mark)
         if mark.start() < error.doubtful_from:
             return False  # inside a string
         return mark.lastgroup == "think" or not self.thoughts
 
     def _resumes(self, opener: re.Match[str]) -> bool:
-        """True if a well-formed call begins here, and after it comes another or nothing."""
+        """True if a well-formed call begins here and is followed by another call or by nothing."""
         try:
             _, end = self.grammar.read(self.text, opener.end(), self.tools)
         except (MalformedCallError, NotACallError):
@@ -167,5 +167,5 @@ class _Scan:
         return end == len(self.text) or (following is not None and following.lastgroup == "call")
 
 
-def _joined(pieces: list[str]) -> str:
+def _join(pieces: list[str]) -> str:
     return "\n".join(piece for piece in map(str.strip, pieces) if piece)

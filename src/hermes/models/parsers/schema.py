@@ -1,4 +1,4 @@
-"""Typing the values of formats that write every value as bare text: the tool's schema decides."""
+"""Types the values of formats that write every value as plain text, by the tool's schema."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ def parameter_schemas(tools: Sequence[JSONObject], name: str) -> JSONObject:
             root = function.get("parameters") or {}
             properties = root.get("properties")
             if isinstance(properties, dict):
-                return {key: _resolved(schema, root) for key, schema in properties.items()}
+                return {key: _resolve(schema, root) for key, schema in properties.items()}
     return {}
 
 
-def _resolved(schema: JSON, root: JSONObject) -> JSON:
+def _resolve(schema: JSON, root: JSONObject) -> JSON:
     """The schema itself, or what its '#/…' reference points to."""
-    found: JSON = schema
-    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-        found = root
-        for part in schema["$ref"].removeprefix("#/").split("/"):
-            found = found.get(part) if isinstance(found, dict) else None
-    return found
+    if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+        return schema
+    target: JSON = root
+    for part in schema["$ref"].removeprefix("#/").split("/"):
+        target = target.get(part) if isinstance(target, dict) else None
+    return target
 
 
 def typed_value(text: str, schema: JSON) -> JSON:
     """The value that `text` stands for under its parameter's schema.
 
-    A string parameter takes the text as it is. Any other takes the JSON it spells, if that has a type
-    the schema allows. What fits nothing stays text, for the schema check to refuse. Without a schema,
-    text that is JSON, and not a JSON string, is that value.
+    For a string parameter it is the text itself. For any other it is the text parsed as JSON, if that has a
+    type the schema allows. A text that fits no type stays text, and the schema check rejects it. Without a
+    schema, text that is JSON, but not a JSON string, is that value.
     """
     allowed = _types(schema)
     if allowed == {"string"}:
         return text
     if "boolean" in allowed and text.strip() in ("True", "False"):
         return text.strip() == "True"  # how templates written in Python print a boolean
-    found = decode(text)
-    if found is None or (isinstance(found.value, str) and (not allowed or "string" in allowed)):
+    decoded = decode(text)
+    if decoded is None or (isinstance(decoded.value, str) and (not allowed or "string" in allowed)):
         return text
-    if allowed and "string" in allowed and not _type_names(found.value) & allowed:
+    if allowed and "string" in allowed and not _type_names(decoded.value) & allowed:
         return text
-    return found.value
+    return decoded.value
 
 
 def _types(schema: JSON) -> set[str]:
-    """The JSON types a schema allows; empty if it does not say."""
+    """The JSON types that a schema allows; empty if it declares none."""
     if not isinstance(schema, dict):
         return set()
     declared = schema.get("type")
@@ -71,8 +71,8 @@ def _types(schema: JSON) -> set[str]:
     if isinstance(schema.get("enum"), list):
         return set().union(*(_type_names(value) for value in schema["enum"]))
     branches = schema.get("anyOf") or schema.get("oneOf") or []
-    found = [_types(branch) for branch in branches] if isinstance(branches, list) else []
-    return set().union(*found) if all(found) else set()
+    branch_types = [_types(branch) for branch in branches] if isinstance(branches, list) else []
+    return set().union(*branch_types) if all(branch_types) else set()
 
 
 def _type_names(value: JSON) -> set[str]:

@@ -6,9 +6,9 @@
   each on a line of its own; `</tool_call>`
 - `glm47`: the same without line breaks
 
-A string stands as it is, anything else as JSON; which of the two a value is, the tool's schema decides.
-Nothing can be escaped, so a value ends only where its closing tag is followed by what may follow it. A
-string that contains exactly that cannot be written in these formats, and `render` says so.
+A string is written as it is, anything else as JSON; the tool's schema decides which of the two a value is.
+Nothing can be escaped, so a value ends only where its closing tag is followed by what may follow it. A string
+that contains exactly that cannot be written in these formats, and `render` raises ValueError.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Tags:
     """How one format writes a call, as patterns to read and as text to write."""
 
     head: re.Pattern[str]
-    """From behind `<tool_call>` to the first argument; group 'name'."""
+    """From after `<tool_call>` to the first argument; group 'name'."""
     argument: re.Pattern[str]
     """From the beginning of an argument to its value; group 'key'."""
     value_end: re.Pattern[str]
     """The closing tag of a value, where something that may follow it follows."""
     tail: re.Pattern[str]
-    """From behind the last argument to the end of the call."""
+    """From after the last argument to the end of the call."""
     nested: re.Pattern[str]
     """The beginning of a call: a value that has one must nest its tags."""
     around_value: re.Pattern[str]
     """The tags before and after a value."""
     closing: str
     frame: str
-    """What stands on either side of a value and is not part of it."""
+    """The text on either side of a value that is not part of it."""
     templates: tuple[str, str, str]
     """Head with {name}, argument with {key} and {value}, tail."""
     between: str
@@ -154,18 +154,18 @@ class TaggedValuesParser:
             return raw if raw.startswith("<tool_call>") else f"<tool_call>\n{raw}\n</tool_call>"
         head, argument, tail = self.tags.templates
         written = [
-            argument.format(key=self._checked_key(key), value=self._written(key, value))
+            argument.format(key=self._checked_key(key), value=self._format_value(key, value))
             for key, value in arguments.value.items()
         ]
         return head.format(name=checked_name(call)) + "".join(written) + tail
 
     def _checked_key(self, key: str) -> str:
-        found = self.tags.argument.match(self.tags.templates[1].format(key=key, value=""))
-        if found is None or found["key"] != key:
+        argument = self.tags.argument.match(self.tags.templates[1].format(key=key, value=""))
+        if argument is None or argument["key"] != key:
             raise ValueError(f"the parameter name {key!r} cannot be written between tags")
         return key
 
-    def _written(self, key: str, value: JSON) -> str:
+    def _format_value(self, key: str, value: JSON) -> str:
         if isinstance(value, str):
             if not self._representable(value):
                 raise ValueError(f"the value of {key!r} contains the tags that would end it")

@@ -1,8 +1,8 @@
-"""The `openai` client of one server: imported and made at the first call, anew for each event loop.
+"""The `openai` client of one server: imported and created at the first call, one for each event loop.
 
-Retries and time limits are the endpoint's, so the client has none of its own. Redirects are not followed, so
-that a key goes nowhere but to the configured address; and what the client takes from the environment or tells
-about this machine goes to OpenAI itself and to no other server.
+`Endpoint` retries and times out, so the client does neither. Redirects are not followed, so that a key is
+sent only to the configured address. What the client reads from the environment or reports about this machine
+is sent to OpenAI only, not to other servers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEEDED_HEADERS = frozenset({"accept", "content-type", "user-agent"})
 
 
 class Client:
-    """Where the requests of one target go through."""
+    """Creates the client of one target when it is needed."""
 
     def __init__(self, target: ModelTarget) -> None:
         self._target = target
@@ -39,8 +39,8 @@ class Client:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._options: RequestOptions = {}
 
-    def connected(self) -> tuple[AsyncOpenAI, RequestOptions]:
-        """The running loop's client, whose connections cannot move to another, and each request's options."""
+    def get(self) -> tuple[AsyncOpenAI, RequestOptions]:
+        """The running event loop's client, and the options of each request."""
         loop = asyncio.get_running_loop()
         if self._openai is None or self._loop is not loop:
             self._openai, self._loop = _connect(self._target), loop
@@ -54,12 +54,12 @@ class Client:
 
 
 def _connect(target: ModelTarget) -> AsyncOpenAI:
-    with _uncollected():
+    with _without_gc():
         import openai
 
     return openai.AsyncOpenAI(
         base_url=target.base_url,
-        api_key=target.api_key or "none",  # it insists on one; `_headers` says what is sent
+        api_key=target.api_key or "none",  # required by the package; `_headers` decides what is sent
         max_retries=0,
         http_client=_http(target),
     )
@@ -74,9 +74,9 @@ def _http(target: ModelTarget) -> httpx2.AsyncClient:
     from hermes.models.remote.connections import ConnectionPool
 
     loopback = leads_to_loopback(target.base_url)
-    # Plain HTTP to this machine has no certificates, and reading the authorities takes its time.
+    # Plain HTTP to this machine needs no certificates, and loading the authorities is slow.
     plain = loopback and not target.base_url.startswith("https:")
-    tls = httpx2.create_ssl_context(verify=False) if plain else _trust()
+    tls = httpx2.create_ssl_context(verify=False) if plain else _shared_tls()
     # A proxy from the environment cannot reach this machine's own servers.
     proxied = not loopback and bool(getproxies())
     return openai.DefaultAsyncHttpx2Client(
@@ -90,7 +90,7 @@ def _http(target: ModelTarget) -> httpx2.AsyncClient:
 
 
 def _headers(target: ModelTarget, client: AsyncOpenAI) -> dict[str, str | Omit]:
-    """What each request adds to, and takes away from, the headers that the client would send by itself."""
+    """The headers that each request adds to, or removes from, the client's defaults."""
     from openai import Omit
 
     added = {*client.default_headers, "x-stainless-retry-count", "x-stainless-read-timeout"}
@@ -101,8 +101,8 @@ def _headers(target: ModelTarget, client: AsyncOpenAI) -> dict[str, str | Omit]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile: the package makes thousands of classes, which are there to stay."""
+def _without_gc() -> Iterator[None]:
+    """Disables garbage collection: the import creates thousands of classes, none of which is garbage."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -113,8 +113,8 @@ def _uncollected() -> Iterator[None]:
 
 
 @cache
-def _trust() -> ssl.SSLContext:
-    """The authorities to trust; reading them takes tens of milliseconds, so clients share them."""
+def _shared_tls() -> ssl.SSLContext:
+    """The trusted authorities; loading them takes tens of milliseconds, so clients share them."""
     import httpx2
 
     return httpx2.create_ssl_context()

@@ -1,11 +1,11 @@
-"""A transport in which every request under way has a connection of its own, the last used first.
+"""A transport in which every request in flight has its own connection, the most recently used first.
 
-The pool of httpx2 looks at each of its connections, and asks the system about each idle one, whenever a
-request begins or ends: with a hundred in flight that is a third of what a request costs. Here each line is a
-pool of one, so a request costs the same however many there are, and a connection that the server closed is
-still opened again. How many there may be is for the caller to limit. Proxies are not known here.
+httpx2's own pool iterates over its connections, with a system call for each idle one, whenever a request
+begins or ends: with a hundred in flight that is a third of a request's CPU time. Here each transport is a
+pool of one, so the cost does not grow with their number, and a connection that the server closed is still
+reopened. The caller limits how many there are. Proxies are not supported.
 
-Imports httpx2: to be imported where the client is made.
+This module imports httpx2; import it only where the client is created.
 """
 
 from __future__ import annotations
@@ -20,65 +20,65 @@ import httpx2
 
 class ConnectionPool(httpx2.AsyncBaseTransport):
     def __init__(self, tls: ssl.SSLContext, idle_s: float = 5.0) -> None:
-        """`idle_s` is how long an unused connection is kept open, at least."""
+        """`idle_s` is how long an unused connection stays open, at least."""
         self._tls = tls
         self._idle_s = idle_s
-        self._lines: set[httpx2.AsyncHTTPTransport] = set()
+        self._transports: set[httpx2.AsyncHTTPTransport] = set()
         self._idle: deque[tuple[httpx2.AsyncHTTPTransport, float]] = deque()
-        """With the time since when; the longest idle first."""
+        """Each with the time since when it is idle; the longest idle first."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        line = self._idle.pop()[0] if self._idle else self._new()
+        transport = self._idle.pop()[0] if self._idle else self._open()
         try:
-            response = await line.handle_async_request(request)
+            response = await transport.handle_async_request(request)
         except BaseException:
-            self._idle.append((line, time.monotonic()))  # its broken connection it has closed itself
+            self._idle.append((transport, time.monotonic()))  # it has closed its broken connection itself
             raise
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Answer(response.stream, line, self)
+        response.stream = _PooledBody(response.stream, transport, self)
         return response
 
     async def aclose(self) -> None:
-        lines = list(self._lines)
-        self._lines.clear()
+        transports = list(self._transports)
+        self._transports.clear()
         self._idle.clear()
-        for line in lines:
-            await line.aclose()
+        for transport in transports:
+            await transport.aclose()
 
-    def _new(self) -> httpx2.AsyncHTTPTransport:
-        one = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=self._idle_s)
-        line = httpx2.AsyncHTTPTransport(verify=self._tls, limits=one)
-        self._lines.add(line)
-        return line
+    def _open(self) -> httpx2.AsyncHTTPTransport:
+        limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=self._idle_s)
+        transport = httpx2.AsyncHTTPTransport(verify=self._tls, limits=limits)
+        self._transports.add(transport)
+        return transport
 
-    async def done(self, line: httpx2.AsyncHTTPTransport) -> None:
-        """`line` is free again; those that nobody has needed for a while are closed."""
+    async def release(self, transport: httpx2.AsyncHTTPTransport) -> None:
+        """Returns `transport` to the pool, and closes those that have been idle for long."""
         now_s = time.monotonic()
-        self._idle.append((line, now_s))
+        self._idle.append((transport, now_s))
         while self._idle and self._idle[0][1] < now_s - self._idle_s:
             stale, _ = self._idle.popleft()
-            self._lines.discard(stale)
+            self._transports.discard(stale)
             await stale.aclose()
 
 
-class _Answer(httpx2.AsyncByteStream):
-    """A body that gives its line back when it is closed."""
+class _PooledBody(httpx2.AsyncByteStream):
+    """A response body that releases its transport when it is closed."""
 
     def __init__(
-        self, body: httpx2.AsyncByteStream, line: httpx2.AsyncHTTPTransport, lines: ConnectionPool
+        self, body: httpx2.AsyncByteStream, transport: httpx2.AsyncHTTPTransport, transports: ConnectionPool
     ) -> None:
         self._body = body
-        self._line: httpx2.AsyncHTTPTransport | None = line
-        self._lines = lines
+        self._transport: httpx2.AsyncHTTPTransport | None = transport
+        self._transports = transports
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._body:
             yield part
 
     async def aclose(self) -> None:
-        line, self._line = self._line, None
+        transport, self._transport = self._transport, None
         try:
             await self._body.aclose()
         finally:
-            if line is not None:
-                await self._lines.done(line)
+            if transport is not None:
+                await self._transports.release(transport)

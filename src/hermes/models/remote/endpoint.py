@@ -1,9 +1,9 @@
-"""One model on one server: what every call to it shares.
+"""One model on one server.
 
-`run` is the whole discipline of a call: its place in the endpoint's throttle, its retries, its deadline.
-`post` and `stream` are one request each and raise only typed errors. They use the plain verbs of the `openai`
-client and read the body themselves: the record keeps the server's own JSON, with fields that the package
-does not know, and to build the package's objects as well would double what a request costs.
+`run` applies the endpoint's throttle, the retries and the deadline to a call. `post` and `stream` send one
+request each and raise only typed errors. They use the untyped methods of the `openai` client and read the
+body themselves: the record contains the server's own JSON, including fields that the package does not define,
+and building the package's objects as well would double the CPU time of a request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Endpoint:
                 f"Copy it again: hermes config set {target.key_env} …",
             )
         self.target = target
-        self.place = failures.EndpointRef(target.base_url, target.name, target.key_env)
+        self.ref = failures.EndpointRef(target.base_url, target.name, target.key_env)
         self._rng = rng or random.Random()
         self._client = Client(target)
 
@@ -54,92 +54,91 @@ class Endpoint:
         return throttle_for(self.target.base_url, self.target.settings.max_concurrency)
 
     async def run(self, attempt: Callable[[], Awaitable[T]], timeout_s: float | None) -> tuple[T, int]:
-        """The answer of the first attempt that succeeds, and how many it took.
+        """The result of the first attempt that succeeds, and the number of attempts.
 
-        `timeout_s` bounds everything, waiting for a turn included. The provider's own time limit also
-        bounds all attempts together, but stands still while one waits for its turn: a long queue is no
-        fault of the server.
+        `timeout_s` bounds everything, time in the queue included. The provider's own time limit bounds all
+        attempts together, but not the time in the queue, which is not the server's fault.
         """
-        self._client.connected()  # before the clock starts: the first time, the package is imported
+        self._client.get()  # before the clock starts: the first call imports the package
         settings = self.target.settings
         throttle = self.throttle
-        waiting = _Waiting(settings.timeout_s, timeout_s)
+        deadline = _Deadline(settings.timeout_s, timeout_s)
 
         async def throttled() -> T:
-            if throttle.gate_left_s > max(0.0, waiting.left_s()):
-                raise failures.gate_closed(self.place, throttle.gate_left_s)
-            waiting.pause(scope)
+            if throttle.gate_left_s > max(0.0, deadline.left_s()):
+                raise failures.gate_error(self.ref, throttle.gate_left_s)
+            deadline.pause(scope)
             async with throttle.slot() as slot:
-                waiting.begin(scope)
+                deadline.begin(scope)
                 try:
-                    answer = await attempt()
+                    result = await attempt()
                 except ProviderError as error:
-                    waiting.last = error
+                    deadline.last = error
                     if error.status == 429 or error.retry_after_s is not None:
                         slot.refused(error.retry_after_s)
-                    await self._explain(error)
+                    await self._suggest_models(error)
                     raise
                 slot.succeeded()
-                return answer
+                return result
 
         try:
-            async with asyncio.timeout_at(waiting.ends_s) as scope:
+            async with asyncio.timeout_at(deadline.ends_s) as scope:
                 return await with_retries(throttled, RetryPolicy(settings.max_retries), scope, self._rng)
         except TimeoutError:
-            if not waiting.begun:
-                raise failures.no_turn(self.place, throttle.limit) from None
-            raise failures.timed_out(self.place, waiting.limit_s, waiting.last) from waiting.last
+            if not deadline.begun:
+                raise failures.queue_timeout(self.ref, throttle.limit) from None
+            raise failures.timeout_error(self.ref, deadline.limit_s, deadline.last) from deadline.last
 
     async def post(self, path: str, body: JSONObject) -> JSONObject:
         """One request, one JSON object."""
         import httpx2
 
-        client, options = self._client.connected()
+        client, options = self._client.get()
         with self._typed_errors():
             response = await client.post(
-                path, cast_to=httpx2.Response, content=_encoded(body), options=options
+                path, cast_to=httpx2.Response, content=_encode(body), options=options
             )
-        return self._decoded(response.content, _content_type(response))
+        return self._decode(response.content, _content_type(response))
 
     async def stream(
         self, path: str, body: JSONObject, feed: Callable[[JSONObject], None]
     ) -> JSONObject | None:
-        """One streamed request; `feed` gets each chunk until the server ends the stream.
+        """One streamed request; `feed` is called with each chunk until the stream ends.
 
-        Returns the whole response if the server did not stream it, as some do not, else None.
+        Returns the whole response if the server does not stream, else None.
         """
         import openai
 
-        client, options = self._client.connected()
+        client, options = self._client.get()
         chunks = openai.AsyncStream[object]
         with self._typed_errors():
             async with await client.post(
-                path, cast_to=object, content=_encoded(body), options=options, stream=True, stream_cls=chunks
+                path, cast_to=object, content=_encode(body), options=options, stream=True, stream_cls=chunks
             ) as stream:
                 content_type = _content_type(stream.response)
                 if content_type.startswith(("application/json", "text/html")):
-                    return self._decoded(await stream.response.aread(), content_type)
+                    return self._decode(await stream.response.aread(), content_type)
                 async for data in _events(stream.response):
                     self._feed(data, feed)
         return None
 
     async def model_names(self) -> list[str]:
-        """What the server says it serves; a typed error if it does not say."""
+        """The models that the server lists. ProviderError if it does not."""
         import httpx2
 
-        client, options = self._client.connected()
+        client, options = self._client.get()
         with self._typed_errors():
             response = await client.get("/models", cast_to=httpx2.Response, options=options)
-        data = self._decoded(response.content, _content_type(response))
+        data = self._decode(response.content, _content_type(response))
         return [name for entry in as_objects(data.get("data")) if (name := as_text(entry.get("id")))]
 
     def first_choice(self, raw: JSONObject) -> JSONObject:
-        """The answer in a response; an error where the server put a failure, or nothing, in its place."""
+        """The first choice of a response. ProviderError if it has none, or one that is an error."""
         choice = next(iter(as_objects(raw.get("choices"))), None)
         if choice is None:
-            raise ProviderError(f"{self.place.url} answered without a choice.", retryable=True)
+            raise ProviderError(f"{self.ref.url} answered without a choice.", retryable=True)
         if choice.get("finish_reason") == "error":
-            raise failures.from_report(choice.get("error") or "the model failed", self.place)
+            raise failures.from_report(choice.get("error") or "the model failed", self.ref)
         return choice
 
     async def close(self) -> None:
@@ -153,34 +152,34 @@ class Endpoint:
         try:
             yield
         except openai.OpenAIError as error:
-            raise failures.from_openai(error, self.place) from error
+            raise failures.from_openai(error, self.ref) from error
         except (httpx2.RequestError, ssl.SSLError) as error:  # in the middle of a stream
-            raise failures.from_network(error, self.place) from error
+            raise failures.from_network(error, self.ref) from error
 
     def _feed(self, data: bytes, feed: Callable[[JSONObject], None]) -> None:
         try:
             chunk = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise failures.garbled(self.place, str(error).encode(), "") from error
+            raise failures.invalid_body(self.ref, str(error).encode(), "") from error
         if not isinstance(chunk, dict):
             return
         if chunk.get("error") and not chunk.get("choices"):
-            raise failures.from_report(chunk["error"], self.place)
+            raise failures.from_report(chunk["error"], self.ref)
         feed(chunk)
 
-    def _decoded(self, body: bytes, content_type: str) -> JSONObject:
+    def _decode(self, body: bytes, content_type: str) -> JSONObject:
         try:
             data = json.loads(body)
         except (ValueError, RecursionError):
             data = None
         if not isinstance(data, dict):
-            raise failures.garbled(self.place, body, content_type)
+            raise failures.invalid_body(self.ref, body, content_type)
         if data.get("error") and not data.get("choices"):
-            raise failures.from_report(data["error"], self.place)
+            raise failures.from_report(data["error"], self.ref)
         return finite(data)
 
-    async def _explain(self, error: ProviderError) -> None:
-        """Adds the models that there are to an error that may say there is no such model."""
+    async def _suggest_models(self, error: ProviderError) -> None:
+        """Sets the hint of an error that may mean that there is no such model: the models there are."""
         if not failures.concerns_model(error):
             return
         names: list[str] = []
@@ -188,25 +187,25 @@ class Endpoint:
             async with asyncio.timeout(_LISTING_TIMEOUT_S):
                 names = await self.model_names()
         if names and self.target.model not in names:
-            near = get_close_matches(self.target.model, names, n=3, cutoff=0.5) or names[:_MODELS_SHOWN]
-            error.hint = f"The server has no model '{self.target.model}'; it has {', '.join(near)}."
+            similar = get_close_matches(self.target.model, names, n=3, cutoff=0.5) or names[:_MODELS_SHOWN]
+            error.hint = f"The server has no model '{self.target.model}'; it has {', '.join(similar)}."
         else:
             error.hint = "Check the model's name and base_url, which usually ends in /v1."
 
 
-class _Waiting:
-    """How long one call has waited, and for how long it may."""
+class _Deadline:
+    """The time limits of one call: the caller's, and the provider's own, which pauses in the queue."""
 
     def __init__(self, own_limit_s: float, timeout_s: float | None) -> None:
         self._loop = asyncio.get_running_loop()
         self.limit_s = own_limit_s if timeout_s is None else min(own_limit_s, timeout_s)
         self.ends_s = None if timeout_s is None else self._loop.time() + timeout_s
-        """When the caller's time is up."""
+        """When the caller's time limit ends."""
         self.begun = False
         self.last: ProviderError | None = None
-        """Why the latest attempt failed."""
+        """The error of the latest attempt."""
         self._own_ends_s: float | None = None
-        """When the provider's own limit is up, while it runs."""
+        """When the provider's own limit ends; None while it is paused."""
         self._own_left_s = self.limit_s
 
     def left_s(self) -> float:
@@ -215,7 +214,7 @@ class _Waiting:
         return own_s if self.ends_s is None else min(own_s, self.ends_s - now_s)
 
     def pause(self, scope: asyncio.Timeout) -> None:
-        """In the queue only the caller's time goes on."""
+        """In the queue only the caller's limit runs."""
         if self._own_ends_s is not None:
             self._own_left_s = self._own_ends_s - self._loop.time()
             self._own_ends_s = None
@@ -229,7 +228,7 @@ class _Waiting:
 
 
 async def _events(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """The data of each event, up to the one that says there are no more."""
+    """The data of each event, up to the one that ends the stream."""
     decoder = EventDecoder()
     async for received in response.aiter_bytes():
         for data in decoder.feed(received):
@@ -246,6 +245,6 @@ def _content_type(response: httpx2.Response) -> str:
     return content_type
 
 
-def _encoded(body: JSONObject) -> bytes:
+def _encode(body: JSONObject) -> bytes:
     """ASCII, since a model can write lone surrogates, which have no UTF-8 form."""
     return json.dumps(body, separators=(",", ":")).encode("ascii")

@@ -1,4 +1,4 @@
-"""A model behind an endpoint, under a price and a budget: what chat and completions share."""
+"""A model on an endpoint, with a price and a budget: the base of chat and completions."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class RemoteModel:
     async def close(self) -> None:
         await self._endpoint.close()
 
-    def _sampling(self, wanted: Sampling) -> Sampling:
-        """With the provider's standing fields, so that the record shows them too."""
-        return wire.with_extra_body(wanted, self._target.settings.extra_body)
+    def _sampling(self, sampling: Sampling) -> Sampling:
+        """With the provider's configured extra fields, so that the record contains them too."""
+        return wire.with_extra_body(sampling, self._target.settings.extra_body)
 
     async def _call(
         self,
@@ -48,16 +48,16 @@ class RemoteModel:
         sampling: Sampling,
         timeout_s: float | None,
     ) -> tuple[T, int]:
-        """The first answer, and how many attempts it took; each is held to the budget and books its cost."""
+        """The first successful result, and the number of attempts; each attempt counts towards the budget."""
 
-        async def reserved() -> T:
+        async def attempt_within_budget() -> T:
             with self._budget.reserve(self.name, self._price, prompt_tokens, sampling.max_tokens) as spent:
                 return await attempt(spent)
 
-        return await self._endpoint.run(reserved, timeout_s)
+        return await self._endpoint.run(attempt_within_budget, timeout_s)
 
     def _bill(self, raw: JSONObject) -> tuple[Usage, float | None]:
-        """What a response consumed and cost; the server's own word on the cost goes before our prices."""
+        """Usage and cost of a response; a cost that the server reports takes precedence over our prices."""
         usage, reported = read_usage(raw), reported_cost_usd(raw)
         if reported is not None or usage is None:
             return usage or Usage(), reported

@@ -2,7 +2,7 @@
 
 Promises: every request goes through the endpoint's throttle and the budget; retryable failures are
 retried within the deadline; the reply carries the server's own JSON, its usage in five counters, and
-exact tokens where the server gave them. Streams (used when someone listens) end in the same record.
+exact tokens where the server returned them. A streamed response (with `on_delta`) gives the same record.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OpenAIChat(RemoteModel, ChatModel):
 
     @property
     def throttle(self) -> Throttle:
-        """The running loop's throttle of this endpoint, for those who watch it."""
+        """The running loop's throttle of this endpoint, for monitoring."""
         return self._endpoint.throttle
 
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
@@ -52,25 +52,25 @@ class OpenAIChat(RemoteModel, ChatModel):
         prompt_tokens = estimate_prompt(request.messages, request.tools)
 
         async def attempt(spent: Spent) -> ChatReply:
-            reply = await self._once(request, body, on_delta)
+            reply = await self._attempt(request, body, on_delta)
             spent.book(reply.call.usage, reply.call.cost_usd, json.dumps(reply.message.to_json()))
             return reply
 
         reply, attempts = await self._call(attempt, prompt_tokens, request.sampling, request.timeout_s)
         return replace(reply, call=replace(reply.call, attempts=attempts))
 
-    async def _once(self, request: ChatRequest, body: JSONObject, on_delta: OnDelta | None) -> ChatReply:
+    async def _attempt(self, request: ChatRequest, body: JSONObject, on_delta: OnDelta | None) -> ChatReply:
         started_s = time.perf_counter()
         first_token_s: float | None = None
         if on_delta is None:
             raw = await self._endpoint.post(_PATH, body)
         else:
-            raw, first_token_s = await self._streamed(body, on_delta)
+            raw, first_token_s = await self._stream(body, on_delta)
         latency_s = time.perf_counter() - started_s
         return self._read(request, raw, latency_s, first_token_s and first_token_s - started_s)
 
-    async def _streamed(self, body: JSONObject, on_delta: OnDelta) -> tuple[JSONObject, float | None]:
-        """The merged response and when its first piece arrived."""
+    async def _stream(self, body: JSONObject, on_delta: OnDelta) -> tuple[JSONObject, float | None]:
+        """The merged response, and when its first piece arrived."""
         merger = StreamMerger()
         first_token_s: float | None = None
 
@@ -91,7 +91,9 @@ class OpenAIChat(RemoteModel, ChatModel):
             return whole, None
         merged = merger.result()
         if merged is None:
-            raise ProviderError(f"{self._endpoint.place.url} cut its answer off midway.", retryable=True)
+            raise ProviderError(
+                f"{self._endpoint.ref.url} ended the stream before the answer was complete.", retryable=True
+            )
         return finite(merged), first_token_s
 
     def _read(
@@ -102,7 +104,7 @@ class OpenAIChat(RemoteModel, ChatModel):
         usage, cost_usd = self._bill(raw)
         call = ModelCall(
             model=self.name,
-            endpoint=self._endpoint.place.url,
+            endpoint=self._endpoint.ref.url,
             sampling=request.sampling,
             finish_reason=as_text(choice.get("finish_reason")) or "unknown",
             usage=usage,

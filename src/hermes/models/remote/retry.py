@@ -1,8 +1,8 @@
-"""When to try again, and the one loop that does.
+"""Retries with exponential backoff.
 
-The schedule is pure: full jitter over an exponentially growing span, never sooner than the server
-asked for. The loop retries only errors that say they are retryable, stops at the deadline rather than
-sleeping past it, and returns how many attempts the answer took.
+The schedule is pure: full jitter over an exponentially growing span, never sooner than the server's
+Retry-After. The loop retries only errors that are marked retryable, stops at the deadline instead of sleeping
+past it, and returns the number of attempts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RetryPolicy:
 
 
 def pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, rng: random.Random) -> float:
-    """How long to wait after the `failures`-th failure in a row (counted from 1)."""
+    """The wait after the `failures`-th failure in a row (counted from 1)."""
     span = min(policy.cap_s, policy.base_s * 2.0 ** (failures - 1))
     return max(rng.uniform(0.0, span), retry_after_s or 0.0)
 
@@ -36,9 +36,9 @@ def pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, rng
 async def with_retries(
     attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, scope: asyncio.Timeout, rng: random.Random
 ) -> tuple[T, int]:
-    """The first answer, and the number of attempts it took; else the last error.
+    """The first result, and the number of attempts it took; else the last error is raised.
 
-    `scope` is the time-out that this runs in; a pause that would outlast it is not begun.
+    `scope` is the enclosing timeout; a pause that would outlast it is not started.
     """
     attempts = 0
     while True:

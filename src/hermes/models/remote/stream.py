@@ -1,8 +1,8 @@
-"""Puts the chunks of a streamed answer together into the object an unstreamed answer would have been.
+"""Merges the chunks of a streamed response into the object that an unstreamed response would be.
 
-Tolerated: empty chunks, chunks without choices, repeated headers, finish marks and usage. Text is taken
-exactly as sent, twice if sent twice: two equal pieces in a row are ordinary text. A stream that ends
-without a finish reason was cut, and `result` says so by returning None.
+Tolerated: empty chunks, chunks without choices, repeated headers, finish reasons and usage. Text is used
+exactly as sent, twice if it was sent twice: two equal pieces in a row are ordinary text. A stream that ends
+without a finish reason was cut off, and `result` returns None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hermes.models.base import StreamDelta
 from hermes.models.fields import as_list, as_object, as_objects, as_text
 from hermes.models.remote.wire import read_content
 
-_JOINED = ("content", "refusal", "reasoning", "reasoning_content", "reasoning_details")
+_CONCATENATED = ("content", "refusal", "reasoning", "reasoning_content", "reasoning_details")
 
 
 class StreamMerger:
@@ -25,7 +25,7 @@ class StreamMerger:
         """The index under which each call's pieces arrive."""
 
     def feed(self, chunk: JSONObject) -> StreamDelta | None:
-        """Adds a chunk. Returns what it says for display, or None if it carries no output."""
+        """Adds a chunk. Returns its text for display, or None if it has no output."""
         for key, value in chunk.items():
             if key != "choices" and value is not None:
                 self._top[key] = value
@@ -40,7 +40,7 @@ class StreamMerger:
         return StreamDelta(text, thinking) if text or thinking or delta.get("tool_calls") else None
 
     def result(self) -> JSONObject | None:
-        """The whole response, or None if the stream was cut."""
+        """The whole response, or None if the stream was cut off."""
         if not self._choice.get("finish_reason"):
             return None
         message = {**self._message, **({"tool_calls": self._calls} if self._calls else {})}
@@ -66,8 +66,8 @@ class StreamMerger:
                     self._feed_call(piece)
             elif value is None:
                 continue
-            elif key in _JOINED:
-                self._message[key] = _joined(self._message.get(key), value)
+            elif key in _CONCATENATED:
+                self._message[key] = _concatenate(self._message.get(key), value)
             else:
                 self._message[key] = value
 
@@ -80,18 +80,18 @@ class StreamMerger:
             rest = {key: value for key, value in piece.items() if key != "index"}
             self._calls.append({**rest, "function": {**function, "name": name, "arguments": arguments}})
             return
-        known = call["function"]
-        repeated = bool(name) and name == known["name"] and arguments == known["arguments"]
+        merged = call["function"]
+        repeated = bool(name) and name == merged["name"] and arguments == merged["arguments"]
         if not repeated:
-            known["name"] = known["name"] or name
-            known["arguments"] += arguments
+            merged["name"] = merged["name"] or name
+            merged["arguments"] += arguments
         call["id"] = call.get("id") or piece.get("id")
 
     def _find_call(self, index: JSON, call_id: JSON, name: str) -> JSONObject | None:
         """The call a piece belongs to; None if it begins a new one.
 
-        The index decides; but some servers give none, or the same to all calls, so a piece that brings
-        both a name and an id of its own begins a new call whatever its index.
+        The index decides. But some servers send none, or the same for all calls, so a piece with both a name
+        and an id of its own begins a new call whatever its index is.
         """
         for position in reversed(range(len(self._calls))):
             call = self._calls[position]
@@ -101,7 +101,7 @@ class StreamMerger:
         return None
 
 
-def _joined(old: JSON, new: JSON) -> JSON:
+def _concatenate(old: JSON, new: JSON) -> JSON:
     """Text after text; or, as soon as one of them is a list of typed parts, a list of all parts."""
     if not isinstance(old, list) and not isinstance(new, list):
         return as_text(old) + as_text(new)

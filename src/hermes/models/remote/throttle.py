@@ -1,13 +1,13 @@
-"""How many calls may be in flight at one endpoint: learned from its answers, shared by all callers.
+"""How many calls may be in flight at one endpoint: adapted to its responses, shared by all callers.
 
-The law (`AdaptiveLimit`, pure): while the limit is what holds callers back, one more after each success
-until the first rate-limit answer (so it doubles with every window), and one more after each full window
-of successes from then on; four fifths after a rate-limit answer. All 429s of calls that were under way
-when the limit last fell belong to that episode and lower it no further.
+`AdaptiveLimit` (pure): while callers wait because of the limit, it grows by one after each success until the
+first 429 (so it doubles with every window), and by one after each full window of successes from then on; a
+429 reduces it to four fifths. All 429s of calls that were in flight when the limit was last reduced belong to
+the same episode and do not reduce it again.
 
-`Throttle` adds the queue: first come, first served; a Retry-After closes a gate that no call passes
-before its time; a cancelled caller gives its place back. One event loop has one throttle per endpoint;
-separate processes and loops do not know of each other and meet in the server's 429s.
+`Throttle` adds the queue: first come, first served; a Retry-After closes a gate until that time has passed; a
+cancelled caller leaves the queue. There is one throttle per event loop and endpoint; separate processes and
+loops are coordinated only by the server's 429s.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ DECREASE = 0.8
 
 
 class AdaptiveLimit:
-    """Additive increase, multiplicative decrease; knows no clock and no queue."""
+    """Additive increase, multiplicative decrease; without a clock or a queue."""
 
     def __init__(self, ceiling: int, start: int = START) -> None:
         self.ceiling = ceiling
         self.limit = min(start, ceiling)
         self.episode = 0
-        """How often the limit has fallen. A call remembers the value from when it started."""
+        """How often the limit was reduced. A call stores the value from when it started."""
         self._successes = 0
 
     def lower_ceiling(self, ceiling: int) -> None:
@@ -37,7 +37,7 @@ class AdaptiveLimit:
         self.limit = min(self.limit, self.ceiling)
 
     def succeeded(self, episode: int, *, limiting: bool) -> None:
-        """A call of `episode` was answered. `limiting`: a higher limit would have been used."""
+        """A call of `episode` succeeded. `limiting`: a higher limit would have been used."""
         self._successes += limiting and episode == self.episode
         window = 1 if self.episode == 0 else self.limit
         if self._successes >= window:
@@ -45,7 +45,7 @@ class AdaptiveLimit:
             self.limit = min(self.ceiling, self.limit + 1)
 
     def refused(self, episode: int) -> None:
-        """A rate-limit answer to a call that started in `episode`."""
+        """A 429 for a call that started in `episode`."""
         if episode == self.episode:
             self.episode += 1
             self._successes = 0
@@ -64,7 +64,7 @@ class CallPermit:
         throttle.adaptive.succeeded(self._episode, limiting=throttle.in_flight >= throttle.limit)
 
     def refused(self, retry_after_s: float | None) -> None:
-        """The server asked to slow down, and perhaps until when."""
+        """The server returned a 429, possibly with a Retry-After."""
         self._throttle.adaptive.refused(self._episode)
         if retry_after_s is not None:
             self._throttle.close_gate(retry_after_s)
@@ -84,7 +84,7 @@ class Throttle:
 
     @property
     def waiting(self) -> int:
-        return sum(not place.done() for place in self._queue)
+        return sum(not waiter.done() for waiter in self._queue)
 
     @property
     def gate_left_s(self) -> float:
@@ -104,16 +104,16 @@ class Throttle:
         self._gate_s = max(self._gate_s, asyncio.get_running_loop().time() + seconds)
 
     async def _enter(self) -> None:
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(place)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(waiter)
         self._admit()
         try:
-            await place
+            await waiter
         except asyncio.CancelledError:
-            if not place.cancelled():  # admitted and cancelled in the same turn of the event loop
+            if not waiter.cancelled():  # admitted and cancelled in the same turn of the event loop
                 self._leave()
-            elif place in self._queue:
-                self._queue.remove(place)
+            elif waiter in self._queue:
+                self._queue.remove(waiter)
             raise
 
     def _leave(self) -> None:
@@ -121,7 +121,7 @@ class Throttle:
         self._admit()
 
     def _admit(self) -> None:
-        """Lets in whoever may start now; if only the gate is in the way, comes back when it opens."""
+        """Admits the callers that may start now; if only the gate is closed, runs again when it opens."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -130,17 +130,17 @@ class Throttle:
             if loop.time() < self._gate_s:
                 self._timer = loop.call_at(self._gate_s, self._admit)
                 return
-            place = self._queue.popleft()
-            if not place.done():
+            waiter = self._queue.popleft()
+            if not waiter.done():
                 self.in_flight += 1
-                place.set_result(None)
+                waiter.set_result(None)
 
 
 _throttles: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Throttle]] = WeakKeyDictionary()
 
 
 def throttle_for(endpoint: str, ceiling: int) -> Throttle:
-    """The running loop's throttle of `endpoint`; the lowest ceiling anyone asked for holds."""
+    """The running loop's throttle of `endpoint`; the lowest ceiling of all callers applies."""
     throttles = _throttles.setdefault(asyncio.get_running_loop(), {})
     throttle = throttles.setdefault(endpoint, Throttle(ceiling))
     throttle.adaptive.lower_ceiling(ceiling)

@@ -1,9 +1,9 @@
-"""Our messages to and from OpenAI's wire JSON. Pure: no I/O, no client.
+"""Converts our messages to and from OpenAI's JSON. Pure: no I/O, no client.
 
-What the model wrote is kept verbatim: argument text is never re-serialised, and a call whose arguments
-do not parse becomes a `ToolCall` with `error` set while its neighbours stay whole. The one rewriting is
-on the way out: servers refuse a history with argument text that is not a JSON object, or with a call that
-names no tool, so such text is sent as `{"unparsed": "<the text>"}` and such a call as `unnamed`.
+The model's text is preserved verbatim: argument text is never serialised again, and a call whose arguments do
+not parse becomes a `ToolCall` with `error` set, without affecting the other calls. Only requests are
+rewritten: servers reject a history with argument text that is not a JSON object, or a call without a tool's
+name, so such text is sent as `{"unparsed": "<the text>"}` and such a call as `unnamed`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What one server wants to be told differently."""
+    """How one server's request fields differ from the common ones."""
 
     max_tokens_field: str = "max_tokens"
     nested_effort: bool = False
@@ -37,7 +37,7 @@ class Dialect:
 def dialect_for(base_url: str, *, send_reasoning: bool = False) -> Dialect:
     host = urlsplit(base_url).hostname or ""
     return Dialect(
-        # OpenAI's newer models refuse max_tokens; other servers often know nothing else.
+        # OpenAI's newer models reject max_tokens; many other servers accept nothing else.
         max_tokens_field="max_completion_tokens" if host == "api.openai.com" else "max_tokens",
         nested_effort=host == "openrouter.ai",
         send_reasoning=send_reasoning,
@@ -56,7 +56,7 @@ def chat_body(model: str, request: ChatRequest, dialect: Dialect) -> JSONObject:
 
 
 def with_extra_body(sampling: Sampling, extra: JSONObject) -> Sampling:
-    """The sampling with a provider's standing fields beneath its own, so that the record shows both."""
+    """The sampling with a provider's configured extra fields; the request's own take precedence."""
     return replace(sampling, extra_body={**extra, **(sampling.extra_body or {})}) if extra else sampling
 
 
@@ -100,7 +100,7 @@ def _call_to_wire(call: ToolCall) -> JSONObject:
 class ReadMessage:
     message: Message
     parser: str | None
-    """The text parser that found tool calls in the content; None if there were none to find."""
+    """The text parser that found tool calls in the content; None if none were found."""
 
 
 def message_from_wire(
@@ -125,7 +125,7 @@ def read_calls(data: JSON) -> tuple[ToolCall, ...]:
     calls: list[ToolCall] = []
     for item in as_objects(data):
         call = _read_call(item)
-        if not call.id or any(call.id == other.id for other in calls):
+        if not call.id or call.id in {earlier.id for earlier in calls}:
             call = ToolCall(f"call_{secrets.token_hex(4)}", call.name, call.arguments, call.error)
         calls.append(call)
     return tuple(calls)
@@ -133,8 +133,8 @@ def read_calls(data: JSON) -> tuple[ToolCall, ...]:
 
 def _read_call(item: JSONObject) -> ToolCall:
     function = as_object(item.get("function"))
-    given = function.get("arguments")
-    arguments = given if isinstance(given, str) else json.dumps({} if given is None else given)
+    value = function.get("arguments")
+    arguments = value if isinstance(value, str) else json.dumps({} if value is None else value)
     call = ToolCall(as_text(item.get("id")), as_text(function.get("name")), arguments)
     error = None if call.name else "the call names no tool"
     try:

@@ -84,7 +84,7 @@ class CompletionModel(TokenModel):
         sampled_ids, logprobs = traces.sampled_of(choice)
         if sampled_ids is None or logprobs is None or len(sampled_ids) != len(logprobs):
             raise ProviderError(
-                f"{self._endpoint.place.url} did not return {_missing(sampled_ids, logprobs)}.",
+                f"{self._endpoint.ref.url} did not return {_missing(sampled_ids, logprobs)}.",
                 "Sampling tokens needs a server that returns them, such as vLLM or SGLang.",
             )
         usage, cost_usd = self._bill(raw)

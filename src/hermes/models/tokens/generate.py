@@ -54,7 +54,7 @@ class GenerateModel(TokenModel):
     def _read(self, raw: JSONObject, prompt_ids: Sequence[int]) -> TokenReply:
         meta = as_object(raw.get("meta_info"))
         reason = _finish_reason(meta)
-        url = self._endpoint.place.url
+        url = self._endpoint.ref.url
         if reason == "abort":
             message = as_text(as_object(meta.get("finish_reason")).get("message")) or "no reason given"
             raise ProviderError(f"{url} aborted the generation: {message}", retryable=True)

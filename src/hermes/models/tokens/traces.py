@@ -1,8 +1,8 @@
-"""The exact tokens of a response, where the server gives them; never obtained by re-tokenising text.
+"""Reads the exact tokens of a response, where the server returns them; text is never tokenised again.
 
-Forms read: vLLM's `token_ids` and `prompt_token_ids` (asked for with `return_token_ids`), SGLang's
-`meta_info.output_token_logprobs`, and token texts of the form `token_id:123`. A server that gives
-only some of what a trace needs gives none.
+Formats: vLLM's `token_ids` and `prompt_token_ids` (requested with `return_token_ids`), SGLang's
+`meta_info.output_token_logprobs`, and token texts of the form `token_id:123`. A response
+with only some of the fields of a trace has none.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def sampled_of(choice: JSONObject) -> tuple[tuple[int, ...] | None, tuple[float,
         return _ids([pair[1] for pair in pairs]), _floats([pair[0] for pair in pairs])
     texts, logprobs = _logprobs(as_object(choice.get("logprobs")))
     sampled_ids = _ids(choice.get("token_ids"))
-    return _ids_in(texts) if sampled_ids is None else sampled_ids, _floats(logprobs)
+    return _ids_in_texts(texts) if sampled_ids is None else sampled_ids, _floats(logprobs)
 
 
 def policy_version_of(raw: JSONObject, choice: JSONObject) -> str | None:
-    """Which weights answered, where the server names them (SGLang's weight_version)."""
-    named = {**as_object(raw.get("metadata")), **as_object(choice.get("meta_info"))}
-    version = named.get("weight_version")
+    """The version of the weights that sampled, where the server reports it (SGLang's weight_version)."""
+    fields = {**as_object(raw.get("metadata")), **as_object(choice.get("meta_info"))}
+    version = fields.get("weight_version")
     return None if version is None else str(version)
 
 
@@ -54,8 +54,8 @@ def _ids(values: JSON) -> tuple[int, ...] | None:
     return tuple(values)
 
 
-def _ids_in(texts: JSON) -> tuple[int, ...] | None:
-    """Ids written as `token_id:123`, vLLM's form for tokens that are no valid text."""
+def _ids_in_texts(texts: JSON) -> tuple[int, ...] | None:
+    """Ids written as `token_id:123`, vLLM's format for tokens that are not valid text."""
     matches = [re.fullmatch(r"token_id:([0-9]+)", as_text(text)) for text in as_list(texts)]
     return tuple(int(match[1]) for match in matches if match) if matches and all(matches) else None
 

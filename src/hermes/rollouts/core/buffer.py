@@ -1,8 +1,8 @@
-"""Parts of groups that an environment sends in pieces, held until some of them make a whole one. Pure.
+"""Buffers the parts of groups that an environment sends in pieces, until some make a whole group. Pure.
 
-An environment registered with group size 8 may send 3 and 5: neither alone is a group. After each part the
-oldest parts that add up to exactly the group size leave together; where taking the oldest first does not
-come out even, any exact sum does, the newest parts first.
+An environment registered with group size 8 may send 3 and 5: neither is a group by itself. After each part,
+the oldest parts that add up to exactly the group size leave the buffer together; if the oldest parts do not
+add up, any exact sum is used, the newest parts first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Buffer:
         self.target = target
         self.parts: list[QueuedGroup] = []
         self._sums = [1]
-        """Bit s of `_sums[i]`: some of the first i parts add up to s. Kept so that a part costs one shift."""
+        """Bit s of `_sums[i]`: some of the first i parts add up to s. Adding a part costs one shift."""
         for part in parts:
             self._append(part)
 
@@ -29,46 +29,46 @@ class Buffer:
 
     def completes(self, size: int) -> bool:
         """Whether a part of this size would make a whole group."""
-        return bool(self._with(size) >> self.target & 1)
+        return bool(self._sums_with(size) >> self.target & 1)
 
     def add(self, part: QueuedGroup) -> list[QueuedGroup]:
-        """Takes a part of fewer sequences than the target; returns those that now leave, oldest first."""
+        """Adds a part smaller than the target; returns the parts of a group it completes, oldest first."""
         self._append(part)
         if not self._sums[-1] >> self.target & 1:
             return []
         leaving = set(self._oldest_first() or self._newest_first())
-        gone = [part for index, part in enumerate(self.parts) if index in leaving]
+        complete = [part for index, part in enumerate(self.parts) if index in leaving]
         staying = [part for index, part in enumerate(self.parts) if index not in leaving]
         self.parts, self._sums = [], [1]
         for part in staying:
             self._append(part)
-        return gone
+        return complete
 
     def _append(self, part: QueuedGroup) -> None:
-        self._sums.append(self._with(part.size))
+        self._sums.append(self._sums_with(part.size))
         self.parts.append(part)
 
-    def _with(self, size: int) -> int:
+    def _sums_with(self, size: int) -> int:
         sums = self._sums[-1]
         return (sums | sums << size) & ((1 << self.target + 1) - 1)
 
     def _oldest_first(self) -> list[int]:
-        taken: list[int] = []
+        indices: list[int] = []
         total = 0
         for index, part in enumerate(self.parts):
             if total + part.size <= self.target:
-                taken.append(index)
+                indices.append(index)
                 total += part.size
             if total == self.target:
-                return taken
+                return indices
         return []
 
     def _newest_first(self) -> list[int]:
-        taken: list[int] = []
+        indices: list[int] = []
         missing = self.target
         for index in range(len(self.parts) - 1, -1, -1):
             size = self.parts[index].size
             if size <= missing and self._sums[index] >> missing - size & 1:
-                taken.append(index)
+                indices.append(index)
                 missing -= size
-        return taken
+        return indices

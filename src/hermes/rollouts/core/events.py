@@ -1,7 +1,7 @@
-"""Changes of the state that are not groups, as they stand in the log. Pure.
+"""Changes of the state other than posted groups, as JSON for the log. Pure.
 
-`replay` applies one to the state. It must never fail on a log that was written by a server: an event about
-something that is gone (a lease of a run that was reset) changes nothing.
+`replay` applies an event to the state. It never fails on a log that a server wrote: an event about something
+that no longer exists (a lease of a run that was reset) changes nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def started() -> JSONObject:
     return {"type": "started"}
 
 
-def env_registered(wanted: EnvRegistration) -> JSONObject:
-    return {"type": "env_registered", "registration": wanted.model_dump()}
+def env_registered(registration: EnvRegistration) -> JSONObject:
+    return {"type": "env_registered", "registration": registration.model_dump()}
 
 
 def env_disconnected(env_id: int) -> JSONObject:
@@ -52,7 +52,7 @@ def reset() -> JSONObject:
 
 
 def replay(state: ApiState, event: JSONObject, groups: Mapping[int, QueuedGroup], now_s: float) -> None:
-    """Does to the state what the event says was done; `groups` are all those the log still has."""
+    """Applies the event to the state; `groups` are all groups that are still in the log."""
     handlers: dict[str, Callable[[], object]] = {
         "registered": lambda: state.register(Registration(**event["registration"])),
         "started": state.start,

@@ -21,13 +21,13 @@ class Rate:
             self._seconds[-1] = (second, self._seconds[-1][1] + count)
         else:
             self._seconds.append((second, count))
-        self._forget(now_s)
+        self._drop_old(now_s)
 
     def per_second(self, now_s: float) -> float:
-        self._forget(now_s)
+        self._drop_old(now_s)
         return sum(count for _, count in self._seconds) / RATE_WINDOW_S
 
-    def _forget(self, now_s: float) -> None:
+    def _drop_old(self, now_s: float) -> None:
         while self._seconds and self._seconds[0][0] <= now_s - RATE_WINDOW_S:
             self._seconds.popleft()
 
@@ -46,7 +46,7 @@ class Metrics:
     def render(self, gauges: Mapping[str, float]) -> str:
         """The text a Prometheus server scrapes."""
         lines: list[str] = []
-        series = [(name, _rendered(labels), float(n)) for (name, labels), n in self._counters.items()]
+        series = [(name, _format_labels(labels), float(n)) for (name, labels), n in self._counters.items()]
         series += [(name, "", value) for name, value in gauges.items()]
         previous = ""
         for name, labels, value in sorted(series):
@@ -60,9 +60,9 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-def _rendered(labels: tuple[tuple[str, object], ...]) -> str:
-    return ",".join(f'{key}="{_escaped(str(value))}"' for key, value in labels)
+def _format_labels(labels: tuple[tuple[str, object], ...]) -> str:
+    return ",".join(f'{key}="{_escape(str(value))}"' for key, value in labels)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

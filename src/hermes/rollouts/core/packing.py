@@ -1,4 +1,4 @@
-"""Which groups make the next batch. Pure.
+"""Chooses the groups of the next batch. Pure.
 
 A batch has exactly `batch_size` sequences and groups are never split. Groups of one size are bundled into
 packs of as many sequences as the largest size has, and packs are taken in the order in which they became
@@ -29,7 +29,7 @@ Lanes: TypeAlias = Mapping[LaneKey, Lane]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What batches must be like."""
+    """The requirements for a batch."""
 
     batch_size: int
     minimums: Mapping[int, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def _pack_lengths(sizes: Collection[int]) -> Iterator[dict[int, int]]:
 
 @dataclass(slots=True)
 class _Filling:
-    """A batch being filled group by group; what does not fit any more is skipped."""
+    """A batch being filled group by group; groups that no longer fit are skipped."""
 
     room: int
     entries: list[QueueEntry] = field(default_factory=list)
@@ -116,25 +116,25 @@ class _Filling:
             yield pack
 
 
-def _completed(pack: list[QueueEntry]) -> int:
+def _completed_at(pack: list[QueueEntry]) -> int:
     return pack[-1].order
 
 
 def _fill_by_packs(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> list[QueueEntry]:
-    """The packs that were complete first, of whichever environments."""
+    """The packs that were complete first, of any environment."""
     by_size: dict[int, list[Lane]] = {}
     for (_, size), lane in lanes.items():
         by_size.setdefault(size, []).append(lane)
     filling = _Filling(demand.batch_size)
     streams = [filling.packs(heapq.merge(*same), size, lengths[size]) for size, same in by_size.items()]
-    for pack in heapq.merge(*streams, key=_completed):
+    for pack in heapq.merge(*streams, key=_completed_at):
         for entry in pack:
             filling.take(entry)
     return [] if filling.room else filling.entries
 
 
 def _fill_with_minimums(lanes: Lanes, lengths: Mapping[int, int], demand: Demand) -> list[QueueEntry]:
-    """Each minimum share first, then what is in complete packs, oldest first."""
+    """Each minimum share first, then the remaining complete packs, oldest first."""
     complete: dict[LaneKey, int] = {}
     for key, lane in lanes.items():
         length = lengths[key[1]]
@@ -145,9 +145,9 @@ def _fill_with_minimums(lanes: Lanes, lengths: Mapping[int, int], demand: Demand
         return []
     filling = _Filling(demand.batch_size)
     for env_id, sequences in shares.items():
-        own = {key: itertools.islice(lanes[key], n) for key, n in complete.items() if key[0] == env_id}
-        streams = [filling.packs(entries, size, lengths[size]) for (_, size), entries in own.items()]
-        for entry in (entry for pack in heapq.merge(*streams, key=_completed) for entry in pack):
+        env_lanes = {key: itertools.islice(lanes[key], n) for key, n in complete.items() if key[0] == env_id}
+        streams = [filling.packs(entries, size, lengths[size]) for (_, size), entries in env_lanes.items()]
+        for entry in (entry for pack in heapq.merge(*streams, key=_completed_at) for entry in pack):
             if sequences <= 0:
                 break
             sequences -= filling.take(entry)
@@ -155,13 +155,13 @@ def _fill_with_minimums(lanes: Lanes, lengths: Mapping[int, int], demand: Demand
         filling.packs(itertools.islice(lanes[key], filling.taken.get(key, 0), count), key[1], 1)
         for key, count in complete.items()
     ]
-    for pack in heapq.merge(*rest, key=_completed):
+    for pack in heapq.merge(*rest, key=_completed_at):
         filling.take(pack[0])
     return [] if filling.room else filling.entries
 
 
 def _shares(complete: Collection[LaneKey], demand: Demand) -> dict[int, int] | None:
-    """Sequences each environment must be given first; None if one that needs a share has no complete pack."""
+    """Sequences to take from each environment first; None if one with a share has no complete pack."""
     shares = {env_id: int(demand.batch_size * share) for env_id, share in demand.minimums.items()}
     shares = {env_id: sequences for env_id, sequences in shares.items() if sequences > 0}
     smallest: dict[int | None, int] = {}
@@ -176,8 +176,8 @@ def _shares(complete: Collection[LaneKey], demand: Demand) -> dict[int, int] | N
     return shares
 
 
-def why_none(lanes: Lanes, demand: Demand) -> str:
-    """Why `choose` found no batch, for the trainer's log."""
+def no_batch_reason(lanes: Lanes, demand: Demand) -> str:
+    """Why `choose` returned no batch, for the trainer's log."""
     if not lanes:
         return "no groups are queued"
     batch_size = demand.batch_size
@@ -185,16 +185,19 @@ def why_none(lanes: Lanes, demand: Demand) -> str:
     fitting = demand.fitting(sizes)
     waiting = sum(size * len(lane) for (_, size), lane in lanes.items() if size in fitting)
     if not waiting:
-        return f"no queued group can be part of a batch of {batch_size} (group sizes: {_listed(sizes)})"
+        return (
+            f"no queued group can be part of a batch of {batch_size} (group sizes: {_format_numbers(sizes)})"
+        )
     if waiting < batch_size:
         return f"{waiting} of {batch_size} sequences are queued"
     present = {env_id for env_id, size in lanes if size in fitting}
     missing = [e for e, share in demand.minimums.items() if int(batch_size * share) and e not in present]
     if missing:
-        return f"waiting for environments with a minimum share: {_listed(missing)}"
-    return f"the queued groups do not add up to a batch of {batch_size} yet (group sizes: {_listed(sizes)})"
+        return f"waiting for environments with a minimum share: {_format_numbers(missing)}"
+    listed_sizes = _format_numbers(sizes)
+    return f"the queued groups do not add up to a batch of {batch_size} yet (group sizes: {listed_sizes})"
 
 
-def _listed(numbers: Collection[int]) -> str:
+def _format_numbers(numbers: Collection[int]) -> str:
     ordered = sorted(numbers)
     return ", ".join(map(str, ordered[:8])) + (", …" if len(ordered) > 8 else "")

@@ -1,6 +1,6 @@
-"""Groups waiting for a batch, first in, first out. Pure: no clock, no disk, no HTTP.
+"""The groups that wait for a batch, first in, first out. Pure: no clock, no disk, no HTTP.
 
-The queue is kept as lanes, one for each pair of environment and group size, each in order of arrival.
+The queue is a set of lanes, one for each pair of environment and group size, each in order of arrival.
 Packing only ever takes from the front of lanes, so forming a batch costs in proportion to the batch
 and the number of lanes, never to the length of the queue.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class QueuedGroup:
-    """What is known of one group of scored sequences; its bytes are kept by the journal under its id."""
+    """The metadata of one group of scored sequences; the journal stores its bytes under its id."""
 
     id: int
     env_id: int | None
@@ -27,7 +27,7 @@ class QueuedGroup:
 
 
 class QueueEntry(NamedTuple):
-    """A group with its place in the queue."""
+    """A group and its position in the order of arrival."""
 
     order: int
     group: QueuedGroup
@@ -57,7 +57,7 @@ class Queue:
 
     @property
     def sizes(self) -> Collection[int]:
-        """The group sizes there are."""
+        """The sizes of the queued groups."""
         return self._sizes.keys()
 
     def __contains__(self, group_id: int) -> bool:
@@ -71,11 +71,11 @@ class Queue:
         self._count(group, 1)
 
     def remove(self, groups: Iterable[QueuedGroup]) -> None:
-        """Takes groups out; cheap for those at the front of their lanes. Each must be queued."""
+        """Removes groups, which must be queued; cheap for those at the front of their lanes."""
         for group in groups:
             lane = self._lanes[group.env_id, group.size]
-            place = 0 if lane[0].group.id == group.id else [entry.group.id for entry in lane].index(group.id)
-            del lane[place]
+            index = 0 if lane[0].group.id == group.id else [entry.group.id for entry in lane].index(group.id)
+            del lane[index]
             if not lane:
                 del self._lanes[group.env_id, group.size]
             self._ids.remove(group.id)

@@ -13,8 +13,8 @@ from hermes.rollouts.schema import EnvRegistration, Registration
 
 
 def describe_group(group: QueuedGroup) -> bytes:
-    """Everything about a group but the length of its bytes, which is known where they lie."""
-    env_id = "null" if group.env_id is None else group.env_id  # by hand: it is done for every group
+    """The metadata of a group without its length in bytes, which follows from its location in the log."""
+    env_id = "null" if group.env_id is None else group.env_id  # by hand: this runs for every group
     return f"[{group.id},{env_id},{group.size},{group.received_s!r}]".encode()
 
 
@@ -49,14 +49,14 @@ def describe(state: ApiState) -> JSONObject:
         "queue": [group.id for group in state.queue],
         "buffers": [[env_id, [part.id for part in b.parts]] for env_id, b in state.buffers.items()],
         "leases": [describe_lease(lease) for lease in state.leases.values()],
-        "answered": state.answered,
+        "answered": state.idempotency_keys,
         "next_env_id": state.next_env_id,
         "next_lease_id": state.next_lease_id,
     }
 
 
 def restore(data: JSONObject, groups: Mapping[int, QueuedGroup], now_s: float) -> ApiState:
-    """The state that `describe` saw; every environment counts as heard of just now."""
+    """The inverse of `describe`; `now_s` becomes the time of every environment's last request."""
     envs = {
         env_id: Env(env_id, name, EnvRegistration(**registration), now_s, disconnected=disconnected)
         for env_id, name, registration, disconnected in data["envs"]
@@ -72,7 +72,7 @@ def restore(data: JSONObject, groups: Mapping[int, QueuedGroup], now_s: float) -
             for env_id, parts in data["buffers"]
         },
         leases={lease["id"]: read_lease(lease, groups) for lease in data["leases"]},
-        answered=data["answered"],
+        idempotency_keys=data["answered"],
         next_env_id=data["next_env_id"],
         next_lease_id=data["next_lease_id"],
     )

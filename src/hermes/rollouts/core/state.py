@@ -1,10 +1,10 @@
-"""One run as the trajectory API sees it: trainer, environments, queue, leases. Pure: time is an argument.
+"""The state of one run: trainer, environments, queue, leases. Pure: time is an argument.
 
-Every change is one method, called live and again when the log is replayed, so both give the same state. A
-group is always in exactly one place: an environment's buffer, the queue, or a lease.
+Every change is one method, called live and when the log is replayed, so both give the same state. A group is
+always in exactly one of three: an environment's buffer, the queue, or a lease.
 
-A served batch is a lease until it is known to have arrived; a lost one waits at the head, unchanged, and is
-served again under the same id. A lease without a time limit is bound to the connection it was served on.
+A batch is leased until it is acknowledged or has arrived. A lost lease is redelivered before any new batch,
+unchanged and under the same id. A lease without a time limit is bound to the connection it was served on.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hermes.rollouts.core.buffer import Buffer
-from hermes.rollouts.core.packing import Demand, choose, why_none
+from hermes.rollouts.core.packing import Demand, choose, no_batch_reason
 from hermes.rollouts.core.queue import Queue, QueuedGroup
 from hermes.rollouts.schema import EnvRegistration, Registration
 
 MAX_KEYS = 10_000
-"""Idempotency keys remembered."""
+"""Idempotency keys that are stored; the oldest are dropped first."""
 
 
 @dataclass(slots=True)
@@ -31,9 +31,9 @@ class Env:
     registration: EnvRegistration
     last_seen_s: float
     silent: bool = False
-    """Not heard of for too long: as good as disconnected, until it is heard of again."""
+    """It has sent no request for too long, and counts as disconnected until the next one."""
     disconnected: bool = False
-    """It said goodbye; only a new registration brings it back."""
+    """It called /disconnect-env; only a new registration reconnects it."""
 
     @property
     def connected(self) -> bool:
@@ -42,52 +42,52 @@ class Env:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A batch that was served and is not known to have arrived."""
+    """A batch that was served and is neither acknowledged nor known to have arrived."""
 
     id: int
     groups: tuple[QueuedGroup, ...]
     step: int
-    """The run's step once this batch was served."""
+    """The run's step after this batch was served."""
     expires_s: float | None = None
-    """None: it is lost when its connection breaks."""
+    """None: the lease is lost when its connection breaks."""
     redelivered: int = 0
-    """How often it was served again."""
+    """How many times it was redelivered."""
     waiting: bool = False
-    """Lost: it is to be served again before anything else."""
+    """Lost: it will be redelivered before any other batch."""
 
 
 class Accepted(NamedTuple):
-    """What became of a posted group."""
+    """How a posted group was stored."""
 
     buffered: int | None
-    """Sequences now in its environment's buffer, if it went there."""
+    """Sequences in its environment's buffer, if it was added there."""
     reason: str | None
-    """Why it is set aside, if it is."""
+    """Why the group is set aside; None if it is not."""
 
 
 @dataclass(slots=True)
 class ApiState:
     registration: Registration | None = None
     started: bool = False
-    """The trainer has asked for a batch: environments may register."""
+    """The trainer has requested a batch: environments may register."""
     step: int = 0
     envs: dict[int, Env] = field(default_factory=dict)
     queue: Queue = field(default_factory=Queue)
     buffers: dict[int, Buffer] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
-    answered: dict[str, int] = field(default_factory=dict)
-    """Idempotency keys of the latest posts, oldest first → the number of groups each brought."""
+    idempotency_keys: dict[str, int] = field(default_factory=dict)
+    """Idempotency keys of the latest posts, oldest first → the number of groups in each post."""
     next_env_id: int = 0
     next_lease_id: int = 1
     kept_groups: int = 0
     kept_bytes: int = 0
-    """Of all groups there are, wherever they are."""
-    touched: set[int | None] = field(default_factory=set)
-    """Environments whose waiting groups have changed since somebody emptied this set."""
+    """Of all groups: buffered, queued or leased."""
+    changed_envs: set[int | None] = field(default_factory=set)
+    """Environments whose queued groups have changed since `Shares` last cleared this set."""
     _demand: Demand | None = None
 
     def register(self, registration: Registration) -> None:
-        """The first trainer sets up the run; data that came before it is kept."""
+        """The first trainer sets up the run; groups posted before it are kept."""
         if self.registration is None:
             self.registration = registration
             self.step = registration.starting_step
@@ -96,12 +96,13 @@ class ApiState:
     def start(self) -> None:
         self.started = self.registration is not None
 
-    def register_env(self, wanted: EnvRegistration, now_s: float) -> Env | None:
+    def register_env(self, registration: EnvRegistration, now_s: float) -> Env | None:
         """None before the trainer has started."""
         if not self.started:
             return None
-        same = sum(env.registration.desired_name == wanted.desired_name for env in self.envs.values())
-        env = Env(self.next_env_id, f"{wanted.desired_name}_{same}", wanted, now_s)
+        name = registration.desired_name
+        same_name = sum(env.registration.desired_name == name for env in self.envs.values())
+        env = Env(self.next_env_id, f"{name}_{same_name}", registration, now_s)
         self.envs[env.id] = env
         self.next_env_id += 1
         self._demand = None
@@ -112,23 +113,23 @@ class ApiState:
             self.envs[env_id].disconnected = True
             self._demand = None
 
-    def hear(self, env_id: int, now_s: float) -> None:
-        """The environment gave a sign of life."""
+    def mark_seen(self, env_id: int, now_s: float) -> None:
+        """The environment sent a request."""
         env = self.envs[env_id]
         env.last_seen_s = now_s
         if env.silent:
             env.silent = False
             self._demand = None
 
-    def notice_silence(self, before_s: float) -> None:
-        """Environments last heard of before `before_s` are silent."""
+    def mark_silent(self, before_s: float) -> None:
+        """Marks environments whose last request was before `before_s`."""
         for env in self.envs.values():
             if env.connected and env.last_seen_s < before_s:
                 env.silent = True
                 self._demand = None
 
     def demand(self) -> Demand:
-        """What a batch must be like now; of size 0 before the trainer has registered."""
+        """The requirements for a batch now; its size is 0 before the trainer has registered."""
         if self._demand is None:
             connected = [env for env in self.envs.values() if env.connected]
             shares = {env.id: env.registration.min_batch_allocation for env in connected}
@@ -140,36 +141,36 @@ class ApiState:
         return self._demand
 
     def fitting(self) -> frozenset[int]:
-        """The queued group sizes that can be part of a batch: all of them while nobody knows its size."""
+        """The queued group sizes that can be part of a batch; all before the trainer has registered."""
         sizes = self.queue.sizes
         return self.demand().fitting(sizes) if self.registration else frozenset(sizes)
 
     def accept(self, group: QueuedGroup) -> Accepted:
-        """Queues the group, or keeps it with its environment's other parts of a group."""
-        self.touched.add(group.env_id)
+        """Queues the group, or buffers it if it is a part of a group of its environment."""
+        self.changed_envs.add(group.env_id)
         self.kept_groups += 1
         self.kept_bytes += group.bytes
         env = self.envs.get(group.env_id) if group.env_id is not None else None
         target = env.registration.group_size if env else group.size
         if env is None or group.size == target:
             self.queue.push(group)
-            return Accepted(None, self.misfit(group.size))
+            return Accepted(None, self.misfit_reason(group.size))
         buffer = self.buffers.setdefault(env.id, Buffer(target))
         if 0 < group.size < target:
             for whole in buffer.add(group):
                 self.queue.push(whole)
             return Accepted(buffer.sequences, None)
         self.queue.push(group)  # no other part can make it a whole group
-        return Accepted(buffer.sequences, self.misfit(group.size))
+        return Accepted(buffer.sequences, self.misfit_reason(group.size))
 
     def remember(self, key: str, groups: int) -> None:
-        """A post with this idempotency key was taken."""
-        self.answered[key] = groups
-        if len(self.answered) > MAX_KEYS:
-            del self.answered[next(iter(self.answered))]
+        """A post with this idempotency key was stored."""
+        self.idempotency_keys[key] = groups
+        if len(self.idempotency_keys) > MAX_KEYS:
+            del self.idempotency_keys[next(iter(self.idempotency_keys))]
 
-    def misfit(self, size: int) -> str | None:
-        """Why a group of this size cannot be part of any batch; None if it can, or nobody knows yet."""
+    def misfit_reason(self, size: int) -> str | None:
+        """Why no batch can hold a group of this size; None if one can, or before a trainer registers."""
         demand = self.demand()
         if self.registration is None or size in demand.fitting({*self.queue.sizes, size}):
             return None
@@ -179,22 +180,22 @@ class ApiState:
             return f"set aside: {size} sequences are more than a batch of {demand.batch_size}"
         return f"set aside: groups of {size} sequences do not add up to a batch of {demand.batch_size}"
 
-    def would_be_held(self, env_id: int | None, size: int) -> bool:
-        """Whether a group could not be served as things stand, were it accepted now."""
+    def would_be_unservable(self, env_id: int | None, size: int) -> bool:
+        """Whether a group, if it were accepted now, could not be served yet."""
         env = self.envs.get(env_id) if env_id is not None else None
         if env and 0 < size < env.registration.group_size:
             buffer = self.buffers.get(env.id)
             return buffer is None or not buffer.completes(size)
-        return self.misfit(size) is not None
+        return self.misfit_reason(size) is not None
 
-    def held(self, env_id: int | None) -> int:
-        """Groups of the environment that cannot be served as things stand: set aside, or in its buffer."""
+    def unservable_groups(self, env_id: int | None) -> int:
+        """How many groups of the environment cannot be served now: set aside, or in its buffer."""
         misfits = set(self.queue.sizes) - self.fitting()
         set_aside = sum(len(self.queue.lanes.get((env_id, size), ())) for size in misfits)
         return set_aside + (len(self.buffers[env_id].parts) if env_id in self.buffers else 0)
 
     def set_aside(self) -> int:
-        """Queued groups that cannot be part of any batch as things stand."""
+        """How many queued groups cannot be part of any batch now."""
         fitting = self.fitting()
         return sum(len(lane) for (_, size), lane in self.queue.lanes.items() if size not in fitting)
 
@@ -202,7 +203,7 @@ class ApiState:
         """The next batch: the oldest lost one, else a new one, which counts as a step."""
         lost = min((lease.id for lease in self.leases.values() if lease.waiting), default=None)
         if lost is not None:
-            return self.lease_again(lost, expires_s)
+            return self.redeliver(lost, expires_s)
         groups = choose(self.queue.lanes, self.demand()) if self.registration else []
         if not groups:
             return None
@@ -210,33 +211,35 @@ class ApiState:
         self.serve(lease)
         return lease
 
-    def lease_again(self, lease_id: int, expires_s: float | None) -> Lease:
-        """The same batch once more; it must not be finished."""
-        former = self.leases[lease_id]
-        lease = replace(former, redelivered=former.redelivered + 1, waiting=False, expires_s=expires_s)
+    def redeliver(self, lease_id: int, expires_s: float | None) -> Lease:
+        """Serves an outstanding batch again."""
+        outstanding = self.leases[lease_id]
+        lease = replace(
+            outstanding, redelivered=outstanding.redelivered + 1, waiting=False, expires_s=expires_s
+        )
         self.serve(lease)
         return lease
 
     def serve(self, lease: Lease) -> None:
-        """The lease is out with a trainer. Its groups leave the queue; a new one is a step."""
+        """The batch is served: the groups of a new lease leave the queue, and the step advances."""
         if lease.id not in self.leases:
             self.queue.remove(lease.groups)
             self.step += 1
         self.next_lease_id = max(self.next_lease_id, lease.id + 1)
         self.leases[lease.id] = lease
-        self.touched.update(group.env_id for group in lease.groups)
+        self.changed_envs.update(group.env_id for group in lease.groups)
 
-    def why_no_batch(self) -> str:
-        return why_none(self.queue.lanes, self.demand())
+    def no_batch_reason(self) -> str:
+        return no_batch_reason(self.queue.lanes, self.demand())
 
-    def lose(self, lease_id: int) -> None:
-        """The batch did not arrive: it waits to be served again."""
+    def mark_lost(self, lease_id: int) -> None:
+        """The batch did not arrive, or its lease expired: it will be redelivered."""
         if lease := self.leases.get(lease_id):
             self.leases[lease_id] = replace(lease, waiting=True)
-            self.touched.update(group.env_id for group in lease.groups)
+            self.changed_envs.update(group.env_id for group in lease.groups)
 
     def renew(self, lease_ids: Iterable[int], expires_s: float) -> list[int]:
-        """The trainer that has these batches still works on them; a lost one is its own again.
+        """Extends these leases; a lost one is outstanding again.
 
         Returns the ids that were renewed; the others are finished, or were never served.
         """
@@ -249,20 +252,20 @@ class ApiState:
         """Leases past their time limit are lost."""
         for lease in list(self.leases.values()):
             if not lease.waiting and lease.expires_s is not None and lease.expires_s <= now_s:
-                self.lose(lease.id)
+                self.mark_lost(lease.id)
 
     def finish(self, lease_id: int) -> Iterable[QueuedGroup]:
-        """The batch has arrived; returns the groups that are gone now."""
+        """The batch has arrived. Returns its groups, which are no longer part of the state."""
         lease = self.leases.pop(lease_id, None)
         if lease is None:
             return ()
-        self.touched.update(group.env_id for group in lease.groups)
+        self.changed_envs.update(group.env_id for group in lease.groups)
         self.kept_groups -= len(lease.groups)
         self.kept_bytes -= sum(group.bytes for group in lease.groups)
         return lease.groups
 
     def groups(self) -> Iterable[QueuedGroup]:
-        """Every group there is."""
+        """Every group of the run."""
         yield from self.queue
         for buffer in self.buffers.values():
             yield from buffer.parts
@@ -270,7 +273,7 @@ class ApiState:
             yield from lease.groups
 
     def reset(self) -> None:
-        """A new run may be registered. Ids of leases go on: an old one is never taken for a new one."""
+        """Back to an empty run. Lease ids continue, so an old id never refers to a new lease."""
         fresh = ApiState(next_lease_id=self.next_lease_id)
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))

@@ -109,7 +109,7 @@ class Handlers:
         if not isinstance(batch, BatchDelivery):
             return json_response(batch)
         lease = batch.lease
-        return BatchResponse(batch, lambda arrived: self._service.sent(lease, arrived=arrived))
+        return BatchResponse(batch, lambda arrived: self._service.settle_delivery(lease, arrived=arrived))
 
     async def acknowledge(self, request: Request) -> Response:
         reference = await self._model(request, LeaseReference)

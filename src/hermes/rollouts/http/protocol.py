@@ -1,8 +1,8 @@
-"""Connections as uvicorn handles them, and the knowledge whether an answer arrived.
+"""uvicorn's HTTP connection, extended to detect whether a response arrived.
 
-An answer has arrived if the client sent its next request on the connection, or closed it in order once
-everything was delivered to it. It has not if the connection was reset (which is what closing with unread
-data does) or closed with bytes still on their way.
+A response has arrived if the client sent its next request on the connection, or closed the connection in
+order after every byte was acknowledged. It has not if the connection was reset (as by closing it with unread
+data) or closed with unacknowledged bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _READ_AHEAD_BYTES = 4 << 20
 
 
 class _BodyBuffer:
-    """What arrived of a body, joined once. Takes the place of uvicorn's bytearray."""
+    """The received chunks of a body, joined once. Replaces uvicorn's bytearray."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -31,15 +31,15 @@ class _BodyBuffer:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Hands itself to the application as `scope["state"]["connection"]`."""
+    """Available to the application as `scope["state"]["connection"]`."""
 
-    _watcher: Callable[[bool], None] | None = None
-    _cut = False
+    _on_settled: Callable[[bool], None] | None = None
+    _truncated = False
     _lost = False
 
-    def watch(self, ended: Callable[[bool], None]) -> None:
-        """Calls `ended` once: with True when the answer to the current request arrived, with False if not."""
-        self._watcher = ended
+    def watch(self, on_settled: Callable[[bool], None]) -> None:
+        """Calls `on_settled` once: with True when the current response arrived, with False if it did not."""
+        self._on_settled = on_settled
         if self._lost:
             self._settle(False)
 
@@ -62,38 +62,38 @@ class HttpConnection(HttpToolsProtocol):
             self.flow.pause_reading()
             cycle.message_event.set()
 
-    # The three ways to an orderly end: the client's, a long silence, and the server's own.
+    # An orderly close is the client's, the keep-alive timeout's, or the server's at shutdown.
 
     def eof_received(self) -> None:
-        self._cut = _undelivered_bytes(self.transport) > 0
+        self._truncated = _unacknowledged_bytes(self.transport) > 0
         super().eof_received()
 
     def timeout_keep_alive_handler(self) -> None:
-        self._cut = _undelivered_bytes(self.transport) > 0
+        self._truncated = _unacknowledged_bytes(self.transport) > 0
         super().timeout_keep_alive_handler()
 
     def shutdown(self) -> None:
         if self.cycle is not None and self.cycle.response_complete:
-            self._cut = _undelivered_bytes(self.transport) > 0
+            self._truncated = _unacknowledged_bytes(self.transport) > 0
         super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         complete = self.cycle is not None and self.cycle.response_complete
         super().connection_lost(exc)
-        self._settle(complete and exc is None and not self._cut)
+        self._settle(complete and exc is None and not self._truncated)
 
     def _settle(self, arrived: bool) -> None:
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher(arrived)
+        on_settled, self._on_settled = self._on_settled, None
+        if on_settled is not None:
+            on_settled(arrived)
 
 
-def _undelivered_bytes(transport: asyncio.Transport) -> int:
-    """Written here, and not acknowledged by the other side's kernel."""
+def _unacknowledged_bytes(transport: asyncio.Transport) -> int:
+    """Bytes that were written here and are not acknowledged by the client's kernel."""
     queued = transport.get_write_buffer_size()
     try:
-        answer = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
-    except OSError:  # not told on this platform
+        buffer = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
+    except OSError:  # not available on this platform
         return queued
-    return queued + int(struct.unpack("i", answer)[0])
+    return queued + int(struct.unpack("i", buffer)[0])

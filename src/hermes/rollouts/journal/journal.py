@@ -1,11 +1,12 @@
-"""Where changes are made to last, and where the bytes of groups are kept.
+"""Makes changes durable, and stores the bytes of groups.
 
-`append` resolves once the change is as safe as the journal can make it, and applies it then, in the order of
-the log. `FileJournal` writes to a state directory: what it acknowledged survives kill -9 and power loss, the
-bytes of groups stay on disk until they are served. `MemoryJournal` keeps them in memory and nothing else.
+`append` records a change, then applies it to the state, in the order of the log; its future resolves after
+both. `FileJournal` writes to a state directory: what it acknowledged survives kill -9 and power loss, and the
+bytes of groups stay on disk until they are served. `MemoryJournal` stores the bytes in memory and records
+nothing.
 
-Old segments are deleted once none of their groups is needed. One that is mostly dead is emptied first, by
-copying what lives to the newest, so the disk holds little more than what is queued.
+Old segments are deleted once none of their groups is needed. The live groups of a segment that is mostly dead
+are copied to the newest one first, so the disk holds little more than what is queued.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from hermes.rollouts.core.snapshot import describe, describe_group
 from hermes.rollouts.core.state import ApiState
 from hermes.rollouts.journal.log import Log, LogRecord, LogWrite, Outcome
 from hermes.rollouts.journal.recover import recover
-from hermes.rollouts.journal.segment import RecordKind, RecordLocation, framed_group
+from hermes.rollouts.journal.segment import RecordKind, RecordLocation, group_payload
 
 SEGMENT_BYTES = 64 << 20
 
-_GROUPS_A_TURN = 200
+_GROUPS_PER_STEP = 200
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -41,7 +42,7 @@ class GroupJournal(Protocol):
     state: ApiState
     """The state it starts with; every change to it goes through `append`."""
     last_group_id: int
-    """The highest ever used, so that no id comes twice."""
+    """The highest ever used, so that no id is used twice."""
 
     def append(self, apply: Callable[[], T], event: JSONObject) -> asyncio.Future[T]:
         """Records an event, then calls `apply`. StoreError: nothing was recorded."""
@@ -50,11 +51,11 @@ class GroupJournal(Protocol):
     def append_groups(
         self, groups: Sequence[NewGroup], accept: Callable[[QueuedGroup], A], event: JSONObject | None
     ) -> asyncio.Future[list[A]]:
-        """Records groups, and an event after them, as one; then calls `accept` for each group in turn."""
+        """Records groups and an event in one write; then calls `accept` for each group in order."""
         ...
 
-    def reader(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
-        """For each group a function that gets its bytes; call it in a thread. Good until `forget`."""
+    def readers(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
+        """For each group a function that reads its bytes; call it in a thread. Valid until `forget`."""
         ...
 
     def forget(self, groups: Iterable[QueuedGroup]) -> None:
@@ -75,16 +76,16 @@ class MemoryJournal:
         self._bodies: dict[int, bytes] = {}
 
     def append(self, apply: Callable[[], T], event: JSONObject) -> asyncio.Future[T]:
-        return _resolved(apply())
+        return _completed_future(apply())
 
     def append_groups(
         self, groups: Sequence[NewGroup], accept: Callable[[QueuedGroup], A], event: JSONObject | None
     ) -> asyncio.Future[list[A]]:
         for group, body in groups:
             self._bodies[group.id] = body
-        return _resolved([accept(group) for group, _ in groups])
+        return _completed_future([accept(group) for group, _ in groups])
 
-    def reader(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
+    def readers(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
         bodies = [self._bodies[group_id] for group_id in group_ids]
         return [functools.partial(bytes, body) for body in bodies]
 
@@ -112,33 +113,33 @@ class FileJournal:
             self._lock.release()
             if isinstance(error, OSError):
                 raise StoreError(
-                    f"cannot use {directory}: {error}", "free the disk or mend the files"
+                    f"cannot use {directory}: {error}", "free some disk space or repair the files"
                 ) from error
             raise
         self.state = recovered.state
         self.last_group_id = recovered.last_group_id
         self._applied = recovered.last_number
         self._covered = 0
-        """The newest durable snapshot says everything up to this number."""
-        self._places = recovered.places
-        self._old = recovered.segments
-        for group_id, place in self._places.items():
-            place.segment.live[group_id] = place.end - place.body
-        self._snapshot_under_way = False
+        """The newest durable snapshot covers every record up to this number."""
+        self._locations = recovered.locations
+        self._old_segments = recovered.segments
+        for group_id, location in self._locations.items():
+            location.segment.live[group_id] = location.end - location.body
+        self._snapshot_pending = False
         self._write_snapshot(rotate=False)
 
     def append(self, apply: Callable[[], T], event: JSONObject) -> asyncio.Future[T]:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
-        def done(outcome: Outcome) -> tuple[()]:
+        def on_written(outcome: Outcome) -> tuple[()]:
             if isinstance(outcome, StoreError):
-                _tell(future, outcome)
+                _resolve(future, outcome)
             else:
-                _tell(future, apply())
+                _resolve(future, apply())
                 self._advance(outcome.number)
             return ()
 
-        self._log.put(LogWrite([_event_draft(event)], done))
+        self._log.put(LogWrite([_event_record(event)], on_written))
         return future
 
     def append_groups(
@@ -146,39 +147,39 @@ class FileJournal:
     ) -> asyncio.Future[list[A]]:
         future: asyncio.Future[list[A]] = asyncio.get_running_loop().create_future()
 
-        def done(outcome: Outcome) -> Iterator[None]:
+        def on_written(outcome: Outcome) -> Iterator[None]:
             if isinstance(outcome, StoreError):
-                _tell(future, outcome)
+                _resolve(future, outcome)
                 return
             accepted: list[A] = []
-            for (group, _), place in zip(groups, outcome.places, strict=True):
-                self._settle(group.id, place)
+            for (group, _), location in zip(groups, outcome.locations, strict=True):
+                self._set_location(group.id, location)
                 accepted.append(accept(group))
-                if len(accepted) % _GROUPS_A_TURN == 0:
+                if len(accepted) % _GROUPS_PER_STEP == 0:
                     yield
-            _tell(future, accepted)
+            _resolve(future, accepted)
             self._advance(outcome.number)
 
         self.last_group_id = max(self.last_group_id, *(group.id for group, _ in groups))
-        drafts = (
-            LogRecord(RecordKind.GROUP, framed_group(describe_group(group), body)) for group, body in groups
+        records = (
+            LogRecord(RecordKind.GROUP, group_payload(describe_group(group), body)) for group, body in groups
         )
-        self._log.put(LogWrite(chain(drafts, [_event_draft(event)] if event else ()), done))
+        self._log.put(LogWrite(chain(records, [_event_record(event)] if event else ()), on_written))
         return future
 
-    def reader(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
-        return [self._places[group_id].read for group_id in group_ids]
+    def readers(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
+        return [self._locations[group_id].read for group_id in group_ids]
 
     def forget(self, groups: Iterable[QueuedGroup]) -> None:
         for group in groups:
-            place = self._places.pop(group.id, None)
-            if place is not None:
-                place.segment.live.pop(group.id, None)
-                if not place.segment.live:
+            location = self._locations.pop(group.id, None)
+            if location is not None:
+                location.segment.live.pop(group.id, None)
+                if not location.segment.live:
                     self._clean_up()
 
     def figures(self) -> dict[str, float]:
-        segments = [*self._old, self._log.current]
+        segments = [*self._old_segments, self._log.current]
         return {
             "log_bytes": float(sum(segment.size for segment in segments)),
             "log_segments": float(len(segments)),
@@ -190,9 +191,9 @@ class FileJournal:
         await self._log.close()
         self._lock.release()
 
-    def _settle(self, group_id: int, place: RecordLocation) -> None:
-        self._places[group_id] = place
-        place.segment.live[group_id] = place.end - place.body
+    def _set_location(self, group_id: int, location: RecordLocation) -> None:
+        self._locations[group_id] = location
+        location.segment.live[group_id] = location.end - location.body
 
     def _advance(self, number: int) -> None:
         """Everything up to this record has been applied to the state."""
@@ -201,70 +202,70 @@ class FileJournal:
             self._write_snapshot(rotate=True)
 
     def _write_snapshot(self, *, rotate: bool) -> None:
-        """Says the whole state once more, in a new segment if so wanted; then old ones can go."""
-        if self._snapshot_under_way:
+        """Records the whole state, in a new segment if `rotate`; then old segments can be deleted."""
+        if self._snapshot_pending:
             return
-        self._snapshot_under_way = True
+        self._snapshot_pending = True
         through = self._applied
-        former = self._log.current
+        previous = self._log.current
 
-        def done(outcome: Outcome) -> tuple[()]:
-            self._snapshot_under_way = False
+        def on_written(outcome: Outcome) -> tuple[()]:
+            self._snapshot_pending = False
             if not isinstance(outcome, StoreError):  # otherwise a later append tries again
                 self._applied = outcome.number
                 self._covered = through
-                if self._log.current is not former:
-                    self._old.append(former)
+                if self._log.current is not previous:
+                    self._old_segments.append(previous)
                 self._clean_up()
             return ()
 
-        said = {**describe(self.state), "through": through, "last_group_id": self.last_group_id}
-        text = json.dumps(said).encode()
-        self._log.put(LogWrite([LogRecord(RecordKind.SNAPSHOT, (text,))], done, rotate))
+        snapshot = {**describe(self.state), "through": through, "last_group_id": self.last_group_id}
+        text = json.dumps(snapshot).encode()
+        self._log.put(LogWrite([LogRecord(RecordKind.SNAPSHOT, (text,))], on_written, rotate))
 
     def _clean_up(self) -> None:
-        """Deletes segments that nothing needs, and empties those that little needs."""
-        for segment in list(self._old):
+        """Deletes segments without live groups, and empties those with few."""
+        for segment in list(self._old_segments):
             if segment.last_number > self._covered:
                 continue
             if not segment.live:
-                self._old.remove(segment)
+                self._old_segments.remove(segment)
                 self._log.delete(segment)
             elif not segment.emptying and sum(segment.live.values()) < self._segment_bytes // 4:
                 segment.emptying = True
                 for group_id in segment.live:
-                    self._copy(group_id, self._places[group_id])
+                    self._copy(group_id, self._locations[group_id])
 
     def _copy(self, group_id: int, source: RecordLocation) -> None:
-        def done(outcome: Outcome) -> tuple[()]:
+        def on_written(outcome: Outcome) -> tuple[()]:
             if isinstance(outcome, StoreError):
                 source.segment.emptying = False
                 return ()
             self._applied = outcome.number
-            if self._places.get(group_id) is source:  # it was not served meanwhile
+            if self._locations.get(group_id) is source:  # it was not deleted meanwhile
                 del source.segment.live[group_id]
-                self._settle(group_id, outcome.places[0])
+                self._set_location(group_id, outcome.locations[0])
                 if not source.segment.live:
                     self._clean_up()
             return ()
 
-        self._log.put(LogWrite([LogRecord(RecordKind.COPY, source=source)], done))
+        self._log.put(LogWrite([LogRecord(RecordKind.COPY, source=source)], on_written))
 
 
-def _event_draft(event: JSONObject) -> LogRecord:
+def _event_record(event: JSONObject) -> LogRecord:
     return LogRecord(RecordKind.EVENT, (json.dumps(event).encode(),))
 
 
-def _tell(future: asyncio.Future[T], result: T | StoreError) -> None:
+def _resolve(future: asyncio.Future[T], result: T | StoreError) -> None:
     if future.done():
-        return  # whoever waited was cancelled
+        return  # the waiting request was cancelled
     if isinstance(result, StoreError):
         future.set_exception(result)
     else:
         future.set_result(result)
 
 
-def _resolved(result: T) -> asyncio.Future[T]:
+def _completed_future(result: T) -> asyncio.Future[T]:
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     future.set_result(result)
     return future

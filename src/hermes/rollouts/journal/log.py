@@ -1,9 +1,9 @@
-"""The thread that writes the log: everything queued goes to disk in one write and one flush.
+"""The thread that writes the log: everything queued is written with one write and one flush.
 
-An operation whose `done` gets places has reached the disk (fdatasync); one whose `done` gets an error has
-left no trace. These calls come on the event loop, in the order of `put`. After a failed flush nothing is
-written any more, because nobody can say what the disk holds; after a failed write (a full disk) the next one
-is tried.
+When the callback of a `LogWrite` receives a `LogReceipt`, its records have reached the disk (fdatasync); when
+it receives an error, none of them has. Callbacks run on the event loop, in the order of `put`. After a failed
+flush nothing more is written, because the contents of the disk are unknown; after a failed write (a full
+disk) the next one is tried.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hermes.rollouts.journal.segment import (
     segment_path,
 )
 
-_MOST_PARTS = 1024  # what one writev takes
+_MAX_PARTS = 1024  # the limit of one writev
 
 
 class LogRecord(NamedTuple):
@@ -42,32 +42,32 @@ class LogRecord(NamedTuple):
 
 
 class LogReceipt(NamedTuple):
-    """What became of an operation."""
+    """Where a write was stored."""
 
-    places: list[RecordLocation]
-    """Where its groups lie, in order."""
+    locations: list[RecordLocation]
+    """Of its groups, in order."""
     number: int
     """Of its last record."""
 
 
 Outcome: TypeAlias = LogReceipt | StoreError
-Done: TypeAlias = Callable[[Outcome], Iterable[None]]
-"""Told where all is, or why nothing was written. What it returns is gone through step by step; between steps
-other requests have a turn, but no later operation is told before it is through."""
+OnWritten: TypeAlias = Callable[[Outcome], Iterable[None]]
+"""Receives the outcome of a write. The iterable it returns is consumed step by step: between steps the event
+loop serves other requests, but no later callback starts before it is exhausted."""
 
 
 @dataclass(slots=True, eq=False)
 class LogWrite:
     """Records that are written together, at the start of a new segment if `rotate`."""
 
-    drafts: Iterable[LogRecord]
-    """Gone through once, in the thread that writes: many small records take a while to make."""
-    done: Done
+    records: Iterable[LogRecord]
+    """Consumed once, in the thread that writes: many small records take a while to build."""
+    on_written: OnWritten
     rotate: bool = False
 
 
 class Log:
-    """Owns the newest segment. `put` and `close` belong to the event loop's thread."""
+    """Owns the newest segment. Call `put` and `close` from the event loop's thread."""
 
     def __init__(self, directory: Path, index: int, last_number: int) -> None:
         self._directory = directory
@@ -77,10 +77,10 @@ class Log:
         self._loop = asyncio.get_running_loop()
         self._failed: StoreError | None = None
         self.current = self._create()
-        self._outcomes: deque[tuple[Done, Outcome]] = deque()
-        """Of operations that are yet to be told, in their order."""
+        self._outcomes: deque[tuple[OnWritten, Outcome]] = deque()
+        """Callbacks that have not run yet, in order."""
         self._steps: Iterator[None] | None = None
-        """Of the operation that is being told."""
+        """The rest of the callback that is running."""
         self.flushes = 0
         self.flush_s = 0.0
         self._thread = threading.Thread(target=self._work, name="rollouts-log", daemon=True)
@@ -93,7 +93,7 @@ class Log:
         self._queue.put(segment)
 
     async def close(self) -> None:
-        """Writes what is queued and ends."""
+        """Writes what is queued and ends the thread."""
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -134,7 +134,7 @@ class Log:
         self._index += 1
         try:
             self.current = self._create()
-        except OSError:  # no room for a file: go on with the one there is
+        except OSError:  # no room for a new file: continue with the current one
             segment_path(self._directory, self._index).unlink(missing_ok=True)
             self._index -= 1
 
@@ -143,14 +143,14 @@ class Log:
             return
         segment = self.current
         before = segment.size
-        written: list[tuple[Done, Outcome]] = []
+        outcomes: list[tuple[OnWritten, Outcome]] = []
         parts: list[bytes] = []
         for operation in operations:
             try:
-                places = self._lay_out(operation.drafts, segment, parts)
-                written.append((operation.done, LogReceipt(places, self._number)))
-            except (OSError, StoreError) as error:  # what was to be copied cannot be read
-                written.append((operation.done, StoreError(str(error))))
+                locations = self._lay_out(operation.records, segment, parts)
+                outcomes.append((operation.on_written, LogReceipt(locations, self._number)))
+            except (OSError, StoreError) as error:  # the source of a copy cannot be read
+                outcomes.append((operation.on_written, StoreError(str(error))))
         failure = self._failed
         try:
             if failure is None:
@@ -161,49 +161,49 @@ class Log:
             os.ftruncate(segment.fd, before)
             failure = StoreError(f"cannot write to {segment.path}: {error.strerror}", "free some disk space")
         if failure is not None:
-            written = [(done, failure) for done, _ in written]
-        with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits for the outcome
-            self._loop.call_soon_threadsafe(self._finish, written)
+            outcomes = [(on_written, failure) for on_written, _ in outcomes]
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the outcome
+            self._loop.call_soon_threadsafe(self._finish, outcomes)
 
     def _lay_out(
-        self, drafts: Iterable[LogRecord], segment: LogSegment, parts: list[bytes]
+        self, records: Iterable[LogRecord], segment: LogSegment, parts: list[bytes]
     ) -> list[RecordLocation]:
-        """Adds the bytes of the records to `parts`; returns where the groups among them will lie."""
-        places: list[RecordLocation] = []
-        for draft in drafts:
-            payload = draft.parts
-            if source := draft.source:
+        """Adds the bytes of the records to `parts`; returns the locations of the groups among them."""
+        locations: list[RecordLocation] = []
+        for record in records:
+            payload = record.parts
+            if source := record.source:
                 payload = (source.segment.read(source.start, source.body), source.read())
             self._number += 1
-            head = header(self._number, draft.kind, payload)
+            head = header(self._number, record.kind, payload)
             start = segment.size + len(head)
             segment.size = start + sum(map(len, payload))
             segment.last_number = self._number
-            if draft.kind in (RecordKind.GROUP, RecordKind.COPY):
-                places.append(RecordLocation(segment, start, start + len(payload[0]), segment.size))
+            if record.kind in (RecordKind.GROUP, RecordKind.COPY):
+                locations.append(RecordLocation(segment, start, start + len(payload[0]), segment.size))
             parts += head, *payload
-        return places
+        return locations
 
-    def _finish(self, outcomes: list[tuple[Done, Outcome]]) -> None:
+    def _finish(self, outcomes: list[tuple[OnWritten, Outcome]]) -> None:
         self._outcomes.extend(outcomes)
         if self._steps is None:
-            self._go_on()
+            self._run_callbacks()
 
-    def _go_on(self) -> None:
-        """Tells operations their outcomes; gives the loop a turn between steps."""
+    def _run_callbacks(self) -> None:
+        """Runs the callbacks; yields to the event loop between their steps."""
         while self._steps or self._outcomes:
             if self._steps is None:
-                done, outcome = self._outcomes.popleft()
-                self._steps = iter(done(outcome))
+                on_written, outcome = self._outcomes.popleft()
+                self._steps = iter(on_written(outcome))
             for _ in self._steps:
-                self._loop.call_soon(self._go_on)
+                self._loop.call_soon(self._run_callbacks)
                 return
             self._steps = None
 
     def _flush(self, segment: LogSegment) -> StoreError | None:
         started_s = self._loop.time()
         try:
-            getattr(os, "fdatasync", os.fsync)(segment.fd)  # macOS has the latter only
+            getattr(os, "fdatasync", os.fsync)(segment.fd)  # macOS has only fsync
         except OSError as error:
             return StoreError(
                 f"cannot flush {segment.path}: {error.strerror}", "check the disk, then restart"
@@ -214,8 +214,8 @@ class Log:
 
 
 def _write_all(fd: int, parts: list[bytes]) -> None:
-    for first in range(0, len(parts), _MOST_PARTS):
-        chunk: list[bytes | memoryview] = list(parts[first : first + _MOST_PARTS])
+    for first in range(0, len(parts), _MAX_PARTS):
+        chunk: list[bytes | memoryview] = list(parts[first : first + _MAX_PARTS])
         while chunk:
             written = os.writev(fd, chunk)
             while chunk and written >= len(chunk[0]):

@@ -1,8 +1,8 @@
-"""From the files of a state directory to the state they describe.
+"""Rebuilds the state from the files of a state directory.
 
 The state is that of the newest snapshot, changed by every group and event numbered after it; the bytes of
-groups may lie in any segment. The torn end of the last segment is cut off. Damage anywhere else, or a group
-that is needed and missing, is an error: serving on would lose data without saying so.
+groups may be in any segment. The torn end of the last segment is truncated. Damage anywhere else, or a
+missing group that is still needed, is an error: going on would lose data silently.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _logger = logging.getLogger(__name__)
 @dataclass(slots=True)
 class Recovered:
     state: ApiState = field(default_factory=ApiState)
-    places: dict[int, RecordLocation] = field(default_factory=dict)
-    """Where the bytes of every group of the state lie."""
+    locations: dict[int, RecordLocation] = field(default_factory=dict)
+    """Where the bytes of each group of the state are stored."""
     segments: list[LogSegment] = field(default_factory=list)
     last_number: int = 0
     last_group_id: int = 0
@@ -47,16 +47,16 @@ class Recovered:
 @dataclass(slots=True)
 class _LogScan:
     groups: dict[int, QueuedGroup] = field(default_factory=dict)
-    places: dict[int, RecordLocation] = field(default_factory=dict)
+    locations: dict[int, RecordLocation] = field(default_factory=dict)
     snapshot: JSONObject | None = None
     changes: list[tuple[int, int | JSONObject]] = field(default_factory=list)
-    """Number and group id or event, of what came after the newest snapshot."""
+    """Record number, and group id or event, of each change after the newest snapshot."""
 
     def add(self, record: SegmentRecord, segment: LogSegment) -> None:
         if record.kind in (RecordKind.GROUP, RecordKind.COPY):
-            meta, place = record.group(segment)
-            group = read_group(meta, place.end - place.body)
-            self.groups[group.id], self.places[group.id] = group, place
+            meta, location = record.group(segment)
+            group = read_group(meta, location.end - location.body)
+            self.groups[group.id], self.locations[group.id] = group, location
             if record.kind is RecordKind.GROUP:
                 self.changes.append((record.number, group.id))
         elif record.kind is RecordKind.EVENT:
@@ -68,54 +68,54 @@ class _LogScan:
 
 
 def recover(directory: Path, now_s: float) -> Recovered:
-    """Reads everything under the directory, which may be empty. Leases bound to a connection are lost."""
-    found, recovered = _LogScan(), Recovered()
+    """Reads the directory, which may be empty. Leases bound to a connection are marked as lost."""
+    log, recovered = _LogScan(), Recovered()
     paths = list_segments(directory)
     for path in paths:
         recovered.last_index = int(path.stem)
         if path == paths[-1] and path.stat().st_size < len(MAGIC):
-            path.unlink()  # the crash came with the file's first bytes
+            path.unlink()  # the server crashed while writing the file's first bytes
             continue
         segment = LogSegment(path)
-        _read(segment, found, last=path == paths[-1])
+        _read(segment, log, last=path == paths[-1])
         recovered.segments.append(segment)
         recovered.last_number = max(recovered.last_number, segment.last_number)
-    known = found.snapshot["last_group_id"] if found.snapshot else 0
-    recovered.last_group_id = max(known, *found.groups, 0)
+    snapshot_last_id = log.snapshot["last_group_id"] if log.snapshot else 0
+    recovered.last_group_id = max(snapshot_last_id, *log.groups, 0)
     try:
-        recovered.state = _rebuilt(found, now_s)
+        recovered.state = _rebuild(log, now_s)
         for group in recovered.state.groups():
-            recovered.places[group.id] = found.places[group.id]
+            recovered.locations[group.id] = log.locations[group.id]
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"the state in {directory} does not add up: {error!r}", _HINT) from error
+        raise StoreError(f"the state in {directory} is inconsistent: {error!r}", _HINT) from error
     return recovered
 
 
-def _read(segment: LogSegment, found: _LogScan, *, last: bool) -> None:
+def _read(segment: LogSegment, log: _LogScan, *, last: bool) -> None:
     if segment.read(0, len(MAGIC)) != MAGIC:
         raise StoreError(f"{segment.path} is not a log that this version of Hermes can read", _HINT)
     end = len(MAGIC)
     for record in scan(segment):
-        found.add(record, segment)
+        log.add(record, segment)
         end = record.start + len(record.payload)
         segment.last_number = record.number
     if end == segment.size:
         return
     if not last:
         raise StoreError(f"{segment.path} is damaged at byte {end} of {segment.size}", _HINT)
-    _logger.warning("%s: cut off %d bytes that were never acknowledged", segment.path, segment.size - end)
+    _logger.warning("%s: truncated %d bytes that were never acknowledged", segment.path, segment.size - end)
     os.ftruncate(segment.fd, end)
     segment.size = end
 
 
-def _rebuilt(found: _LogScan, now_s: float) -> ApiState:
-    state = restore(found.snapshot, found.groups, now_s) if found.snapshot else ApiState()
-    for _, change in found.changes:
+def _rebuild(log: _LogScan, now_s: float) -> ApiState:
+    state = restore(log.snapshot, log.groups, now_s) if log.snapshot else ApiState()
+    for _, change in log.changes:
         if isinstance(change, int):
-            state.accept(found.groups[change])
+            state.accept(log.groups[change])
         else:
-            events.replay(state, change, found.groups, now_s)
+            events.replay(state, change, log.groups, now_s)
     for lease in list(state.leases.values()):
         if lease.expires_s is None:
-            state.lose(lease.id)
+            state.mark_lost(lease.id)
     return state

@@ -29,7 +29,7 @@ class RecordKind(IntEnum):
     EVENT = 2
     """Any other change of the state, as JSON."""
     SNAPSHOT = 3
-    """The state without the groups' bytes, as JSON; what came before it is needed only for those."""
+    """The state without the groups' bytes, as JSON; earlier records are needed only for those bytes."""
     COPY = 4
     """A group that was moved out of an old segment; laid out as GROUP."""
 
@@ -38,7 +38,7 @@ _KINDS = frozenset(RecordKind)
 
 
 class LogSegment:
-    """One open file. It is closed when nothing refers to it, so a reader never loses it halfway."""
+    """One open file. It is closed when nothing refers to it, so a pending read never fails."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
@@ -47,9 +47,9 @@ class LogSegment:
         self.size = os.fstat(self.fd).st_size
         self.last_number = 0
         self.emptying = False
-        """What lives here is being copied to another segment."""
+        """Its live groups are being copied to another segment."""
         self.live: dict[int, int] = {}
-        """Ids of the groups whose bytes are needed and lie here → how many bytes."""
+        """Ids of the groups whose bytes are stored here and still needed → their size in bytes."""
 
     def read(self, start: int, end: int) -> bytes:
         data = os.pread(self.fd, end - start, start)
@@ -57,7 +57,7 @@ class LogSegment:
             more = os.pread(self.fd, end - start - len(data), start + len(data))
             if not more:
                 raise StoreError(
-                    f"{self.path} is shorter than it was", "another program changed the state directory"
+                    f"{self.path} has become shorter", "another program changed the state directory"
                 )
             data += more
         return data
@@ -68,7 +68,7 @@ class LogSegment:
 
 
 class RecordLocation(NamedTuple):
-    """Where a group's record lies."""
+    """Where a group's record is stored."""
 
     segment: LogSegment
     start: int
@@ -89,14 +89,14 @@ class SegmentRecord(NamedTuple):
     """Of the payload within the file."""
 
     def group(self, segment: LogSegment) -> tuple[bytes, RecordLocation]:
-        """The description and the place of a group's bytes."""
+        """The group's metadata, and the location of its bytes."""
         (length,) = _META_LENGTH.unpack_from(self.payload)
         body = _META_LENGTH.size + length
-        place = RecordLocation(segment, self.start, self.start + body, self.start + len(self.payload))
-        return self.payload[_META_LENGTH.size : body], place
+        location = RecordLocation(segment, self.start, self.start + body, self.start + len(self.payload))
+        return self.payload[_META_LENGTH.size : body], location
 
 
-def framed_group(meta: bytes, body: bytes) -> tuple[bytes, bytes]:
+def group_payload(meta: bytes, body: bytes) -> tuple[bytes, bytes]:
     """The payload of a group's record, in two parts."""
     return _META_LENGTH.pack(len(meta)) + meta, body
 
@@ -123,7 +123,7 @@ def segment_path(directory: Path, index: int) -> Path:
 
 
 def scan(segment: LogSegment) -> Iterator[SegmentRecord]:
-    """The valid records from the beginning; the caller compares where they end with the file's size."""
+    """The valid records from the beginning; the caller compares their end with the file's size."""
     with segment.path.open("rb") as file:
         file.seek(len(MAGIC))
         while len(head := file.read(HEADER.size)) == HEADER.size:
