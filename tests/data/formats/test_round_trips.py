@@ -19,7 +19,7 @@ from hermes.data.export.table import KINDS, TableWriter, unshaped
 from hermes.data.formats import sts
 from hermes.data.formats.base import Format, ToolCallStyle, Unit
 from hermes.data.formats.registry import FORMATS
-from hermes.data.lines import encoded
+from hermes.data.lines import encode_row
 from tests.data import made
 
 TAGS = (
@@ -36,7 +36,7 @@ FACTS = ("id", "source", "model", "created_at_ms", "run_id", "task_id", "parent_
 
 def rows(form: Format, example: Example, calls: ToolCallStyle = ToolCallStyle.STRUCTURED) -> list[JSONObject]:
     """What a file of this format would hold, read back from its lines."""
-    return [json.loads(encoded(row)[1]) for row in form.write(example, calls)]
+    return [json.loads(encode_row(row).line) for row in form.write(example, calls)]
 
 
 def back(form: Format, row: JSONObject) -> Example:

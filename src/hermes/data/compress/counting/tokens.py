@@ -44,7 +44,7 @@ class TokenizerSpec:
 class Measure(NamedTuple):
     total: int
     """Tokens of the whole conversation; exact."""
-    each: list[int]
+    by_turn: list[int]
     """Tokens of each turn, near enough to compare them."""
 
 

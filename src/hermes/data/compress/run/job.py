@@ -17,8 +17,7 @@ from hermes.core import JSONObject, Message, Relation, canonical_json, content_h
 from hermes.data.compress.counting.template import TemplateRefusalError
 from hermes.data.compress.counting.tokens import Counter
 from hermes.data.compress.folding.fold import fold
-from hermes.data.compress.folding.plan import FoldSettings, Strategy
-from hermes.data.compress.folding.result import Folded, Span
+from hermes.data.compress.folding.plan import Folded, FoldSettings, Strategy, SummaryRequest
 from hermes.data.compress.folding.verify import violations
 from hermes.data.compress.forms.conversation import Edited, RowConversation, RowError
 from hermes.data.compress.forms.messages import read_messages, read_record
@@ -38,8 +37,8 @@ class InputKind(StrEnum):
     """Readable, but not within the target."""
     BAD = "bad"
     """Not readable as a row."""
-    WANTS = "wants"
-    """Not finished: states are to be written by a model first."""
+    PENDING = "pending"
+    """Not finished: a model has to write states first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class CompressResult:
     """The row to write, as one line of JSON."""
     reason: str = ""
     metrics: JSONObject = field(default_factory=dict)
-    wanted: tuple[Span, ...] = ()
+    pending: tuple[SummaryRequest, ...] = ()
     messages: tuple[JSONObject | None, ...] | None = None
     """For a stored trajectory that was compressed: its messages now, at their old places."""
     derived_id: str = ""
@@ -134,10 +133,10 @@ class _CompressJob:
 
     def run(self) -> CompressResult:
         folded = fold(self.conversation, self.settings, self.counter, self.summaries)
-        if not folded.wanted:
+        if not folded.pending:
             return self._finished(folded)
         if folded.fits:
-            return CompressResult(InputKind.WANTS, wanted=folded.wanted)
+            return CompressResult(InputKind.PENDING, pending=folded.pending)
         # Nobody is asked for states of a row that may not fit with them.
         by_rules = replace(self.settings, strategy=Strategy.FOLD)
         asked = replace(self.asked, fallback="states of the length asked for would leave no room")

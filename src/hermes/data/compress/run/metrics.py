@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from hermes.core import JSONObject, Message, Role
 from hermes.data.compress.counting.tokens import Counter
-from hermes.data.compress.folding.plan import FoldSettings
-from hermes.data.compress.folding.result import Fold, Folded
+from hermes.data.compress.folding.plan import Fold, Folded, FoldSettings
 from hermes.data.compress.forms.conversation import RowConversation
 
 

@@ -78,12 +78,12 @@ class CompressorParts:
         asked = SummaryCost()
         for _ in range(_ROUNDS):
             done = await self.workers.compress(item, settings, texts, asked)
-            if done.kind is not InputKind.WANTS:
+            if done.kind is not InputKind.PENDING:
                 return done
             if self.summariser is None:
                 break
             try:
-                written, more = await self.summariser.write(done.wanted)
+                written, more = await self.summariser.write(done.pending)
             except SummaryFailedError as failure:
                 asked = _sum(asked, failure.asked)
                 break

@@ -22,7 +22,7 @@ from hermes.core import Message, Sampling, content_hash
 from hermes.core.appendlog import AppendLog, read_lines
 from hermes.core.files import ensure_dir
 from hermes.data.compress.counting.tokens import Counter, TokenizerSpec
-from hermes.data.compress.folding.result import Span
+from hermes.data.compress.folding.plan import SummaryRequest
 from hermes.data.compress.run.metrics import SummaryCost
 from hermes.errors import AuthError, HermesError, HostError
 from hermes.models.base import ChatModel, ChatRequest
@@ -114,7 +114,7 @@ class Summariser:
         self._refusal: str | None = None
         """Why no further call can succeed (a refused key)."""
 
-    async def write(self, spans: Sequence[Span]) -> tuple[dict[str, str], SummaryCost]:
+    async def write(self, spans: Sequence[SummaryRequest]) -> tuple[dict[str, str], SummaryCost]:
         """The text of each span by its key; SummaryFailedError if one of them cannot be had."""
         wanted = {span.key: span for span in spans}
         found = {key: known for key, span in wanted.items() if (known := self._cache.get(self._key(span)))}
@@ -145,7 +145,7 @@ class Summariser:
         self._cache.close()
 
     async def _ask(
-        self, batch: Sequence[Span], problems: Mapping[str, str]
+        self, batch: Sequence[SummaryRequest], problems: Mapping[str, str]
     ) -> tuple[dict[str, str], dict[str, str], str]:
         """Texts that can be used and what is wrong with the others, by key; and a name for the request."""
         prompt = self._redact(_prompt(batch, problems))
@@ -172,7 +172,7 @@ class Summariser:
         bad = {key: problem for key, problem in wrong.items() if problem}
         return {key: text for key, text in answers.items() if key not in bad}, bad, name
 
-    async def _problem(self, span: Span, text: str | None) -> str | None:
+    async def _problem(self, span: SummaryRequest, text: str | None) -> str | None:
         """Why a text cannot be used; None if it can."""
         if not text:
             return "the model gave no text for it"
@@ -184,13 +184,13 @@ class Summariser:
             return f"it has {tokens} tokens instead of at most {span.max_tokens}"
         return None
 
-    def _key(self, span: Span) -> str:
+    def _key(self, span: SummaryRequest) -> str:
         return content_hash(f"{_VERSION}|{self._model.name}|{span.key}")
 
 
-def _batches(spans: Sequence[Span]) -> list[list[Span]]:
+def _batches(spans: Sequence[SummaryRequest]) -> list[list[SummaryRequest]]:
     """Spans that go into one request together."""
-    batches: list[list[Span]] = []
+    batches: list[list[SummaryRequest]] = []
     room = 0
     for span in {span.key: span for span in spans}.values():
         size = min(len(span.content), _CONTENT_CHARS)
@@ -202,7 +202,7 @@ def _batches(spans: Sequence[Span]) -> list[list[Span]]:
     return batches
 
 
-def _prompt(batch: Sequence[Span], problems: Mapping[str, str]) -> str:
+def _prompt(batch: Sequence[SummaryRequest], problems: Mapping[str, str]) -> str:
     parts = []
     for number, span in enumerate(batch, 1):
         head = f"### {number}\nat most {int(span.max_tokens * _WORDS_PER_TOKEN)} words"
@@ -214,7 +214,7 @@ def _prompt(batch: Sequence[Span], problems: Mapping[str, str]) -> str:
     return "\n\n".join(parts)
 
 
-def _sections(answer: str, batch: Sequence[Span]) -> dict[str, str]:
+def _sections(answer: str, batch: Sequence[SummaryRequest]) -> dict[str, str]:
     """The answer's sections by the key of the part they are about, in the answer's order."""
     pieces = _SECTION.split(answer.encode("utf-8", "replace").decode("utf-8"))
     found: dict[str, str] = {}
