@@ -61,7 +61,7 @@ class _CompressCommand:
         self._reader = stack.enter_context(Reader(db_path(config.home)))
         self._budget = Budget()
         self._files = find_files(flags["source"])
-        self._which = None if self._files else parse_query(flags["source"], self._reader)
+        self._query = None if self._files else parse_query(flags["source"], self._reader)
         self._settings = FoldSettings(
             flags["target_max_tokens"],
             flags["protect_last_turns"],
@@ -131,14 +131,14 @@ class _CompressCommand:
         sample = (self._flags["sample_percent"], self._flags["seed"])
         if self._files:
             return file_items(self._files, self._reader if self._files.run else None, *sample)
-        assert self._which is not None
-        return store_items(self._reader, self._which, *sample)
+        assert self._query is not None
+        return store_items(self._reader, self._query, *sample)
 
     def _size_bytes(self) -> int:
         if self._files:
             return self._files.size_bytes
-        assert self._which is not None
-        return self._reader.count(self._which.which) * _STORED_ROW_BYTES
+        assert self._query is not None
+        return self._reader.count(self._query.filters) * _STORED_ROW_BYTES
 
     def _output(self) -> Path:
         given: Path | None = self._flags["output"]

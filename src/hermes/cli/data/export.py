@@ -105,7 +105,7 @@ def _push(
         files,
         report.facts,
         plan.form,
-        known=Redactor(config.secrets),
+        redactor=Redactor(config.secrets),
         private=not given["public"],
         token=config.environ.get("HF_TOKEN"),
         endpoint=config.environ.get("HF_ENDPOINT"),

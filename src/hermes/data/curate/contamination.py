@@ -34,14 +34,14 @@ class EvalSet:
     too_short: int = 0
 
     def add(self, text: str, line: int) -> None:
-        found = words(text)
-        if len(found) < _LEAST:
+        item_words = words(text)
+        if len(item_words) < _LEAST:
             self.too_short += 1
             return
-        size = min(RUN, len(found))
+        size = min(RUN, len(item_words))
         self.lengths[size] += 1
-        for start in range(len(found) - size + 1):
-            self.stretches.setdefault(hashed(found[start : start + size]), line)
+        for start in range(len(item_words) - size + 1):
+            self.stretches.setdefault(hashed(item_words[start : start + size]), line)
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Contamination:
                     return f"contains line {line} of {self.against.source}"
         return None
 
-    def _found(self, said: list[str]) -> int | None:
+    def _found(self, text_words: list[str]) -> int | None:
         for size in self.against.lengths:
-            for start in range(len(said) - size + 1):
-                line = self.against.stretches.get(hashed(said[start : start + size]))
+            for start in range(len(text_words) - size + 1):
+                line = self.against.stretches.get(hashed(text_words[start : start + size]))
                 if line is not None:
                     return line
         return None

@@ -11,10 +11,10 @@ _WORD = re.compile(r"\w+")
 
 def words(text: str) -> list[str]:
     """Lower-cased words; characters where the script does not separate words."""
-    found = _WORD.findall(text.lower())
-    if found and sum(map(len, found)) / len(found) > 20:
-        return list("".join(found))
-    return found
+    tokens = _WORD.findall(text.lower())
+    if tokens and sum(map(len, tokens)) / len(tokens) > 20:
+        return list("".join(tokens))
+    return tokens
 
 
 def hashed(sequence: list[str]) -> int:
@@ -24,6 +24,6 @@ def hashed(sequence: list[str]) -> int:
 
 def shingles(text: str, size: int) -> Iterator[int]:
     """The hash of every run of `size` words; of the whole text if it is shorter."""
-    found = words(text)
-    for start in range(max(len(found) - size + 1, 1)):
-        yield hashed(found[start : start + size])
+    text_words = words(text)
+    for start in range(max(len(text_words) - size + 1, 1)):
+        yield hashed(text_words[start : start + size])

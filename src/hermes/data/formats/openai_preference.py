@@ -17,11 +17,11 @@ from hermes.data.preference.pairs import PreferencePair
 
 
 def write(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
-    given: JSONObject = {"messages": [strict_message(message) for message in pair.prompt]}
+    prompt: JSONObject = {"messages": [strict_message(message) for message in pair.prompt]}
     if pair.tools:
-        given |= {"tools": to_tools(pair.tools), "parallel_tool_calls": True}
+        prompt |= {"tools": to_tools(pair.tools), "parallel_tool_calls": True}
     yield {
-        "input": given,
+        "input": prompt,
         "preferred_output": _only(pair.chosen),
         "non_preferred_output": _only(pair.rejected),
     }

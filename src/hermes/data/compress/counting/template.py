@@ -50,10 +50,10 @@ class ChatTemplate:
 
 
 def _with_reasoning_aliases(message: JSONObject) -> JSONObject:
-    said = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)
-    if said is None:
+    reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)
+    if reasoning is None:
         return message
-    return {**dict.fromkeys(_REASONING_FIELDS, said), **message}
+    return {**dict.fromkeys(_REASONING_FIELDS, reasoning), **message}
 
 
 def _compile(source: str) -> Template:

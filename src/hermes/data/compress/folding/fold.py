@@ -311,7 +311,7 @@ class _Folding:
 
 
 def _summary_request(content: str, facts: tuple[str, ...], max_tokens: int) -> SummaryRequest:
-    required = state.fitting(facts, max_tokens * _CHARS_PER_TOKEN // 2)
+    required = state.take_fitting(facts, max_tokens * _CHARS_PER_TOKEN // 2)
     text = "\0".join((content, *required, str(max_tokens)))
     return SummaryRequest(content_hash(text), content, tuple(required), max_tokens)
 

@@ -79,15 +79,15 @@ def compress(
     settings: FoldSettings,
     counter: Counter,
     summaries: Mapping[str, str] | None = None,
-    asked: SummaryCost = NOTHING,
+    cost: SummaryCost = NOTHING,
 ) -> CompressResult:
-    """`summaries` are states that a model wrote, by their keys; `asked` is what they took."""
+    """`summaries` are states that a model wrote, by their keys; `cost` is what they took."""
     try:
         if item.broken:
             raise RowError(item.broken)
         row = _parse(item.text)
         return _CompressJob(
-            item, row, _read(row, item.record), settings, counter, summaries or {}, asked
+            item, row, _read(row, item.record), settings, counter, summaries or {}, cost
         ).run()
     except (RowError, TemplateRefusalError) as error:
         return CompressResult(InputKind.BAD, item.text, f"{item.where}: {error.message}")
@@ -129,7 +129,7 @@ class _CompressJob:
     settings: FoldSettings
     counter: Counter
     summaries: Mapping[str, str]
-    asked: SummaryCost
+    cost: SummaryCost
 
     def run(self) -> CompressResult:
         folded = fold(self.conversation, self.settings, self.counter, self.summaries)
@@ -139,8 +139,8 @@ class _CompressJob:
             return CompressResult(InputKind.PENDING, pending=folded.pending)
         # Nobody is asked for states of a row that may not fit with them.
         by_rules = replace(self.settings, strategy=Strategy.FOLD)
-        asked = replace(self.asked, fallback="states of the length asked for would leave no room")
-        return replace(self, settings=by_rules, asked=asked).run()
+        cost = replace(self.cost, fallback="states of the requested length would leave no room")
+        return replace(self, settings=by_rules, cost=cost).run()
 
     def _finished(self, folded: Folded) -> CompressResult:
         broken = list(violations(self.conversation, folded, self.settings)) if folded.fits else []
@@ -190,7 +190,7 @@ class _CompressJob:
         )
 
     def _metrics(self, folded: Folded) -> JSONObject:
-        return row_metrics(self.conversation, folded, self.settings, self.counter, self.asked)
+        return row_metrics(self.conversation, folded, self.settings, self.counter, self.cost)
 
     def _line(self, changes: JSONObject, messages: Edited | None = None) -> str:
         """The row with these changes, as one line of JSON."""

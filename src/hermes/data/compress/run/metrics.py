@@ -35,7 +35,7 @@ def row_metrics(
     folded: Folded,
     settings: FoldSettings,
     counter: Counter,
-    asked: SummaryCost,
+    cost: SummaryCost,
 ) -> JSONObject:
     """The row's `compression_metrics`."""
     groups = conversation.turn_groups
@@ -60,9 +60,9 @@ def row_metrics(
         "was_compressed": bool(folded.folds) and folded.fits,
         "still_over_limit": not folded.fits,
         "skipped_under_target": not folded.folds and folded.fits,
-        "summarization_api_calls": asked.calls,
-        "summarization_errors": asked.errors,
-        "summary_fallback": asked.fallback,
+        "summarization_api_calls": cost.calls,
+        "summarization_errors": cost.errors,
+        "summary_fallback": cost.fallback,
         "decisions_kept": _decisions_kept(conversation, folded, counter),
         "facts": folded.facts,
         "facts_kept": folded.facts_kept,

@@ -48,9 +48,9 @@ Answer with one section for each part: a line '### N' with the part's number, th
 class SummaryFailedError(HermesError):
     """No usable text for a row; `asked` says what was tried."""
 
-    def __init__(self, message: str, asked: SummaryCost) -> None:
+    def __init__(self, message: str, cost: SummaryCost) -> None:
         super().__init__(message)
-        self.asked = asked
+        self.cost = cost
 
 
 class WrittenState(NamedTuple):
@@ -114,30 +114,32 @@ class Summariser:
         self._refusal: str | None = None
         """Why no further call can succeed (a refused key)."""
 
-    async def write(self, spans: Sequence[SummaryRequest]) -> tuple[dict[str, str], SummaryCost]:
+    async def write(self, requests: Sequence[SummaryRequest]) -> tuple[dict[str, str], SummaryCost]:
         """The text of each span by its key; SummaryFailedError if one of them cannot be had."""
-        wanted = {span.key: span for span in spans}
-        found = {key: known for key, span in wanted.items() if (known := self._cache.get(self._key(span)))}
+        by_key = {request.key: request for request in requests}
+        states = {
+            key: cached for key, request in by_key.items() if (cached := self._cache.get(self._key(request)))
+        }
         problems: dict[str, str] = {}
         failed: list[str] = []
         for _ in range(_TRIES):
-            for batch in _batches([span for key, span in wanted.items() if key not in found]):
+            for batch in _batches([request for key, request in by_key.items() if key not in states]):
                 async with self._slots:  # until it is on disk: a kill loses no more answers than slots
                     good, bad, request = await self._ask(batch, problems)
                     written = {key: WrittenState(self._redact(text), request) for key, text in good.items()}
-                    kept = {self._key(wanted[key]): each for key, each in written.items()}
-                    await asyncio.to_thread(self._cache.put, kept)
+                    stored = {self._key(by_key[key]): state for key, state in written.items()}
+                    await asyncio.to_thread(self._cache.put, stored)
                 problems |= bad
                 failed += [request] * bool(bad)
-                found |= written
-            if self._refusal is not None or len(found) == len(wanted):
+                states |= written
+            if self._refusal is not None or len(states) == len(by_key):
                 break
         # Counted by the requests that the texts came from, so that one found in the cache counts as it did.
-        asked = SummaryCost(len({*failed, *(each.request for each in found.values())}), len(failed))
-        missing = [key for key in wanted if key not in found]
+        cost = SummaryCost(len({*failed, *(state.request for state in states.values())}), len(failed))
+        missing = [key for key in by_key if key not in states]
         if missing:
-            raise SummaryFailedError(problems[missing[0]], replace(asked, fallback=problems[missing[0]]))
-        return {key: each.text for key, each in found.items()}, asked
+            raise SummaryFailedError(problems[missing[0]], replace(cost, fallback=problems[missing[0]]))
+        return {key: state.text for key, state in states.items()}, cost
 
     async def close(self) -> None:
         """Lets go of the model and the cache."""
@@ -217,11 +219,11 @@ def _prompt(batch: Sequence[SummaryRequest], problems: Mapping[str, str]) -> str
 def _sections(answer: str, batch: Sequence[SummaryRequest]) -> dict[str, str]:
     """The answer's sections by the key of the part they are about, in the answer's order."""
     pieces = _SECTION.split(answer.encode("utf-8", "replace").decode("utf-8"))
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
         if 1 <= int(number) <= len(batch) and text.strip():
-            found[batch[int(number) - 1].key] = text.strip()
-    return found
+            texts[batch[int(number) - 1].key] = text.strip()
+    return texts
 
 
 def _unwritable(path: Path, error: OSError) -> HostError:
