@@ -65,7 +65,7 @@ def _load(text: str, where: str, locations: dict[tuple[str, ...], str]) -> JSON:
         _check(node, (), where, locations, ())
         return yaml.constructor.construct_document(node)
     except MarkedYAMLError as error:
-        raise _located(where, error) from error
+        raise _syntax_error(where, error) from error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{where}:{line}: a character that YAML does not allow", _REPAIR) from error
@@ -84,28 +84,29 @@ def _check(
     from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
     if id(node) in above:
-        raise ConfigError(f"{_at(where, node)}: an alias refers to a value around it", _REPAIR)
+        raise ConfigError(f"{_location(where, node)}: an alias refers to a value around it", _REPAIR)
     if isinstance(node, SequenceNode):
         for item in node.value:
             _check(item, path, where, locations, (*above, id(node)))
     elif isinstance(node, MappingNode):
         if _kind(node) != "map":
-            raise ConfigError(f"{_at(where, node)}: unsupported kind of value", _REPAIR)
+            raise ConfigError(f"{_location(where, node)}: unsupported kind of value", _REPAIR)
         names: set[str] = set()
         for key, value in node.value:
             if not isinstance(key, ScalarNode) or _kind(key) not in ("str", "merge"):
-                raise ConfigError(f"{_at(where, key)}: expected a name as key", "put the key in quotes")
+                raise ConfigError(f"{_location(where, key)}: expected a name as key", "put the key in quotes")
             inner = (*path, key.value)
             if key.value in names:
                 raise ConfigError(
-                    f"{_at(where, key)}: the key '{'.'.join(inner)}' is set twice", "keep one of the two"
+                    f"{_location(where, key)}: the key '{'.'.join(inner)}' is set twice",
+                    "keep one of the two",
                 )
             names.add(key.value)
-            locations.setdefault(inner, _at(where, key))
+            locations.setdefault(inner, _location(where, key))
             _check(value, inner, where, locations, (*above, id(node)))
     elif _kind(node) in ("timestamp", "binary"):
         raise ConfigError(
-            f"{_at(where, node)}: '{'.'.join(path)}' is a {_kind(node)}", "put the value in quotes"
+            f"{_location(where, node)}: '{'.'.join(path)}' is a {_kind(node)}", "put the value in quotes"
         )
 
 
@@ -113,11 +114,11 @@ def _kind(node: Node) -> str:
     return str(node.tag).rpartition(":")[2]
 
 
-def _at(where: str, node: Node) -> str:
+def _location(where: str, node: Node) -> str:
     return f"{where}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
-def _located(where: str, error: MarkedYAMLError) -> ConfigError:
+def _syntax_error(where: str, error: MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     location = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
     reason = ", ".join(str(part) for part in (error.context, error.problem) if part)

@@ -82,9 +82,9 @@ def import_files(
             continue
         before = occurrences[file, example.id]
         occurrences[file, example.id] += 1
-        if before and example.id not in _own_ids(line):
-            example = _renamed(example, [example.id, before])  # two samples that came out the same
-        example = _past_cut_ones(reader, example)
+        if before and example.id not in _stated_ids(line):
+            example = _with_new_id(example, [example.id, before])  # two samples that came out the same
+        example = _avoid_cut_trajectory(reader, example)
         if example.id in imported_ids or reader.count(Filter(ids=(example.id,))):
             done.known += 1
             continue
@@ -107,21 +107,21 @@ def _restore(reader: Reader, writer: Writer, restored: Record) -> bool:
     return False
 
 
-def _past_cut_ones(reader: Reader, example: Example) -> Example:
+def _avoid_cut_trajectory(reader: Reader, example: Example) -> Example:
     """A killed import left its last row cut short: that row gets another id, and is stored whole."""
     while reader.count(Filter(ids=(example.id,), stop_reason=StopReason.CUT.value)):
         if example.trajectory.outcome and example.trajectory.outcome.stop_reason is StopReason.CUT:
             break
-        example = _renamed(example, [example.id, "again"])
+        example = _with_new_id(example, [example.id, "again"])
     return example
 
 
-def _renamed(example: Example, content: list[str | int]) -> Example:
+def _with_new_id(example: Example, content: list[str | int]) -> Example:
     header = replace(example.trajectory.header, id=content_id(None, 0, content))
     return replace(example, trajectory=replace(example.trajectory, header=header))
 
 
-def _own_ids(line: Line) -> tuple[str, ...]:
+def _stated_ids(line: Line) -> tuple[str, ...]:
     row = line.row or {}
     return str(row.get("id")), str(row.get("trajectory_id"))
 

@@ -61,14 +61,14 @@ def sign(text: str) -> Signature:
         before = minima[bin_index]
         if before is None or rest < before:
             minima[bin_index] = rest
-    return tuple(_borrowed(minima, bin_index) for bin_index in range(_BINS))
+    return tuple(_bin_value(minima, bin_index) for bin_index in range(_BINS))
 
 
 def similarity(left: Signature, right: Signature) -> float:
     return sum(a == b for a, b in zip(left, right, strict=True)) / _BINS
 
 
-def _borrowed(minima: list[int | None], bin_index: int) -> int:
+def _bin_value(minima: list[int | None], bin_index: int) -> int:
     for distance in range(_BINS):
         value = minima[(bin_index + distance) % _BINS]
         if value is not None:

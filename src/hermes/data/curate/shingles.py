@@ -1,4 +1,4 @@
-"""Texts as sets of hashed word sequences, for finding what two texts share."""
+"""Texts as sets of hash_words word sequences, for finding what two texts share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def words(text: str) -> list[str]:
     return tokens
 
 
-def hashed(sequence: list[str]) -> int:
+def hash_words(sequence: list[str]) -> int:
     text = "\x1f".join(sequence).encode("utf-8", "replace")
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
 
@@ -26,4 +26,4 @@ def shingles(text: str, size: int) -> Iterator[int]:
     """The hash of every run of `size` words; of the whole text if it is shorter."""
     text_words = words(text)
     for start in range(max(len(text_words) - size + 1, 1)):
-        yield hashed(text_words[start : start + size])
+        yield hash_words(text_words[start : start + size])

@@ -78,7 +78,7 @@ def export(reader: Reader, plan: ExportPlan, redactor: Redactor = _NO_SECRETS) -
         sinks = {side: stack.enter_context(open_sink(path, plan.form)) for side, path in _targets(plan)}
         for row, side in _rows(reader, plan, left_out, scrubber):
             (sinks.get(side) or sinks[Side.TRAIN]).add(encode(row, plan.form))
-    written = [(side, _done(sink)) for side, sink in sinks.items()]
+    written = [(side, _written_file(sink)) for side, sink in sinks.items()]
     facts = _facts(reader, plan, written, left_out, scrubber)
     paths = [file.path for _, file in written]
     paths += _write_beside(plan.output, facts, left_out)
@@ -156,7 +156,7 @@ def _targets(plan: ExportPlan) -> list[tuple[Side, Path]]:
     return [(side, plan.output.with_name(f"{name}.{side.value}{plan.output.suffix}")) for side in Side]
 
 
-def _done(sink: RowSink) -> WrittenFile:
+def _written_file(sink: RowSink) -> WrittenFile:
     assert sink.written is not None
     return sink.written
 

@@ -22,12 +22,12 @@ def write(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
         prompt |= {"tools": to_tools(pair.tools), "parallel_tool_calls": True}
     yield {
         "input": prompt,
-        "preferred_output": _only(pair.chosen),
-        "non_preferred_output": _only(pair.rejected),
+        "preferred_output": _single_message(pair.chosen),
+        "non_preferred_output": _single_message(pair.rejected),
     }
 
 
-def _only(turn: Sequence[Message]) -> list[JSONObject]:
+def _single_message(turn: Sequence[Message]) -> list[JSONObject]:
     if len(turn) != 1:
         raise UnfitError("a turn of more than one message")
     return [strict_message(turn[0])]

@@ -123,7 +123,7 @@ def _tokens_row(tokens: TokenTrace | None) -> JSONObject | None:
     return {
         "prompt_ids": list(tokens.prompt_ids),
         "sampled_ids": list(tokens.sampled_ids),
-        "logprobs": [_spelled(logprob) for logprob in tokens.logprobs],
+        "logprobs": [_json_number(logprob) for logprob in tokens.logprobs],
         "policy_version": tokens.policy_version,
     }
 
@@ -131,10 +131,10 @@ def _tokens_row(tokens: TokenTrace | None) -> JSONObject | None:
 def _verdict_row(verdict: JSONObject) -> JSONObject:
     """Of the trajectory of its row, so its id is not repeated."""
     del verdict["trajectory_id"]
-    return {**verdict, "value": _spelled(verdict["value"])}
+    return {**verdict, "value": _json_number(verdict["value"])}
 
 
-def _spelled(number: float) -> float | str:
+def _json_number(number: float) -> float | str:
     return number if math.isfinite(number) else str(number)
 
 

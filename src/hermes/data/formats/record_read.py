@@ -52,9 +52,9 @@ def from_row(row: JSONObject) -> Record:
     trajectory = Trajectory(header, steps, outcome)
     finished_at_ms = row.get("finished_at_ms")  # a table has no nulls
     record = Record(trajectory, inputs, tuple(rewards), tuple(ratings), finished_at_ms)
-    wrong = _wrong(record)
-    if wrong is not None:
-        raise BadRowError(wrong)
+    mismatch = _problem(record)
+    if mismatch is not None:
+        raise BadRowError(mismatch)
     return record
 
 
@@ -115,7 +115,7 @@ def _position(index: int, length: int) -> int:
     return index
 
 
-def _wrong(record: Record) -> str | None:
+def _problem(record: Record) -> str | None:
     """The first value that is of another type than its field, or that the store has no room for."""
     trajectory = record.trajectory
     indices = [step.index for step in trajectory.steps]

@@ -223,7 +223,7 @@ def _ratings(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
         for answer in trajectory.answers:
             contexts[answer.context, answer.start].append((answer.score, trajectory.id))
     for (_, start), scores in contexts.items():
-        yield from _ranked(scores, PreferenceSource.RATING, start)
+        yield from _ranked_claims(scores, PreferenceSource.RATING, start)
 
 
 def _rewards(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
@@ -233,10 +233,10 @@ def _rewards(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
         if trajectory.reward is not None:
             tasks[trajectory.task].append((trajectory.reward, trajectory.id))
     for scores in tasks.values():
-        yield from _ranked(scores, PreferenceSource.REWARD)
+        yield from _ranked_claims(scores, PreferenceSource.REWARD)
 
 
-def _ranked(
+def _ranked_claims(
     scores: Sequence[tuple[float, str]], origin: PreferenceSource, start: int | None = None
 ) -> Iterator[Claim]:
     """The best against every other, and every other against the worst."""

@@ -31,14 +31,14 @@ def violations(conversation: RowConversation, folded: Folded, settings: FoldSett
             yield f"the call of message {exchange.call} and its results were parted"
     for i, (before, after) in enumerate(zip(old, new, strict=True)):
         if after is not None and after is not before:
-            yield from _changed(i, before, after)
-    yield from _instructions(old, new)
-    strange = _steps([message for message in new if message is not None]) - _steps(old)
+            yield from _message_violations(i, before, after)
+    yield from _instruction_violations(old, new)
+    strange = _role_pairs([message for message in new if message is not None]) - _role_pairs(old)
     if strange:
         yield f"roles follow one another as they never did before: {sorted(strange)}"
 
 
-def _changed(i: int, before: Message, after: Message) -> Iterator[str]:
+def _message_violations(i: int, before: Message, after: Message) -> Iterator[str]:
     if before.role is Role.TOOL:
         if (after.role, after.tool_call_id, after.name) != (before.role, before.tool_call_id, before.name):
             yield f"result {i} no longer answers its call"
@@ -50,7 +50,7 @@ def _changed(i: int, before: Message, after: Message) -> Iterator[str]:
         yield f"the decision of message {i} was changed"
 
 
-def _instructions(old: Sequence[Message], new: Sequence[Message | None]) -> Iterator[str]:
+def _instruction_violations(old: Sequence[Message], new: Sequence[Message | None]) -> Iterator[str]:
     """A user message is left out only together with everything up to the next one."""
     left_out = False
     for i, (before, after) in enumerate(zip(old, new, strict=True)):
@@ -60,5 +60,5 @@ def _instructions(old: Sequence[Message], new: Sequence[Message | None]) -> Iter
             yield f"message {i} lost the instruction before it"
 
 
-def _steps(messages: Sequence[Message]) -> set[tuple[str, str]]:
+def _role_pairs(messages: Sequence[Message]) -> set[tuple[str, str]]:
     return {(a.role.value, b.role.value) for a, b in pairwise(messages)}

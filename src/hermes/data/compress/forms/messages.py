@@ -32,7 +32,7 @@ class MessagesForm:
 
     def turns(self, messages: Edited) -> list[JSONObject]:
         return [
-            raw if new is old else _rewritten(raw, new)
+            raw if new is old else _rewrite(raw, new)
             for raw, old, new in zip(self.original, self.messages, messages, strict=True)
             if new is not None
         ]
@@ -113,7 +113,7 @@ def _call(number: int, call: JSON) -> ToolCall:
     return ToolCall(str(call.get("id") or ""), str(function.get("name") or ""), text)
 
 
-def _rewritten(raw: JSONObject, message: Message) -> JSONObject:
+def _rewrite(raw: JSONObject, message: Message) -> JSONObject:
     if message.role is Role.ASSISTANT:  # only its thinking can have gone
         return {key: value for key, value in raw.items() if key not in _REASONING}
     return {**raw, "content": message.content}

@@ -191,10 +191,10 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
             if position >= len(messages) or messages[position].role is not Role.TOOL:
                 break
             ids.append(messages[position].tool_call_id or "")
-        calls = tuple(_renamed(call, ids, n, index) for n, call in enumerate(message.tool_calls))
+        calls = tuple(_with_id(call, ids, n, index) for n, call in enumerate(message.tool_calls))
         matched[index] = replace(message, tool_calls=calls)
     return matched
 
 
-def _renamed(call: ToolCall, ids: Sequence[str], position: int, index: int) -> ToolCall:
+def _with_id(call: ToolCall, ids: Sequence[str], position: int, index: int) -> ToolCall:
     return replace(call, id=ids[position] if position < len(ids) else f"#{index}.{position}")

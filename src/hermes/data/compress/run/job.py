@@ -100,17 +100,17 @@ def _parse(text: str) -> JSONObject:
         raise RowError(f"not JSON: {error}") from error
     if not isinstance(row, dict):
         raise RowError("not a JSON object")
-    return _loadable(row, text)
+    return _without_surrogates(row, text)
 
 
-def _loadable(data: JSONObject, text: str) -> JSONObject:
+def _without_surrogates(data: JSONObject, text: str) -> JSONObject:
     """The same without lone surrogates, which neither tokenizers nor loaders take."""
     return encode_row(data).row if _SURROGATE.search(text) else data
 
 
 def _read(row: JSONObject, record: JSONObject | None) -> RowConversation:
     if record is not None:
-        clean = _loadable(record, json.dumps(record))
+        clean = _without_surrogates(record, json.dumps(record))
         return read_record([Message.from_json(data) for data in clean["messages"]], clean["tools"])
     if "conversations" in row:
         return read_sharegpt(row["conversations"])
@@ -134,7 +134,7 @@ class _CompressJob:
     def run(self) -> CompressResult:
         folded = fold(self.conversation, self.settings, self.counter, self.summaries)
         if not folded.pending:
-            return self._finished(folded)
+            return self._finish(folded)
         if folded.fits:
             return CompressResult(InputKind.PENDING, pending=folded.pending)
         # Nobody is asked for states of a row that may not fit with them.
@@ -142,25 +142,25 @@ class _CompressJob:
         cost = replace(self.cost, fallback="states of the requested length would leave no room")
         return replace(self, settings=by_rules, cost=cost).run()
 
-    def _finished(self, folded: Folded) -> CompressResult:
+    def _finish(self, folded: Folded) -> CompressResult:
         broken = list(violations(self.conversation, folded, self.settings)) if folded.fits else []
         if broken or not folded.fits:
-            return self._kept_aside(folded, "; ".join(broken))
+            return self._keep_aside(folded, "; ".join(broken))
         metrics = self._metrics(folded)
         if folded.folds:
-            return self._derived(folded, metrics)
+            return self._derive(folded, metrics)
         if isinstance(self.row.get("compression_metrics"), dict):  # it was compressed before
             return CompressResult(InputKind.ROW, self.item.text.strip(), metrics=metrics)
         return CompressResult(InputKind.ROW, self._line({"compression_metrics": metrics}), metrics=metrics)
 
-    def _kept_aside(self, folded: Folded, broken: str) -> CompressResult:
-        reason = broken or _why_over(self.conversation, folded, self.settings, self.counter)
+    def _keep_aside(self, folded: Folded, broken: str) -> CompressResult:
+        reason = broken or _over_target_reason(self.conversation, folded, self.settings, self.counter)
         whole = Folded(self.conversation.messages, folded.original_tokens, folded.original_tokens, fits=False)
         metrics = self._metrics(whole)
         line = self._line({"kept_aside": reason, "compression_metrics": metrics})
         return CompressResult(InputKind.ASIDE, line, f"{self.item.where}: {reason}", metrics)
 
-    def _derived(self, folded: Folded, metrics: JSONObject) -> CompressResult:
+    def _derive(self, folded: Folded, metrics: JSONObject) -> CompressResult:
         parent = str(self.row.get("id") or f"row-{content_hash(canonical_json(self.row))}")
         identity = derived_id(parent, f"{parent}|{self.counter.name}|{self.settings}")
         notes: JSONObject = {
@@ -215,7 +215,9 @@ def derived_id(parent: str, how: str) -> str:
     return stamp + "".join(_ALPHABET[(value >> shift) & 31] for shift in range(0, 80, 5))
 
 
-def _why_over(conversation: RowConversation, folded: Folded, settings: FoldSettings, counter: Counter) -> str:
+def _over_target_reason(
+    conversation: RowConversation, folded: Folded, settings: FoldSettings, counter: Counter
+) -> str:
     target = settings.target_max_tokens
     systems = [message.content for message in conversation.messages if message.role.value == "system"]
     alone = sum(counter.texts(systems))
