@@ -78,7 +78,7 @@ def test_fifty_kills_lose_no_acknowledged_step(tmp_path: Path) -> None:
     stored: set[tuple[str, int]] = set()
     cut = 0
     with Reader(db_path(home)) as reader:
-        for trajectory in reader.each():
+        for trajectory in reader.trajectories():
             assert trajectory.outcome is not None
             assert trajectory.outcome.stop_reason in (StopReason.CUT, StopReason.COMPLETED)
             cut += trajectory.outcome.stop_reason is StopReason.CUT

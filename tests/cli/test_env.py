@@ -121,7 +121,7 @@ def test_process_writes_exact_groups_and_records_every_rollout(
             )
     assert out.with_suffix(".html").is_file()
     with Reader(db_path(home)) as reader:
-        kept = {each.header.id for each in reader.each(Filter(source="env"))}
+        kept = {each.header.id for each in reader.trajectories(Filter(source="env"))}
         assert reader.count(Filter(source="env", min_reward=1.0)) == 2
     assert kept == {each["trajectory_id"] for group in groups for each in group["overrides"]}
 

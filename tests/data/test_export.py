@@ -100,7 +100,7 @@ def test_the_manifest_has_counts_filters_and_hashes_that_hold(reader: Reader, tm
 
 
 def test_each_filter_says_what_it_removed(reader: Reader, tmp_path: Path) -> None:
-    first = next(reader.each())
+    first = next(reader.trajectories())
     rules = (Length(max_turns=2), NearDuplicates(0.95))
     plan = ExportPlan(
         FORMATS["sharegpt"],
@@ -119,7 +119,7 @@ def test_each_filter_says_what_it_removed(reader: Reader, tmp_path: Path) -> Non
 
 def test_every_stage_of_the_funnel_is_counted(db: Path, tmp_path: Path) -> None:
     with Writer(db) as writer, Reader(db) as reader:
-        for number, trajectory in enumerate(list(reader.each())[:10]):
+        for number, trajectory in enumerate(list(reader.trajectories())[:10]):
             writer.add_reward(Reward(trajectory.header.id, float(number), "test")).result()
     with Reader(db) as reader:
         which = Filter(stop_reason="completed", min_reward=4.0)
@@ -156,7 +156,7 @@ def test_a_preview_shows_rows_and_writes_nothing(reader: Reader, tmp_path: Path)
 
 def test_compressed_versions_are_taken_only_when_asked_for(db: Path, tmp_path: Path) -> None:
     with Reader(db) as reader:
-        original = next(reader.each()).header.id
+        original = next(reader.trajectories()).header.id
     with Writer(db) as writer:
         writer.add_reward(Reward(original, 0.5, "test"))
         for text in ("older", "newest"):

@@ -82,7 +82,7 @@ def test_a_predecessor_run_is_read_without_what_it_made_up(writer: Writer, db: P
     write(run / "checkpoint.json", {"completed_prompts": [7]})
     assert bring(writer, db, run, run_id="old").rows == 1
     with Reader(db) as reader:
-        (found,) = reader.each(Filter(run_id="old"))
+        (found,) = reader.trajectories(Filter(run_id="old"))
         model_step = next(step for step in found.steps if step.call)
         tools = reader.model_input(found.header.id, model_step)[1]
     assert (found.header.source, found.header.model, found.header.task_id) == (
@@ -114,7 +114,7 @@ def test_shards_alone_are_read_where_the_merge_is_missing(writer: Writer, db: Pa
     write(run / "batch_1.jsonl", unfinished)
     assert bring(writer, db, run).rows == 2
     with Reader(db) as reader:
-        ends = [each.outcome.stop_reason for each in reader.each() if each.outcome]
+        ends = [each.outcome.stop_reason for each in reader.trajectories() if each.outcome]
     assert sorted(ends) == [StopReason.COMPLETED, StopReason.CUT]
 
 
@@ -141,12 +141,12 @@ def test_our_own_exports_come_back(tmp_path: Path, name: str, ending: str) -> No
     path = tmp_path / ("data" if folder else f"data{ending}")
     with Reader(tmp_path / "a.db") as reader:
         export(reader, ExportPlan(FORMATS[name], path))
-        originals = {each.header.id: each for each in reader.each()}
+        originals = {each.header.id: each for each in reader.trajectories()}
     with Writer(tmp_path / "b.db") as writer:
         done = bring(writer, tmp_path / "b.db", path)
     assert (done.rows, done.problems) == (3, [])
     with Reader(tmp_path / "b.db") as reader:
-        copies = {each.header.id: each for each in reader.each()}
+        copies = {each.header.id: each for each in reader.trajectories()}
         rewards = sorted(reward.value for key in copies for reward in reader.rewards(key))
     assert copies.keys() == originals.keys()
     for key, copy in copies.items():
@@ -199,7 +199,7 @@ def test_unmatched_calls_and_results_are_stored_as_they_are(writer: Writer, db: 
     }
     assert bring(writer, db, write(tmp_path / "a.jsonl", row)).rows == 1
     with Reader(db) as reader:
-        (found,) = reader.each()
+        (found,) = reader.trajectories()
     assert found.messages[1].tool_calls[0].arguments == "{oops"
     assert found.messages[2].tool_call_id == "other"
     assert found.outcome is not None
@@ -219,7 +219,7 @@ def test_a_row_that_a_killed_import_left_half_is_stored_whole(db: Path, tmp_path
     with Writer(db) as writer:
         bring(writer, db, path)
     with Reader(db) as reader:
-        whole = next(reader.each())
+        whole = next(reader.trajectories())
     torn = tmp_path / "torn.db"
     with Writer(torn) as writer:
         writer.begin(whole.header).result()
@@ -228,7 +228,7 @@ def test_a_row_that_a_killed_import_left_half_is_stored_whole(db: Path, tmp_path
         assert bring(writer, torn, path).rows == 1
         assert bring(writer, torn, path).rows == 0
     with Reader(torn) as reader:
-        copies = list(reader.each(Filter(stop_reason="completed")))
+        copies = list(reader.trajectories(Filter(stop_reason="completed")))
     assert [copy.messages for copy in copies] == [whole.messages]
 
 

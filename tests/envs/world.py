@@ -58,7 +58,7 @@ def writes(word: str) -> Says:
 def stored(home: Path) -> list[Any]:
     """The trajectories that environments have left in the store."""
     with Reader(db_path(home)) as reader:
-        return list(reader.each(Filter(source="env")))
+        return list(reader.trajectories(Filter(source="env")))
 
 
 class FileEnv(HermesAgentBaseEnv):

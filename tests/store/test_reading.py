@@ -62,7 +62,7 @@ def test_each_filter_selects_what_it_says(writer: Writer, db: Path) -> None:
         for which, expected in cases:
             assert {row.id for row in reader.summaries(which)} == expected, which
             assert reader.count(which) == len(expected), which
-            assert {found.header.id for found in reader.each(which)} == expected, which
+            assert {found.header.id for found in reader.trajectories(which)} == expected, which
             assert reader.stats(which).trajectories == len(expected), which
 
 

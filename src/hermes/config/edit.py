@@ -46,7 +46,7 @@ def unset_value(home: Path, name: str) -> bool:
         _change(target, home, lambda old, at: env_file.without(old, name, at))
         return True
     target = paths.config_path(home)
-    written = yaml_file.parse(read_text(target) or "", str(target)).places
+    written = yaml_file.parse(read_text(target) or "", str(target)).locations
     path = next((key for key in written if ".".join(key) == name), None)
     if path is None:
         schema.require_path(name)
@@ -66,8 +66,8 @@ def require_valid(text: str, where: str) -> None:
     document = yaml_file.parse(text, where)
     problems = check_text(text, where)
     if problems:
-        place = document.place(problems[0].path) or where
-        raise ConfigError(f"{place}: {problems[0].message}", problems[0].hint)
+        location = document.location(problems[0].path) or where
+        raise ConfigError(f"{location}: {problems[0].message}", problems[0].hint)
 
 
 def _change_settings(home: Path, change: Callable[[str, str], str]) -> Path:
@@ -91,7 +91,8 @@ def _change(target: Path, home: Path, change: Callable[[str, str], str]) -> Path
 
 
 def _check_variable(name: str, text: str) -> None:
-    """Settings have one home, config.yaml; .env could hold them, but two places to look are one too many."""
+    """Settings have one home, config.yaml; .env could hold them, but two locations to look are one too
+    many."""
     if name == paths.HOME_VARIABLE:
         raise ConfigError(f"{name} decides where .env is, so it cannot be set in it", "set it in your shell")
     if is_setting_name(name):

@@ -52,10 +52,10 @@ def _editor(environ: Mapping[str, str]) -> list[str]:
     if chosen:
         return shlex.split(chosen)
     path = environ.get("PATH", os.defpath)
-    found = next((name for name in ("nano", "vi") if shutil.which(name, path=path)), None)
-    if found is None:
+    editor = next((name for name in ("nano", "vi") if shutil.which(name, path=path)), None)
+    if editor is None:
         raise ConfigError("no editor was found", "set EDITOR, or use 'hermes config set KEY VALUE'")
-    return [found]
+    return [editor]
 
 
 def _draft(home: Path, text: str) -> Path:

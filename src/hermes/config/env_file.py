@@ -65,26 +65,26 @@ def without(text: str, name: str, where: str) -> str:
 
 def _lines(text: str, where: str) -> list[_Line]:
     lines: list[_Line] = []
-    seen: dict[str, int] = {}
+    line_numbers: dict[str, int] = {}
     for number, row in enumerate(text.split("\n"), start=1):
         line = _parse_line(row, f"{where}:{number}")
         if line.name is not None:
-            if line.name in seen:
+            if line.name in line_numbers:
                 raise ConfigError(
-                    f"{where}:{number}: {line.name} is already set on line {seen[line.name]}",
+                    f"{where}:{number}: {line.name} is already set on line {line_numbers[line.name]}",
                     "keep one of the two lines",
                 )
-            seen[line.name] = number
+            line_numbers[line.name] = number
         lines.append(line)
     return lines
 
 
-def _parse_line(row: str, place: str) -> _Line:
+def _parse_line(row: str, location: str) -> _Line:
     if not row.strip() or row.lstrip().startswith("#"):
         return _Line(row)
     head = _HEAD.match(row)
     if head is None or "\0" in row:
-        raise ConfigError(f"{place}: expected NAME=VALUE", "repair or remove the line")
+        raise ConfigError(f"{location}: expected NAME=VALUE", "repair or remove the line")
     rest = row[head.end() :]
     if rest.startswith("#") and head.group().endswith((" ", "\t")):
         return _Line(head.group(), head[1], "", rest)
@@ -94,9 +94,11 @@ def _parse_line(row: str, place: str) -> _Line:
         return _Line(head.group(), head[1], bare[1], rest[bare.end(1) :])
     quoted = (_DOUBLE if rest[0] == '"' else _SINGLE).match(rest)
     if quoted is None:
-        raise ConfigError(f"{place}: the value of {head[1]} has no closing quote", "repair the line")
+        raise ConfigError(f"{location}: the value of {head[1]} has no closing quote", "repair the line")
     if not _AFTER.fullmatch(rest, quoted.end()):
-        raise ConfigError(f"{place}: unexpected text after the value of {head[1]}", "quote the whole value")
+        raise ConfigError(
+            f"{location}: unexpected text after the value of {head[1]}", "quote the whole value"
+        )
     value = _ESCAPE.sub(_unescape, quoted[1]) if rest[0] == '"' else quoted[1]
     return _Line(head.group(), head[1], value, rest[quoted.end() :])
 

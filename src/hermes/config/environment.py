@@ -30,15 +30,15 @@ def export_stored(environ: MutableMapping[str, str] | None = None) -> None:
     the line of a file that cannot be read.
     """
     environ = os.environ if environ is None else environ
-    own = without_stored(environ)
-    path = paths.env_path(paths.home(own))
+    inherited = without_stored(environ)
+    path = paths.env_path(paths.home(inherited))
     stored = env_file.parse(read_text(path) or "", str(path))
-    for name in environ.keys() - own.keys():
+    for name in environ.keys() - inherited.keys():
         del environ[name]
     added = {
         name: value
         for name, value in stored.items()
-        if value and name not in own and name != paths.HOME_VARIABLE and not is_setting_name(name)
+        if value and name not in inherited and name != paths.HOME_VARIABLE and not is_setting_name(name)
     }
     if added:
         environ.update(added)

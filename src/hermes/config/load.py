@@ -60,7 +60,7 @@ class Config:
 class _Value:
     value: JSON
     origin: SettingOrigin
-    place: str
+    location: str
     """For errors: file with line and column, variable or flag."""
 
 
@@ -132,23 +132,23 @@ def stray_variables(environ: Mapping[str, str]) -> list[str]:
     return sorted(name for name in environ if is_setting_name(name) and _path_of(name) is None)
 
 
-def _from_variables(variables: Mapping[str, str], origin: SettingOrigin, place: str) -> _Layer:
+def _from_variables(variables: Mapping[str, str], origin: SettingOrigin, location: str) -> _Layer:
     layer: _Layer = {}
     if origin is SettingOrigin.DOTENV and paths.HOME_VARIABLE in variables:
-        raise ConfigError(f"{place}{paths.HOME_VARIABLE} cannot be set here", "set it in your shell")
+        raise ConfigError(f"{location}{paths.HOME_VARIABLE} cannot be set here", "set it in your shell")
     if url := variables.get(OPENAI_URL_VARIABLE):
-        layer["providers", "openai", "base_url"] = _Value(url, origin, f"{place}{OPENAI_URL_VARIABLE}")
+        layer["providers", "openai", "base_url"] = _Value(url, origin, f"{location}{OPENAI_URL_VARIABLE}")
     for name, text in sorted(variables.items()):  # a whole entry before the variables that refine it
         if not is_setting_name(name) or not text:
             continue
         path = _path_of(name)
         if path is not None:
-            at = f"{place}{name}"
+            at = f"{location}{name}"
             layer = _merge((layer, _flatten_at(path, schema.read_value(path, text), origin, at)))
         elif "__" in name or origin is SettingOrigin.DOTENV:
             key = name.removeprefix(PREFIX).lower().replace("__", ".")
-            near = [variable_for(other.split(".")) for other in schema.suggest(key)]
-            raise ConfigError(f"{place}{name} sets no known setting", schema.did_you_mean(near))
+            near = [variable_for(suggestion.split(".")) for suggestion in schema.suggest(key)]
+            raise ConfigError(f"{location}{name} sets no known setting", schema.did_you_mean(near))
     return layer
 
 
@@ -166,22 +166,22 @@ def _from_flags(overrides: Mapping[str, JSON]) -> _Layer:
     return layer
 
 
-def _flatten(data: JSONObject, origin: SettingOrigin, place: str) -> _Layer:
+def _flatten(data: JSONObject, origin: SettingOrigin, location: str) -> _Layer:
     layer: _Layer = {}
     for name, value in data.items():
-        layer.update(_flatten_at((name,), value, origin, place))
+        layer.update(_flatten_at((name,), value, origin, location))
     return layer
 
 
-def _flatten_at(path: KeyPath, value: JSON, origin: SettingOrigin, place: str) -> _Layer:
+def _flatten_at(path: KeyPath, value: JSON, origin: SettingOrigin, location: str) -> _Layer:
     if isinstance(value, dict) and value:
         inner: _Layer = {}
         for name, item in value.items():
-            inner.update(_flatten_at((*path, name), item, origin, place))
+            inner.update(_flatten_at((*path, name), item, origin, location))
         return inner
     if value is None and schema.is_container(path):
         return {}
-    return {path: _Value(value, origin, place)}
+    return {path: _Value(value, origin, location)}
 
 
 def _merge(layers: Sequence[_Layer]) -> _Layer:
@@ -189,8 +189,8 @@ def _merge(layers: Sequence[_Layer]) -> _Layer:
     merged: _Layer = {}
     for layer in layers:
         for path in layer:
-            for other in [key for key in merged if key[: len(path)] == path or path[: len(key)] == key]:
-                del merged[other]
+            for overridden in [key for key in merged if key[: len(path)] == path or path[: len(key)] == key]:
+                del merged[overridden]
         merged.update(layer)
     return merged
 
@@ -218,11 +218,11 @@ def _invalid(problems: Sequence[SettingProblem], merged: _Layer, document: yaml_
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     source = _source(problem, merged)
     if source.origin is SettingOrigin.FILE:
-        place = document.place(problem.path) or source.place
+        location = document.location(problem.path) or source.location
         hint = f"'hermes config set {schema.dotted(problem.path)} VALUE' or 'hermes config edit'"
     else:
-        place, hint = source.place, "correct or remove it"
-    return ConfigError(f"{place}: {problem.message}{more}", problem.hint or hint)
+        location, hint = source.location, "correct or remove it"
+    return ConfigError(f"{location}: {problem.message}{more}", problem.hint or hint)
 
 
 def _source(problem: SettingProblem, merged: _Layer) -> _Value:

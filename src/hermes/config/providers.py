@@ -38,20 +38,20 @@ def builtin_profiles() -> dict[str, ProviderSettings]:
 
 def profiles(settings: Settings, environ: Mapping[str, str]) -> dict[str, ProviderSettings]:
     """Every provider that can be named: built-in ones first, as configured, then the user's own."""
-    known = builtin_profiles()
+    builtin = builtin_profiles()
     if url := environ.get(OPENAI_URL_VARIABLE):
-        known["openai"] = known["openai"].model_copy(
+        builtin["openai"] = builtin["openai"].model_copy(
             update={"base_url": checked_url(url, OPENAI_URL_VARIABLE)}
         )
-    return {**known, **settings.providers}
+    return {**builtin, **settings.providers}
 
 
 def fill_builtin(providers: JSONObject) -> JSONObject:
     """Raw `providers` data where an entry for a built-in provider gets that profile's missing fields."""
-    known = builtin_profiles()
+    builtin = builtin_profiles()
     return {
-        name: {**known[name].model_dump(exclude_unset=True), **entry}
-        if name in known and isinstance(entry, dict)
+        name: {**builtin[name].model_dump(exclude_unset=True), **entry}
+        if name in builtin and isinstance(entry, dict)
         else entry
         for name, entry in providers.items()
     }
@@ -91,16 +91,16 @@ def resolve_model(
     """
     if base_url is not None:
         return _ad_hoc(settings, environ, model, base_url)
-    known = profiles(settings, environ)
+    providers = profiles(settings, environ)
     provider, slash, name = model.partition("/")
-    if not slash or provider not in known:
-        raise _unknown_provider(model, provider, list(known))
+    if not slash or provider not in providers:
+        raise _unknown_provider(model, provider, list(providers))
     if not name:
         raise UsageError(f"the model '{model}' has no name after the slash", f"write {provider}/NAME")
-    if provider == BUNDLED_PROVIDER and known[provider].base_url == LOCAL and name not in BUNDLED_MODELS:
+    if provider == BUNDLED_PROVIDER and providers[provider].base_url == LOCAL and name not in BUNDLED_MODELS:
         names = ", ".join(f"{BUNDLED_PROVIDER}/{bundled}" for bundled in BUNDLED_MODELS)
         raise UsageError(f"there is no bundled model '{model}'", f"bundled: {names}")
-    profile = known[provider]
+    profile = providers[provider]
     key = _key(profile, environ)
     if key is None and needs_key(provider, profile):
         raise ConfigError(
@@ -144,13 +144,13 @@ def _key(profile: ProviderSettings, environ: Mapping[str, str]) -> str | None:
     return environ.get(profile.key_env or "", "").strip() or None
 
 
-def _unknown_provider(model: str, provider: str, known: list[str]) -> UsageError:
-    listing = f"known providers: {', '.join(known)}"
+def _unknown_provider(model: str, provider: str, providers: list[str]) -> UsageError:
+    listing = f"known providers: {', '.join(providers)}"
     if "/" not in model:
         bundled = [f"{BUNDLED_PROVIDER}/{name}" for name in BUNDLED_MODELS if name == model]
         hint = f"did you mean {bundled[0]}?" if bundled else f"write PROVIDER/NAME; {listing}"
         return UsageError(f"the model '{model}' names no provider", hint)
-    close = get_close_matches(provider, known, n=1)
+    close = get_close_matches(provider, providers, n=1)
     guess = f"{close[0]}/{model.partition('/')[2]}" if close else f"openrouter/{model}"
     hint = f"did you mean {guess}? {listing}"
     return UsageError(f"unknown provider '{provider}' in the model '{model}'", hint)

@@ -47,14 +47,14 @@ def dotted(path: Sequence[str | int]) -> str:
 def suggest(key: str) -> list[str]:
     """Known keys near this one: same last part elsewhere, or similar as a whole."""
     head, _, last = key.rpartition(".")
-    known = list(_keys(Settings, ""))
+    keys = list(_keys(Settings, ""))
     first = key.partition(".")[0]
     field = Settings.model_fields.get(first)
     entry: Kind = _mapping_value(_kind(field.annotation)) if field else None
     if head and _is_section(entry):
-        known += [f"{head}.{name}" for name in entry.model_fields]
-    same = [candidate for candidate in known if candidate.rpartition(".")[2] == last]
-    return same or get_close_matches(key, known, n=3, cutoff=0.8)
+        keys += [f"{head}.{name}" for name in entry.model_fields]
+    same = [candidate for candidate in keys if candidate.rpartition(".")[2] == last]
+    return same or get_close_matches(key, keys, n=3, cutoff=0.8)
 
 
 def did_you_mean(names: Sequence[str]) -> str:

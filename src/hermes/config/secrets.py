@@ -50,15 +50,15 @@ def find(environ: Mapping[str, str], settings: Settings | None = None) -> dict[s
     an existing file (a credentials file) is not itself a secret.
     """
     key_envs = {p.key_env for p in settings.providers.values()} if settings else set()
-    found: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     for name, value in environ.items():
         if looks_secret(name) or name in key_envs:
-            found[name] = value
+            secrets[name] = value
         elif password := url_password(value):
-            found[name] = password
+            secrets[name] = password
     if settings:
-        found.update(_in_settings(settings))
-    return {name: value for name, value in found.items() if _can_be_secret(value)}
+        secrets.update(_in_settings(settings))
+    return {name: value for name, value in secrets.items() if _can_be_secret(value)}
 
 
 def url_password(value: str) -> str | None:
@@ -75,24 +75,24 @@ def hide(key: str, value: JSON, secrets: Iterable[str]) -> JSON:
         return [hide(key, item, secrets) for item in value]
     if not isinstance(value, str):
         return value
-    shown = _URL_PASSWORD.sub(rf"\1{HIDDEN}", value)
-    if looks_secret(key.rpartition(".")[2]) or any(secret in shown for secret in secrets):
+    visible = _URL_PASSWORD.sub(rf"\1{HIDDEN}", value)
+    if looks_secret(key.rpartition(".")[2]) or any(secret in visible for secret in secrets):
         return HIDDEN
-    return shown
+    return visible
 
 
 def _in_settings(settings: Settings) -> dict[str, str]:
-    found: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     for name, server in settings.mcp_servers.items():
         for variable, value in server.env.items():
             if looks_secret(variable):
-                found[f"mcp_servers.{name}.env.{variable}"] = value
+                secrets[f"mcp_servers.{name}.env.{variable}"] = value
     urls = {f"providers.{name}.base_url": p.base_url for name, p in settings.providers.items()}
     urls |= {f"mcp_servers.{name}.url": server.url or "" for name, server in settings.mcp_servers.items()}
     for key, url in urls.items():
         if password := url_password(url):
-            found[key] = password
-    return found
+            secrets[key] = password
+    return secrets
 
 
 def _can_be_secret(value: str) -> bool:

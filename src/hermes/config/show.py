@@ -38,13 +38,13 @@ class SettingEntry:
 def entries(config: Config) -> list[SettingEntry]:
     """Every setting, then every variable that Hermes looks at or that `.env` sets."""
     secrets = list(config.secrets.values())
-    found = [
+    settings = [
         SettingEntry(key, hide(key, value, secrets), config.origins[key])
         for key, value in load.flat_values(config.settings).items()
     ]
-    known = {p.key_env for p in profiles(config.settings, config.environ).values() if p.key_env}
-    names = sorted(known | {name for name in config.dotenv if not is_setting_name(name)})
-    return found + [variable(config, name) for name in names]
+    key_variables = {p.key_env for p in profiles(config.settings, config.environ).values() if p.key_env}
+    names = sorted(key_variables | {name for name in config.dotenv if not is_setting_name(name)})
+    return settings + [variable(config, name) for name in names]
 
 
 def variable(config: Config, name: str) -> SettingEntry:
@@ -71,9 +71,9 @@ def note_on_change(config: Config, key: str) -> str | None:
         return f"the variable {name} still overrides it" if name in config.environ else None
     if config.variable_origin(key) is SettingOrigin.ENVIRONMENT:
         return "the environment's value still overrides it"
-    known = {p.key_env for p in profiles(config.settings, config.environ).values() if p.key_env}
-    near = get_close_matches(key, known, n=1, cutoff=0.85)
-    if near and key not in known:
+    key_variables = {p.key_env for p in profiles(config.settings, config.environ).values() if p.key_env}
+    near = get_close_matches(key, key_variables, n=1, cutoff=0.85)
+    if near and key not in key_variables:
         return f"no provider uses {key}; did you mean {near[0]}?"
     return None
 

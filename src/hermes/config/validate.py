@@ -64,7 +64,9 @@ def _problem(error: ErrorDetails) -> SettingProblem:
         return SettingProblem(path, f"unknown setting '{key}'", hint)
     if error["type"] == "missing":
         return SettingProblem(path, f"{key} is required", f"hermes config set {key} VALUE")
-    return SettingProblem(path, f"{key}: expected {_expected(error)}, got {_found(key, error['input'])}", "")
+    return SettingProblem(
+        path, f"{key}: expected {_expected(error)}, got {_describe_value(key, error['input'])}", ""
+    )
 
 
 def _expected(error: ErrorDetails) -> str:
@@ -79,7 +81,7 @@ def _expected(error: ErrorDetails) -> str:
     return _EXPECTED.get(kind.partition("_")[0], error["msg"])
 
 
-def _found(key: str, value: JSON) -> str:
+def _describe_value(key: str, value: JSON) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, bool):

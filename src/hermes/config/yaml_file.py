@@ -1,4 +1,4 @@
-"""config.yaml as data with places: YAML 1.2, safe types only, every key with its line and column.
+"""config.yaml as data with locations: YAML 1.2, safe types only, every key with its line and column.
 
 Errors name `file:line:column` and never quote the file's values, which might be secrets pasted into the
 wrong place.
@@ -25,26 +25,26 @@ class Document:
     """A parsed file."""
 
     data: JSONObject
-    places: dict[tuple[str, ...], str] = field(default_factory=dict)
+    locations: dict[tuple[str, ...], str] = field(default_factory=dict)
     """Path of a key → `file:line:column` of where it is written."""
 
-    def place(self, path: Sequence[str | int]) -> str | None:
+    def location(self, path: Sequence[str | int]) -> str | None:
         """Where the key is written, or the nearest key around it."""
         for end in range(len(path), 0, -1):
-            if (place := self.places.get(tuple(str(part) for part in path[:end]))) is not None:
-                return place
+            if (location := self.locations.get(tuple(str(part) for part in path[:end]))) is not None:
+                return location
         return None
 
 
 def parse(text: str, where: str) -> Document:
     """`where` names the file in errors. An empty file is an empty mapping."""
-    places: dict[tuple[str, ...], str] = {}
-    data = _load(text, where, places)
+    locations: dict[tuple[str, ...], str] = {}
+    data = _load(text, where, locations)
     if data is None:
         return Document({})
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: expected settings as 'key: value' lines", _REPAIR)
-    return Document(data, places)
+    return Document(data, locations)
 
 
 def parse_scalar(text: str, where: str) -> JSON:
@@ -52,7 +52,7 @@ def parse_scalar(text: str, where: str) -> JSON:
     return _load(text, where, {})
 
 
-def _load(text: str, where: str, places: dict[tuple[str, ...], str]) -> JSON:
+def _load(text: str, where: str, locations: dict[tuple[str, ...], str]) -> JSON:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.reader import ReaderError
@@ -62,10 +62,10 @@ def _load(text: str, where: str, places: dict[tuple[str, ...], str]) -> JSON:
         node = yaml.compose(text)
         if node is None:
             return None
-        _check(node, (), where, places, ())
+        _check(node, (), where, locations, ())
         return yaml.constructor.construct_document(node)
     except MarkedYAMLError as error:
-        raise _located(where, error) from error
+        raise _syntax_error(where, error) from error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{where}:{line}: a character that YAML does not allow", _REPAIR) from error
@@ -74,34 +74,39 @@ def _load(text: str, where: str, places: dict[tuple[str, ...], str]) -> JSON:
 
 
 def _check(
-    node: Node, path: tuple[str, ...], where: str, places: dict[tuple[str, ...], str], above: tuple[int, ...]
+    node: Node,
+    path: tuple[str, ...],
+    where: str,
+    locations: dict[tuple[str, ...], str],
+    above: tuple[int, ...],
 ) -> None:
     """Refuses what JSON cannot hold (dates, sets, keys that are not text, cycles) and repeated keys."""
     from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
     if id(node) in above:
-        raise ConfigError(f"{_at(where, node)}: an alias refers to a value around it", _REPAIR)
+        raise ConfigError(f"{_location(where, node)}: an alias refers to a value around it", _REPAIR)
     if isinstance(node, SequenceNode):
         for item in node.value:
-            _check(item, path, where, places, (*above, id(node)))
+            _check(item, path, where, locations, (*above, id(node)))
     elif isinstance(node, MappingNode):
         if _kind(node) != "map":
-            raise ConfigError(f"{_at(where, node)}: unsupported kind of value", _REPAIR)
-        seen: set[str] = set()
+            raise ConfigError(f"{_location(where, node)}: unsupported kind of value", _REPAIR)
+        names: set[str] = set()
         for key, value in node.value:
             if not isinstance(key, ScalarNode) or _kind(key) not in ("str", "merge"):
-                raise ConfigError(f"{_at(where, key)}: expected a name as key", "put the key in quotes")
+                raise ConfigError(f"{_location(where, key)}: expected a name as key", "put the key in quotes")
             inner = (*path, key.value)
-            if key.value in seen:
+            if key.value in names:
                 raise ConfigError(
-                    f"{_at(where, key)}: the key '{'.'.join(inner)}' is set twice", "keep one of the two"
+                    f"{_location(where, key)}: the key '{'.'.join(inner)}' is set twice",
+                    "keep one of the two",
                 )
-            seen.add(key.value)
-            places.setdefault(inner, _at(where, key))
-            _check(value, inner, where, places, (*above, id(node)))
+            names.add(key.value)
+            locations.setdefault(inner, _location(where, key))
+            _check(value, inner, where, locations, (*above, id(node)))
     elif _kind(node) in ("timestamp", "binary"):
         raise ConfigError(
-            f"{_at(where, node)}: '{'.'.join(path)}' is a {_kind(node)}", "put the value in quotes"
+            f"{_location(where, node)}: '{'.'.join(path)}' is a {_kind(node)}", "put the value in quotes"
         )
 
 
@@ -109,12 +114,12 @@ def _kind(node: Node) -> str:
     return str(node.tag).rpartition(":")[2]
 
 
-def _at(where: str, node: Node) -> str:
+def _location(where: str, node: Node) -> str:
     return f"{where}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
-def _located(where: str, error: MarkedYAMLError) -> ConfigError:
+def _syntax_error(where: str, error: MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
-    place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
+    location = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
     reason = ", ".join(str(part) for part in (error.context, error.problem) if part)
-    return ConfigError(f"{place}: {reason}", _REPAIR)
+    return ConfigError(f"{location}: {reason}", _REPAIR)

@@ -117,8 +117,8 @@ class Trajectory:
     def cost_usd(self) -> float | None:
         """None as soon as one call's price is unknown."""
         costs = [step.call.cost_usd for step in self.steps if step.call]
-        known = [cost for cost in costs if cost is not None]
-        return sum(known) if len(known) == len(costs) else None
+        priced = [cost for cost in costs if cost is not None]
+        return sum(priced) if len(priced) == len(costs) else None
 
     @property
     def turns(self) -> int:

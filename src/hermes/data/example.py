@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hermes.core import (
@@ -24,7 +23,6 @@ from hermes.core import (
 )
 from hermes.errors import UsageError
 from hermes.store import Filter, Reader, Record
-from hermes.store.query import ALL
 
 IMPORTED = "imported"
 """The endpoint of a model call that somebody else made: nothing more is known about it."""
@@ -60,8 +58,8 @@ class Example:
         header = self.trajectory.header
         if header.task_id is not None:
             return f"task:{header.run_id or ''}:{header.task_id}"
-        asked = next((message.content for message in self.messages if message.role is Role.USER), "")
-        return f"text:{asked}"
+        prompt = next((message.content for message in self.messages if message.role is Role.USER), "")
+        return f"text:{prompt}"
 
 
 class UnfitError(ValueError):
@@ -74,12 +72,6 @@ def load(reader: Reader, trajectory: Trajectory) -> Example:
     summary = reader.summaries(Filter(ids=(trajectory_id,)))[0]
     ratings = tuple(reader.ratings(trajectory_id))
     return Example(trajectory, _tools(reader, trajectory), summary.reward, summary.rating, ratings)
-
-
-def load_each(reader: Reader, which: Filter = ALL) -> Iterator[Example]:
-    """Every matching one, oldest first, one in memory at a time."""
-    for trajectory in reader.each(which):
-        yield load(reader, trajectory)
 
 
 def build(
@@ -97,8 +89,10 @@ def build(
     Assistant messages become model calls about which nothing is known but the model's name, unless
     `calls` knows more by the message's index.
     """
-    known = calls or {}
-    steps = tuple(_step(index, message, header, known.get(index)) for index, message in enumerate(messages))
+    by_index = calls or {}
+    steps = tuple(
+        _step(index, message, header, by_index.get(index)) for index, message in enumerate(messages)
+    )
     return Example(Trajectory(header, steps, outcome or ending(messages)), tools, reward, rating)
 
 
@@ -112,8 +106,8 @@ def ending(messages: tuple[Message, ...]) -> Outcome:
 def _step(index: int, message: Message, header: Header, call: ModelCall | None) -> Step:
     at_ms = header.created_at_ms
     if message.role is Role.ASSISTANT:
-        made = call or ModelCall(header.model, IMPORTED, Sampling(), "unknown", Usage(), 0.0)
-        return Step(index, StepKind.MODEL, message, at_ms, call=made)
+        model_call = call or ModelCall(header.model, IMPORTED, Sampling(), "unknown", Usage(), 0.0)
+        return Step(index, StepKind.MODEL, message, at_ms, call=model_call)
     if message.role is Role.TOOL:
         result = ToolResult(
             message.tool_call_id or "", message.name or "", True, 0.0, result_chars=len(message.content)

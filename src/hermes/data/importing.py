@@ -64,10 +64,10 @@ def import_files(
     """Stores every readable row of the files; `form` None: told by each row."""
     chosen = get_format(form) if form else None
     if chosen is not None and chosen.read is None:
-        readable = ", ".join(name for name, each in FORMATS.items() if each.read)
+        readable = ", ".join(name for name, candidate in FORMATS.items() if candidate.read)
         raise UsageError(f"rows of '{form}' cannot be turned back into trajectories", f"one of: {readable}")
     done = Imported()
-    seen: set[str] = set()
+    imported_ids: set[str] = set()
     occurrences: Counter[tuple[str, str]] = Counter()
     for file, line in rows_of(paths):
         try:
@@ -82,46 +82,46 @@ def import_files(
             continue
         before = occurrences[file, example.id]
         occurrences[file, example.id] += 1
-        if before and example.id not in _own_ids(line):
-            example = _renamed(example, [example.id, before])  # two samples that came out the same
-        example = _past_cut_ones(reader, example)
-        if example.id in seen or reader.count(Filter(ids=(example.id,))):
+        if before and example.id not in _stated_ids(line):
+            example = _with_new_id(example, [example.id, before])  # two samples that came out the same
+        example = _avoid_cut_trajectory(reader, example)
+        if example.id in imported_ids or reader.count(Filter(ids=(example.id,))):
             done.known += 1
             continue
-        seen.add(example.id)
+        imported_ids.add(example.id)
         store(writer, example)
         done.rows += 1
     return done
 
 
-def _restore(reader: Reader, writer: Writer, found: Record) -> bool:
+def _restore(reader: Reader, writer: Writer, restored: Record) -> bool:
     """Stores a whole record, or says that the same one is there; BadRowError if it is another one."""
-    identity = found.trajectory.header.id
+    identity = restored.trajectory.header.id
     if not reader.count(Filter(ids=(identity,))):
-        writer.restore(found).result()
+        writer.restore(restored).result()
         return True
     stored = reader.record(reader.get(identity))
-    changed = record.differing(record.to_row(stored), record.to_row(found))
+    changed = record.differing_fields(record.to_row(stored), record.to_row(restored))
     if changed:
         raise BadRowError(f"trajectory {identity} is in the store and differs in: {', '.join(changed)}")
     return False
 
 
-def _past_cut_ones(reader: Reader, example: Example) -> Example:
+def _avoid_cut_trajectory(reader: Reader, example: Example) -> Example:
     """A killed import left its last row cut short: that row gets another id, and is stored whole."""
     while reader.count(Filter(ids=(example.id,), stop_reason=StopReason.CUT.value)):
         if example.trajectory.outcome and example.trajectory.outcome.stop_reason is StopReason.CUT:
             break
-        example = _renamed(example, [example.id, "again"])
+        example = _with_new_id(example, [example.id, "again"])
     return example
 
 
-def _renamed(example: Example, content: list[str | int]) -> Example:
+def _with_new_id(example: Example, content: list[str | int]) -> Example:
     header = replace(example.trajectory.header, id=content_id(None, 0, content))
     return replace(example, trajectory=replace(example.trajectory, header=header))
 
 
-def _own_ids(line: Line) -> tuple[str, ...]:
+def _stated_ids(line: Line) -> tuple[str, ...]:
     row = line.row or {}
     return str(row.get("id")), str(row.get("trajectory_id"))
 
@@ -180,9 +180,9 @@ def store(writer: Writer, example: Example) -> None:
     """Writes an example as a trajectory, and returns when it is on disk."""
     trajectory = example.trajectory
     writer.begin(trajectory.header)
-    said = [step.message for step in trajectory.steps]
+    messages = [step.message for step in trajectory.steps]
     for step in trajectory.steps:
-        context = said[: step.index] if step.kind is StepKind.MODEL else None
+        context = messages[: step.index] if step.kind is StepKind.MODEL else None
         tools = example.tools if context is not None else ()
         writer.append(trajectory.header.id, step, context=context, tools=tools)
     assert trajectory.outcome is not None
@@ -199,10 +199,10 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if (path / _MERGED).is_file():
         return [path / _MERGED]  # a batch run: its shards hold the same rows once more
-    found = sorted(file for file in path.iterdir() if file.suffix in _READABLE and _is_data(file.name))
-    if not found:
+    files = sorted(file for file in path.iterdir() if file.suffix in _READABLE and _is_data(file.name))
+    if not files:
         raise UsageError(f"{path} holds no data files", f"files that end in {', '.join(_READABLE)}")
-    return found
+    return files
 
 
 def _is_data(name: str) -> bool:
@@ -234,7 +234,7 @@ def _jsonl(path: Path) -> Iterator[Line]:
         yield broken
         return
     try:
-        yield Line(1, sts.joined([line.row for line in whole if line.row is not None]), None)
+        yield Line(1, sts.join_lines([line.row for line in whole if line.row is not None]), None)
     except BadRowError as error:
         yield Line(1, None, str(error))
 
@@ -269,12 +269,12 @@ def _parquet(path: Path) -> Iterator[Line]:
 
 def _without_nulls(value: JSONObject) -> JSONObject:
     """A table's row as it was before it was one: no nulls, and JSON texts parsed."""
-    kept = {name: _clean(item) for name, item in value.items() if item is not None}
+    row = {name: _clean(item) for name, item in value.items() if item is not None}
     for name in _JSON_COLUMNS:
-        text = kept.get(name)
+        text = row.get(name)
         if isinstance(text, str):
-            kept[name] = json.loads(text)
-    return kept
+            row[name] = json.loads(text)
+    return row
 
 
 def _clean(value: object) -> object:

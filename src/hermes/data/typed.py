@@ -21,20 +21,20 @@ def problem(value: object, hint: Any, where: str) -> str | None:
     if hint is Any:
         return None
     if origin in (Union, types.UnionType):
-        found = [problem(value, each, where) for each in inner]
-        return None if None in found else found[0]
+        problems = [problem(value, part, where) for part in inner]
+        return None if None in problems else problems[0]
     if origin is tuple:
         if not isinstance(value, tuple):
             return f"{where} is {type(value).__name__}"
         parts = (problem(item, inner[0], f"{where}[{i}]") for i, item in enumerate(value))
-        return next((each for each in parts if each is not None), None)
+        return next((part for part in parts if part is not None), None)
     if not _is_a(value, origin or hint):
         return f"{where} is {type(value).__name__}"
     if is_dataclass(value) and not isinstance(value, type):
         hints = _hints(type(value))
-        names = ((each.name, getattr(value, each.name)) for each in fields(value))
+        names = ((part.name, getattr(value, part.name)) for part in fields(value))
         parts = (problem(item, hints[name], f"{where}.{name}") for name, item in names)
-        return next((each for each in parts if each is not None), None)
+        return next((part for part in parts if part is not None), None)
     return None
 
 

@@ -50,18 +50,18 @@ class Condition:
     value: str
 
     def holds(self, example: Example) -> bool:
-        found = self._value(example)
+        value = self._value(example)
         if self.operator == "!=":
-            return not _equal(found, self.value)
-        if found is None:
+            return not _equal(value, self.value)
+        if value is None:
             return False
         if self.operator == "=":
-            return _equal(found, self.value)
+            return _equal(value, self.value)
         if self.operator == "~":
-            return self.value.lower() in str(found).lower()
-        if not isinstance(found, int | float):
+            return self.value.lower() in str(value).lower()
+        if not isinstance(value, int | float):
             return False
-        return _COMPARE[self.operator](found, float(self.value))
+        return _COMPARE[self.operator](value, float(self.value))
 
     def _value(self, example: Example) -> JSON:
         name, _, key = self.field.partition(".")
@@ -71,24 +71,24 @@ class Condition:
 
 
 def parse(text: str) -> Condition:
-    found = _SHAPE.fullmatch(text)
+    match = _SHAPE.fullmatch(text)
     names = ", ".join([*FIELDS, "metadata.KEY"])
-    if found is None or (found[1] not in FIELDS and not found[1].startswith("metadata.")):
+    if match is None or (match[1] not in FIELDS and not match[1].startswith("metadata.")):
         raise UsageError(
             f"'{text}' is not a condition", f"write FIELD=VALUE (or != < <= > >= ~); fields: {names}"
         )
-    if found[2] in _COMPARE:
+    if match[2] in _COMPARE:
         try:
-            float(found[3])
+            float(match[3])
         except ValueError:
             raise UsageError(f"'{text}' compares with something that is no number") from None
-    return Condition(text, found[1], found[2], found[3])
+    return Condition(text, match[1], match[2], match[3])
 
 
-def _equal(found: JSON, wanted: str) -> bool:
-    if isinstance(found, int | float) and not isinstance(found, bool):
+def _equal(value: JSON, text: str) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
         try:
-            return found == float(wanted)
+            return value == float(text)
         except ValueError:
             return False
-    return found is not None and str(found).lower() == wanted.lower()
+    return value is not None and str(value).lower() == text.lower()

@@ -37,10 +37,10 @@ def delete_after(db: sqlite3.Connection, run_id: str, step: int) -> None:
 
 def of_run(db: sqlite3.Connection, run_id: str) -> list[StepMetrics]:
     """In the order of the steps."""
-    found: dict[int, StepMetrics] = {}
+    by_step: dict[int, StepMetrics] = {}
     rows = db.execute(
         "SELECT step, name, value, at_ms FROM metrics WHERE run_id = ? ORDER BY step, name", (run_id,)
     )
     for step, name, value, at_ms in rows:
-        found.setdefault(step, StepMetrics(step, at_ms, {})).values[name] = value
-    return list(found.values())
+        by_step.setdefault(step, StepMetrics(step, at_ms, {})).values[name] = value
+    return list(by_step.values())

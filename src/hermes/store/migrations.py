@@ -136,8 +136,8 @@ STEPS: tuple[str, ...] = (_FOUNDATION, metrics.SCHEMA, facts.SCHEMA)
 
 
 def version(connection: sqlite3.Connection) -> int:
-    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return found
+    number: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return number
 
 
 def migrate(connection: sqlite3.Connection, path: Path | None) -> None:

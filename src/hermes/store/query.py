@@ -71,14 +71,14 @@ class Filter:
 
         if self.ids is not None:
             add(f"t.id IN ({', '.join('?' * len(self.ids))})", *self.ids)
-        for column, wanted in (
+        for column, value in (
             ("t.model", self.model),
             ("t.source", self.source),
             ("t.run_id", self.run_id),
             ("t.session_id", self.session_id),
         ):
-            if wanted is not None:
-                add(f"{column} = ?", wanted)
+            if value is not None:
+                add(f"{column} = ?", value)
         if self.tool is not None:
             add("t.seq IN (SELECT trajectory FROM steps WHERE tool = ?)", self.tool)
         if self.stop_reason == "running":

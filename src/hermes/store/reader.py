@@ -17,7 +17,7 @@ from hermes.errors import StoreError, UsageError
 from hermes.store import facts, metrics, migrations, owner, sqlite
 from hermes.store.encode import decode_header, decode_outcome, decode_rating, decode_step
 from hermes.store.query import ALL, JOINED, Filter, fts_query
-from hermes.store.record import Record, Seen
+from hermes.store.record import ModelInput, Record
 from hermes.store.rows import cut_outcome
 from hermes.store.stats import Stats, statistics
 from hermes.store.summary import SUMMARY, SearchHit, Summary, decode_summary, snippet
@@ -49,9 +49,9 @@ class Reader:
             return connection
         try:
             connection = sqlite.connect_reader(path)
-            found = migrations.version(connection)
-            migrations.refuse_newer(found, path)
-            if found < len(migrations.STEPS):
+            version = migrations.version(connection)
+            migrations.refuse_newer(version, path)
+            if version < len(migrations.STEPS):
                 connection.close()
                 Writer(path).close()  # upgrades it
                 connection = sqlite.connect_reader(path)
@@ -85,17 +85,19 @@ class Reader:
     ) -> None:
         self.close()
 
-    def summaries(self, which: Filter = ALL, *, limit: int = 50, before: str | None = None) -> list[Summary]:
+    def summaries(
+        self, filters: Filter = ALL, *, limit: int = 50, before: str | None = None
+    ) -> list[Summary]:
         """Newest first; `before` is the last id of the previous page."""
-        condition, values = which.where()
+        condition, values = filters.where()
         if before is not None:
             condition += " AND t.seq < (SELECT seq FROM trajectories WHERE id = ?)"
             values.append(before)
         rows = self._db.execute(f"{SUMMARY} WHERE {condition} ORDER BY t.seq DESC LIMIT ?", [*values, limit])
         return [decode_summary(row, self._db) for row in rows.fetchall()]
 
-    def count(self, which: Filter = ALL) -> int:
-        condition, values = which.where()
+    def count(self, filters: Filter = ALL) -> int:
+        condition, values = filters.where()
         row = self._db.execute(f"SELECT count(*) {JOINED} WHERE {condition}", values).fetchone()
         return int(row[0])
 
@@ -106,13 +108,13 @@ class Reader:
             if row is None:
                 raise UsageError("nothing has been recorded yet", "hermes -q 'What is 17 * 23?'")
             return str(row[0])
-        wanted = reference.upper()
+        part = reference.upper()
         rows = self._db.execute(
             "SELECT id FROM trajectories WHERE id = ?1 OR substr(id, 1, length(?1)) = ?1"
             " OR substr(id, -length(?1)) = ?1 LIMIT 2",
-            (wanted,),
+            (part,),
         ).fetchall()
-        if len(rows) == 1 and wanted:
+        if len(rows) == 1 and part:
             return str(rows[0][0])
         problem = "matches more than one trajectory" if rows else "matches no trajectory"
         raise UsageError(f"'{reference}' {problem}", "see 'hermes trajectories list' for the ids")
@@ -127,9 +129,9 @@ class Reader:
         steps = tuple(decode_step(step) for step in self._db.execute(_STEPS, (row["seq"],)))
         return Trajectory(decode_header(row), steps, self._outcome(row))
 
-    def each(self, which: Filter = ALL) -> Iterator[Trajectory]:
+    def trajectories(self, filters: Filter = ALL) -> Iterator[Trajectory]:
         """Every matching trajectory, oldest first, one in memory at a time."""
-        condition, values = which.where()
+        condition, values = filters.where()
         after = 0
         while True:
             rows = self._db.execute(
@@ -163,7 +165,8 @@ class Reader:
             (trajectory_id,),
         )
         inputs = {
-            row["idx"]: Seen(self._messages(row["context"]), tuple(_schemas(row["tools"]))) for row in rows
+            row["idx"]: ModelInput(self._messages(row["context"]), tuple(_schemas(row["tools"])))
+            for row in rows
         }
         finished = self._db.execute(
             "SELECT o.finished_at_ms FROM outcomes o JOIN trajectories t ON t.seq = o.trajectory"
@@ -219,8 +222,8 @@ class Reader:
             for row in rows
         ]
 
-    def stats(self, which: Filter = ALL) -> Stats:
-        return statistics(self._db, which)
+    def stats(self, filters: Filter = ALL) -> Stats:
+        return statistics(self._db, filters)
 
     def _messages(self, context: int | None) -> tuple[Message, ...]:
         rows = self._db.execute(

@@ -16,7 +16,7 @@ from hermes.store import sqlite
 from hermes.store.rows import Rows
 
 
-class Seen(NamedTuple):
+class ModelInput(NamedTuple):
     """What a model call was given."""
 
     messages: tuple[Message, ...]
@@ -26,7 +26,7 @@ class Seen(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Record:
     trajectory: Trajectory
-    inputs: Mapping[int, Seen] = field(default_factory=dict)
+    inputs: Mapping[int, ModelInput] = field(default_factory=dict)
     """By the index of the step whose call saw it."""
     rewards: tuple[Reward, ...] = ()
     ratings: tuple[Rating, ...] = ()
@@ -47,8 +47,13 @@ def insert(rows: Rows, record: Record, now_ms: int) -> None:
     try:
         rows.insert_trajectory(header)
         for step in record.trajectory.steps:
-            seen = record.inputs.get(step.index)
-            rows.insert_step(header.id, step, seen and seen.messages, seen.tools if seen else ())
+            model_input = record.inputs.get(step.index)
+            rows.insert_step(
+                header.id,
+                step,
+                model_input and model_input.messages,
+                model_input.tools if model_input else (),
+            )
         finished_at_ms = now_ms if record.finished_at_ms is None else record.finished_at_ms
         rows.insert_outcome(header.id, outcome, finished_at_ms)
         for reward in record.rewards:

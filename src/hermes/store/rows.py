@@ -117,8 +117,8 @@ class Rows:
     ) -> None:
         trajectory = self._open_trajectory(trajectory_id)
         message = self._message(step.message)
-        seen = self._context(trajectory, context) if context is not None else None
-        tokens_safe = not message.redacted and not (seen and seen.redacted)
+        stored_context = self._context(trajectory, context) if context is not None else None
+        tokens_safe = not message.redacted and not (stored_context and stored_context.redacted)
         body, raw = self._step_body(step, tokens_safe)
         cursor = self._db.execute(
             "INSERT INTO steps (trajectory, idx, kind, message, started_at_ms, ephemeral, tool, ok, body,"
@@ -133,7 +133,7 @@ class Rows:
                 step.result.name if step.result else None,
                 step.result.ok if step.result else None,
                 body,
-                seen.context if seen else None,
+                stored_context.context if stored_context else None,
                 self._tool_schemas(trajectory, tools),
                 raw,
             ),
@@ -288,9 +288,9 @@ class Rows:
     def _tool_schemas(self, trajectory: int, tools: Sequence[JSONObject]) -> int | None:
         if not tools:
             return None
-        known = self._tools.get(trajectory)
-        if known is not None and known[0] is tools:
-            return known[1]
+        cached = self._tools.get(trajectory)
+        if cached is not None and cached[0] is tools:
+            return cached[1]
         text = self._text(list(tools))
         digest = content_hash(text)
         row = self._db.execute("SELECT id FROM tool_schemas WHERE hash = ?", (digest,)).fetchone()

@@ -36,8 +36,8 @@ class Stats:
     rated: int
 
 
-def statistics(connection: sqlite3.Connection, which: Filter) -> Stats:
-    condition, values = which.where()
+def statistics(connection: sqlite3.Connection, filters: Filter) -> Stats:
+    condition, values = filters.where()
     chosen = f"{JOINED} WHERE {condition}"
 
     def counts(expression: str) -> dict[str, int]:

@@ -106,7 +106,7 @@ def _text(data: bytes) -> str:
 def snippet(body: str, query: str) -> str:
     """The stretch of a stored message around the first word of the query, on one line."""
     text = " ".join(search_text(Message.from_json(json.loads(body))).split())
-    found = min((at for word in query.lower().split() if (at := text.lower().find(word)) >= 0), default=0)
-    start = max(0, found - _SNIPPET_CHARS // 3)
+    position = min((at for word in query.lower().split() if (at := text.lower().find(word)) >= 0), default=0)
+    start = max(0, position - _SNIPPET_CHARS // 3)
     piece = text[start : start + _SNIPPET_CHARS]
     return f"{'…' if start else ''}{piece}{'…' if start + _SNIPPET_CHARS < len(text) else ''}"

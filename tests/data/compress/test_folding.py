@@ -12,8 +12,7 @@ from hermes.core import JSONObject, Message, ToolCall
 from hermes.data.compress.counting.tokenizer import find_tokenizer
 from hermes.data.compress.counting.tokens import Counter
 from hermes.data.compress.folding.fold import fold
-from hermes.data.compress.folding.plan import FoldSettings
-from hermes.data.compress.folding.result import Folded
+from hermes.data.compress.folding.plan import Folded, FoldSettings
 from hermes.data.compress.folding.state import FoldLevel, fold_exchanges, fold_output, is_state
 from hermes.data.compress.forms.conversation import RowError
 from hermes.data.compress.forms.messages import read_messages, read_record

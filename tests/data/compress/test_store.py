@@ -41,14 +41,16 @@ def compress(home: Path, folder: Path, source: str, output: Path) -> dict[str, o
 
 def test_a_query_gives_derived_records_and_leaves_the_originals(home: Path, tokenizer_folder: Path) -> None:
     with Reader(home / "hermes.db") as reader:
-        originals = {each.header.id: to_record(reader, each, with_inputs=True) for each in reader.each()}
+        originals = {
+            each.header.id: to_record(reader, each, with_inputs=True) for each in reader.trajectories()
+        }
     compress(home, tokenizer_folder, "run=my_run metadata.level!=7", home / "out.jsonl")
     rows = made.read_jsonl(home / "out.jsonl")
     assert len(rows) == 3 and [row["metadata"]["level"] for row in rows] == [0, 1, 2]
     with Reader(home / "hermes.db") as reader:
         for trajectory_id, record in originals.items():
             assert to_record(reader, reader.get(trajectory_id), with_inputs=True) == record
-        derived = [each for each in reader.each() if each.header.relation is Relation.COMPRESSED]
+        derived = [each for each in reader.trajectories() if each.header.relation is Relation.COMPRESSED]
         assert [each.header.id for each in derived] == [row["id"] for row in rows if "parent_id" in row]
         assert len(derived) == 2
         for each, row in zip(derived, rows, strict=False):
@@ -82,7 +84,7 @@ def test_a_batch_run_is_read_from_its_folder_and_recorded_in_the_store(
     folder = home / "data" / "my_run"
     folder.mkdir(parents=True)
     with Reader(home / "hermes.db") as reader:
-        found = list(reader.each(Filter(run_id="my_run")))
+        found = list(reader.trajectories(Filter(run_id="my_run")))
         made.write_jsonl(
             folder / "trajectories.jsonl", [to_row(each, records.TOOLS, reward=0.5) for each in found]
         )
@@ -121,6 +123,6 @@ def test_both_versions_are_shown_side_by_side_with_the_folds_marked(
     assert both["original"]["header"]["id"] == row["parent_id"]
     assert both["compressed"]["header"]["metadata"]["compression"]["map"] == folds
     with Reader(home / "hermes.db") as reader:
-        lone = next(each.header.id for each in reader.each() if each.header.run_id is None)
+        lone = next(each.header.id for each in reader.trajectories() if each.header.run_id is None)
     error, fix = failure(hermes(home, "trajectories", "show", lone, "--compressed"), 2)
     assert "has no compressed version" in error and "hermes compress" in fix

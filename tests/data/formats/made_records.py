@@ -28,7 +28,7 @@ from hermes.core import (
     Trajectory,
     new_id,
 )
-from hermes.store import Record, Seen
+from hermes.store import ModelInput, Record
 from tests import records
 from tests.data import made
 
@@ -111,7 +111,7 @@ def whole_records(draw: st.DrawFn) -> Record:
     )
     schemas = draw(made.schemas)
     seen = st.builds(
-        Seen,
+        ModelInput,
         st.integers(0, len(said)).map(lambda end: tuple(said[:end])) | st.permutations(said).map(tuple),
         st.sampled_from([(), schemas]),
     ).filter(lambda each: bool(each.messages or each.tools))

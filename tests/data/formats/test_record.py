@@ -59,7 +59,7 @@ def check_copies(folder: Path, given_records: list[Record]) -> None:
     copy_out(folder / "two.db", folder / "two.jsonl")
     assert (folder / "one.jsonl").read_bytes() == (folder / "two.jsonl").read_bytes()
     with Reader(folder / "two.db") as reader:
-        assert [reader.record(each) for each in reader.each()] == given_records
+        assert [reader.record(each) for each in reader.trajectories()] == given_records
     again = bring(folder / "two.db", folder / "one.jsonl")
     assert (again.rows, again.known, again.problems) == (0, len(given_records), [])
 
@@ -127,7 +127,7 @@ def test_every_finished_trajectory_is_taken_with_its_versions_and_withdrawn_rati
     assert (report.rows, dict(report.left_out)) == (3, {"still running": 1})
     assert bring(tmp_path / "other.db", tmp_path / "all.jsonl").rows == 3
     with Reader(tmp_path / "other.db") as reader:
-        first, compressed, failed = reader.each()
+        first, compressed, failed = reader.trajectories()
         assert compressed.header.parent_id == first.header.id
         assert failed.messages == (Message.user("hello?"),)
         record = reader.record(first)
@@ -278,7 +278,7 @@ def test_a_row_that_is_no_record_is_refused_with_the_place(
 
 def test_a_record_that_fails_halfway_leaves_nothing(recorded: Path, tmp_path: Path) -> None:
     with Reader(recorded) as reader:
-        record = reader.record(next(iter(reader.each())))
+        record = reader.record(next(iter(reader.trajectories())))
     twice = replace(record, ratings=(record.ratings[0], record.ratings[0]))
     with Writer(tmp_path / "other.db") as writer:
         with pytest.raises(RefusedError, match="cannot be stored"):
@@ -305,7 +305,7 @@ def test_secrets_are_taken_out_of_raw_replies_and_settings_too(tmp_path: Path) -
 
 def test_a_context_that_grew_by_appending_is_one_span(recorded: Path) -> None:
     with Reader(recorded) as reader:
-        row = to_row(reader.record(next(iter(reader.each()))))
+        row = to_row(reader.record(next(iter(reader.trajectories()))))
     assert [step["context"] for step in row["steps"] if "context" in step] == [[[0, 2]], [[0, 4]]]
     assert len(row["messages"]) == 5
     assert len(row["tool_schemas"]) == 1

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from hermes.core import JSONObject, Message, RatingKind, Role, StepKind, ToolCall
 from hermes.data.example import Example, UnfitError
-from hermes.data.export.table import KINDS, TableWriter, unshaped
+from hermes.data.export.table import KINDS, TableWriter, decode_value
 from hermes.data.formats import sts
 from hermes.data.formats.base import Format, ToolCallStyle, Unit
 from hermes.data.formats.registry import FORMATS
@@ -36,13 +36,13 @@ FACTS = ("id", "source", "model", "created_at_ms", "run_id", "task_id", "parent_
 
 def rows(form: Format, example: Example, calls: ToolCallStyle = ToolCallStyle.STRUCTURED) -> list[JSONObject]:
     """What a file of this format would hold, read back from its lines."""
-    return [json.loads(encode_row(row)[1]) for row in form.write(example, calls)]
+    return [json.loads(encode_row(row).line) for row in form.write(example, calls)]
 
 
 def back(form: Format, row: JSONObject) -> Example:
     assert form.read is not None
     if form.lines is not None:
-        row = sts.joined(json.loads(json.dumps(form.lines(row))))
+        row = sts.join_lines(json.loads(json.dumps(form.lines(row))))
     return form.read(row)
 
 
@@ -238,7 +238,7 @@ def table_rows(form: Format, written: list[JSONObject], *, arrow: bool) -> list[
     got = pyarrow.ipc.open_stream(file).read_all() if arrow else pyarrow.parquet.read_table(file)
     kinds = {column.name: KINDS[column.kind] for column in form.columns}
     return [
-        {name: unshaped(value, kinds[name]) for name, value in row.items() if value is not None}
+        {name: decode_value(value, kinds[name]) for name, value in row.items() if value is not None}
         for row in got.to_pylist()
     ]
 

@@ -136,7 +136,7 @@ class _CompressCommand:
         if self._files:
             return self._files.size_bytes
         assert self._query is not None
-        return self._reader.count(self._query.which) * _STORED_ROW_BYTES
+        return self._reader.count(self._query.filters) * _STORED_ROW_BYTES
 
     def _output(self) -> Path:
         path = self._options.output

@@ -291,7 +291,7 @@ def _push(
         files,
         report.facts,
         plan.form,
-        known=Redactor(config.secrets),
+        redactor=Redactor(config.secrets),
         private=not options.public,
         token=config.environ.get("HF_TOKEN"),
         endpoint=config.environ.get("HF_ENDPOINT"),

@@ -49,12 +49,12 @@ def bubblewrap(subject: Subject) -> list[Check]:
     isolate = "--unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev"
     ran = _run(subject, "bwrap", *isolate.split(), "true")
     if ran.path is None:
-        what = "bwrap is not installed"
-        return [Check("bubblewrap", CheckStatus.MISSING, what, gives, "apt install bubblewrap")]
+        problem = "bwrap is not installed"
+        return [Check("bubblewrap", CheckStatus.MISSING, problem, gives, "apt install bubblewrap")]
     if not ran.ok:
-        what = f"{ran.path} cannot make a sandbox: {ran.output}"
+        problem = f"{ran.path} cannot make a sandbox: {ran.output}"
         fix = "sysctl -w kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0"
-        return [Check("bubblewrap", CheckStatus.MISSING, what, gives, fix)]
+        return [Check("bubblewrap", CheckStatus.MISSING, problem, gives, fix)]
     return [Check("bubblewrap", CheckStatus.OK, f"{ran.path} runs commands in a sandbox")]
 
 
@@ -66,8 +66,8 @@ def docker(subject: Subject) -> list[Check]:
             Check("docker", CheckStatus.MISSING, "docker is not installed", gives, "apt install docker.io")
         ]
     if not ran.ok:
-        what = f"{ran.path} reaches no engine: {ran.output}"
-        return [Check("docker", CheckStatus.MISSING, what, gives, "systemctl start docker")]
+        problem = f"{ran.path} reaches no engine: {ran.output}"
+        return [Check("docker", CheckStatus.MISSING, problem, gives, "systemctl start docker")]
     return [Check("docker", CheckStatus.OK, f"engine {ran.output}")]
 
 
@@ -75,20 +75,20 @@ def gpu(subject: Subject) -> list[Check]:
     gives = "faster local models and training; everything also runs on the CPU"
     ran = _run(subject, "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     if ran.path is None or not ran.ok:
-        what = "no nvidia-smi" if ran.path is None else f"{ran.path} failed: {ran.output}"
+        problem = "no nvidia-smi" if ran.path is None else f"{ran.path} failed: {ran.output}"
         return [
-            Check("gpu", CheckStatus.MISSING, what, gives, "install the NVIDIA driver, if there is a GPU")
+            Check("gpu", CheckStatus.MISSING, problem, gives, "install the NVIDIA driver, if there is a GPU")
         ]
-    found = "; ".join(line.strip() for line in ran.output.splitlines() if line.strip())
+    devices = "; ".join(line.strip() for line in ran.output.splitlines() if line.strip())
     try:
         torch = version("torch")
     except PackageNotFoundError:
         fix = "pip install 'hermes-research[train]'"
-        return [Check("gpu", CheckStatus.WARN, f"{found}; no torch", gives, fix)]
+        return [Check("gpu", CheckStatus.WARN, f"{devices}; no torch", gives, fix)]
     if torch.endswith("+cpu"):
-        what = f"{found}; torch {torch} cannot use it"
-        return [Check("gpu", CheckStatus.WARN, what, gives, "pip install torch")]
-    return [Check("gpu", CheckStatus.OK, f"{found}; torch {torch}")]
+        problem = f"{devices}; torch {torch} cannot use it"
+        return [Check("gpu", CheckStatus.WARN, problem, gives, "pip install torch")]
+    return [Check("gpu", CheckStatus.OK, f"{devices}; torch {torch}")]
 
 
 def optional_packages(subject: Subject) -> list[Check]:
@@ -122,20 +122,20 @@ def _browser(subject: Subject) -> Check:
     downloads = Path(subject.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache/ms-playwright")
     program = program or next((str(path) for path in sorted(downloads.glob("chromium*"))), None)
     if program is None:
-        what = f"playwright {package.what}, but no chromium"
-        return Check("browser", CheckStatus.MISSING, what, gives, "playwright install chromium")
+        problem = f"playwright {package.what}, but no chromium"
+        return Check("browser", CheckStatus.MISSING, problem, gives, "playwright install chromium")
     return Check("browser", CheckStatus.OK, f"playwright {package.what}, {program}")
 
 
 def endpoints(subject: Subject) -> list[Check]:
     """The usual local servers, and every provider the user configured."""
-    asked = {
+    servers = {
         name: profile
         for name, profile in profiles(subject.settings, subject.environ).items()
         if profile.base_url != LOCAL and (name in subject.settings.providers or name in _START_COMMANDS)
     }
-    with ThreadPoolExecutor(max(1, len(asked))) as pool:
-        return list(pool.map(lambda item: _endpoint(subject, *item), asked.items()))
+    with ThreadPoolExecutor(max(1, len(servers))) as pool:
+        return list(pool.map(lambda item: _endpoint(subject, *item), servers.items()))
 
 
 class _NotAListError(ValueError):

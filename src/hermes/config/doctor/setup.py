@@ -33,21 +33,21 @@ def python_version(subject: Subject) -> list[Check]:
 def sqlite_version(subject: Subject) -> list[Check]:
     import sqlite3
 
-    best, what = sqlite3.sqlite_version_info, f"Python's {sqlite3.sqlite_version}"
+    best, versions = sqlite3.sqlite_version_info, f"Python's {sqlite3.sqlite_version}"
     try:
         bundled = import_module("pysqlite3.dbapi2")
     except ImportError:
-        what += ", no pysqlite3"
+        versions += ", no pysqlite3"
     else:
         best = max(best, bundled.sqlite_version_info)
-        what += f", pysqlite3's {bundled.sqlite_version}"
+        versions += f", pysqlite3's {bundled.sqlite_version}"
     if best >= SAFE_SQLITE:
-        return [Check("sqlite", CheckStatus.OK, f"{what}; a lock file keeps writers one at a time")]
+        return [Check("sqlite", CheckStatus.OK, f"{versions}; a lock file keeps writers one at a time")]
     return [
         Check(
             "sqlite",
             CheckStatus.WARN,
-            f"{what}; a lock file keeps writers one at a time, which versions before 3.51.3 rely on",
+            f"{versions}; a lock file keeps writers one at a time, which versions before 3.51.3 rely on",
             "a database that two writers at once cannot corrupt",
             "pip install pysqlite3",
         )
@@ -56,12 +56,12 @@ def sqlite_version(subject: Subject) -> list[Check]:
 
 def disk_space(subject: Subject) -> list[Check]:
     free = shutil.disk_usage(_nearest(subject.home)).free
-    what = f"{free / (1 << 30):.1f} GiB free at {subject.home}"
+    space = f"{free / (1 << 30):.1f} GiB free at {subject.home}"
     if free >= _LOW_DISK_BYTES:
-        return [Check("disk", CheckStatus.OK, what)]
+        return [Check("disk", CheckStatus.OK, space)]
     status = CheckStatus.FAIL if free < _NO_DISK_BYTES else CheckStatus.WARN
     gives = "room for trajectories and the converted bundled model"
-    return [Check("disk", status, what, gives, "free some space or move HERMES_HOME")]
+    return [Check("disk", status, space, gives, "free some space or move HERMES_HOME")]
 
 
 def home_directory(subject: Subject) -> list[Check]:
@@ -78,9 +78,9 @@ def home_directory(subject: Subject) -> list[Check]:
     return list(_open_to_others(home)) or [Check("home", CheckStatus.OK, str(home))]
 
 
-def _unusable_home(what: str) -> Check:
+def _unusable_home(problem: str) -> Check:
     return Check(
-        "home", CheckStatus.FAIL, what, "somewhere to keep everything", "export HERMES_HOME=DIRECTORY"
+        "home", CheckStatus.FAIL, problem, "somewhere to keep everything", "export HERMES_HOME=DIRECTORY"
     )
 
 
@@ -151,7 +151,9 @@ def keys(subject: Subject) -> list[Check]:
         if source := subject.origin(profile.key_env):
             checks.append(Check(f"key {name}", CheckStatus.OK, f"{profile.key_env} is set (from {source})"))
         else:
-            what = f"{profile.key_env} is not set"
+            problem = f"{profile.key_env} is not set"
             fix = f"hermes config set {profile.key_env}"
-            checks.append(Check(f"key {name}", CheckStatus.MISSING, what, f"models named {name}/NAME", fix))
+            checks.append(
+                Check(f"key {name}", CheckStatus.MISSING, problem, f"models named {name}/NAME", fix)
+            )
     return checks

@@ -43,14 +43,14 @@ class Curation:
 
     def keeps(self, example: Example) -> bool:
         for rule in self.rules:
-            why = rule.remove(example)
-            if why is not None:
-                self.removed.append(Removal(example.id, rule.name, why))
+            reason = rule.remove(example)
+            if reason is not None:
+                self.removed.append(Removal(example.id, rule.name, reason))
                 return False
         return True
 
 
-def spoken(example: Example) -> str:
+def dialogue_text(example: Example) -> str:
     """What user and assistant said and called: not the system prompt, not what tools returned."""
     parts = []
     for message in example.messages:

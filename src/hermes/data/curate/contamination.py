@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hermes.core import JSON, JSONObject
-from hermes.data.curate.shingles import hashed, words
+from hermes.data.curate.shingles import hash_words, words
 from hermes.data.example import Example
 from hermes.data.lines import read_lines
 from hermes.errors import UsageError
@@ -34,14 +34,14 @@ class EvalSet:
     too_short: int = 0
 
     def add(self, text: str, line: int) -> None:
-        found = words(text)
-        if len(found) < _LEAST:
+        item_words = words(text)
+        if len(item_words) < _LEAST:
             self.too_short += 1
             return
-        size = min(RUN, len(found))
+        size = min(RUN, len(item_words))
         self.lengths[size] += 1
-        for start in range(len(found) - size + 1):
-            self.stretches.setdefault(hashed(found[start : start + size]), line)
+        for start in range(len(item_words) - size + 1):
+            self.stretches.setdefault(hash_words(item_words[start : start + size]), line)
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class Contamination:
     def remove(self, example: Example) -> str | None:
         for message in example.messages:
             for text in (message.content, message.reasoning or ""):
-                line = self._found(words(text))
+                line = self._matching_line(words(text))
                 if line is not None:
                     return f"contains line {line} of {self.against.source}"
         return None
 
-    def _found(self, said: list[str]) -> int | None:
+    def _matching_line(self, text_words: list[str]) -> int | None:
         for size in self.against.lengths:
-            for start in range(len(said) - size + 1):
-                line = self.against.stretches.get(hashed(said[start : start + size]))
+            for start in range(len(text_words) - size + 1):
+                line = self.against.stretches.get(hash_words(text_words[start : start + size]))
                 if line is not None:
                     return line
         return None

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from hermes.core import JSONObject
-from hermes.data.curate.base import spoken
+from hermes.data.curate.base import dialogue_text
 from hermes.data.curate.shingles import shingles
 from hermes.data.example import Example
 
@@ -37,7 +37,7 @@ class NearDuplicates:
         return {"threshold": self.threshold}
 
     def remove(self, example: Example) -> str | None:
-        signature = sign(spoken(example))
+        signature = sign(dialogue_text(example))
         bands = [(at, signature[at * _ROWS : (at + 1) * _ROWS]) for at in range(_BANDS)]
         candidates = sorted({number for band in bands for number in self._bands.get(band, ())})
         best, original = 0.0, ""
@@ -57,20 +57,20 @@ def sign(text: str) -> Signature:
     """The minima of one hash in each of its bins; an empty bin borrows from the next that is not."""
     minima: list[int | None] = [None] * _BINS
     for value in shingles(text, _SIZE):
-        place, rest = value % _BINS, value // _BINS
-        before = minima[place]
+        bin_index, rest = value % _BINS, value // _BINS
+        before = minima[bin_index]
         if before is None or rest < before:
-            minima[place] = rest
-    return tuple(_borrowed(minima, place) for place in range(_BINS))
+            minima[bin_index] = rest
+    return tuple(_bin_value(minima, bin_index) for bin_index in range(_BINS))
 
 
 def similarity(left: Signature, right: Signature) -> float:
     return sum(a == b for a, b in zip(left, right, strict=True)) / _BINS
 
 
-def _borrowed(minima: list[int | None], place: int) -> int:
+def _bin_value(minima: list[int | None], bin_index: int) -> int:
     for distance in range(_BINS):
-        value = minima[(place + distance) % _BINS]
+        value = minima[(bin_index + distance) % _BINS]
         if value is not None:
             return (value + distance * _STEP) & (2**64 - 1)
     return 0

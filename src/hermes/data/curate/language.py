@@ -72,8 +72,8 @@ class Language:
         return {"codes": list(self.codes)}
 
     def remove(self, example: Example) -> str | None:
-        found = detect(prose(example))
-        return None if found in self.codes else f"language: {found}"
+        language = detect(prose(example))
+        return None if language in self.codes else f"language: {language}"
 
 
 def _script(char: str) -> str:

@@ -1,4 +1,4 @@
-"""Texts as sets of hashed word sequences, for finding what two texts share."""
+"""Texts as sets of hash_words word sequences, for finding what two texts share."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _WORD = re.compile(r"\w+")
 
 def words(text: str) -> list[str]:
     """Lower-cased words; characters where the script does not separate words."""
-    found = _WORD.findall(text.lower())
-    if found and sum(map(len, found)) / len(found) > 20:
-        return list("".join(found))
-    return found
+    tokens = _WORD.findall(text.lower())
+    if tokens and sum(map(len, tokens)) / len(tokens) > 20:
+        return list("".join(tokens))
+    return tokens
 
 
-def hashed(sequence: list[str]) -> int:
+def hash_words(sequence: list[str]) -> int:
     text = "\x1f".join(sequence).encode("utf-8", "replace")
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
 
 
 def shingles(text: str, size: int) -> Iterator[int]:
     """The hash of every run of `size` words; of the whole text if it is shorter."""
-    found = words(text)
-    for start in range(max(len(found) - size + 1, 1)):
-        yield hashed(found[start : start + size])
+    text_words = words(text)
+    for start in range(max(len(text_words) - size + 1, 1)):
+        yield hash_words(text_words[start : start + size])

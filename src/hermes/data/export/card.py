@@ -74,8 +74,8 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def counts(title: str, found: Mapping[str, int], unit: str) -> str:
-    return table((title, unit), [(code(name), str(count)) for name, count in found.items()])
+def counts(title: str, numbers: Mapping[str, int], unit: str) -> str:
+    return table((title, unit), [(code(name), str(count)) for name, count in numbers.items()])
 
 
 def code(value: JSON) -> str:
@@ -103,18 +103,18 @@ def _file(file: JSONObject) -> tuple[str, str, str]:
 
 
 def _left_out(facts: JSONObject) -> str:
-    found = facts["left_out"]
+    reasons = facts["left_out"]
     stages = [stage for stage in facts["filters"]["stages"] if "removed" in stage]
-    asked = ", ".join(code(f"{stage['filter']}={stage['value']}") for stage in stages) or "none"
-    text = f"Filters: {asked}."
-    return f"{text}\n\n{counts('left out because', found, 'trajectories')}" if found else text
+    filters = ", ".join(code(f"{stage['filter']}={stage['value']}") for stage in stages) or "none"
+    text = f"Filters: {filters}."
+    return f"{text}\n\n{counts('left out because', reasons, 'trajectories')}" if reasons else text
 
 
 def _redaction(redaction: JSONObject) -> str:
     level = {"none": "nothing was redacted", "known": "known values were replaced"}
-    said = level.get(redaction["level"], "known values and values that look like secrets were replaced")
-    found = ", ".join(f"{rule} {count}" for rule, count in redaction["hits"].items()) or "none found"
-    return f"Redaction: {said} by `[REDACTED:…]` ({found}). Secrets without a telling name or shape stay."
+    summary = level.get(redaction["level"], "known values and values that look like secrets were replaced")
+    hits = ", ".join(f"{rule} {count}" for rule, count in redaction["hits"].items()) or "none found"
+    return f"Redaction: {summary} by `[REDACTED:…]` ({hits}). Secrets without a telling name or shape stay."
 
 
 def _manifest_name(facts: JSONObject) -> str:

@@ -34,19 +34,19 @@ def stem(output: Path) -> str:
     return output.stem if output.suffix else output.name
 
 
-def funnel(reader: Reader, which: Filter) -> list[JSONObject]:
+def funnel(reader: Reader, filters: Filter) -> list[JSONObject]:
     """Each condition in turn: how many trajectories it leaves, and how many it removes."""
-    kept = reader.count(ALL)
-    stages: list[JSONObject] = [{"filter": "in the store", "kept": kept}]
-    given: JSONObject = {}
-    for name, value in asdict(which).items():
+    remaining = reader.count(ALL)
+    stages: list[JSONObject] = [{"filter": "in the store", "kept": remaining}]
+    conditions: JSONObject = {}
+    for name, value in asdict(filters).items():
         if value is None:
             continue
-        given[name] = value
-        left = reader.count(Filter(**given))
-        shown = list(value) if isinstance(value, tuple) else value
-        stages.append({"filter": name, "value": shown, "kept": left, "removed": kept - left})
-        kept = left
+        conditions[name] = value
+        left = reader.count(Filter(**conditions))
+        listed = list(value) if isinstance(value, tuple) else value
+        stages.append({"filter": name, "value": listed, "kept": left, "removed": remaining - left})
+        remaining = left
     return stages
 
 
@@ -58,10 +58,10 @@ def write(path: Path, facts: JSONObject) -> None:
 
 def read(path: Path) -> JSONObject:
     try:
-        found: JSONObject = json.loads(path.read_text("utf-8"))
+        manifest: JSONObject = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the manifest {path}: {error}", "export again") from error
-    return found
+    return manifest
 
 
 def mismatches(path: Path) -> list[str]:

@@ -41,7 +41,7 @@ def push(
     facts: JSONObject,
     form: Format,
     *,
-    known: Redactor,
+    redactor: Redactor,
     private: bool,
     token: str | None,
     endpoint: str | None = None,
@@ -51,7 +51,7 @@ def push(
         raise UsageError(f"'{repo}' is not a repository", "write it as OWNER/NAME")
     readme = card.render(repo, facts, form)
     contents: list[Content] = [*_contents(files), ("README.md", readme.encode("utf-8"))]
-    leaks = list(find_leaks(contents, known))
+    leaks = list(find_leaks(contents, redactor))
     if leaks:
         raise LeakError(
             f"not pushed: {_summary(leaks)}",
@@ -60,11 +60,11 @@ def push(
     return _upload(repo, contents, private=private, token=token, endpoint=endpoint)
 
 
-def find_leaks(contents: Iterable[Content], known: Redactor) -> Iterator[Leak]:
+def find_leaks(contents: Iterable[Content], redactor: Redactor) -> Iterator[Leak]:
     """Everything in the files that the strictest redaction would take away."""
     for name, content in contents:
         for number, value in enumerate(_values(name, content), 1):
-            scrubber = Scrubber(known, RedactionLevel.SHAPES)
+            scrubber = Scrubber(redactor, RedactionLevel.SHAPES)
             scrubber.json(value)
             if scrubber.report.hits:
                 yield Leak(f"{name} row {number}", tuple(sorted(scrubber.report.hits)))

@@ -69,16 +69,16 @@ class _Row(NamedTuple):
     side: Side
 
 
-def export(reader: Reader, plan: ExportPlan, known: Redactor = _NO_SECRETS) -> ExportReport:
-    """Writes the files of the plan and their manifest. `known`: the secrets to look for."""
+def export(reader: Reader, plan: ExportPlan, redactor: Redactor = _NO_SECRETS) -> ExportReport:
+    """Writes the files of the plan and their manifest. `redactor`: the secrets to look for."""
     check_target(plan.output, plan.form)
     left_out = LeftOut()
-    scrubber = Scrubber(known, plan.level)
+    scrubber = Scrubber(redactor, plan.level)
     with ExitStack() as stack:
         sinks = {side: stack.enter_context(open_sink(path, plan.form)) for side, path in _targets(plan)}
         for row, side in _rows(reader, plan, left_out, scrubber):
             (sinks.get(side) or sinks[Side.TRAIN]).add(encode(row, plan.form))
-    written = [(side, _done(sink)) for side, sink in sinks.items()]
+    written = [(side, _written_file(sink)) for side, sink in sinks.items()]
     facts = _facts(reader, plan, written, left_out, scrubber)
     paths = [file.path for _, file in written]
     paths += _write_beside(plan.output, facts, left_out)
@@ -86,20 +86,22 @@ def export(reader: Reader, plan: ExportPlan, known: Redactor = _NO_SECRETS) -> E
 
 
 def preview(
-    reader: Reader, plan: ExportPlan, limit: int, known: Redactor = _NO_SECRETS
+    reader: Reader, plan: ExportPlan, limit: int, redactor: Redactor = _NO_SECRETS
 ) -> tuple[list[JSONObject], Counter[str]]:
     """The first rows of an export, and what was left out on the way to them; nothing is written."""
     left_out = LeftOut()
-    rows = [row for row, _ in islice(_rows(reader, plan, left_out, Scrubber(known, plan.level)), limit)]
+    rows = [row for row, _ in islice(_rows(reader, plan, left_out, Scrubber(redactor, plan.level)), limit)]
     return rows, left_out.reasons
 
 
 def export_sharegpt(
-    reader: Reader, which: Filter, output: Path, *, roles: sharegpt.Roles, only_completed: bool
+    reader: Reader, filters: Filter, output: Path, *, roles: sharegpt.Roles, only_completed: bool
 ) -> ExportReport:
     """Every matching trajectory as one ShareGPT row, oldest first."""
     form = sharegpt.FORMAT if roles is sharegpt.Roles.HUMAN_GPT else sharegpt.USER_ASSISTANT
-    return export(reader, ExportPlan(form, output, TrajectorySelection(which, only_completed=only_completed)))
+    return export(
+        reader, ExportPlan(form, output, TrajectorySelection(filters, only_completed=only_completed))
+    )
 
 
 def export_conversation(reader: Reader, trajectory_id: str, output: Path) -> None:
@@ -129,7 +131,9 @@ def _example_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber:
 
 def _pair_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
     """First what is said about each trajectory, then two at a time the trajectories that make pairs."""
-    candidates: list[PairCandidate] = [candidate(each) for each in select(reader, plan.selection, left_out)]
+    candidates: list[PairCandidate] = [
+        candidate(example) for example in select(reader, plan.selection, left_out)
+    ]
     claims, undecided = find_claims(candidates, plan.origins, plan.min_margin)
     left_out.reasons.update(undecided)
     fetch = lru_cache(_KEPT_IN_MEMORY)(lambda trajectory_id: load(reader, reader.get(trajectory_id)))
@@ -152,7 +156,7 @@ def _targets(plan: ExportPlan) -> list[tuple[Side, Path]]:
     return [(side, plan.output.with_name(f"{name}.{side.value}{plan.output.suffix}")) for side in Side]
 
 
-def _done(sink: RowSink) -> WrittenFile:
+def _written_file(sink: RowSink) -> WrittenFile:
     assert sink.written is not None
     return sink.written
 
@@ -170,7 +174,7 @@ def _facts(
         "rows": sum(file.rows for _, file in written),
         "files": [_file_facts(plan, side, file) for side, file in written],
         "filters": {
-            "stages": manifest.funnel(reader, selection.which),
+            "stages": manifest.funnel(reader, selection.filters),
             "where": [condition.text for condition in selection.where],
             "rules": [{"rule": rule.name, **rule.settings()} for rule in selection.rules],
             "only_completed": selection.only_completed,

@@ -20,7 +20,7 @@ _PAGE = 500
 class TrajectorySelection:
     """What a person asked for; all of it must hold."""
 
-    which: Filter = ALL
+    filters: Filter = ALL
     where: Sequence[Condition] = ()
     rules: Sequence[Rule] = ()
     only_completed: bool = True
@@ -38,9 +38,9 @@ class LeftOut:
     reasons: Counter[str] = field(default_factory=Counter)
     removals: list[Removal] = field(default_factory=list)
 
-    def add(self, trajectory_id: str, rule: str, why: str, reason: str | None = None) -> None:
-        self.reasons[reason or why] += 1
-        self.removals.append(Removal(trajectory_id, rule, why))
+    def add(self, trajectory_id: str, rule: str, detail: str, reason: str | None = None) -> None:
+        self.reasons[reason or detail] += 1
+        self.removals.append(Removal(trajectory_id, rule, detail))
 
 
 def select(
@@ -50,7 +50,7 @@ def select(
     originals, and also those in which the model never answered."""
     versions = compressed_versions(reader) if selection.compressed else {}
     curation = Curation(selection.rules)
-    for trajectory in reader.each(selection.which):
+    for trajectory in reader.trajectories(selection.filters):
         if trajectory.header.relation is Relation.COMPRESSED and not whole:
             if not selection.compressed:
                 left_out.add(trajectory.header.id, "version", "a compressed version; --compressed takes it")
@@ -61,10 +61,10 @@ def select(
             example = replace(example, record=reader.record(trajectory))
         elif version is not None:
             example = replace(example, trajectory=reader.get(version))
-        why = unfit(example, only_completed=selection.only_completed, unanswered=whole)
-        failed = next((each.text for each in selection.where if not each.holds(example)), None)
-        if why is not None:
-            left_out.add(example.id, "fit", why)
+        unfit_reason = unfit(example, only_completed=selection.only_completed, unanswered=whole)
+        failed = next((condition.text for condition in selection.where if not condition.holds(example)), None)
+        if unfit_reason is not None:
+            left_out.add(example.id, "fit", unfit_reason)
         elif failed is not None:
             left_out.add(example.id, "where", f"not {failed}")
         elif curation.keeps(example):

@@ -150,33 +150,33 @@ def json_text(value: JSON) -> str | None:
 
 
 def _value(value: JSON, column: Column) -> JSON:
-    return _shaped(value, KINDS[column.kind])
+    return _encode_value(value, KINDS[column.kind])
 
 
-def _shaped(value: JSON, kind: Kind) -> JSON:
+def _encode_value(value: JSON, kind: Kind) -> JSON:
     """The value with JSON as text wherever its kind says so."""
     if value is None:
         return None
     if kind == "json":
         return json_text(value)
     if isinstance(kind, list):
-        return [_shaped(item, kind[0]) for item in value]
+        return [_encode_value(item, kind[0]) for item in value]
     if isinstance(kind, dict):
-        return {name: _shaped(value.get(name), inner) for name, inner in kind.items()}
+        return {name: _encode_value(value.get(name), inner) for name, inner in kind.items()}
     return value
 
 
-def unshaped(value: JSON, kind: Kind) -> JSON:
+def decode_value(value: JSON, kind: Kind) -> JSON:
     """The reverse for reading: JSON text parsed, and fields that are null left out."""
     if value is None:
         return None
     if kind == "json":
         return json.loads(value)
     if isinstance(kind, list):
-        return [unshaped(item, kind[0]) for item in value]
+        return [decode_value(item, kind[0]) for item in value]
     if isinstance(kind, dict):
-        found = {name: unshaped(value.get(name), inner) for name, inner in kind.items()}
-        return {name: item for name, item in found.items() if item is not None}
+        members = {name: decode_value(value.get(name), inner) for name, inner in kind.items()}
+        return {name: item for name, item in members.items() if item is not None}
     return value
 
 

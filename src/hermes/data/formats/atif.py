@@ -172,14 +172,14 @@ def read(row: JSONObject) -> Example:
         raise BadRowError("'steps' is empty")
     tools = from_tools(agent.get("tool_definitions"))
     ours = (row.get("extra") or {}).get("hermes") or {}
-    known = {"id": row.get("trajectory_id"), "model": agent.get("model_name"), **ours}
+    identity = {"id": row.get("trajectory_id"), "model": agent.get("model_name"), **ours}
     return build(
-        header_from(known, tuple(tool["name"] for tool in tools), row),
+        header_from(identity, tuple(tool["name"] for tool in tools), row),
         tuple(messages),
         tools=tools,
-        outcome=outcome_from(known),
-        reward=number_from(known, "reward"),
-        rating=number_from(known, "rating"),
+        outcome=outcome_from(identity),
+        reward=number_from(identity, "reward"),
+        rating=number_from(identity, "rating"),
         calls=calls,
     )
 
@@ -194,7 +194,7 @@ def _read_step(
     if source not in _ROLES:
         raise BadRowError(f"step {number} has the unknown source {json.dumps(source)}")
     results = (step.get("observation") or {}).get("results") or []
-    asked = tuple(_read_call(call, number) for call in step.get("tool_calls") or ())
+    tool_calls = tuple(_read_call(call, number) for call in step.get("tool_calls") or ())
     text = _read_text(step.get("message"), number)
     if source == "agent" and not step.get("is_copied_context"):
         calls[len(messages)] = _read_metrics(step, step.get("model_name") or model)
@@ -202,9 +202,9 @@ def _read_step(
         extra = step.get("extra") or {}
         reasoning = step.get("reasoning_content")
         messages.append(
-            Message(_ROLES[source], text, reasoning, asked, images=tuple(extra.get("images") or ()))
+            Message(_ROLES[source], text, reasoning, tool_calls, images=tuple(extra.get("images") or ()))
         )
-    messages += [_read_result(result, asked, number) for result in results]
+    messages += [_read_result(result, tool_calls, number) for result in results]
 
 
 def _read_call(item: JSON, number: int) -> ToolCall:
@@ -217,12 +217,12 @@ def _read_call(item: JSON, number: int) -> ToolCall:
     return ToolCall(call_id, item["function_name"], arguments, extra.get("error"), repaired)
 
 
-def _read_result(item: JSON, asked: Sequence[ToolCall], number: int) -> Message:
+def _read_result(item: JSON, tool_calls: Sequence[ToolCall], number: int) -> Message:
     if not isinstance(item, dict):
         raise BadRowError(f"step {number} has a result that is not an object")
     extra = item.get("extra") or {}
     call_id = item.get("source_call_id") or extra.get("tool_call_id")
-    name = next((call.name for call in asked if call.id == item.get("source_call_id")), None)
+    name = next((call.name for call in tool_calls if call.id == item.get("source_call_id")), None)
     return Message(
         Role.TOOL,
         _read_text(item.get("content"), number),

@@ -24,9 +24,9 @@ def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     messages, flags, tools = list(example.messages), learned, to_tools(example.tools) or None
     if calls is ToolCallStyle.TEXT:
         both = zip(steps, learned, strict=True)
-        said_by_model = iter([flag for step, flag in both if _spoken(step.message)])
+        said_by_model = iter([flag for step, flag in both if _is_model_turn(step.message)])
         messages, tools = list(as_text(example.messages, example.tools)), None
-        flags = [next(said_by_model) if _spoken(message) else False for message in messages]
+        flags = [next(said_by_model) if _is_model_turn(message) else False for message in messages]
     rows = template_messages(messages)
     yield {
         "id": example.id,
@@ -35,7 +35,7 @@ def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     }
 
 
-def _spoken(message: Message) -> bool:
+def _is_model_turn(message: Message) -> bool:
     return message.role is Role.ASSISTANT
 
 

@@ -99,17 +99,22 @@ def number_from(row: JSONObject, name: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def content_id(given: JSON, created_at_ms: int, content: JSON) -> str:
+def content_id(candidate: JSON, created_at_ms: int, content: JSON) -> str:
     """The id given, if it is one of ours; else one that depends on time and content alone."""
-    if isinstance(given, str) and len(given) == 26 and given.isalnum() and given.upper() == given:
-        return given
-    digest = hashlib.blake2b(canonical_json([given, content]).encode("utf-8"), digest_size=10).digest()
+    if (
+        isinstance(candidate, str)
+        and len(candidate) == 26
+        and candidate.isalnum()
+        and candidate.upper() == candidate
+    ):
+        return candidate
+    digest = hashlib.blake2b(canonical_json([candidate, content]).encode("utf-8"), digest_size=10).digest()
     value = (max(created_at_ms, 0) << 80) | int.from_bytes(digest, "big")
     return "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
-def _source(given: JSON) -> Source:
-    return Source(given) if given in set(Source) else Source.IMPORT
+def _source(name: JSON) -> Source:
+    return Source(name) if name in set(Source) else Source.IMPORT
 
 
 def _text(value: JSON) -> str | None:

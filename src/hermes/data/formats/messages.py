@@ -89,9 +89,9 @@ def _strict_call(call: ToolCall) -> JSONObject:
 
 
 def _check_answered(messages: tuple[Message, ...]) -> None:
-    asked = {call.id for message in messages for call in message.tool_calls}
+    called = {call.id for message in messages for call in message.tool_calls}
     answered = {message.tool_call_id for message in messages if message.role is Role.TOOL}
-    if asked != answered:
+    if called != answered:
         raise UnfitError("a tool call has no result, or a result no call")
 
 

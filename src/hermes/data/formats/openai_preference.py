@@ -17,17 +17,17 @@ from hermes.data.preference.pairs import PreferencePair
 
 
 def write(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
-    given: JSONObject = {"messages": [strict_message(message) for message in pair.prompt]}
+    prompt: JSONObject = {"messages": [strict_message(message) for message in pair.prompt]}
     if pair.tools:
-        given |= {"tools": to_tools(pair.tools), "parallel_tool_calls": True}
+        prompt |= {"tools": to_tools(pair.tools), "parallel_tool_calls": True}
     yield {
-        "input": given,
-        "preferred_output": _only(pair.chosen),
-        "non_preferred_output": _only(pair.rejected),
+        "input": prompt,
+        "preferred_output": _single_message(pair.chosen),
+        "non_preferred_output": _single_message(pair.rejected),
     }
 
 
-def _only(turn: Sequence[Message]) -> list[JSONObject]:
+def _single_message(turn: Sequence[Message]) -> list[JSONObject]:
     if len(turn) != 1:
         raise UnfitError("a turn of more than one message")
     return [strict_message(turn[0])]

@@ -16,7 +16,7 @@ from hermes.core import JSON, JSONObject, ModelCall, Step, StepKind, TokenTrace,
 from hermes.data.example import Example
 from hermes.data.formats.base import BadRowError, Column, Format, ToolCallStyle
 from hermes.data.formats.record_read import from_row
-from hermes.store import Record, Seen
+from hermes.store import ModelInput, Record
 
 VERSION = 1
 
@@ -30,7 +30,7 @@ def read(row: JSONObject) -> Example:
     if version != VERSION:
         raise BadRowError(f"record_version is {version!r}; this version of Hermes reads {VERSION}")
     record = from_row(row)
-    changed = differing(to_row(record), row)
+    changed = differing_fields(to_row(record), row)
     if changed:
         raise BadRowError(f"{', '.join(changed)}: not as a record of version {VERSION} has it")
     first = next((record.inputs[step.index].tools for step in _model_steps(record)), ())
@@ -39,7 +39,7 @@ def read(row: JSONObject) -> Example:
 
 def to_row(record: Record) -> JSONObject:
     trajectory = record.trajectory
-    messages, schemas = _Once(), _Once()
+    messages, schemas = _UniqueValues(), _UniqueValues()
     steps = [_step_row(step, record.inputs.get(step.index), messages, schemas) for step in trajectory.steps]
     return {
         "record_version": VERSION,
@@ -54,9 +54,9 @@ def to_row(record: Record) -> JSONObject:
     }
 
 
-def differing(one: JSONObject, other: JSONObject) -> list[str]:
+def differing_fields(left: JSONObject, right: JSONObject) -> list[str]:
     """Fields of two rows that are not the same."""
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    return sorted(name for name in left.keys() | right.keys() if left.get(name) != right.get(name))
 
 
 def without_tokens(row: JSONObject) -> JSONObject:
@@ -69,28 +69,32 @@ def without_tokens(row: JSONObject) -> JSONObject:
     return {**row, "steps": steps}
 
 
-class _Once:
+class _UniqueValues:
     """Values, each of them once, by their position."""
 
     def __init__(self) -> None:
         self.values: list[JSON] = []
-        self._places: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
 
-    def place(self, value: JSON) -> int:
+    def index_of(self, value: JSON) -> int:
         key = canonical_json(value)
-        if key not in self._places:
-            self._places[key] = len(self.values)
+        if key not in self._indices:
+            self._indices[key] = len(self.values)
             self.values.append(value)
-        return self._places[key]
+        return self._indices[key]
 
 
-def _step_row(step: Step, seen: Seen | None, messages: _Once, schemas: _Once) -> JSONObject:
+def _step_row(
+    step: Step, model_input: ModelInput | None, messages: _UniqueValues, schemas: _UniqueValues
+) -> JSONObject:
     # What was seen came first: in this order a context is mostly one span.
-    context = [messages.place(message.to_json()) for message in seen.messages] if seen else []
+    context = (
+        [messages.index_of(message.to_json()) for message in model_input.messages] if model_input else []
+    )
     row: JSONObject = {
         "index": step.index,
         "kind": step.kind.value,
-        "message": messages.place(step.message.to_json()),
+        "message": messages.index_of(step.message.to_json()),
         "started_at_ms": step.started_at_ms,
     }
     if step.ephemeral:
@@ -101,8 +105,8 @@ def _step_row(step: Step, seen: Seen | None, messages: _Once, schemas: _Once) ->
         row["call"] = _call_row(step.call)
     if context:
         row["context"] = _spans(context)
-    if seen and seen.tools:
-        row["tools"] = schemas.place(list(seen.tools))
+    if model_input and model_input.tools:
+        row["tools"] = schemas.index_of(list(model_input.tools))
     return row
 
 
@@ -119,7 +123,7 @@ def _tokens_row(tokens: TokenTrace | None) -> JSONObject | None:
     return {
         "prompt_ids": list(tokens.prompt_ids),
         "sampled_ids": list(tokens.sampled_ids),
-        "logprobs": [_spelled(logprob) for logprob in tokens.logprobs],
+        "logprobs": [_json_number(logprob) for logprob in tokens.logprobs],
         "policy_version": tokens.policy_version,
     }
 
@@ -127,20 +131,20 @@ def _tokens_row(tokens: TokenTrace | None) -> JSONObject | None:
 def _verdict_row(verdict: JSONObject) -> JSONObject:
     """Of the trajectory of its row, so its id is not repeated."""
     del verdict["trajectory_id"]
-    return {**verdict, "value": _spelled(verdict["value"])}
+    return {**verdict, "value": _json_number(verdict["value"])}
 
 
-def _spelled(number: float) -> float | str:
+def _json_number(number: float) -> float | str:
     return number if math.isfinite(number) else str(number)
 
 
-def _spans(places: Sequence[int]) -> list[list[int]]:
+def _spans(indices: Sequence[int]) -> list[list[int]]:
     spans: list[list[int]] = []
-    for place in places:
-        if spans and spans[-1][1] == place:
+    for index in indices:
+        if spans and spans[-1][1] == index:
             spans[-1][1] += 1
         else:
-            spans.append([place, place + 1])
+            spans.append([index, index + 1])
     return spans
 
 

@@ -23,7 +23,7 @@ from hermes.core import (
 )
 from hermes.data.formats.base import BadRowError, field
 from hermes.data.typed import problem
-from hermes.store import Record, Seen
+from hermes.store import ModelInput, Record
 
 _LARGEST_TOKEN = 2**31 - 1
 
@@ -31,41 +31,41 @@ _LARGEST_TOKEN = 2**31 - 1
 def from_row(row: JSONObject) -> Record:
     """BadRowError, or whatever building it raises, if the row is none."""
     header = _header(field(row, "header", dict))
-    messages = [Message.from_json(each) for each in field(row, "messages", list)]
+    messages = [Message.from_json(item) for item in field(row, "messages", list)]
     schemas = field(row, "tool_schemas", list)
     rows = field(row, "steps", list)
-    steps = tuple(_step(each, messages) for each in rows)
+    steps = tuple(_step(item, messages) for item in rows)
     inputs = {
-        each["index"]: Seen(
-            tuple(messages[place] for place in _places(each.get("context", ()), len(messages))),
-            tuple(schemas[_position(each["tools"], len(schemas))]) if "tools" in each else (),
+        item["index"]: ModelInput(
+            tuple(messages[index] for index in _indices(item.get("context", ()), len(messages))),
+            tuple(schemas[_position(item["tools"], len(schemas))]) if "tools" in item else (),
         )
-        for each in rows
-        if "context" in each or "tools" in each
+        for item in rows
+        if "context" in item or "tools" in item
     }
-    rewards = [Reward(**_verdict(each, header)) for each in field(row, "rewards", list)]
+    rewards = [Reward(**_verdict(item, header)) for item in field(row, "rewards", list)]
     ratings = [
-        Rating(**{**_verdict(each, header), "kind": RatingKind(each["kind"])})
-        for each in field(row, "ratings", list)
+        Rating(**{**_verdict(item, header), "kind": RatingKind(item["kind"])})
+        for item in field(row, "ratings", list)
     ]
     outcome = Outcome.from_json(field(row, "outcome", dict))
     trajectory = Trajectory(header, steps, outcome)
     finished_at_ms = row.get("finished_at_ms")  # a table has no nulls
     record = Record(trajectory, inputs, tuple(rewards), tuple(ratings), finished_at_ms)
-    wrong = _wrong(record)
-    if wrong is not None:
-        raise BadRowError(wrong)
+    mismatch = _problem(record)
+    if mismatch is not None:
+        raise BadRowError(mismatch)
     return record
 
 
 def _header(data: JSONObject) -> Header:
     relation = data["relation"]
-    known = {
+    typed = {
         "source": Source(data["source"]),
         "relation": Relation(relation) if relation is not None else None,
         "tools": tuple(data["tools"]),
     }
-    return Header(**{**data, **known})
+    return Header(**{**data, **typed})
 
 
 def _step(data: JSONObject, messages: Sequence[Message]) -> Step:
@@ -102,20 +102,20 @@ def _verdict(data: JSONObject, header: Header) -> JSONObject:
     return {**data, "trajectory_id": header.id, "value": float(data["value"])}
 
 
-def _places(spans: Iterable[Sequence[int]], length: int) -> Iterator[int]:
+def _indices(spans: Iterable[Sequence[int]], length: int) -> Iterator[int]:
     for first, behind in spans:
         _position(first, length)
         _position(behind - 1, length)
         yield from range(first, behind)
 
 
-def _position(place: int, length: int) -> int:
-    if not 0 <= place < length:
-        raise BadRowError(f"position {place} of {length}")
-    return place
+def _position(index: int, length: int) -> int:
+    if not 0 <= index < length:
+        raise BadRowError(f"position {index} of {length}")
+    return index
 
 
-def _wrong(record: Record) -> str | None:
+def _problem(record: Record) -> str | None:
     """The first value that is of another type than its field, or that the store has no room for."""
     trajectory = record.trajectory
     indices = [step.index for step in trajectory.steps]
@@ -124,7 +124,7 @@ def _wrong(record: Record) -> str | None:
     for step in trajectory.steps:
         tokens = step.call.tokens if step.call else None
         ids = (*tokens.prompt_ids, *tokens.sampled_ids) if tokens else ()
-        if any(not isinstance(each, int) or abs(each) > _LARGEST_TOKEN for each in ids):
+        if any(not isinstance(text, int) or abs(text) > _LARGEST_TOKEN for text in ids):
             return f"step {step.index} has token ids that are none"
     parts = (
         ("header", trajectory.header, Header),
@@ -134,5 +134,5 @@ def _wrong(record: Record) -> str | None:
         ("rewards", record.rewards, tuple[Reward, ...]),
         ("ratings", record.ratings, tuple[Rating, ...]),
     )
-    found = (problem(value, hint, name) for name, value, hint in parts)
-    return next((each for each in found if each is not None), None)
+    problems = (problem(value, hint, name) for name, value, hint in parts)
+    return next((text for text in problems if text is not None), None)

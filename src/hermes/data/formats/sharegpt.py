@@ -61,7 +61,7 @@ def to_row(
         "cost_usd": trajectory.cost_usd,
         "created_at_ms": header.created_at_ms,
     }
-    known = {
+    optional = {
         "run_id": header.run_id,
         "task_id": header.task_id,
         "parent_id": header.parent_id,
@@ -70,7 +70,7 @@ def to_row(
         "rating": rating,
         "metadata": header.metadata or None,
     }
-    return row | {key: value for key, value in known.items() if value is not None}
+    return row | {key: value for key, value in optional.items() if value is not None}
 
 
 def conversations(
@@ -82,7 +82,9 @@ def conversations(
         turns.append({"from": names[Role.SYSTEM], "value": tool_system_text(tools)})
     for is_tool, group in groupby(messages, lambda message: message.role is Role.TOOL):
         if is_tool:
-            turns.append({"from": names[Role.TOOL], "value": "\n".join(_tool_value(each) for each in group)})
+            turns.append(
+                {"from": names[Role.TOOL], "value": "\n".join(_tool_value(result) for result in group)}
+            )
             continue
         for message in group:
             first = not turns

@@ -86,18 +86,18 @@ def match_results(messages: Sequence[Message]) -> tuple[Message, ...]:
     for index, message in enumerate(matched):
         if not message.tool_calls:
             continue
-        answers = []
+        results = []
         for later in matched[index + 1 :]:
             if later.role is not Role.TOOL:
                 break
-            answers.append(later)
+            results.append(later)
         calls = []
         for number, call in enumerate(message.tool_calls):
-            answer = next((a for a in answers if a.tool_call_id and a.name == call.name), None)
-            if answer is not None:
-                answers.remove(answer)
-            given = answer.tool_call_id if answer else None
-            calls.append(replace(call, id=given or f"call_{index}_{number}"))
+            result = next((a for a in results if a.tool_call_id and a.name == call.name), None)
+            if result is not None:
+                results.remove(result)
+            call_id = result.tool_call_id if result else None
+            calls.append(replace(call, id=call_id or f"call_{index}_{number}"))
         matched[index] = replace(message, tool_calls=tuple(calls))
     return tuple(matched)
 
@@ -150,8 +150,8 @@ def _result(body: str, index: int) -> Message:
     )
 
 
-def _json(text: str, what: str) -> JSON:
+def _json(text: str, label: str) -> JSON:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise BadRowError(f"{what} is not JSON: {error}") from None
+        raise BadRowError(f"{label} is not JSON: {error}") from None

@@ -24,13 +24,13 @@ def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     header = example.trajectory.header
     if not example.messages:
         raise UnfitError("it has no messages")
-    asked = next((message.content for message in example.messages if message.role is Role.USER), "")
+    prompt = next((message.content for message in example.messages if message.role is Role.USER), "")
     steps = [step for step in example.trajectory.steps if not step.ephemeral]
     yield {
         "type": "session",
         "harness": HARNESS,
         "id": header.id,
-        "name": " ".join(asked.split())[:_TITLE_CHARS],
+        "name": " ".join(prompt.split())[:_TITLE_CHARS],
         "model": header.model,
         "created_at_ms": header.created_at_ms,
         "tools": to_tools(example.tools) or None,
@@ -44,14 +44,14 @@ def lines(row: JSONObject) -> list[JSONObject]:
     return [session, *({"type": "message", "message": message} for message in row["messages"])]
 
 
-def joined(given: list[JSONObject]) -> JSONObject:
+def join_lines(lines: list[JSONObject]) -> JSONObject:
     """The row of a session's file, from its lines."""
-    if not given or given[0].get("type") != "session":
+    if not lines or lines[0].get("type") != "session":
         raise BadRowError("the first line is not a session")
-    for number, line in enumerate(given[1:], 2):
+    for number, line in enumerate(lines[1:], 2):
         if line.get("type") != "message" or not isinstance(line.get("message"), dict):
             raise BadRowError(f"line {number} is not a message")
-    return {**given[0], "messages": [line["message"] for line in given[1:]]}
+    return {**lines[0], "messages": [line["message"] for line in lines[1:]]}
 
 
 def read(row: JSONObject) -> Example:

@@ -149,10 +149,10 @@ def _read_call(item: JSON, index: int) -> ToolCall:
         name = field(function, "name", str)
     except BadRowError as error:
         raise BadRowError(f"message {index} has a tool call whose {error}") from None
-    given = function.get("arguments")
-    arguments = given if isinstance(given, str) else json.dumps({} if given is None else given)
-    why = item.get("error")
-    problem = why if isinstance(why, str) else None
+    raw = function.get("arguments")
+    arguments = raw if isinstance(raw, str) else json.dumps({} if raw is None else raw)
+    error_text = item.get("error")
+    problem = error_text if isinstance(error_text, str) else None
     return ToolCall(item.get("id") or "", name, arguments, problem, item.get("repaired") is True)
 
 

@@ -115,18 +115,18 @@ def find_claims(
 
     Kinds are asked in the order given, and the first that knows of two trajectories decides.
     """
-    known = {each.id: each for each in candidates}
+    by_id = {candidate.id: candidate for candidate in candidates}
     claims: list[Claim] = []
     left_out: Counter[str] = Counter()
     decided: dict[frozenset[str], tuple[PreferenceSource, set[int | None]]] = {}
     for origin in origins:
-        for claim in _EVIDENCE[origin](known):
+        for claim in _EVIDENCE[origin](by_id):
             both = frozenset((claim.better, claim.worse))
             by, turns = decided.setdefault(both, (origin, set()))
             if len(both) < 2 or by is not origin or claim.start in turns:
                 continue
             turns.add(claim.start)
-            if not both <= known.keys():
+            if not both <= by_id.keys():
                 left_out["the other trajectory is not part of the selection"] += 1
             elif claim.margin <= 0 or claim.margin < min_margin:
                 left_out[f"{origin.value}: no clear difference"] += 1
@@ -198,45 +198,45 @@ def _decision_point(left: Sequence[Message], right: Sequence[Message], shared: i
     return None
 
 
-def _choices(known: Mapping[str, PairCandidate]) -> Iterator[Claim]:
+def _choices(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     """The newest choice between two counts, whichever of them it is stored under."""
     latest: dict[frozenset[str], Rating] = {}
-    for each in known.values():
-        for rating in each.choices:
+    for candidate in candidates.values():
+        for rating in candidate.choices:
             if rating.other_id is not None:
                 both = frozenset((rating.trajectory_id, rating.other_id))
                 before = latest.get(both)
                 if before is None or (rating.created_at_ms, rating.id) > (before.created_at_ms, before.id):
                     latest[both] = rating
     for rating in latest.values():
-        other = rating.other_id or ""
+        other_id = rating.other_id or ""
         if rating.value >= 0:
-            yield Claim(rating.trajectory_id, other, PreferenceSource.CHOICE, rating.value)
+            yield Claim(rating.trajectory_id, other_id, PreferenceSource.CHOICE, rating.value)
         else:
-            yield Claim(other, rating.trajectory_id, PreferenceSource.CHOICE, -rating.value)
+            yield Claim(other_id, rating.trajectory_id, PreferenceSource.CHOICE, -rating.value)
 
 
-def _ratings(known: Mapping[str, PairCandidate]) -> Iterator[Claim]:
+def _ratings(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     """Between answers to one context."""
     contexts: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
-    for trajectory in known.values():
+    for trajectory in candidates.values():
         for answer in trajectory.answers:
             contexts[answer.context, answer.start].append((answer.score, trajectory.id))
     for (_, start), scores in contexts.items():
-        yield from _ranked(scores, PreferenceSource.RATING, start)
+        yield from _ranked_claims(scores, PreferenceSource.RATING, start)
 
 
-def _rewards(known: Mapping[str, PairCandidate]) -> Iterator[Claim]:
+def _rewards(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     """Between tries at one task."""
     tasks: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for trajectory in known.values():
+    for trajectory in candidates.values():
         if trajectory.reward is not None:
             tasks[trajectory.task].append((trajectory.reward, trajectory.id))
     for scores in tasks.values():
-        yield from _ranked(scores, PreferenceSource.REWARD)
+        yield from _ranked_claims(scores, PreferenceSource.REWARD)
 
 
-def _ranked(
+def _ranked_claims(
     scores: Sequence[tuple[float, str]], origin: PreferenceSource, start: int | None = None
 ) -> Iterator[Claim]:
     """The best against every other, and every other against the worst."""
@@ -248,16 +248,16 @@ def _ranked(
         yield Claim(trajectory_id, worst_id, origin, value - worst, start)
 
 
-def _retries(known: Mapping[str, PairCandidate]) -> Iterator[Claim]:
+def _retries(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     """A second try is better than the first, unless somebody's verdict on both says otherwise."""
-    for each in known.values():
-        if each.retry_of is None:
+    for candidate in candidates.values():
+        if candidate.retry_of is None:
             continue
-        first = known.get(each.retry_of)
+        first = candidates.get(candidate.retry_of)
         if first is None:
-            yield Claim(each.id, each.retry_of, PreferenceSource.RETRY, 1.0)
-        elif _improved(first, each):
-            yield Claim(each.id, each.retry_of, PreferenceSource.RETRY, 1.0, first.last_start)
+            yield Claim(candidate.id, candidate.retry_of, PreferenceSource.RETRY, 1.0)
+        elif _improved(first, candidate):
+            yield Claim(candidate.id, candidate.retry_of, PreferenceSource.RETRY, 1.0, first.last_start)
 
 
 def _improved(first: PairCandidate, second: PairCandidate) -> bool:

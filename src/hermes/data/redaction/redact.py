@@ -48,8 +48,8 @@ class RedactionReport:
 class Scrubber:
     """Redacts at one level. Applying it again changes nothing more."""
 
-    def __init__(self, known: Redactor, level: RedactionLevel) -> None:
-        self._known = known
+    def __init__(self, redactor: Redactor, level: RedactionLevel) -> None:
+        self._redactor = redactor
         self._level = level
         self.report = RedactionReport()
         self._counted: set[str] = set()
@@ -95,9 +95,9 @@ class Scrubber:
         """The text without secrets, counted in `report`."""
         if self._level is RedactionLevel.NONE or not text:
             return text
-        for name, count in self._known.counts(text).items():
+        for name, count in self._redactor.counts(text).items():
             self.report.hits[f"known:{name}"] += count
-        redacted = self._known.text(text)
+        redacted = self._redactor.text(text)
         for layer in _LAYERS.get(self._level, ()):
             hits = list(find(redacted, layer))
             self.report.hits.update(f"{layer.value}:{hit.rule}" for hit in hits)

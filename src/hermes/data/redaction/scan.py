@@ -26,11 +26,11 @@ class RedactionFinding:
     """The surroundings of each hit, with the secret's mark in its place."""
 
 
-def scan(reader: Reader, which: Filter, known: Redactor) -> Iterator[RedactionFinding]:
+def scan(reader: Reader, filters: Filter, redactor: Redactor) -> Iterator[RedactionFinding]:
     """Every step with a hit, oldest trajectory first."""
-    for trajectory in reader.each(which):
+    for trajectory in reader.trajectories(filters):
         for step in trajectory.steps:
-            scrubber = Scrubber(known, RedactionLevel.SHAPES)
+            scrubber = Scrubber(redactor, RedactionLevel.SHAPES)
             redacted = [(text, scrubber.text(text)) for text in _texts(step.message)]
             if scrubber.report.hits:
                 excerpts = tuple(piece for before, after in redacted for piece in _excerpts(before, after))

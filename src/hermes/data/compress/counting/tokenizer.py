@@ -55,13 +55,13 @@ def _from_folder(name: str, folder: Path, trust_remote_code: bool) -> TokenizerS
     return TokenizerSpec(name, _checked_template(name, template), special, tokenizer_json=text)
 
 
-def _from_transformers(name: str, place: str, trust_remote_code: bool) -> TokenizerSpec:
+def _from_transformers(name: str, source: str, trust_remote_code: bool) -> TokenizerSpec:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise MissingDependencyError("transformers", "train", f"The tokenizer '{name}'") from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UsageError(
@@ -121,9 +121,9 @@ def _token_text(token: str | JSONObject) -> str:
 
 def _read_json(path: Path) -> JSONObject:
     try:
-        found: JSONObject = json.loads(path.read_text("utf-8"))
+        config: JSONObject = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}", "repair it, or name another tokenizer") from error
-    return found
+    return config

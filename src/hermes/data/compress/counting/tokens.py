@@ -44,7 +44,7 @@ class TokenizerSpec:
 class Measure(NamedTuple):
     total: int
     """Tokens of the whole conversation; exact."""
-    each: list[int]
+    by_turn: list[int]
     """Tokens of each turn, near enough to compare them."""
 
 
@@ -67,14 +67,16 @@ class Counter:
     ) -> Measure:
         """The same, and the share of each turn, whose text is given in `texts`."""
         pieces, counts = self._pieces(self._template.render(chat, tools))
-        each: list[int | None] = []
+        by_turn: list[int | None] = []
         at = 0
         for text in texts:
-            found = next((i for i in range(at, len(pieces)) if text and pieces[i].endswith(text)), None)
-            each.append(None if found is None else counts[found])
-            at = at if found is None else found + 1
-        missing = iter(self.texts([text for text, known in zip(texts, each, strict=True) if known is None]))
-        return Measure(sum(counts), [next(missing) if known is None else known for known in each])
+            index = next((i for i in range(at, len(pieces)) if text and pieces[i].endswith(text)), None)
+            by_turn.append(None if index is None else counts[index])
+            at = at if index is None else index + 1
+        missing = iter(
+            self.texts([text for text, count in zip(texts, by_turn, strict=True) if count is None])
+        )
+        return Measure(sum(counts), [next(missing) if count is None else count for count in by_turn])
 
     def texts(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text by itself."""
@@ -122,11 +124,11 @@ def _tokenizers(spec: TokenizerSpec) -> tuple[Encode, re.Pattern[str] | None]:
 
     def encode(texts: list[str]) -> list[int]:
         try:
-            found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError:  # lone surrogates, for which every loader puts U+FFFD
             clean = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
-            found = tokenizer.encode_batch_fast(clean, add_special_tokens=False)
-        return [len(each) for each in found]
+            encodings = tokenizer.encode_batch_fast(clean, add_special_tokens=False)
+        return [len(encoding) for encoding in encodings]
 
     form = json.loads(spec.tokenizer_json)
     cut = cutting_expression(form)

@@ -75,8 +75,8 @@ class WordCounts:
             self._known.clear()
             new = set(words)
             self._known_chars = sum(map(len, new))
-        found = list(new)
-        self._known.update(zip(found, self._encode(found), strict=True))
+        unknown = list(new)
+        self._known.update(zip(unknown, self._encode(unknown), strict=True))
 
 
 def _blocks(text: str) -> Iterator[str]:

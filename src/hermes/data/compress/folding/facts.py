@@ -21,18 +21,22 @@ _MAX_CHARS = 160
 
 def facts_by_output(messages: Sequence[Message]) -> dict[int, dict[str, int]]:
     """For each tool message that has any: its facts in its own order, each with the index of its last use."""
-    used = {i: words(said(message)) for i, message in enumerate(messages) if message.role is Role.ASSISTANT}
-    last_use = {word: index for index, spoken in used.items() for word in spoken if _is_fact(word)}
+    used = {
+        i: words(assistant_text(message))
+        for i, message in enumerate(messages)
+        if message.role is Role.ASSISTANT
+    }
+    last_use = {word: index for index, used_words in used.items() for word in used_words if _is_fact(word)}
     stated: set[str] = set()
-    found: dict[int, dict[str, int]] = {}
+    facts: dict[int, dict[str, int]] = {}
     for index, message in enumerate(messages):
         there = used[index] if index in used else words(message.content)
         fresh = [word for word in filter(last_use.__contains__, there) if word not in stated]
         stated.update(fresh)
         needed = {word: last_use[word] for word in fresh if last_use[word] > index}
         if needed and message.role is Role.TOOL:
-            found[index] = needed
-    return found
+            facts[index] = needed
+    return facts
 
 
 def words(text: str) -> dict[str, None]:
@@ -42,7 +46,7 @@ def words(text: str) -> dict[str, None]:
     return dict.fromkeys(_WORD.findall(plain))
 
 
-def said(message: Message) -> str:
+def assistant_text(message: Message) -> str:
     """What an assistant message says and asks for, as plain text."""
     arguments = (text for call in message.tool_calls for text in _argument_texts(call.arguments))
     return "\n".join((message.content, *arguments))

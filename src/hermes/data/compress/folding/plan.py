@@ -1,10 +1,11 @@
-"""What may be folded, and in which order. Pure: a conversation in, indices out.
+"""Folding: its settings, its result, and the order in which messages are folded. Pure: indices in, indices
+out.
 
-Protected: system messages, everything up to the first user message, and the last turns. What is not goes in
-this order: tool outputs, the old and large ones first; thinking, oldest first. If that is not enough, the
-tool outputs of protected turns are folded too, unless `strict_protect` is set; nothing else in those turns
-ever changes. Decisions go last: runs of early exchanges, of which the first stays and stands for the others,
-and then whole early instructions with their answers.
+Protected are system messages, everything up to the first user message, and the last turns. The rest is
+folded in this order: tool outputs, old and large ones first; thinking, oldest first. If that is not enough,
+the tool outputs of protected turns are folded too, unless `strict_protect` is set; nothing else in those
+turns ever changes. Decisions come last: runs of early exchanges, whose first one stays and holds the state
+of all of them, and then whole early instructions with their answers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from hermes.core import Message, Role
 from hermes.data.compress.forms.conversation import RowConversation, ToolExchange
@@ -19,11 +21,11 @@ from hermes.data.compress.forms.conversation import RowConversation, ToolExchang
 
 class Strategy(StrEnum):
     FOLD = "fold"
-    """States are made by rules; no model is asked."""
+    """States are made by rules; no model is called."""
     SUMMARISE = "summarise"
     """States are written by a model."""
     AUTO = "auto"
-    """A model is asked only for rows that lose decisions."""
+    """A model is called only for rows that lose decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,52 @@ class FoldSettings:
     """Whether the tool outputs of protected turns stay too, even if the row does not fit with them."""
 
 
+class Fold(NamedTuple):
+    """One entry of the map of what was folded."""
+
+    message: int
+    """Index in the original conversation."""
+    kind: str
+    """tool_output, reasoning, exchange (left out; the first result of its run holds its state) or
+    instruction."""
+    original_tokens: int
+    kept_tokens: int
+    protected: bool = False
+    """Whether it is in a protected turn; only tool outputs of those are ever folded."""
+
+
+class SummaryRequest(NamedTuple):
+    """A state that a model is to write."""
+
+    key: str
+    """Equal for equal requests."""
+    content: str
+    facts: tuple[str, ...]
+    """What later turns use and the state must contain."""
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The result of folding."""
+
+    messages: tuple[Message | None, ...]
+    """The original's messages at their indices: the same object if unchanged, None if left out."""
+    original_tokens: int
+    tokens: int
+    fits: bool
+    folds: tuple[Fold, ...] = ()
+    pending: tuple[SummaryRequest, ...] = ()
+    """States that a model still has to write; if there are any, this result is only a plan."""
+    facts: int = 0
+    """Facts of tool outputs that later turns use."""
+    facts_kept: int = 0
+    """Those that the results still state."""
+
+
 def protected(conversation: RowConversation, last_turns: int) -> frozenset[int]:
-    """Indices of the messages that stay, tool outputs excepted as `FoldSettings.strict_protect` says."""
+    """Indices of the protected messages; see `FoldSettings.strict_protect` for the tool outputs among
+    them."""
     messages = conversation.messages
     first_user = next((i for i, message in enumerate(messages) if message.role is Role.USER), -1)
     head = [i for i, message in enumerate(messages) if i <= first_user or message.role is Role.SYSTEM]
@@ -63,9 +109,9 @@ def exchange_runs(conversation: RowConversation, keep: frozenset[int]) -> list[l
     """Runs of at least two exchanges that follow one another directly, all answered and none protected."""
     runs: list[list[ToolExchange]] = [[]]
     for exchange in conversation.exchanges:
-        free = exchange.answered and keep.isdisjoint((exchange.asked, *exchange.results))
+        free = exchange.answered and keep.isdisjoint((exchange.call, *exchange.results))
         run = runs[-1]
-        if free and run and run[-1].results[-1] + 1 == exchange.asked:
+        if free and run and run[-1].results[-1] + 1 == exchange.call:
             run.append(exchange)
         else:
             runs.append([exchange] if free else [])
@@ -73,7 +119,8 @@ def exchange_runs(conversation: RowConversation, keep: frozenset[int]) -> list[l
 
 
 def later_instructions(messages: Sequence[Message], keep: frozenset[int]) -> list[range]:
-    """User messages behind the first, each with all that follows up to the next one, if all of it may go."""
+    """User messages after the first, each with all that follows up to the next one, if none of it is
+    protected."""
     starts = [i for i, message in enumerate(messages) if message.role is Role.USER]
     ends = [*starts[1:], len(messages)]
     spans = [range(start, end) for start, end in zip(starts, ends, strict=True)]

@@ -42,10 +42,10 @@ class FoldLevel(IntEnum):
 
 
 def is_state(content: str) -> bool:
-    return parsed_state(content) is not None
+    return parse_state(content) is not None
 
 
-def parsed_state(content: str) -> JSONObject | None:
+def parse_state(content: str) -> JSONObject | None:
     """The state, if the content is one."""
     if not content.startswith('{"folded": {"chars": '):
         return None
@@ -58,25 +58,27 @@ def parsed_state(content: str) -> JSONObject | None:
 
 def fold_output(content: str, facts: Sequence[str], level: FoldLevel, max_chars: int) -> str:
     """The state of one output. An output that is a state already only ever loses parts."""
-    earlier = parsed_state(content)
+    earlier = parse_state(content)
     if earlier is not None:
-        return _text(_reduced(earlier, facts, level))
+        return _dump(_reduce(earlier, facts, level))
     state: JSONObject = {"folded": {"chars": len(content), "lines": content.count("\n") + 1}}
     if level is FoldLevel.BARE:
-        return _text(state)
+        return _dump(state)
     values, text = _fields(content)
     room = max_chars
     if level is FoldLevel.STATE:
-        state["values"] = _within(values.items(), room)
+        state["values"] = _take_values(values.items(), room)
         room -= _chars(state["values"])
     errors = _error_lines(text)[: _MAX_ERRORS if level is FoldLevel.STATE else 1]
     state["errors"] = [line for line in errors if _chars(line) <= room]
     room -= _chars(state["errors"])
     if level is FoldLevel.STATE:
         state["lines"], room = _fact_lines(text, facts, state["errors"], room)
-    shown = "\n".join(state["errors"] + state.get("lines", []))
-    state["facts"] = fitting([_whole(text, fact) for fact in facts if fact not in shown], room)
-    return _text(state)
+    stated = "\n".join(state["errors"] + state.get("lines", []))
+    state["facts"] = take_fitting(
+        [_with_path_prefix(text, fact) for fact in facts if fact not in stated], room
+    )
+    return _dump(state)
 
 
 def fold_exchanges(
@@ -86,20 +88,20 @@ def fold_exchanges(
 
     `calls` are those of the exchanges that are left out; the first exchange keeps its own.
     """
-    earlier = [parsed_state(output) for output in outputs]
+    earlier = [parse_state(output) for output in outputs]
     sizes = [state["folded"] if state else None for state in earlier]
     chars = sum(size["chars"] if size else len(text) for size, text in zip(sizes, outputs, strict=True))
     merged = sum(size.get("exchanges", 1) - 1 for size in sizes if size)
-    told = [line for state in earlier if state for line in state.get("calls", ())]
-    told += [_call_line(call) for call in calls]
+    call_lines = [line for state in earlier if state for line in state.get("calls", ())]
+    call_lines += [_call_line(call) for call in calls]
     errors = [line for text in outputs for line in _error_lines(text)[-1:]][-_MAX_ERRORS:]
     state: JSONObject = {"folded": {"chars": chars, "exchanges": exchanges + merged}}
     room = max_chars
-    state["calls"] = fitting(told[:_MAX_CALLS], room)
+    state["calls"] = take_fitting(call_lines[:_MAX_CALLS], room)
     room -= _chars(state["calls"])
-    state["errors"] = fitting(errors, room)
-    state["facts"] = fitting(list(facts), room - _chars(state["errors"]))
-    return _text(state)
+    state["errors"] = take_fitting(errors, room)
+    state["facts"] = take_fitting(list(facts), room - _chars(state["errors"]))
+    return _dump(state)
 
 
 def with_summary(content: str, summary: str, exchanges: int = 0) -> str:
@@ -107,22 +109,22 @@ def with_summary(content: str, summary: str, exchanges: int = 0) -> str:
     folded: JSONObject = {"chars": len(content)}
     if exchanges:
         folded["exchanges"] = exchanges
-    return _text({"folded": folded, "summary": summary})
+    return _dump({"folded": folded, "summary": summary})
 
 
-def _reduced(state: JSONObject, facts: Sequence[str], level: FoldLevel) -> JSONObject:
+def _reduce(state: JSONObject, facts: Sequence[str], level: FoldLevel) -> JSONObject:
     if level is FoldLevel.STATE:
         return state
-    kept = ("folded", "calls") if level is FoldLevel.BARE else ("folded", "calls", "summary")
-    reduced = {key: state[key] for key in kept if key in state}
+    keys = ("folded", "calls") if level is FoldLevel.BARE else ("folded", "calls", "summary")
+    reduced = {key: state[key] for key in keys if key in state}
     if level is FoldLevel.FACTS:
         reduced["errors"] = state.get("errors", [])[:1]
-        shown = json.dumps(reduced, ensure_ascii=False)
-        reduced["facts"] = [fact for fact in facts if fact not in shown]
+        stated = json.dumps(reduced, ensure_ascii=False)
+        reduced["facts"] = [fact for fact in facts if fact not in stated]
     return reduced
 
 
-def _text(state: JSONObject) -> str:
+def _dump(state: JSONObject) -> str:
     text = json.dumps({key: value for key, value in state.items() if value}, ensure_ascii=False)
     # JSON inside a result can spell lone surrogates, which neither tokenizers nor loaders take.
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -159,25 +161,25 @@ def _error_lines(text: str) -> list[str]:
             break
         line, at = _line_around(text, match.start(), match.end())
         lines[line] = None
-    found = list(lines)
-    return found if len(found) <= _MAX_ERRORS else [found[0], *found[-(_MAX_ERRORS - 1) :]]
+    unique = list(lines)
+    return unique if len(unique) <= _MAX_ERRORS else [unique[0], *unique[-(_MAX_ERRORS - 1) :]]
 
 
-def _fact_lines(text: str, facts: Iterable[str], shown: Sequence[str], room: int) -> tuple[list[str], int]:
+def _fact_lines(text: str, facts: Iterable[str], errors: Sequence[str], room: int) -> tuple[list[str], int]:
     """Lines that state the facts, in the text's order, and the room that is left."""
-    found: dict[str, int] = {}
-    seen = "\n".join(shown)
+    positions: dict[str, int] = {}
+    stated = "\n".join(errors)
     for fact in facts:
-        at = -1 if fact in seen else text.find(fact)
+        at = -1 if fact in stated else text.find(fact)
         if at < 0:
             continue
         line, _ = _line_around(text, at, at + len(fact))
-        if line in found or _chars(line) > room:
+        if line in positions or _chars(line) > room:
             continue
-        found[line] = at
+        positions[line] = at
         room -= _chars(line)
-        seen += "\n" + line
-    return sorted(found, key=found.__getitem__), room
+        stated += "\n" + line
+    return sorted(positions, key=positions.__getitem__), room
 
 
 def _line_around(text: str, start: int, end: int) -> tuple[str, int]:
@@ -192,7 +194,7 @@ def _line_around(text: str, start: int, end: int) -> tuple[str, int]:
     return text[first:last].strip(), last
 
 
-def _whole(text: str, fact: str) -> str:
+def _with_path_prefix(text: str, fact: str) -> str:
     """The fact with the marks before it that belong to a path: `usr/bin` may be `/usr/bin`."""
     end = text.find(fact)
     start = end
@@ -206,24 +208,24 @@ def _call_line(call: ToolCall) -> str:
     return text if len(text) <= _LINE_CHARS else text[: _LINE_CHARS - 1] + "…"
 
 
-def fitting(entries: Iterable[str], room: int) -> list[str]:
+def take_fitting(entries: Iterable[str], room: int) -> list[str]:
     """As many entries as there is room for, in characters."""
-    kept: list[str] = []
+    chosen: list[str] = []
     for entry in entries:
         if _chars(entry) <= room:
-            kept.append(entry)
+            chosen.append(entry)
             room -= _chars(entry)
-    return kept
+    return chosen
 
 
-def _within(items: Iterable[tuple[str, JSON]], room: int) -> JSONObject:
-    kept: JSONObject = {}
+def _take_values(items: Iterable[tuple[str, JSON]], room: int) -> JSONObject:
+    values: JSONObject = {}
     for key, value in items:
         size = len(key) + len(str(value)) + 8
         if size <= room:
-            kept[key] = value
+            values[key] = value
             room -= size
-    return kept
+    return values
 
 
 def _chars(value: JSON) -> int:

@@ -1,7 +1,7 @@
 """What every compressed conversation must satisfy, checked on each one before it is written.
 
-The fold is built so that nothing here can fail; a row for which something does is kept aside, because a
-broken training row costs more than a missing one.
+Folding is built so that no check here can fail; a row for which one does is kept aside, because a broken
+training row costs more than a missing one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from itertools import pairwise
 
 from hermes.core import Message, Role
 from hermes.data.compress.folding import plan
-from hermes.data.compress.folding.plan import FoldSettings
-from hermes.data.compress.folding.result import Folded
+from hermes.data.compress.folding.plan import Folded, FoldSettings
 from hermes.data.compress.folding.state import is_state
 from hermes.data.compress.forms.conversation import RowConversation
 
@@ -27,19 +26,19 @@ def violations(conversation: RowConversation, folded: Folded, settings: FoldSett
         if new[i] is not old[i] and not output_folded:
             yield f"message {i} is protected and was changed"
     for exchange in conversation.exchanges:
-        left = [new[i] is None for i in (exchange.asked, *exchange.results)]
-        if any(left) and not all(left):
-            yield f"the call of message {exchange.asked} and its results were parted"
+        dropped = [new[i] is None for i in (exchange.call, *exchange.results)]
+        if any(dropped) and not all(dropped):
+            yield f"the call of message {exchange.call} and its results were parted"
     for i, (before, after) in enumerate(zip(old, new, strict=True)):
         if after is not None and after is not before:
-            yield from _changed(i, before, after)
-    yield from _instructions(old, new)
-    strange = _steps([message for message in new if message is not None]) - _steps(old)
+            yield from _message_violations(i, before, after)
+    yield from _instruction_violations(old, new)
+    strange = _role_pairs([message for message in new if message is not None]) - _role_pairs(old)
     if strange:
         yield f"roles follow one another as they never did before: {sorted(strange)}"
 
 
-def _changed(i: int, before: Message, after: Message) -> Iterator[str]:
+def _message_violations(i: int, before: Message, after: Message) -> Iterator[str]:
     if before.role is Role.TOOL:
         if (after.role, after.tool_call_id, after.name) != (before.role, before.tool_call_id, before.name):
             yield f"result {i} no longer answers its call"
@@ -51,15 +50,15 @@ def _changed(i: int, before: Message, after: Message) -> Iterator[str]:
         yield f"the decision of message {i} was changed"
 
 
-def _instructions(old: Sequence[Message], new: Sequence[Message | None]) -> Iterator[str]:
-    """A user message goes only together with everything up to the next one."""
-    gone = False
+def _instruction_violations(old: Sequence[Message], new: Sequence[Message | None]) -> Iterator[str]:
+    """A user message is left out only together with everything up to the next one."""
+    left_out = False
     for i, (before, after) in enumerate(zip(old, new, strict=True)):
         if before.role is Role.USER:
-            gone = after is None
-        elif gone and after is not None:
+            left_out = after is None
+        elif left_out and after is not None:
             yield f"message {i} lost the instruction before it"
 
 
-def _steps(messages: Sequence[Message]) -> set[tuple[str, str]]:
+def _role_pairs(messages: Sequence[Message]) -> set[tuple[str, str]]:
     return {(a.role.value, b.role.value) for a, b in pairwise(messages)}

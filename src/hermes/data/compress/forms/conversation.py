@@ -1,9 +1,9 @@
 """A row's conversation as messages, and back into the row's own form.
 
 Three forms: ShareGPT turns (`conversations`), OpenAI messages (`messages`), and a stored trajectory.
-Whatever is not changed comes back exactly as it was, byte for byte: a form renders only the messages that
-it is given in another version, and leaves out those that are None. What cannot be read (an unknown role, a
-result that answers no call) is a `RowError` that names the turn.
+What is not changed comes back exactly as it was, byte for byte: a form renders only the messages that were
+changed, and leaves out those that are None. What cannot be read (an unknown role, a result that answers no
+call) is a `RowError` that names the turn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RowError(HermesError):
 
 
 Edited = Sequence[Message | None]
-"""The messages of a conversation, at their old places: the same object if unchanged, None if left out."""
+"""The messages of a conversation, at their indices: the same object if unchanged, None if left out."""
 
 
 class Form(Protocol):
@@ -53,9 +53,9 @@ class Form(Protocol):
 
 
 class ToolExchange(NamedTuple):
-    """An assistant message that calls tools, and what they answered."""
+    """An assistant message that calls tools, and their results."""
 
-    asked: int
+    call: int
     """Index of the assistant message."""
     results: tuple[int, ...]
     """Indices of the tool messages, in the order of the conversation."""
@@ -85,14 +85,14 @@ def turn_groups(messages: Sequence[Message]) -> list[range]:
 
 def find_exchanges(messages: Sequence[Message]) -> tuple[ToolExchange, ...]:
     """Which results answer which assistant message; RowError for a result that answers none."""
-    found: list[ToolExchange] = []
-    asked: int | None = None
+    exchanges: list[ToolExchange] = []
+    caller: int | None = None
     open_ids: list[str] = []
     results: list[int] = []
 
     def close() -> None:
-        if asked is not None and messages[asked].tool_calls:
-            found.append(ToolExchange(asked, tuple(results), not open_ids))
+        if caller is not None and messages[caller].tool_calls:
+            exchanges.append(ToolExchange(caller, tuple(results), not open_ids))
 
     for index, message in enumerate(messages):
         if message.role is Role.TOOL:
@@ -102,7 +102,7 @@ def find_exchanges(messages: Sequence[Message]) -> tuple[ToolExchange, ...]:
             results.append(index)
             continue
         close()
-        asked = index if message.role is Role.ASSISTANT else None
+        caller = index if message.role is Role.ASSISTANT else None
         open_ids, results = [call.id for call in message.tool_calls], []
     close()
-    return tuple(found)
+    return tuple(exchanges)

@@ -32,7 +32,7 @@ class MessagesForm:
 
     def turns(self, messages: Edited) -> list[JSONObject]:
         return [
-            raw if new is old else _rewritten(raw, new)
+            raw if new is old else _rewrite(raw, new)
             for raw, old, new in zip(self.original, self.messages, messages, strict=True)
             if new is not None
         ]
@@ -51,8 +51,8 @@ class RecordForm:
     tools: Sequence[JSONObject] = ()
 
     def turns(self, messages: Edited) -> list[JSONObject]:
-        kept = [message for message in messages if message is not None]
-        return conversations(kept, self.schemas, Roles.HUMAN_GPT)
+        remaining = [message for message in messages if message is not None]
+        return conversations(remaining, self.schemas, Roles.HUMAN_GPT)
 
     def chat(self, turns: Sequence[JSONObject], result_role: Role) -> list[JSONObject]:
         names = {"system": "system", "human": "user", "gpt": "assistant", "tool": result_role.value}
@@ -60,11 +60,11 @@ class RecordForm:
 
 
 def read_record(messages: Sequence[Message], schemas: Sequence[JSONObject]) -> RowConversation:
-    said = tuple(messages)
+    conversation = tuple(messages)
     # Tools without a system message to stand in get a turn of their own at the beginning.
-    first = int(bool(schemas) and not (said and said[0].role is Role.SYSTEM))
-    turn_of = [turn for turn, group in enumerate(turn_groups(said), first) for _ in group]
-    return RowConversation(said, find_exchanges(said), RecordForm(schemas, turn_of))
+    first = int(bool(schemas) and not (conversation and conversation[0].role is Role.SYSTEM))
+    turn_of = [turn for turn, group in enumerate(turn_groups(conversation), first) for _ in group]
+    return RowConversation(conversation, find_exchanges(conversation), RecordForm(schemas, turn_of))
 
 
 def read_messages(row: JSONObject) -> RowConversation:
@@ -113,7 +113,7 @@ def _call(number: int, call: JSON) -> ToolCall:
     return ToolCall(str(call.get("id") or ""), str(function.get("name") or ""), text)
 
 
-def _rewritten(raw: JSONObject, message: Message) -> JSONObject:
+def _rewrite(raw: JSONObject, message: Message) -> JSONObject:
     if message.role is Role.ASSISTANT:  # only its thinking can have gone
         return {key: value for key, value in raw.items() if key not in _REASONING}
     return {**raw, "content": message.content}

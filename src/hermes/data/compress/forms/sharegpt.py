@@ -55,7 +55,7 @@ class ShareGPTForm:
     """Blocks with changed contents, which are asked for once for each count of the conversation."""
 
     def turns(self, messages: Edited) -> list[JSONObject]:
-        kept = {self.turn_of[i] for i, message in enumerate(messages) if message is not None}
+        remaining = {self.turn_of[i] for i, message in enumerate(messages) if message is not None}
         changed: dict[int, list[int]] = {}
         for i, message in enumerate(messages):
             if message is not None and message is not self.messages[i]:
@@ -63,7 +63,7 @@ class ShareGPTForm:
         return [
             turn if number not in changed else {**turn, "value": self._value(turn, changed[number], messages)}
             for number, turn in enumerate(self.original)
-            if number in kept
+            if number in remaining
         ]
 
     def chat(self, turns: Sequence[JSONObject], result_role: Role) -> list[JSONObject]:
@@ -118,19 +118,19 @@ def _message(role: Role, value: str) -> Message:
     if role is not Role.ASSISTANT:
         return Message(role, value)
     thinking = _THINKING.match(value)
-    said = _without_open_thinking(value[thinking.end() :] if thinking else value)
-    parsed = get_parser("hermes").parse(said) if "<tool_call>" in said else None
+    text = _without_open_thinking(value[thinking.end() :] if thinking else value)
+    parsed = get_parser("hermes").parse(text) if "<tool_call>" in text else None
     return Message.assistant(
-        parsed.content if parsed else said,
+        parsed.content if parsed else text,
         reasoning=thinking[1] if thinking else None,
         tool_calls=parsed.tool_calls if parsed else (),
     )
 
 
-def _without_open_thinking(said: str) -> str:
+def _without_open_thinking(text: str) -> str:
     """A mark that nothing closes is text: the results that follow in the row answer the calls behind it."""
-    closed = said.rfind("</think>") + 1
-    return said[:closed] + said[closed:].replace("<think>", "")
+    closed = text.rfind("</think>") + 1
+    return text[:closed] + text[closed:].replace("<think>", "")
 
 
 def _find_blocks(value: str) -> list[_Block]:
@@ -187,14 +187,14 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
         if not message.tool_calls:
             continue
         ids = []
-        for place in range(index + 1, index + 1 + len(message.tool_calls)):
-            if place >= len(messages) or messages[place].role is not Role.TOOL:
+        for position in range(index + 1, index + 1 + len(message.tool_calls)):
+            if position >= len(messages) or messages[position].role is not Role.TOOL:
                 break
-            ids.append(messages[place].tool_call_id or "")
-        calls = tuple(_renamed(call, ids, n, index) for n, call in enumerate(message.tool_calls))
+            ids.append(messages[position].tool_call_id or "")
+        calls = tuple(_with_id(call, ids, n, index) for n, call in enumerate(message.tool_calls))
         matched[index] = replace(message, tool_calls=calls)
     return matched
 
 
-def _renamed(call: ToolCall, ids: Sequence[str], position: int, index: int) -> ToolCall:
+def _with_id(call: ToolCall, ids: Sequence[str], position: int, index: int) -> ToolCall:
     return replace(call, id=ids[position] if position < len(ids) else f"#{index}.{position}")

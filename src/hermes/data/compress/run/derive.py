@@ -32,22 +32,22 @@ def record_derived(reader: Reader, writer: Writer, done: CompressResult) -> None
         metadata={**parent.header.metadata, "compression": done.notes},
     )
     writer.begin(header)
-    said: list[Message] = []
+    history: list[Message] = []
     for step in steps:
-        seen = tuple(said) if step.call else None
-        writer.append(header.id, step, context=seen, tools=tools if step.call else ())
-        said.append(step.message)
+        context = tuple(history) if step.call else None
+        writer.append(header.id, step, context=context, tools=tools if step.call else ())
+        history.append(step.message)
     writer.finish(header.id, parent.outcome or COMPLETED).result()
 
 
 def _steps(steps: list[Step], done: CompressResult) -> list[Step]:
     assert done.messages is not None
-    kept: list[Step] = []
+    remaining: list[Step] = []
     for step, message in zip(steps, done.messages, strict=True):
         if message is None:
             continue
         call = step.call and replace(
             step.call, usage=Usage(), cost_usd=0.0, latency_ms=0.0, first_token_ms=None, raw=None, tokens=None
         )
-        kept.append(replace(step, index=len(kept), message=Message.from_json(message), call=call))
-    return kept
+        remaining.append(replace(step, index=len(remaining), message=Message.from_json(message), call=call))
+    return remaining

@@ -53,7 +53,7 @@ class FileInputs:
 class Query:
     """Trajectories in the store."""
 
-    which: Filter
+    filters: Filter
     where: tuple[Condition, ...] = ()
 
 
@@ -86,22 +86,22 @@ def file_items(
     """Every row of the files that the sample takes; of a run, with its record from the store."""
     total = max(1, files.size_bytes)
     read = number = 0
-    seen: set[bytes] | None = set() if len(files.paths) > 1 else None
+    digests: set[bytes] | None = set() if len(files.paths) > 1 else None
     for path in files.paths:
         with path.open("rb") as file:
             for line_number, line in enumerate(file, 1):
                 read += len(line)
-                if not line.strip() or (seen is not None and not _is_new(line, seen)):
+                if not line.strip() or (digests is not None and not _is_new(line, digests)):
                     continue
                 if is_sampled(number, sample_percent, seed):
                     yield _line_item(f"{path.name}:{line_number}", line, reader, read / total)
                 number += 1
 
 
-def _is_new(line: bytes, seen: set[bytes]) -> bool:
+def _is_new(line: bytes, digests: set[bytes]) -> bool:
     digest = blake2b(line.strip(), digest_size=16).digest()
-    fresh = digest not in seen
-    seen.add(digest)
+    fresh = digest not in digests
+    digests.add(digest)
     return fresh
 
 
@@ -128,9 +128,9 @@ def _record_of(text: str, reader: Reader) -> JSONObject | None:
 
 def store_items(reader: Reader, query: Query, sample_percent: float, seed: int) -> Iterator[CompressItem]:
     """Every finished trajectory that matches, oldest first; compressed ones are not compressed again."""
-    total = max(1, reader.count(query.which))
+    total = max(1, reader.count(query.filters))
     number = 0
-    for read, trajectory in enumerate(reader.each(query.which), 1):
+    for read, trajectory in enumerate(reader.trajectories(query.filters), 1):
         if trajectory.outcome is None or trajectory.header.relation is Relation.COMPRESSED:
             continue
         example = load(reader, trajectory)

@@ -16,8 +16,7 @@ from enum import StrEnum
 from hermes.core import JSONObject, Message, Relation, canonical_json, content_hash
 from hermes.data.compress.counting.tokens import Counter
 from hermes.data.compress.folding.fold import fold
-from hermes.data.compress.folding.plan import FoldSettings, Strategy
-from hermes.data.compress.folding.result import Folded, Span
+from hermes.data.compress.folding.plan import Folded, FoldSettings, Strategy, SummaryRequest
 from hermes.data.compress.folding.verify import violations
 from hermes.data.compress.forms.conversation import Edited, RowConversation, RowError
 from hermes.data.compress.forms.messages import read_messages, read_record
@@ -38,8 +37,8 @@ class InputKind(StrEnum):
     """Readable, but not within the target."""
     BAD = "bad"
     """Not readable as a row."""
-    WANTS = "wants"
-    """Not finished: states are to be written by a model first."""
+    PENDING = "pending"
+    """Not finished: a model has to write states first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class CompressResult:
     """The row to write, as one line of JSON."""
     reason: str = ""
     metrics: JSONObject = field(default_factory=dict)
-    wanted: tuple[Span, ...] = ()
+    pending: tuple[SummaryRequest, ...] = ()
     messages: tuple[JSONObject | None, ...] | None = None
     """For a stored trajectory that was compressed: its messages now, at their old places."""
     derived_id: str = ""
@@ -80,15 +79,15 @@ def compress(
     settings: FoldSettings,
     counter: Counter,
     summaries: Mapping[str, str] | None = None,
-    asked: SummaryCost = NOTHING,
+    cost: SummaryCost = NOTHING,
 ) -> CompressResult:
-    """`summaries` are states that a model wrote, by their keys; `asked` is what they took."""
+    """`summaries` are states that a model wrote, by their keys; `cost` is what they took."""
     try:
         if item.broken:
             raise RowError(item.broken)
         row = _parse(item.text)
         return _CompressJob(
-            item, row, _read(row, item.record), settings, counter, summaries or {}, asked
+            item, row, _read(row, item.record), settings, counter, summaries or {}, cost
         ).run()
     except (RowError, TemplateRefusalError) as error:
         return CompressResult(InputKind.BAD, item.text, f"{item.where}: {error.message}")
@@ -101,17 +100,17 @@ def _parse(text: str) -> JSONObject:
         raise RowError(f"not JSON: {error}") from error
     if not isinstance(row, dict):
         raise RowError("not a JSON object")
-    return _loadable(row, text)
+    return _without_surrogates(row, text)
 
 
-def _loadable(data: JSONObject, text: str) -> JSONObject:
+def _without_surrogates(data: JSONObject, text: str) -> JSONObject:
     """The same without lone surrogates, which neither tokenizers nor loaders take."""
     return encode_row(data).row if _SURROGATE.search(text) else data
 
 
 def _read(row: JSONObject, record: JSONObject | None) -> RowConversation:
     if record is not None:
-        clean = _loadable(record, json.dumps(record))
+        clean = _without_surrogates(record, json.dumps(record))
         return read_record([Message.from_json(data) for data in clean["messages"]], clean["tools"])
     if "conversations" in row:
         return read_sharegpt(row["conversations"])
@@ -130,38 +129,38 @@ class _CompressJob:
     settings: FoldSettings
     counter: Counter
     summaries: Mapping[str, str]
-    asked: SummaryCost
+    cost: SummaryCost
 
     def run(self) -> CompressResult:
         folded = fold(self.conversation, self.settings, self.counter, self.summaries)
-        if not folded.wanted:
-            return self._finished(folded)
+        if not folded.pending:
+            return self._finish(folded)
         if folded.fits:
-            return CompressResult(InputKind.WANTS, wanted=folded.wanted)
+            return CompressResult(InputKind.PENDING, pending=folded.pending)
         # Nobody is asked for states of a row that may not fit with them.
         by_rules = replace(self.settings, strategy=Strategy.FOLD)
-        asked = replace(self.asked, fallback="states of the length asked for would leave no room")
-        return replace(self, settings=by_rules, asked=asked).run()
+        cost = replace(self.cost, fallback="states of the requested length would leave no room")
+        return replace(self, settings=by_rules, cost=cost).run()
 
-    def _finished(self, folded: Folded) -> CompressResult:
+    def _finish(self, folded: Folded) -> CompressResult:
         broken = list(violations(self.conversation, folded, self.settings)) if folded.fits else []
         if broken or not folded.fits:
-            return self._kept_aside(folded, "; ".join(broken))
+            return self._keep_aside(folded, "; ".join(broken))
         metrics = self._metrics(folded)
         if folded.folds:
-            return self._derived(folded, metrics)
+            return self._derive(folded, metrics)
         if isinstance(self.row.get("compression_metrics"), dict):  # it was compressed before
             return CompressResult(InputKind.ROW, self.item.text.strip(), metrics=metrics)
         return CompressResult(InputKind.ROW, self._line({"compression_metrics": metrics}), metrics=metrics)
 
-    def _kept_aside(self, folded: Folded, broken: str) -> CompressResult:
-        reason = broken or _why_over(self.conversation, folded, self.settings, self.counter)
+    def _keep_aside(self, folded: Folded, broken: str) -> CompressResult:
+        reason = broken or _over_target_reason(self.conversation, folded, self.settings, self.counter)
         whole = Folded(self.conversation.messages, folded.original_tokens, folded.original_tokens, fits=False)
         metrics = self._metrics(whole)
         line = self._line({"kept_aside": reason, "compression_metrics": metrics})
         return CompressResult(InputKind.ASIDE, line, f"{self.item.where}: {reason}", metrics)
 
-    def _derived(self, folded: Folded, metrics: JSONObject) -> CompressResult:
+    def _derive(self, folded: Folded, metrics: JSONObject) -> CompressResult:
         parent = str(self.row.get("id") or f"row-{content_hash(canonical_json(self.row))}")
         identity = derived_id(parent, f"{parent}|{self.counter.name}|{self.settings}")
         notes: JSONObject = {
@@ -191,7 +190,7 @@ class _CompressJob:
         )
 
     def _metrics(self, folded: Folded) -> JSONObject:
-        return row_metrics(self.conversation, folded, self.settings, self.counter, self.asked)
+        return row_metrics(self.conversation, folded, self.settings, self.counter, self.cost)
 
     def _line(self, changes: JSONObject, messages: Edited | None = None) -> str:
         """The row with these changes, as one line of JSON."""
@@ -216,7 +215,9 @@ def derived_id(parent: str, how: str) -> str:
     return stamp + "".join(_ALPHABET[(value >> shift) & 31] for shift in range(0, 80, 5))
 
 
-def _why_over(conversation: RowConversation, folded: Folded, settings: FoldSettings, counter: Counter) -> str:
+def _over_target_reason(
+    conversation: RowConversation, folded: Folded, settings: FoldSettings, counter: Counter
+) -> str:
     target = settings.target_max_tokens
     systems = [message.content for message in conversation.messages if message.role.value == "system"]
     alone = sum(counter.texts(systems))

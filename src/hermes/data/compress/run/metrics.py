@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from hermes.core import JSONObject, Message, Role
 from hermes.data.compress.counting.tokens import Counter
-from hermes.data.compress.folding.plan import FoldSettings
-from hermes.data.compress.folding.result import Fold, Folded
+from hermes.data.compress.folding.plan import Fold, Folded, FoldSettings
 from hermes.data.compress.forms.conversation import RowConversation
 
 
@@ -36,7 +35,7 @@ def row_metrics(
     folded: Folded,
     settings: FoldSettings,
     counter: Counter,
-    asked: SummaryCost,
+    cost: SummaryCost,
 ) -> JSONObject:
     """The row's `compression_metrics`."""
     groups = conversation.turn_groups
@@ -61,9 +60,9 @@ def row_metrics(
         "was_compressed": bool(folded.folds) and folded.fits,
         "still_over_limit": not folded.fits,
         "skipped_under_target": not folded.folds and folded.fits,
-        "summarization_api_calls": asked.calls,
-        "summarization_errors": asked.errors,
-        "summary_fallback": asked.fallback,
+        "summarization_api_calls": cost.calls,
+        "summarization_errors": cost.errors,
+        "summary_fallback": cost.fallback,
         "decisions_kept": _decisions_kept(conversation, folded, counter),
         "facts": folded.facts,
         "facts_kept": folded.facts_kept,

@@ -75,23 +75,23 @@ class CompressorParts:
         """One row to its end."""
         settings = self.settings
         texts: dict[str, str] = {}
-        asked = SummaryCost()
+        cost = SummaryCost()
         for _ in range(_ROUNDS):
-            done = await self.workers.compress(item, settings, texts, asked)
-            if done.kind is not InputKind.WANTS:
+            done = await self.workers.compress(item, settings, texts, cost)
+            if done.kind is not InputKind.PENDING:
                 return done
             if self.summariser is None:
                 break
             try:
-                written, more = await self.summariser.write(done.wanted)
+                written, more = await self.summariser.write(done.pending)
             except SummaryFailedError as failure:
-                asked = _sum(asked, failure.asked)
+                cost = _sum(cost, failure.cost)
                 break
             texts |= written
-            asked = _sum(asked, more)
-        reason = asked.fallback or "the states that were written left no room"
+            cost = _sum(cost, more)
+        reason = cost.fallback or "the states that were written left no room"
         by_rules = replace(settings, strategy=Strategy.FOLD)
-        return await self.workers.compress(item, by_rules, None, replace(asked, fallback=reason))
+        return await self.workers.compress(item, by_rules, None, replace(cost, fallback=reason))
 
 
 def _sum(a: SummaryCost, b: SummaryCost) -> SummaryCost:

@@ -1,11 +1,11 @@
-"""Folded states written by a model: asked for in batches, checked, kept at once, never paid for twice.
+"""Folded states written by a model: requested in batches, checked, stored at once, never paid for twice.
 
-A text counts only if it is no longer than asked and states every fact that later turns use. One that is not
-is asked for once more, saying what was wrong; then the row is folded by rules instead. Nothing that the
-model did not say about the content, and no sign of a failure, ever gets into the data.
+A text is used only if it is within the requested length and states every fact that later turns use.
+Otherwise it is requested once more, with the problem in the prompt; then the row is folded by rules instead.
+Nothing but the model's text about the content ever gets into the data, and no error message does.
 
-Each good text is on disk before it is used (`SummaryCache`), so an interrupted run, or another one over the
-same rows, finds it there.
+Each usable text is on disk before it is used (`SummaryCache`), so an interrupted run, or another one over
+the same rows, finds it there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hermes.core import Message, Sampling, content_hash
 from hermes.core.appendlog import AppendLog, read_lines
 from hermes.core.files import ensure_dir
 from hermes.data.compress.counting.tokens import Counter, TokenizerSpec
-from hermes.data.compress.folding.result import Span
+from hermes.data.compress.folding.plan import SummaryRequest
 from hermes.data.compress.run.metrics import SummaryCost
 from hermes.errors import AuthError, HermesError, HostError
 from hermes.models.base import ChatModel, ChatRequest
@@ -46,17 +46,17 @@ Answer with one section for each part: a line '### N' with the part's number, th
 
 
 class SummaryFailedError(HermesError):
-    """No usable text for a row; `asked` says what was tried."""
+    """No usable text for a row; `cost` counts the calls that were made."""
 
-    def __init__(self, message: str, asked: SummaryCost) -> None:
+    def __init__(self, message: str, cost: SummaryCost) -> None:
         super().__init__(message)
-        self.asked = asked
+        self.cost = cost
 
 
 class WrittenState(NamedTuple):
     text: str
     request: str
-    """Names the request that it came from; several texts can share one."""
+    """Name of the model call that it came from; several texts can share one."""
 
 
 class SummaryCache:
@@ -95,7 +95,7 @@ class SummaryCache:
 
 
 class Summariser:
-    """Asks one model for states; used from one event loop."""
+    """Has one model write states; used from one event loop."""
 
     def __init__(
         self,
@@ -105,123 +105,125 @@ class Summariser:
         redact: Callable[[str], str],
         concurrency: int,
     ) -> None:
-        """`redact` goes over what is sent and what is kept."""
+        """`redact` is applied to what is sent and to what is stored."""
         self._model = model
         self._cache = cache
         self._counter = Counter(spec)
         self._redact = redact
         self._slots = asyncio.Semaphore(concurrency)
         self._refusal: str | None = None
-        """Why no further call can succeed (a refused key)."""
+        """Why no further call can succeed (the provider refused the key)."""
 
-    async def write(self, spans: Sequence[Span]) -> tuple[dict[str, str], SummaryCost]:
-        """The text of each span by its key; SummaryFailedError if one of them cannot be had."""
-        wanted = {span.key: span for span in spans}
-        found = {key: known for key, span in wanted.items() if (known := self._cache.get(self._key(span)))}
+    async def write(self, requests: Sequence[SummaryRequest]) -> tuple[dict[str, str], SummaryCost]:
+        """The text of each request by its key; SummaryFailedError if one of them has no usable text."""
+        by_key = {request.key: request for request in requests}
+        states = {
+            key: cached for key, request in by_key.items() if (cached := self._cache.get(self._key(request)))
+        }
         problems: dict[str, str] = {}
         failed: list[str] = []
         for _ in range(_TRIES):
-            for batch in _batches([span for key, span in wanted.items() if key not in found]):
+            for batch in _batches([request for key, request in by_key.items() if key not in states]):
                 async with self._slots:  # until it is on disk: a kill loses no more answers than slots
-                    good, bad, request = await self._ask(batch, problems)
-                    written = {key: WrittenState(self._redact(text), request) for key, text in good.items()}
-                    kept = {self._key(wanted[key]): each for key, each in written.items()}
-                    await asyncio.to_thread(self._cache.put, kept)
-                problems |= bad
-                failed += [request] * bool(bad)
-                found |= written
-            if self._refusal is not None or len(found) == len(wanted):
+                    texts, unusable, call = await self._call_model(batch, problems)
+                    written = {key: WrittenState(self._redact(text), call) for key, text in texts.items()}
+                    stored = {self._key(by_key[key]): state for key, state in written.items()}
+                    await asyncio.to_thread(self._cache.put, stored)
+                problems |= unusable
+                failed += [call] * bool(unusable)
+                states |= written
+            if self._refusal is not None or len(states) == len(by_key):
                 break
-        # Counted by the requests that the texts came from, so that one found in the cache counts as it did.
-        asked = SummaryCost(len({*failed, *(each.request for each in found.values())}), len(failed))
-        missing = [key for key in wanted if key not in found]
+        # Counted by the calls that the texts came from, so that a cached text counts as it did before.
+        cost = SummaryCost(len({*failed, *(state.request for state in states.values())}), len(failed))
+        missing = [key for key in by_key if key not in states]
         if missing:
-            raise SummaryFailedError(problems[missing[0]], replace(asked, fallback=problems[missing[0]]))
-        return {key: each.text for key, each in found.items()}, asked
+            raise SummaryFailedError(problems[missing[0]], replace(cost, fallback=problems[missing[0]]))
+        return {key: state.text for key, state in states.items()}, cost
 
     async def close(self) -> None:
-        """Lets go of the model and the cache."""
+        """Closes the model and the cache."""
         await self._model.close()
         self._cache.close()
 
-    async def _ask(
-        self, batch: Sequence[Span], problems: Mapping[str, str]
+    async def _call_model(
+        self, batch: Sequence[SummaryRequest], problems: Mapping[str, str]
     ) -> tuple[dict[str, str], dict[str, str], str]:
-        """Texts that can be used and what is wrong with the others, by key; and a name for the request."""
+        """Usable texts and the problems of the others, by key; and a name for the model call."""
         prompt = self._redact(_prompt(batch, problems))
         name = content_hash(prompt)
-        longest = sum(span.max_tokens for span in batch) * 2 + 64
-        request = ChatRequest(
+        max_tokens = sum(request.max_tokens for request in batch) * 2 + 64
+        chat = ChatRequest(
             (Message.system(_INSTRUCTIONS), Message.user(prompt)),
-            sampling=Sampling(temperature=_TEMPERATURE, max_tokens=longest),
+            sampling=Sampling(temperature=_TEMPERATURE, max_tokens=max_tokens),
         )
         if self._refusal is not None:
-            return {}, {span.key: self._refusal for span in batch}, name
+            return {}, {request.key: self._refusal for request in batch}, name
         try:
-            reply = await self._model.complete(request)
+            reply = await self._model.complete(chat)
         except HostError:
             raise
         except HermesError as error:
             if isinstance(error, AuthError):
                 self._refusal = error.message
-            return {}, {span.key: error.message for span in batch}, name
-        answers = _sections(reply.message.content, batch)
-        if reply.call.finish_reason == "length" and answers:
-            answers.popitem()  # the last one was cut off
-        wrong = {span.key: await self._problem(span, answers.get(span.key)) for span in batch}
-        bad = {key: problem for key, problem in wrong.items() if problem}
-        return {key: text for key, text in answers.items() if key not in bad}, bad, name
+            return {}, {request.key: error.message for request in batch}, name
+        texts = _sections(reply.message.content, batch)
+        if reply.call.finish_reason == "length" and texts:
+            texts.popitem()  # the last one was cut off
+        checked = {request.key: await self._problem(request, texts.get(request.key)) for request in batch}
+        unusable = {key: problem for key, problem in checked.items() if problem}
+        return {key: text for key, text in texts.items() if key not in unusable}, unusable, name
 
-    async def _problem(self, span: Span, text: str | None) -> str | None:
+    async def _problem(self, request: SummaryRequest, text: str | None) -> str | None:
         """Why a text cannot be used; None if it can."""
         if not text:
             return "the model gave no text for it"
-        missing = [fact for fact in span.facts if fact not in text]
+        missing = [fact for fact in request.facts if fact not in text]
         if missing:
             return f"it leaves out {', '.join(missing[:5])}"
         tokens = (await asyncio.to_thread(self._counter.texts, [text]))[0]
-        if tokens > span.max_tokens:
-            return f"it has {tokens} tokens instead of at most {span.max_tokens}"
+        if tokens > request.max_tokens:
+            return f"it has {tokens} tokens instead of at most {request.max_tokens}"
         return None
 
-    def _key(self, span: Span) -> str:
-        return content_hash(f"{_VERSION}|{self._model.name}|{span.key}")
+    def _key(self, request: SummaryRequest) -> str:
+        return content_hash(f"{_VERSION}|{self._model.name}|{request.key}")
 
 
-def _batches(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans that go into one request together."""
-    batches: list[list[Span]] = []
+def _batches(requests: Sequence[SummaryRequest]) -> list[list[SummaryRequest]]:
+    """The requests that go into one model call together."""
+    batches: list[list[SummaryRequest]] = []
     room = 0
-    for span in {span.key: span for span in spans}.values():
-        size = min(len(span.content), _CONTENT_CHARS)
+    for request in {request.key: request for request in requests}.values():
+        size = min(len(request.content), _CONTENT_CHARS)
         if not batches or size > room:
             batches.append([])
             room = _BATCH_CHARS
-        batches[-1].append(span)
+        batches[-1].append(request)
         room -= size
     return batches
 
 
-def _prompt(batch: Sequence[Span], problems: Mapping[str, str]) -> str:
+def _prompt(batch: Sequence[SummaryRequest], problems: Mapping[str, str]) -> str:
     parts = []
-    for number, span in enumerate(batch, 1):
-        head = f"### {number}\nat most {int(span.max_tokens * _WORDS_PER_TOKEN)} words"
-        if span.facts:
-            head += "\nkeep: " + ", ".join(span.facts)
-        if span.key in problems:
-            head += f"\nyour last text could not be used: {problems[span.key]}"
-        parts.append(f"{head}\n---\n{clip(span.content, _CONTENT_CHARS)}\n---")
+    for number, request in enumerate(batch, 1):
+        head = f"### {number}\nat most {int(request.max_tokens * _WORDS_PER_TOKEN)} words"
+        if request.facts:
+            head += "\nkeep: " + ", ".join(request.facts)
+        if request.key in problems:
+            head += f"\nyour last text could not be used: {problems[request.key]}"
+        parts.append(f"{head}\n---\n{clip(request.content, _CONTENT_CHARS)}\n---")
     return "\n\n".join(parts)
 
 
-def _sections(answer: str, batch: Sequence[Span]) -> dict[str, str]:
-    """The answer's sections by the key of the part they are about, in the answer's order."""
+def _sections(answer: str, batch: Sequence[SummaryRequest]) -> dict[str, str]:
+    """The sections of the model's answer by the key of their request, in the answer's order."""
     pieces = _SECTION.split(answer.encode("utf-8", "replace").decode("utf-8"))
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
         if 1 <= int(number) <= len(batch) and text.strip():
-            found[batch[int(number) - 1].key] = text.strip()
-    return found
+            texts[batch[int(number) - 1].key] = text.strip()
+    return texts
 
 
 def _unwritable(path: Path, error: OSError) -> HostError:

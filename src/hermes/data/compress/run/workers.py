@@ -39,16 +39,14 @@ class CompressWorkers:
         item: CompressItem,
         settings: FoldSettings,
         summaries: Mapping[str, str] | None,
-        asked: SummaryCost,
+        cost: SummaryCost,
     ) -> CompressResult:
         loop = asyncio.get_running_loop()
         if self._counter is not None:
-            arguments = (item, settings, self._counter, summaries, asked)
+            arguments = (item, settings, self._counter, summaries, cost)
             return await loop.run_in_executor(self._executor, compress, *arguments)
         try:
-            return await loop.run_in_executor(
-                self._executor, _compress_here, item, settings, summaries, asked
-            )
+            return await loop.run_in_executor(self._executor, _compress_here, item, settings, summaries, cost)
         except BrokenProcessPool as error:
             raise HostError(
                 f"a worker process ended while it had {item.where} or a row near it (out of memory?)",
@@ -95,7 +93,7 @@ def _end_with_parent() -> None:
 
 
 def _compress_here(
-    item: CompressItem, settings: FoldSettings, summaries: Mapping[str, str] | None, asked: SummaryCost
+    item: CompressItem, settings: FoldSettings, summaries: Mapping[str, str] | None, cost: SummaryCost
 ) -> CompressResult:
     assert _counter is not None
-    return compress(item, settings, _counter, summaries, asked)
+    return compress(item, settings, _counter, summaries, cost)
