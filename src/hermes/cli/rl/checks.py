@@ -24,7 +24,9 @@ def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
     from hermes.rl.config.resolve import current_selection, resolve
 
     config = load()
-    report = run_inference_test(config, resolve(config, current_selection(config.home)), models, num_steps, group_size)
+    report = run_inference_test(
+        config, resolve(config, current_selection(config.home)), models, num_steps, group_size
+    )
     if as_json:
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:
