@@ -79,7 +79,7 @@ def load_adapter(
         return weights, config, load_file(folder / _OPTIMIZER)
     except (OSError, SafetensorError) as error:
         raise EngineUserError(
-            f"{folder} has no readable optimizer state: {error}", "Load it without the optimizer."
+            f"{folder} has no optimizer state that can be read: {error}", "Load it without the optimizer."
         ) from error
 
 
