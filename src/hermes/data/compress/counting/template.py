@@ -62,7 +62,7 @@ def _compile(source: str) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(Extension):
-        """`{% generation %}` marks what the assistant said, for masks; the text is the same without it."""
+        """`{% generation %}` marks the assistant's text, for loss masks; the text is the same without it."""
 
         tags = {"generation"}  # noqa: RUF012
 
