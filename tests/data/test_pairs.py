@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes.core import Message, Rating, RatingKind, Relation, Role, ToolCall, new_id
-from hermes.data.diff import said
+from hermes.data.diff import message_content
 from hermes.data.example import Example, UnfitError
 from hermes.data.formats.base import ToolCallStyle
 from hermes.data.formats.registry import FORMATS
@@ -221,14 +221,16 @@ def check_pair(both: tuple[Example, Example]) -> None:
         return
     size = len(pair.prompt)
     assert pair.prompt == a.messages[:size]
-    assert [said(m) for m in pair.prompt] == [said(m) for m in b.messages[:size]]
+    assert [message_content(m) for m in pair.prompt] == [message_content(m) for m in b.messages[:size]]
     assert pair.chosen == rest_of_turn(a.messages[size:])
     assert pair.rejected == rest_of_turn(b.messages[size:])
     assert pair.chosen[0].role is pair.rejected[0].role is Role.ASSISTANT
     at = pair.divergence_step
     assert at >= size
-    assert [said(m) for m in a.messages[:at]] == [said(m) for m in b.messages[:at]]
-    assert at in (len(a.messages), len(b.messages)) or said(a.messages[at]) != said(b.messages[at])
+    assert [message_content(m) for m in a.messages[:at]] == [message_content(m) for m in b.messages[:at]]
+    assert at in (len(a.messages), len(b.messages)) or message_content(a.messages[at]) != message_content(
+        b.messages[at]
+    )
     for name in ("trl-preference", "openai-preference"):
         for calls in ToolCallStyle:
             try:

@@ -1,7 +1,7 @@
 """Changes to the user's settings: variables go to `.env`, dotted keys to config.yaml.
 
 A change is validated before it is written and written whole or not at all. It is refused if it would
-bring in a problem; problems that are there already do not stand in the way of mending them one by one.
+add a problem; problems that are there already can be repaired one by one.
 """
 
 from __future__ import annotations

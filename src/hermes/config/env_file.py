@@ -2,7 +2,7 @@
 
 Accepted: blank lines, `#` comments (also after a value, with a space before), an `export` prefix,
 'single quotes' (verbatim) and "double quotes" (with \\n, \\r, \\t, \\", \\\\, \\$ and \\`). A value is one
-line. Nothing is expanded: `$NAME` is five characters. Whatever else stands in the file, including a
+line. Nothing is expanded: `$NAME` is five characters. Anything else in the file, including a
 name set twice, is an error that names the line and never the value.
 """
 
@@ -41,7 +41,7 @@ def parse(text: str, where: str) -> dict[str, str]:
 
 
 def with_value(text: str, name: str, value: str, where: str) -> str:
-    """The text with `name` set: its line changed where it stands, or a new line at the end."""
+    """The text with `name` set: its line changed in place, or a new line at the end."""
     if not NAME.fullmatch(name):
         raise ConfigError(f"'{name}' is not a variable name", "use letters, digits and underscores")
     if "\0" in value:

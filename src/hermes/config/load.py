@@ -1,8 +1,8 @@
 """The resolved configuration: defaults, config.yaml, .env, environment and flags, in rising order.
 
-Each value remembers where it came from. Loading only reads: a missing home or file is simply empty, a
-broken one is an error that says where. Any setting can be given as an environment variable (or in .env)
-named HERMES_ and its key in capitals, with two underscores for each dot: HERMES_SANDBOX__BACKEND.
+Each value remembers where it came from. Loading only reads: a missing home or file is empty, a broken one is
+an error that names the location. Any setting can be given as an environment variable (or in .env) named
+HERMES_ and its key in capitals, with two underscores for each dot: HERMES_SANDBOX__BACKEND.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SettingOrigin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything a command needs to know about how it was configured."""
+    """The configuration of a command."""
 
     settings: Settings
     origins: dict[str, SettingOrigin]
@@ -185,7 +185,7 @@ def _flatten_at(path: KeyPath, value: JSON, origin: SettingOrigin, location: str
 
 
 def _merge(layers: Sequence[_Layer]) -> _Layer:
-    """Later layers win, value by value; a value also replaces whatever stood above or below its key."""
+    """Later layers win, value by value; a value also replaces those above and below its key."""
     merged: _Layer = {}
     for layer in layers:
         for path in layer:

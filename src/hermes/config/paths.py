@@ -1,4 +1,4 @@
-"""Where things lie under the Hermes home. Names only: nothing here touches the disk."""
+"""Paths under the Hermes home. Names only: nothing here touches the disk."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class ModelTarget:
 
     provider: str
     model: str
-    """As the server knows it; may contain slashes."""
+    """The name that is sent to the server; may contain slashes."""
     base_url: str
     """`local` for a model in this process."""
     key_env: str | None
@@ -124,7 +124,8 @@ def checked_url(url: str, source: str) -> str:
 
 
 def trajectory_api_url(environ: Mapping[str, str]) -> str | None:
-    """The trajectory API that RL_API_URL names, for environments and trainers that are not told one."""
+    """The trajectory API that RL_API_URL names, for environments and trainers that have no setting of their
+    own."""
     url = environ.get(API_URL_VARIABLE)
     return checked_url(url, API_URL_VARIABLE) if url else None
 

@@ -1,7 +1,7 @@
-"""What counts as a secret, and how a value is shown without giving one away.
+"""Which values are secrets, and how a value is shown without them.
 
 Names decide, not the look of values: a variable is a secret if its name ends like one. Too short values
-are left out of `find`, since whatever hides them would hide ordinary words as well.
+are left out of `find`, since hiding them would hide ordinary words as well.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def looks_secret(name: str) -> bool:
 def find(environ: Mapping[str, str], settings: Settings | None = None) -> dict[str, str]:
     """Every secret value by the name of the variable or setting that holds it.
 
-    Variables named by a provider's `key_env` count whatever they are called. A value that is the path of
+    Variables named by a provider's `key_env` count whatever their names. A value that is the path of
     an existing file (a credentials file) is not itself a secret.
     """
     key_envs = {p.key_env for p in settings.providers.values()} if settings else set()

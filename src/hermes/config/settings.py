@@ -18,11 +18,11 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LOCAL = "local"
 """The base URL of a model that runs in this process."""
 MANAGED = "managed"
-"""In place of an address: the service that the Tinker SDK talks to of itself."""
+"""Instead of an address: the service that the Tinker SDK connects to by default."""
 
 
 def http_url(value: str) -> str:
-    """The address without a trailing slash; ValueError says what an address is."""
+    """The address without a trailing slash; else ValueError."""
     try:
         parts = urlsplit(value)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -173,7 +173,7 @@ class PriceSettings(_Section):
 
 
 class ServicePrice(_Section):
-    """What a Tinker service asks, in US dollars per million tokens."""
+    """Prices of a Tinker service, in US dollars per million tokens."""
 
     prefill: float = Field(ge=0, description="of prompts and scored sequences")
     sample: float = Field(ge=0)

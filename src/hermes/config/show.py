@@ -65,7 +65,7 @@ def setting(config: Config, key: str) -> JSON:
 
 
 def note_on_change(config: Config, key: str) -> str | None:
-    """What to say after a key was changed: that the change is overridden, or perhaps misspelt."""
+    """A note to print after a key was changed: that the change is overridden, or perhaps misspelt."""
     if not is_variable(key):
         name = load.variable_for(schema.find_path(key.split(".")) or (key,))
         return f"the variable {name} still overrides it" if name in config.environ else None

@@ -1,4 +1,4 @@
-"""Messages and tool calls, as the model said them and saw them.
+"""Messages and tool calls, exactly as the model wrote and received them.
 
 A tool call keeps the argument text exactly as the model wrote it. Whether that text parses is a
 separate question (`ToolCall.parsed`), so a malformed call is data, never an empty dictionary.
@@ -34,7 +34,7 @@ class ToolCall:
     """True if `arguments` was mended by us; the original is in the model call's raw response."""
 
     def parsed(self) -> JSONObject:
-        """The arguments as a dictionary; ValueError says what is wrong with them."""
+        """The arguments as a dictionary; the ValueError names the problem."""
         if self.error:
             raise ValueError(self.error)
         value = json.loads(self.arguments) if self.arguments.strip() else {}

@@ -1,7 +1,7 @@
 """How a trajectory ended: exactly one stop reason, and for a failure the boundary it came from.
 
 The rule this type exists for: an infrastructure failure is never 'completed' and never a reward
-of 0. Whoever scores or counts trajectories asks `Outcome.infrastructure` first.
+of 0. Code that scores or counts trajectories checks `Outcome.infrastructure` first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"
     """A person stopped it."""
     CUT = "cut"
-    """The recording process died; appended afterwards by whoever noticed."""
+    """The recording process died; appended later by the next writer of the store."""
 
 
 class Boundary(StrEnum):

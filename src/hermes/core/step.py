@@ -23,7 +23,7 @@ class ToolErrorKind(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
     REFUSED = "refused"
-    """The approval policy or a guard said no."""
+    """The approval policy or a guard refused the call."""
     TIMEOUT = "timeout"
     FAILED = "failed"
     """The tool ran and reports failure (a non-zero exit code included)."""
@@ -35,7 +35,7 @@ class ToolErrorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What running one tool call came to. The text the model saw is the step's message."""
+    """The outcome of one tool call. The text that the model received is the step's message."""
 
     call_id: str
     name: str
@@ -47,7 +47,7 @@ class ToolResult:
     result_chars: int = 0
     """Length of the full result, before any budget was applied."""
     saved_path: str | None = None
-    """Where the full result lies in the sandbox, if it was over budget."""
+    """Path of the full result in the sandbox, if it was over budget."""
 
     def to_json(self) -> JSONObject:
         return asdict(self)

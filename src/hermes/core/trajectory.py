@@ -127,7 +127,7 @@ class Trajectory:
 
     @property
     def answer(self) -> str:
-        """The last thing the assistant said; empty if it said nothing."""
+        """The text of the last assistant message that has any; else empty."""
         for message in reversed(self.messages):
             if message.role is Role.ASSISTANT and message.content:
                 return message.content

@@ -31,12 +31,12 @@ class Difference:
 def compare(left: Trajectory, right: Trajectory) -> Difference:
     a, b = left.messages, right.messages
     shared = 0
-    while shared < min(len(a), len(b)) and said(a[shared]) == said(b[shared]):
+    while shared < min(len(a), len(b)) and message_content(a[shared]) == message_content(b[shared]):
         shared += 1
     return Difference(shared, a[shared:], b[shared:])
 
 
-def said(message: Message) -> tuple[object, ...]:
-    """What a message says, without the call ids, which are random."""
+def message_content(message: Message) -> tuple[object, ...]:
+    """What two equal messages have in common: everything but the call ids, which are random."""
     calls = tuple((call.name, call.arguments) for call in message.tool_calls)
     return message.role, message.content, message.reasoning, calls, message.name, message.images

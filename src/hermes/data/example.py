@@ -1,4 +1,4 @@
-"""What formats write and read: a trajectory, the tools its model was offered, and what was said about it."""
+"""What formats write and read: a trajectory, the tools its model was offered, its reward and its ratings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hermes.errors import UsageError
 from hermes.store import Filter, Reader, Record
 
 IMPORTED = "imported"
-"""The endpoint of a model call that somebody else made: nothing more is known about it."""
+"""The endpoint of an imported model call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Example:
     rating: float | None = None
     """The latest one, on the 1…5 scale."""
     ratings: tuple[Rating, ...] = ()
-    """All that stand."""
+    """All that no later rating replaces."""
     record: Record | None = None
     """All that the store holds, for the format that writes it."""
 
@@ -54,7 +54,7 @@ class Example:
 
     @property
     def task(self) -> str:
-        """What makes two trajectories tries at the same thing: the task's id, else how the user opened."""
+        """Equal for attempts at the same task: the task's id, else the first user message."""
         header = self.trajectory.header
         if header.task_id is not None:
             return f"task:{header.run_id or ''}:{header.task_id}"
@@ -84,10 +84,10 @@ def build(
     rating: float | None = None,
     calls: dict[int, ModelCall] | None = None,
 ) -> Example:
-    """An example from messages alone: what a reader of a foreign format knows.
+    """An example from messages alone, for readers of foreign formats.
 
-    Assistant messages become model calls about which nothing is known but the model's name, unless
-    `calls` knows more by the message's index.
+    Assistant messages become model calls with nothing but the model's name, unless `calls` has the call at
+    the message's index.
     """
     by_index = calls or {}
     steps = tuple(
@@ -97,7 +97,7 @@ def build(
 
 
 def ending(messages: tuple[Message, ...]) -> Outcome:
-    """How a conversation ended of which only the messages are known."""
+    """The outcome of a conversation, judged by its messages."""
     if messages and messages[-1].role is Role.ASSISTANT and not messages[-1].tool_calls:
         return Outcome(StopReason.COMPLETED)
     return Outcome(StopReason.CUT, Boundary.HOST, detail="imported; it ends without an answer")

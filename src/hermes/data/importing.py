@@ -2,8 +2,8 @@
 
 A file may be JSONL, a JSON document (or a list of them), Parquet, or a folder of such files. Every row that
 can be read is stored; every one that cannot is reported with its file and line. A row has the same id every
-time it is read, so importing a file again adds nothing. What the store keeps of an imported model call is
-what the row says of it, which is mostly the model's name; whole records of another store stay what they are.
+time it is read, so importing a file again adds nothing. Of an imported model call the store has what the
+row has, which is mostly the model's name; whole records of another store are restored exactly.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Imported:
 def import_files(
     paths: list[Path], reader: Reader, writer: Writer, *, form: str | None = None, run_id: str | None = None
 ) -> Imported:
-    """Stores every readable row of the files; `form` None: told by each row."""
+    """Stores every readable row of the files; `form` None: the format of each row is detected."""
     chosen = get_format(form) if form else None
     if chosen is not None and chosen.read is None:
         readable = ", ".join(name for name, candidate in FORMATS.items() if candidate.read)
@@ -83,7 +83,7 @@ def import_files(
         before = occurrences[file, example.id]
         occurrences[file, example.id] += 1
         if before and example.id not in _stated_ids(line):
-            example = _with_new_id(example, [example.id, before])  # two samples that came out the same
+            example = _with_new_id(example, [example.id, before])  # two samples with equal content
         example = _avoid_cut_trajectory(reader, example)
         if example.id in imported_ids or reader.count(Filter(ids=(example.id,))):
             done.known += 1
@@ -95,7 +95,7 @@ def import_files(
 
 
 def _restore(reader: Reader, writer: Writer, restored: Record) -> bool:
-    """Stores a whole record, or says that the same one is there; BadRowError if it is another one."""
+    """Stores a whole record, False if the same one is there already; BadRowError if it differs."""
     identity = restored.trajectory.header.id
     if not reader.count(Filter(ids=(identity,))):
         writer.restore(restored).result()

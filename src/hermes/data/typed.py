@@ -1,7 +1,7 @@
-"""Whether a dataclass holds what its fields' types say, all the way down.
+"""Whether the values of a dataclass have the types of its fields, recursively.
 
-For values that came out of a file: the classes themselves check nothing, and a number where a text belongs
-would be found much later, by somebody else.
+For values that were read from a file: the classes themselves check nothing, and a number in the place of a
+text would be noticed much later.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ FIELDS: dict[str, Callable[[Example], JSON]] = {
     "cost_usd": lambda e: e.trajectory.cost_usd,
     "created_at_ms": lambda e: e.trajectory.header.created_at_ms,
 }
-"""What a condition may ask about; also `metadata.KEY`."""
+"""The fields of a condition; also `metadata.KEY`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ def decode_rating(row: sqlite3.Row) -> Rating:
 
 
 def search_text(message: Message) -> str:
-    """What full-text search sees of a message: what was said, thought, called and answered."""
+    """The text of a message that full-text search indexes: content, thinking, calls and results."""
     parts = [message.content, message.reasoning or ""]
     parts += [f"{call.name} {call.arguments}" for call in message.tool_calls]
     return "\n".join(part for part in parts if part)

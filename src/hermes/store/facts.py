@@ -1,6 +1,6 @@
-"""The facts of the memory. Unlike the record of a trajectory they can be removed, and are then gone.
+"""The facts of the memory. Unlike a trajectory, a fact can be removed.
 
-A fact's text is unique. The trajectory that it points at stays as it is, whatever becomes of the fact.
+A fact's text is unique. Removing a fact does not change the trajectory that it points at.
 """
 
 from __future__ import annotations

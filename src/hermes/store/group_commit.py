@@ -1,7 +1,8 @@
-"""Many small writes, one flush: a thread that takes whatever is queued and hands it on together.
+"""Group commit: many small writes, one flush. A thread takes everything that is queued and flushes it
+together.
 
-Whoever submits gets a future; what the future says is up to the flush. What was submitted is flushed,
-though its caller stop waiting, and closing flushes everything first.
+`submit` returns a future, which the flush resolves. What was submitted is flushed even if the caller stops
+waiting, and closing flushes everything first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The numbers of a run, by step. Appended once; a run that goes back to a step takes the later ones back."""
+"""The numbers of a run, by step. Appended once; when a run resumes from an earlier step, the later numbers
+are deleted."""
 
 from __future__ import annotations
 

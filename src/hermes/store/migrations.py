@@ -1,6 +1,6 @@
 """The schema, as the ordered list of steps that built it.
 
-`PRAGMA user_version` counts the steps a database has had. Opening an older database copies it aside
+`PRAGMA user_version` counts the steps a database has had. Opening an older database makes a copy
 first (`<name>.v<N>.bak`), then applies what is missing in one transaction; a newer database is
 refused, because an older program would write rows the newer one does not understand. Released steps
 are never edited: a change of schema is a new step at the end.
@@ -141,7 +141,7 @@ def version(connection: sqlite3.Connection) -> int:
 
 
 def migrate(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Brings the database to the newest schema; `path` is where a backup goes (None: no backup)."""
+    """Brings the database to the newest schema; the backup is written beside `path` (None: no backup)."""
     current = version(connection)
     if current == len(STEPS):
         return

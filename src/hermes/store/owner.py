@@ -1,4 +1,4 @@
-"""Which process records a trajectory, and whether it still lives.
+"""Which process records a trajectory, and whether it is still running.
 
 An owner is written as `<pid>:<start time>`; the start time makes a recycled pid a different owner.
 """
@@ -20,7 +20,7 @@ def this_process() -> str:
 
 
 def is_alive(owner: str) -> bool:
-    """False only if that very process is certainly gone."""
+    """False only if that process has certainly ended."""
     pid_text, _, started = owner.partition(":")
     pid = int(pid_text)
     try:

@@ -58,7 +58,7 @@ class Reader:
         except sqlite.errors() as error:
             raise StoreError(
                 f"cannot read the database {path}: {error}",
-                "if it is damaged, move it aside; a backup may lie beside it as *.bak",
+                "if it is damaged, move it aside; there may be a backup beside it, *.bak",
             ) from error
         return connection
 
@@ -196,7 +196,7 @@ class Reader:
         ]
 
     def ratings(self, trajectory_id: str) -> list[Rating]:
-        """Those that stand, oldest first."""
+        """Ratings that no later one replaces, oldest first."""
         return self._ratings(
             trajectory_id, "r.id NOT IN (SELECT replaces FROM ratings WHERE replaces IS NOT NULL)"
         )

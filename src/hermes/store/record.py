@@ -27,12 +27,12 @@ class ModelInput(NamedTuple):
 class Record:
     trajectory: Trajectory
     inputs: Mapping[int, ModelInput] = field(default_factory=dict)
-    """By the index of the step whose call saw it."""
+    """By the index of the model step."""
     rewards: tuple[Reward, ...] = ()
     ratings: tuple[Rating, ...] = ()
     """All of them, those that a later one withdrew included."""
     finished_at_ms: int | None = None
-    """None if nobody has written the outcome down yet: the recording process died."""
+    """None if no outcome was written: the recording process died."""
 
 
 class RefusedError(StoreError):

@@ -1,7 +1,7 @@
 """Inserts, inside a transaction that the writer opened. Content is stored once, by its hash.
 
 Redaction happens here, on the JSON text of everything that holds free text, before it is hashed. If
-a message was redacted, the token ids that spell it are withheld from every call that saw or said it.
+a message was redacted, the token ids that spell it are withheld from every call that received or produced it.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Rows:
         self._tools.pop(trajectory, None)
 
     def mark_cut(self, now_ms: int) -> None:
-        """Gives every trajectory that nobody will finish any more the outcome 'cut'."""
+        """Writes the outcome 'cut' for every unfinished trajectory whose recording process has ended."""
         unfinished = self._db.execute(
             "SELECT t.seq, t.owner FROM unfinished u JOIN trajectories t ON t.seq = u.trajectory"
         ).fetchall()

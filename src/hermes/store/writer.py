@@ -85,7 +85,7 @@ class Writer:
         return self._submit(lambda rows: rows.insert_metrics(run_id, step, values, at_ms))
 
     def rewind_metrics(self, run_id: str, step: int) -> Future[None]:
-        """A training run stands at this step: numbers of later ones are of a life that it does not have."""
+        """Deletes the metrics of later steps: the run was resumed from this one."""
         return self._submit(lambda rows: rows.delete_metrics(run_id, step))
 
     def add_fact(self, fact: Fact, max_facts: int) -> Future[None]:

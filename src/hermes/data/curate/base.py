@@ -17,7 +17,7 @@ class Rule(Protocol):
     def name(self) -> str: ...
 
     def settings(self) -> JSONObject:
-        """What it was told, for the manifest."""
+        """Its settings, for the manifest."""
         ...
 
     def remove(self, example: Example) -> str | None:
@@ -51,7 +51,7 @@ class Curation:
 
 
 def dialogue_text(example: Example) -> str:
-    """What user and assistant said and called: not the system prompt, not what tools returned."""
+    """The text of user and assistant messages and their calls, without system prompt and tool results."""
     parts = []
     for message in example.messages:
         if message.role in (Role.USER, Role.ASSISTANT):

@@ -1,7 +1,7 @@
 """Contamination: a conversation that contains a stretch of an evaluation set's text.
 
-A stretch is 13 words in a row (a whole item, if it is shorter, down to 5 words), wherever it occurs: asked,
-answered or returned by a tool. Items of fewer words are too common to mean anything; they are counted, not
+A stretch is 13 words in a row (a whole item, if it is shorter, down to 5 words), in any message: of the
+user, the model or a tool. Items of fewer words are too common to mean anything; they are counted, not
 compared. Rewordings and translations are not found.
 """
 

@@ -1,6 +1,6 @@
-"""Near-duplicates by MinHash: of conversations that say nearly the same, the oldest stays.
+"""Near-duplicates by MinHash: of conversations with nearly the same text, the oldest stays.
 
-What is compared is what user and assistant said and called, as runs of five words. Each text is boiled down
+Compared is the text of user and assistant with their calls, as runs of five words. Each text is reduced
 to 128 minima of one hash (one-permutation MinHash); texts that agree in one of 32 bands are compared, and
 the share of equal minima estimates the Jaccard similarity with a standard error of about 0.04. The index
 holds about 2 KB a conversation.

@@ -1,7 +1,7 @@
 """Which language a conversation is in: by script, and for Latin script by its commonest words.
 
-Simple on purpose, and honest about it: it tells apart the languages below in text of a few sentences, and
-says 'unknown' for anything shorter, mixed or unlisted. Code, URLs and tool results are not looked at.
+Simple on purpose: it distinguishes the languages below in text of a few sentences and returns 'unknown' for
+anything shorter, mixed or unlisted. Code, URLs and tool results are ignored.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def detect(text: str) -> str:
 
 @dataclass(frozen=True)
 class Language:
-    """Only conversations in these languages stay; those whose language cannot be told go."""
+    """Only conversations in these languages stay; those of unknown language are removed."""
 
     codes: tuple[str, ...]
 

@@ -1,6 +1,6 @@
 """The dataset card of an export (README.md): what is in it, what was left out, how to load it. Only facts.
 
-Nothing that identifies the machine goes in. The licence is for whoever publishes the data to set.
+Nothing that identifies the machine goes in. The publisher of the data sets the licence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The manifest beside an export: what was asked for, what came of it, and the hashes to check it by.
+"""The manifest beside an export: its settings, its counts, and the hashes of its files.
 
 It has no times and no machine in it: the same export gives the same manifest. Paths are names in its folder.
 """
@@ -65,7 +65,7 @@ def read(path: Path) -> JSONObject:
 
 
 def mismatches(path: Path) -> list[str]:
-    """Files of the manifest that are missing or are not what it says; empty if all is well."""
+    """Files of the manifest that are missing or do not have its hash."""
     wrong = []
     for entry in read(path)["files"]:
         file = path.parent / entry["name"]

@@ -1,7 +1,7 @@
-"""To the hub, behind a gate: every byte that would leave is searched for secrets first, and one hit stops it.
+"""Upload to the hub. Every byte is searched for secrets first, and one hit stops the upload.
 
-The gate reads what was written, not what was meant: lines of JSON, columns of tables, manifest, card and
-configurations, at the strictest level whatever the export was told. Nothing is sent before all of it passed.
+The search reads the files themselves: lines of JSON, columns of tables, manifest, card and configurations,
+at the strictest level whatever the level of the export. Nothing is sent before all of them have passed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.safety.redact import Redactor
 
 Content = tuple[str, bytes | Path]
-"""A name in the repository, and what is to be there."""
+"""A name in the repository, and the content or the file for it."""
 
 
 class Leak(NamedTuple):
@@ -61,7 +61,7 @@ def push(
 
 
 def find_leaks(contents: Iterable[Content], redactor: Redactor) -> Iterator[Leak]:
-    """Everything in the files that the strictest redaction would take away."""
+    """Everything in the files that the strictest redaction would remove."""
     for name, content in contents:
         for number, value in enumerate(_values(name, content), 1):
             scrubber = Scrubber(redactor, RedactionLevel.SHAPES)
@@ -99,7 +99,7 @@ def _table_rows(content: bytes | Path, *, arrow: bool) -> Iterator[JSONObject]:
 
 
 def _contents(files: Sequence[Path]) -> Iterator[Content]:
-    """Names in the repository and where they lie; folders with their files."""
+    """Names in the repository and their files; folders file by file."""
     for path in files:
         if path.is_dir():
             yield from ((f"{path.name}/{inner.name}", inner) for inner in sorted(path.iterdir()))

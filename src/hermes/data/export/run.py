@@ -1,8 +1,8 @@
 """Writing trajectories as training data: whole or not at all, the same bytes every time.
 
 Rows stream from the store through selection, redaction and a format into their files, which appear once
-everything is on disk; the manifest follows, with the hashes that say which export it belongs to. What is
-left out is counted with its reason and listed beside the data, never dropped in silence.
+everything is on disk; the manifest follows, with the hashes of the files. What is
+left out is counted with its reason and listed beside the data, never dropped silently.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ExportPlan:
     eval_share: float | None = None
     """None: one file. Else two, with .train and .eval before the ending."""
     origins: Sequence[PreferenceSource] = tuple(PreferenceSource)
-    """For formats of pairs: whose word counts, first one first."""
+    """For formats of pairs: the kinds of evidence that count, in order of precedence."""
     min_margin: float = 0.0
 
 
@@ -105,7 +105,7 @@ def export_sharegpt(
 
 
 def export_conversation(reader: Reader, trajectory_id: str, output: Path) -> None:
-    """One trajectory as one row, finished or not: somebody asked for exactly this one."""
+    """One trajectory as one row, finished or not, because it was requested by its id."""
     (row,) = sharegpt.FORMAT.write(load(reader, reader.get(trajectory_id)), ToolCallStyle.STRUCTURED)
     with replacing(output) as file:
         file.write(encode_row(row).line + "\n")
@@ -130,7 +130,7 @@ def _example_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber:
 
 
 def _pair_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
-    """First what is said about each trajectory, then two at a time the trajectories that make pairs."""
+    """Reads the verdicts on all trajectories first, then the trajectories of each pair."""
     candidates: list[PairCandidate] = [
         candidate(example) for example in select(reader, plan.selection, left_out)
     ]

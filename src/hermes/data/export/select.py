@@ -18,7 +18,7 @@ _PAGE = 500
 
 @dataclass(frozen=True)
 class TrajectorySelection:
-    """What a person asked for; all of it must hold."""
+    """What to export; every condition must hold."""
 
     filters: Filter = ALL
     where: Sequence[Condition] = ()
@@ -75,7 +75,7 @@ def select(
 
 
 def unfit(example: Example, *, only_completed: bool, unanswered: bool = False) -> str | None:
-    """Why a trajectory is no training data, if so. `unanswered` ones may be asked for all the same."""
+    """Why a trajectory is no training data; None if it is. `unanswered`: those without an answer pass too."""
     outcome = example.trajectory.outcome
     if outcome is None:
         return "still running"

@@ -1,6 +1,6 @@
-"""Train or eval, by hash: the same trajectory falls on the same side in every export, whatever else is in it.
+"""Train or eval, by hash: a trajectory is on the same side in every export.
 
-All tries at one task fall together, so that no eval row's task was trained on.
+All attempts at one task are on the same side, so that no eval row's task was trained on.
 """
 
 from __future__ import annotations

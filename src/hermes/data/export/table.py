@@ -1,8 +1,8 @@
 """Rows as Parquet or Arrow: the types that columns may have, and a writer that holds one group of rows.
 
 A value whose keys are open-ended (tool schemas, arguments, metadata) has the type JSON: text for every
-reader, the value itself for `datasets`, to which the file's metadata says so. The same rows give the same
-bytes.
+reader, the value itself for `datasets`, which reads the types from the file's metadata. The same rows give
+the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
 GROUP_BYTES = 16 << 20
-"""JSON text of the rows that become one group; what is held in memory."""
+"""JSON text of the rows that become one group; as much is held in memory."""
 Kind = Any
 """A name of a plain type, a list of one kind, or a struct as a dictionary of kinds."""
 
@@ -76,7 +76,7 @@ KINDS: dict[str, Kind] = {
 
 
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    """With the metadata by which `datasets` knows which texts are JSON."""
+    """With the metadata from which `datasets` learns which texts are JSON."""
     pa = _pyarrow()
     features = {column.name: _feature(KINDS[column.kind]) for column in columns}
     fields = [pa.field(column.name, _arrow(KINDS[column.kind], pa, pa.json_())) for column in columns]
@@ -125,7 +125,7 @@ class TableWriter:
         self._writer.close()
 
     def abandon(self) -> None:
-        """Makes sure that a file given up is not given an end when the writer is collected."""
+        """Prevents the writer from completing the file when it is garbage-collected."""
         if hasattr(self._writer, "is_open"):
             self._writer.is_open = False
 
@@ -154,7 +154,7 @@ def _value(value: JSON, column: Column) -> JSON:
 
 
 def _encode_value(value: JSON, kind: Kind) -> JSON:
-    """The value with JSON as text wherever its kind says so."""
+    """The value with JSON as text where its kind is JSON."""
     if value is None:
         return None
     if kind == "json":

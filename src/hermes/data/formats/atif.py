@@ -187,7 +187,7 @@ def read(row: JSONObject) -> Example:
 def _read_step(
     step: JSON, number: int, messages: list[Message], calls: dict[int, ModelCall], model: str
 ) -> None:
-    """Adds what one step says; an agent's results follow it as messages of their own."""
+    """Adds the message of one step; the results of an agent's calls follow as messages of their own."""
     if not isinstance(step, dict):
         raise BadRowError(f"step {number} is not an object")
     source = step.get("source")

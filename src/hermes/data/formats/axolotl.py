@@ -1,7 +1,7 @@
-"""Axolotl's `chat_template` type: messages with a flag on each that says whether to learn it.
+"""Axolotl's `chat_template` type: messages with a flag on each: whether it is trained on.
 
-Learned is what this trajectory's model said: turns copied from an earlier conversation (a retry, a
-continuation) are shown but not learned again. Arguments of calls are objects, as chat templates want them.
+Trained on are the turns of this trajectory's model: turns copied from an earlier conversation (a retry, a
+continuation) are context only. Arguments of calls are objects, as chat templates expect them.
 The matching dataset entry of Axolotl's configuration is written by `--recipe axolotl`.
 """
 

@@ -1,8 +1,8 @@
-"""What every format says about itself, so that export, import, Parquet and the documentation ask one place.
+"""The description of a format, used by export, import, Parquet and the documentation.
 
 A format is plain data and pure functions: `write` turns one unit (a trajectory with its verdicts, or a
-preference pair) into rows, `read` turns a row back. What survives the way there and back is stated in
-`keeps` and tested; the rest is in `loses` and stays in the store, where the row's id points.
+preference pair) into rows, `read` turns a row back. What survives writing and reading is stated in
+`keeps` and tested; the rest is in `loses` and stays in the store, under the row's id.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class ToolCallStyle(StrEnum):
     """How tool calls, results and thinking are written where the format leaves it open."""
 
     STRUCTURED = "structured"
-    """As fields, for models whose chat template knows tools."""
+    """As fields, for models whose chat template supports tools."""
     TEXT = "text"
-    """As text in the Hermes dialect, for models whose template knows none (the bundled one)."""
+    """As text in the Hermes dialect, for models whose template does not (the bundled one)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class Format:
     table_row: Callable[[JSONObject], JSONObject] | None = None
     """A row in the types of the columns, where they differ from those of the JSON row."""
     lines: Callable[[JSONObject], list[JSONObject]] | None = None
-    """For formats that want one file a conversation: the lines of that file."""
+    """For formats of one file per conversation: the lines of that file."""
 
 
 class BadRowError(ValueError):
-    """A row that is not of the format; the message says which field and why."""
+    """A row that is not of the format; the message names the field and the problem."""
 
 
 def field(row: JSONObject, name: str, kind: type | tuple[type, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""What rows say about a trajectory beside the conversation, and reading it back."""
+"""The fields of a row beside the conversation, and reading them back."""
 
 from __future__ import annotations
 

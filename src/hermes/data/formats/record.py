@@ -1,9 +1,10 @@
-"""The whole record of a trajectory: whatever the store holds about it, so that another store gets the same.
+"""The whole record of a trajectory: everything the store holds about it, so that it can be restored in
+another store.
 
 As in the store, each message and each set of tool schemas is there once, and steps point at them: `message`
-is a position in `messages`, `context` (what a model call saw) is spans of positions `[first, behind last]`,
-`tools` a position in `tool_schemas`. A number that JSON cannot spell (an infinite logprob) is a text.
-A row is read only if it is, to the last field, what this version would write.
+is a position in `messages`, `context` (the input of a model call) is spans of positions `[first, behind
+last]`, `tools` a position in `tool_schemas`. A number that JSON cannot write (an infinite logprob) is a
+text. A row is read only if it is, to the last field, what this version would write.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def differing_fields(left: JSONObject, right: JSONObject) -> list[str]:
 
 
 def without_tokens(row: JSONObject) -> JSONObject:
-    """The row after a redaction: token ids would spell what its text no longer says."""
+    """The row after a redaction: token ids would spell out the redacted text."""
     steps = []
     for step in row["steps"]:
         call = step.get("call")
@@ -87,7 +88,7 @@ class _UniqueValues:
 def _step_row(
     step: Step, model_input: ModelInput | None, messages: _UniqueValues, schemas: _UniqueValues
 ) -> JSONObject:
-    # What was seen came first: in this order a context is mostly one span.
+    # The input comes first: in this order a context is mostly one span.
     context = (
         [messages.index_of(message.to_json()) for message in model_input.messages] if model_input else []
     )
@@ -149,7 +150,7 @@ def _spans(indices: Sequence[int]) -> list[list[int]]:
 
 
 def _model_steps(record: Record) -> Iterator[Step]:
-    """Those of which it is known what they saw."""
+    """The model steps whose input was recorded."""
     return (
         step
         for step in record.trajectory.steps

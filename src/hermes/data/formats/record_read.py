@@ -29,7 +29,7 @@ _LARGEST_TOKEN = 2**31 - 1
 
 
 def from_row(row: JSONObject) -> Record:
-    """BadRowError, or whatever building it raises, if the row is none."""
+    """BadRowError, or the error of a constructor, if the row is not a record."""
     header = _header(field(row, "header", dict))
     messages = [Message.from_json(item) for item in field(row, "messages", list)]
     schemas = field(row, "tool_schemas", list)

@@ -1,9 +1,9 @@
-"""Reading ShareGPT rows: ours exactly, the predecessor's as far as it goes.
+"""Reading ShareGPT rows: our own exactly, those of the predecessor as far as possible.
 
-Ours come back as they were written, but for what the form cannot tell apart: text that itself contains the
-dialect's tags, ids of calls that nobody answered, or beside whose result lies one of the same name that no
-call asked for, spacing of results that were JSON. The predecessor inserts an empty thinking block where there
-was none and a system turn of its own making: neither was said by anyone, so neither is read.
+Our own rows come back as they were written, except where the format is ambiguous: text that itself contains
+the dialect's tags, ids of calls without a result or with a second result of the same name, and the spacing
+of results that were JSON. The predecessor inserts an empty thinking block where there was none, and a system
+turn; the model never received or wrote them, so they are not read.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def read(row: JSONObject) -> Example:
 
 
 def split_system(value: str) -> tuple[str | None, tuple[JSONObject, ...]]:
-    """What a system turn says, and the tools it offers; None if it only offers tools."""
+    """The text of a system turn, and the tools it offers; None if it only offers tools."""
     start = value.rfind(f"{_BEFORE_TOOLS}<tools>\n")
     if start >= 0 and value.endswith(f"</tools>{_AFTER_TOOLS}"):
         listed = value[start + len(_BEFORE_TOOLS) + len("<tools>\n") : -len(f"\n</tools>{_AFTER_TOOLS}")]
@@ -81,7 +81,7 @@ def split_system(value: str) -> tuple[str | None, tuple[JSONObject, ...]]:
 
 
 def match_results(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Calls get the ids under which their results came; the form itself has no place for a call's id."""
+    """Gives calls the ids of their results; the format has no field for a call's id."""
     matched = list(messages)
     for index, message in enumerate(matched):
         if not message.tool_calls:

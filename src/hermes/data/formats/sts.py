@@ -1,8 +1,8 @@
 """The hub's session-trace format (STS): one file a conversation, which its trace viewer shows.
 
 Line 1 is the session, each further line a message. As a table (Parquet) a row is a whole session. Kept are
-the messages as said and who said them; why a call is malformed, tools and everything about how the model was
-called are not part of the format, but rows carry the tools as extra metadata, which it allows.
+the messages with their roles; why a call is malformed, the tools and the settings of the model calls are not
+part of the format, but rows carry the tools as extra metadata, which it allows.
 """
 
 from __future__ import annotations

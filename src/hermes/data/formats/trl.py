@@ -1,9 +1,9 @@
 """The dataset types of TRL: language modelling, preference, unpaired preference and stepwise supervision.
 
 Rows hold what a trainer reads and the ids that lead back, no more. Arguments of calls are objects, as chat
-templates want them; with text calls (`--calls text`) everything is in `content`, for templates that know no
-tools. A completion is the rest of one turn: the assistant's messages and the results they got, up to what
-the user says next.
+templates expect them; with text calls (`--calls text`) everything is in `content`, for templates without
+tools. A completion is the rest of one turn: the assistant's messages and the results they got, up to the next
+user message.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def write_unpaired(example: Example, calls: ToolCallStyle) -> Iterator[JSONObjec
 
 
 def write_stepwise(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
-    """Up to the first step that nobody judged: later ones are unknown, not bad."""
+    """Up to the first step without a verdict: later ones are unknown, not bad."""
     verdicts = {
         rating.step_index: rating.value > 0
         for rating in example.ratings

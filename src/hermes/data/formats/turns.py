@@ -87,7 +87,7 @@ def template_messages(messages: Iterable[Message]) -> list[JSONObject]:
 
 
 def arguments_object(call: ToolCall) -> JSONObject:
-    """The arguments as an object; a call that has none such cannot be trained on."""
+    """The arguments as an object; a call without one cannot be trained on."""
     try:
         return call.parsed()
     except (ValueError, RecursionError):

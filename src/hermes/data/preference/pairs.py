@@ -1,12 +1,12 @@
 """Preference pairs: two ways to go on from the same point, one better than the other.
 
 The prompt is an exact shared prefix of both trajectories, the longest after which both go on with the
-assistant. Where they first differ is recorded too; it can lie further on (the same call got another
-result). What could have been a pair and is not is counted with its reason.
+assistant. Where they first differ is recorded too; it can be further on (the same call got another
+result). Candidates that make no pair are counted with the reason.
 
-Pairs come from four kinds of evidence: a person's choice between the two, ratings of both, rewards of tries
-at one task, and a second try at an answer that was not good enough. Ratings are of answers, not of
-trajectories: two of them make a pair only if both answer the same context, and the pair is made of those
+Pairs come from four kinds of evidence: a person's choice between the two, ratings of both, rewards of
+attempts at one task, and a second attempt at an answer that was not good enough. Ratings are of answers, not
+of trajectories: two of them make a pair only if both answer the same context, and the pair is made of those
 answers. Within a task (for ratings: a context) each try is paired with the best one and with the worst one
 only, so that n tries give at most 2n pairs, not n².
 """
@@ -28,13 +28,13 @@ from hermes.core import (
     canonical_json,
     content_hash,
 )
-from hermes.data.diff import said
+from hermes.data.diff import message_content
 from hermes.data.example import Example, UnfitError
 from hermes.data.preference.verdicts import RatedAnswer, context_of, last_turn, rated_answers
 
 
 class PreferenceSource(StrEnum):
-    """What says that one is better."""
+    """The evidence that one is better."""
 
     CHOICE = "choice"
     RATING = "rating"
@@ -47,7 +47,7 @@ class PreferencePair:
     prompt: tuple[Message, ...]
     """As the chosen side has it; the other side's differs in the random ids of calls at most."""
     chosen: tuple[Message, ...]
-    """The rest of the turn: up to the next thing the user says."""
+    """The rest of the turn: up to the next user message."""
     rejected: tuple[Message, ...]
     chosen_id: str
     rejected_id: str
@@ -63,7 +63,7 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class PairCandidate:
-    """What is said about a trajectory, without the trajectory: many fit in memory."""
+    """The verdicts on a trajectory, without its messages: many fit in memory."""
 
     id: str
     task: str
@@ -91,7 +91,7 @@ class Claim:
     origin: PreferenceSource
     margin: float
     start: int | None = None
-    """Index of the first message of the turn it is about, in both; None: wherever the two part ways."""
+    """Index of the first message of the turn it is about, in both; None: where the two first differ."""
 
 
 def candidate(example: Example) -> PairCandidate:
@@ -111,9 +111,10 @@ def candidate(example: Example) -> PairCandidate:
 def find_claims(
     candidates: Sequence[PairCandidate], origins: Sequence[PreferenceSource], min_margin: float = 0.0
 ) -> tuple[list[Claim], Counter[str]]:
-    """What the evidence of these kinds supports, each two answers at most once; and what it does not.
+    """The claims that the evidence supports, at most one for two answers; and the reasons for those it does
+    not.
 
-    Kinds are asked in the order given, and the first that knows of two trajectories decides.
+    The first kind of `origins` that has evidence on two trajectories decides.
     """
     by_id = {candidate.id: candidate for candidate in candidates}
     claims: list[Claim] = []
@@ -136,7 +137,7 @@ def find_claims(
 
 
 def make_pair(better: Example, worse: Example, claim: Claim) -> PreferencePair:
-    """The pair that a claim gives; `UnfitError` says why it gives none."""
+    """The pair that a claim gives; `UnfitError` if it gives none."""
     if better.tools != worse.tools:
         raise UnfitError("the two had different tools")
     left, right = better.messages, worse.messages
@@ -151,7 +152,7 @@ def make_pair(better: Example, worse: Example, claim: Claim) -> PreferencePair:
     if start is None:
         raise UnfitError("the two have no common point where the assistant speaks")
     chosen, rejected = rest_of_turn(left[start:]), rest_of_turn(right[start:])
-    if [said(message) for message in chosen] == [said(message) for message in rejected]:
+    if [message_content(message) for message in chosen] == [message_content(message) for message in rejected]:
         raise UnfitError("the two differ only in what the user said later")
     return PreferencePair(
         left[:start],
@@ -168,17 +169,17 @@ def make_pair(better: Example, worse: Example, claim: Claim) -> PreferencePair:
 
 
 def shared_prefix(left: Sequence[Message], right: Sequence[Message]) -> int:
-    """Number of leading messages that say the same; ids of calls, which are random, do not count."""
+    """Number of leading messages that are equal; ids of calls, which are random, do not count."""
     shared = 0
     for a, b in zip(left, right, strict=False):
-        if said(a) != said(b):
+        if message_content(a) != message_content(b):
             break
         shared += 1
     return shared
 
 
 def rest_of_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """What the assistant does, and the results it gets, until the user speaks again."""
+    """The assistant's messages and the results of its calls, up to the next user message."""
     for index, message in enumerate(messages):
         if message.role in (Role.USER, Role.SYSTEM):
             return tuple(messages[:index])
@@ -186,7 +187,7 @@ def rest_of_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _up_to_turn(messages: tuple[Message, ...], start: int) -> tuple[Message, ...]:
-    """With nothing of what was said after the turn."""
+    """The trajectory without the messages after the turn."""
     return messages[:start] + rest_of_turn(messages[start:])
 
 
@@ -227,7 +228,7 @@ def _ratings(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
 
 
 def _rewards(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
-    """Between tries at one task."""
+    """Between attempts at one task."""
     tasks: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for trajectory in candidates.values():
         if trajectory.reward is not None:
@@ -249,7 +250,7 @@ def _ranked_claims(
 
 
 def _retries(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
-    """A second try is better than the first, unless somebody's verdict on both says otherwise."""
+    """A second attempt is better than the first, unless the verdicts on both contradict it."""
     for candidate in candidates.values():
         if candidate.retry_of is None:
             continue

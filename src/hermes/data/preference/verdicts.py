@@ -1,7 +1,7 @@
-"""Which answer a rating is about, and what the ratings of a trajectory say of each answer.
+"""Which answer a rating is about, and the score of each answer by the ratings of its trajectory.
 
-A verdict on a step is one on the turn that the step belongs to: everything the assistant did after the user
-spoke. A verdict on the whole trajectory is one on its last turn. Pure.
+A verdict on a step is one on the turn that the step belongs to: everything the assistant did after a user
+message. A verdict on the whole trajectory is one on its last turn. Pure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hermes.core import Message, Rating, RatingKind, Role, StepKind, canonical_json, content_hash
-from hermes.data.diff import said
+from hermes.data.diff import message_content
 from hermes.data.example import Example
 
 
@@ -38,7 +38,7 @@ def rated_answers(example: Example) -> tuple[RatedAnswer, ...]:
 
 
 def rated_turn(example: Example, rating: Rating) -> int | None:
-    """Where the rated turn starts among the messages; None if there is no such thing."""
+    """Where the rated turn starts among the messages; None if there is no such turn."""
     if rating.step_index is None:
         return last_turn(example)
     steps = [step for step in example.trajectory.steps if not step.ephemeral]
@@ -65,7 +65,7 @@ def context_of(example: Example, start: int) -> str:
 
 
 def _plain(message: Message) -> list[object]:
-    role, content, reasoning, calls, name, images = said(message)
+    role, content, reasoning, calls, name, images = message_content(message)
     return [role, content, reasoning, calls, name, images]
 
 

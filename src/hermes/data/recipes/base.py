@@ -1,6 +1,6 @@
 """Ready trainer configurations for an export: QLoRA of rank 32 on one 24 GB GPU, in today's field names.
 
-The numbers are one recipe for all trainers; each module says it in its trainer's words. The version that a
+The numbers are one recipe for all trainers; each module writes it in its trainer's terms. The version that a
 configuration was checked against is in its first line.
 """
 

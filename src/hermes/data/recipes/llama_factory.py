@@ -2,7 +2,7 @@
 
 It trains on ShareGPT rows with the ChatML template, which writes turns as they are: calls, results and tool
 descriptions are in the text already. Its own tool templates would wrap results a second time, and its
-reader of OpenAI messages drops what an assistant says beside a call.
+reader of OpenAI messages drops the text beside a call.
 """
 
 from __future__ import annotations

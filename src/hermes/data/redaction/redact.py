@@ -2,7 +2,7 @@
 
 The store has redacted known values when it wrote. An export does it again (a key may have become known
 since) and adds the layers that can be wrong, so they never touch the record itself. Token ids of a
-trajectory with a hit are withheld: they would spell what the text no longer says.
+trajectory with a hit are withheld: they would spell out the redacted text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From a tokenizer's name to a `TokenizerSpec`: a local folder, the hub, tiktoken, or the bundled model.
 
 A name is tried as: the bundled model's, an existing folder, a tiktoken encoding or model, a hub name.
-Nothing that a tokenizer brings along is executed unless `trust_remote_code` says so; a chat template runs
+No code of a tokenizer is executed unless `trust_remote_code` is set; a chat template runs
 in a sandbox. Folders whose tokenizer.json is the whole tokenizer are read without importing transformers,
 which takes seconds; every other one is opened by transformers, so that its special rules apply.
 """

@@ -1,12 +1,12 @@
 """Exact token counts of whole conversations, for one tokenizer and its chat template.
 
 The count is that of the rendered conversation as a trainer tokenises it: never a sum over messages. It is
-cheap to repeat all the same. Most tokenizers cut a text at its added tokens before they do anything else,
+cheap to repeat: most tokenizers cut a text at its added tokens before they do anything else,
 so the count of the whole is exactly the sum over the pieces between them, and after a change only the
-pieces that changed are counted again; by their words, where words.py knows those of the tokenizer. A
-tokenizer for which that does not hold is given whole texts.
+pieces that changed are counted again; word by word, where words.py supports the tokenizer. Other tokenizers
+count whole texts.
 
-A `Counter` is not shared between threads; a `TokenizerSpec` is plain data and travels to other processes.
+A `Counter` is not shared between threads; a `TokenizerSpec` is plain data and can be sent to other processes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Counter:
         self._known: dict[str, int] = {}
         self._known_chars = 0
         self.result_role = self._result_role()
-        """The role in which tool results that are written out as text are told to this template."""
+        """The role of tool results that are written as text in this template."""
 
     def conversation(self, chat: Sequence[JSONObject], tools: Sequence[JSONObject] | None = None) -> int:
         """Tokens of the whole conversation; TemplateRefusalError if the template does not take it."""
@@ -125,14 +125,14 @@ def _tokenizers(spec: TokenizerSpec) -> tuple[Encode, re.Pattern[str] | None]:
     def encode(texts: list[str]) -> list[int]:
         try:
             encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError:  # lone surrogates, for which every loader puts U+FFFD
+        except TypeError:  # lone surrogates, which every loader replaces by U+FFFD
             clean = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
             encodings = tokenizer.encode_batch_fast(clean, add_special_tokens=False)
         return [len(encoding) for encoding in encodings]
 
     form = json.loads(spec.tokenizer_json)
     cut = cutting_expression(form)
-    # Added tokens lie across words: only where they are cut out first is the rest counted by words.
+    # Added tokens may span words: only if they are cut out first can the rest be counted by words.
     words = word_expression(form) if cut else None
     return WordCounts(encode, words) if words else encode, cut
 
@@ -149,11 +149,12 @@ def _tiktoken(spec: TokenizerSpec) -> tuple[Encode, re.Pattern[str] | None]:
 
 
 def cutting_expression(tokenizer: JSONObject) -> re.Pattern[str] | None:
-    """What cuts a text into pieces that can be tokenised apart; None if nothing surely does.
+    """The expression that cuts a text into pieces whose tokens can be counted separately; None if none is
+    safe.
 
-    Added tokens are taken out of a text first, the longest at each place, and what lies between them is
-    normalised and split by itself. Not so if an added token swallows neighbouring space or looks at its
-    neighbours, or if the very beginning of a text is treated unlike the beginning of a piece.
+    Added tokens are taken out of a text first, the longest at each position, and the text between them is
+    normalised and split by itself. It is not safe if an added token strips neighbouring space or matches
+    single words only, or if the beginning of a text is treated differently from the beginning of a piece.
     """
     added = [token for token in tokenizer.get("added_tokens") or () if not token["normalized"]]
     if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added) or not added:

@@ -1,9 +1,9 @@
-"""Words that a tokenizer tokenises apart, so that each has to be tokenised only once.
+"""Counting by words that a tokenizer never joins, so that each word is tokenised only once.
 
-Before anything else, byte-level tokenizers split a text with an expression of their own, and no token ever
-crosses a split. Where that expression is one of those known here, plain text is split in the same places, and
-the count of a text is exactly the sum over its words. Only text with characters beyond ASCII, for which
-languages of expressions differ, goes to the tokenizer as it is: in stretches that end before a space.
+Byte-level tokenizers first split a text with a regular expression, and no token crosses a split. If that
+expression is one of those below, ASCII text is split in the same way here, and the count of a text is
+exactly the sum over its words. Text with other characters, on which regular expression engines differ, is
+passed to the tokenizer unchanged, in stretches that end before a space.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _blocks(text: str) -> Iterator[str]:
 
 def word_expression(tokenizer: JSONObject) -> re.Pattern[str] | None:
     """What finds the words of plain text for a tokenizer in its library's form; None if nothing does."""
-    # A token that is looked for behind the normaliser may lie across words.
+    # A token that is matched after the normaliser may span words.
     if any(token["normalized"] for token in tokenizer.get("added_tokens") or ()):
         return None
     if (tokenizer.get("normalizer") or {"type": "NFC"})["type"] != "NFC":

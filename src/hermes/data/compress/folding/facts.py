@@ -47,7 +47,7 @@ def words(text: str) -> dict[str, None]:
 
 
 def assistant_text(message: Message) -> str:
-    """What an assistant message says and asks for, as plain text."""
+    """The content of an assistant message and the arguments of its calls, as plain text."""
     arguments = (text for call in message.tool_calls for text in _argument_texts(call.arguments))
     return "\n".join((message.content, *arguments))
 

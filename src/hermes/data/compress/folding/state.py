@@ -1,8 +1,8 @@
-"""Folded states: what stands in the place of a tool output, or of several exchanges, that had to go.
+"""Folded states: what replaces a tool output, or several exchanges.
 
-A state is a JSON object whose first key is `folded`, so that it can be told from what a tool said, by
-people and by a later compression. It holds only what was there: fields of a JSON result, lines, words. It
-never explains, guesses or addresses anybody. The same output and facts always give the same state.
+A state is a JSON object whose first key is `folded`, so that people and a later compression can distinguish
+it from a tool's output. It holds only parts of the output: fields of a JSON result, lines, words. It never
+explains or guesses. The same output and facts always give the same state.
 
     {"folded": {"chars": 18234, "lines": 312}, "values": {"exit_code": 1}, "errors": ["E  assert 3 == 4"],
      "lines": ["def total(rows):", …], "facts": ["src/totals.py", "391"]}
@@ -84,7 +84,7 @@ def fold_output(content: str, facts: Sequence[str], level: FoldLevel, max_chars:
 def fold_exchanges(
     outputs: Sequence[str], calls: Sequence[ToolCall], facts: Sequence[str], exchanges: int, max_chars: int
 ) -> str:
-    """The state of several exchanges, which stands in the first result of the first of them.
+    """The state of several exchanges, which replaces the first result of the first of them.
 
     `calls` are those of the exchanges that are left out; the first exchange keeps its own.
     """
@@ -152,7 +152,7 @@ def _is_short(value: JSON) -> bool:
 
 
 def _error_lines(text: str) -> list[str]:
-    """The first and the last ones: where trouble began, and what it came to."""
+    """The first and the last error lines."""
     lines: dict[str, None] = {}
     at = 0
     for _ in range(_MAX_SCANNED_ERRORS):

@@ -61,7 +61,7 @@ class RecordForm:
 
 def read_record(messages: Sequence[Message], schemas: Sequence[JSONObject]) -> RowConversation:
     conversation = tuple(messages)
-    # Tools without a system message to stand in get a turn of their own at the beginning.
+    # Without a system message, the tools get a turn of their own at the beginning.
     first = int(bool(schemas) and not (conversation and conversation[0].role is Role.SYSTEM))
     turn_of = [turn for turn, group in enumerate(turn_groups(conversation), first) for _ in group]
     return RowConversation(conversation, find_exchanges(conversation), RecordForm(schemas, turn_of))
@@ -114,6 +114,6 @@ def _call(number: int, call: JSON) -> ToolCall:
 
 
 def _rewrite(raw: JSONObject, message: Message) -> JSONObject:
-    if message.role is Role.ASSISTANT:  # only its thinking can have gone
+    if message.role is Role.ASSISTANT:  # only its thinking can have been dropped
         return {key: value for key, value in raw.items() if key not in _REASONING}
     return {**raw, "content": message.content}

@@ -1,7 +1,7 @@
 """ShareGPT turns as messages and back, for our own rows and for the predecessor's.
 
 Calls in a `gpt` turn carry no ids: the results that follow answer them in order. A `tool` turn may hold
-several `<tool_response>` blocks; each is one message. Text that is no such block is a result of its own.
+several `<tool_response>` blocks; each is one message. Text outside of the blocks is a result of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ShareGPTForm:
     field: str = "conversations"
     tools: Sequence[JSONObject] = ()
     written: dict[tuple[int, str], str] = dataclass_field(default_factory=dict)
-    """Blocks with changed contents, which are asked for once for each count of the conversation."""
+    """Blocks with changed contents: a cache, since each count of the conversation renders them."""
 
     def turns(self, messages: Edited) -> list[JSONObject]:
         remaining = {self.turn_of[i] for i, message in enumerate(messages) if message is not None}
@@ -75,7 +75,7 @@ class ShareGPTForm:
         for i in reversed(changed):
             message = messages[i]
             assert message is not None
-            if message.role is Role.ASSISTANT:  # only its thinking can have gone
+            if message.role is Role.ASSISTANT:  # only its thinking can have been dropped
                 value = _THINKING.sub("", value, count=1)
             else:
                 block = self.blocks[i]

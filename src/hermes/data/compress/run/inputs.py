@@ -1,8 +1,8 @@
 """Where rows come from: a JSONL file, a folder of them, a batch run, or trajectories in the store.
 
 Rows are read one at a time. A folder gives each row once: a run's folder has its merged file, which is all
-that is read of it, and elsewhere a row that an earlier file had is passed over. A line that cannot be
-decoded is still an item, so that it is counted and reported where it stands.
+that is read of it, and elsewhere a row that an earlier file had is skipped. A line that cannot be decoded is
+still an item, so that it is counted and reported with its number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FileInputs:
 
     paths: tuple[Path, ...]
     output: Path
-    """Where the result goes unless the user says otherwise."""
+    """The default path of the result."""
     run: bool = False
     """A batch run: its trajectories are in the store too."""
 

@@ -71,7 +71,7 @@ class CompressResult:
     """For a stored trajectory that was compressed: its messages now, at their old places."""
     derived_id: str = ""
     notes: JSONObject = field(default_factory=dict)
-    """For a stored trajectory that was compressed: what its row's metadata says about it."""
+    """For a stored trajectory that was compressed: the notes in its row's metadata."""
 
 
 def compress(
@@ -137,7 +137,7 @@ class _CompressJob:
             return self._finish(folded)
         if folded.fits:
             return CompressResult(InputKind.PENDING, pending=folded.pending)
-        # Nobody is asked for states of a row that may not fit with them.
+        # No model is called for a row that may not fit even with its states.
         by_rules = replace(self.settings, strategy=Strategy.FOLD)
         cost = replace(self.cost, fallback="states of the requested length would leave no room")
         return replace(self, settings=by_rules, cost=cost).run()

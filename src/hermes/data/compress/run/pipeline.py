@@ -32,7 +32,7 @@ from hermes.data.compress.run.workers import CompressWorkers
 from hermes.data.lines import encode_row
 
 _ROUNDS = 3
-"""Passes over one row in which a model may still be asked for states."""
+"""Passes over one row in which a model may write states."""
 _AHEAD = 4
 """Rows under way for each worker."""
 
@@ -67,7 +67,7 @@ class CompressorParts:
     settings: FoldSettings
     workers: CompressWorkers
     summariser: Summariser | None = None
-    """None: no model is asked, whatever the strategy."""
+    """None: no model is called, whatever the strategy."""
     concurrency: int = 1
     """Rows under way beyond those being computed, waiting for a model."""
 

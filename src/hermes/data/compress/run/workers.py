@@ -85,7 +85,7 @@ def _start(spec: TokenizerSpec) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed tells nobody, and its workers would wait for rows for ever."""
+    """Ends the process with its parent: a worker of a killed parent would wait for rows for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
