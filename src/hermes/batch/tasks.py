@@ -202,12 +202,12 @@ def _row(record: JSONObject, prompt_field: str, key: str) -> TaskRow:
         key=key,
         prompts=prompts,
         history=history,
-        image=_typed(record, "image", str) or _typed(record, "docker_image", str),
-        cwd=_typed(record, "cwd", str),
-        files=_typed(record, "files", dict) or {},
+        image=_typed_field(record, "image", str) or _typed_field(record, "docker_image", str),
+        cwd=_typed_field(record, "cwd", str),
+        files=_typed_field(record, "files", dict) or {},
         expected=record.get("expected"),
-        reward=_typed(record, "reward", str),
-        metadata={**metadata, **(_typed(record, "metadata", dict) or {})},
+        reward=_typed_field(record, "reward", str),
+        metadata={**metadata, **(_typed_field(record, "metadata", dict) or {})},
     )
     _check_paths(row)
     return row
@@ -273,7 +273,7 @@ def _message(data: JSON) -> Message:
     return Message(role, content)
 
 
-def _typed(record: JSONObject, name: str, kind: type) -> JSON:
+def _typed_field(record: JSONObject, name: str, kind: type) -> JSON:
     value = record.get(name)
     if value is not None and not isinstance(value, kind):
         raise ValueError(f"'{name}' must be {'an object' if kind is dict else 'text'}")

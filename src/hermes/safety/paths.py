@@ -33,7 +33,7 @@ def resolve_inside(root: Path, path: str) -> Path:
     except RuntimeError as error:  # a loop of links
         raise OSError(errno.ELOOP, "too many symbolic links", path) from error
     if not real.is_relative_to(base):
-        raise _outside(path)
+        raise _outside_error(path)
     return real
 
 
@@ -100,7 +100,7 @@ class _Walk:
             name = pending.pop()
             if name == "..":
                 if len(self._stack) == 1:
-                    raise _outside(path)
+                    raise _outside_error(path)
                 self._pop_to(len(self._stack) - 1)
                 continue
             target = self._link(name)
@@ -121,7 +121,7 @@ class _Walk:
         if path.startswith("/"):
             base = list(self._alias.parts[1:])
             if parts[: len(base)] != base:
-                raise _outside(requested)
+                raise _outside_error(requested)
             parts = parts[len(base) :]
             self._pop_to(1)
         if path.endswith("/") and parts and parts[-1] != "..":
@@ -161,5 +161,5 @@ def _check_text(path: str) -> None:
         raise OSError(errno.ENAMETOOLONG, "path too long", path[:100] + "…")
 
 
-def _outside(path: str) -> PermissionError:
+def _outside_error(path: str) -> PermissionError:
     return PermissionError(errno.EACCES, "outside the directory", path)

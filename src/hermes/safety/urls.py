@@ -71,28 +71,28 @@ def check_url(url: str, allow_hosts: Iterable[str] = (), resolve: Resolve | None
     if not is_allowed(target, allow_hosts):
         for address in addresses:
             if not is_public(address.ip):
-                raise _refused(url, f"'{target.host}' is at {address.ip}, which is not a public address")
+                raise _refusal(url, f"'{target.host}' is at {address.ip}, which is not a public address")
     return addresses
 
 
 def parse_url(url: str) -> Target:
     """Scheme, host and port of an http(s) URL; ToolError('refused') for anything else."""
     if len(url) > _MAX_URL_CHARS or any(char <= " " or char in '\\\x7f"<>^`{|}' for char in url):
-        raise _refused(url, "it contains characters that are not valid in a URL, or is too long")
+        raise _refusal(url, "it contains characters that are not valid in a URL, or is too long")
     try:
         parts = urlsplit(url)
         port = parts.port
         host = _ascii(parts.hostname or "").rstrip(".")
     except ValueError as error:
-        raise _refused(url, f"it cannot be parsed ({error})") from error
+        raise _refusal(url, f"it cannot be parsed ({error})") from error
     if parts.scheme not in _DEFAULT_PORTS:
-        raise _refused(url, "only http and https can be fetched")
+        raise _refusal(url, "only http and https can be fetched")
     if "@" in parts.netloc:
-        raise _refused(url, "it contains a user name or password")
+        raise _refusal(url, "it contains a user name or password")
     if not host or "%" in host:
-        raise _refused(url, "it names no host")
+        raise _refusal(url, "it names no host")
     if port == 0:
-        raise _refused(url, "port 0 cannot be fetched from")
+        raise _refusal(url, "port 0 cannot be fetched from")
     return Target(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme])
 
 
@@ -147,7 +147,7 @@ def _ascii(host: str) -> str:
     return host if host.isascii() else host.encode("idna").decode("ascii").lower()
 
 
-def _refused(url: str, reason: str) -> ToolError:
+def _refusal(url: str, reason: str) -> ToolError:
     excerpt = url if len(url) <= 200 else url[:200] + "…"
     return ToolError(
         f"the URL {excerpt!r} is refused: {reason}.",

@@ -55,13 +55,13 @@ def read_source(source: Path) -> Files:
         raise UsageError(f"'{source}' is not a skill.", "Give a directory, a .zip or a .tar.gz file.")
     try:
         if source.is_file() and source.stat().st_size > MAX_TOTAL_BYTES:
-            raise _bad(str(source), f"is larger than {MAX_TOTAL_BYTES} bytes")
+            raise _source_error(str(source), f"is larger than {MAX_TOTAL_BYTES} bytes")
         return _unwrap(_collect(entries, str(source)), str(source))
     except _UNREADABLE as error:
-        raise _bad(str(source), f"cannot be read ({error})") from error
+        raise _source_error(str(source), f"cannot be read ({error})") from error
 
 
-def _bad(source: str, reason: str) -> SkillError:
+def _source_error(source: str, reason: str) -> SkillError:
     hint = f"A skill is a directory, .zip or .tar.gz of plain files with a {SKILL_FILE}."
     return SkillError(source, "", reason, hint)
 
@@ -71,10 +71,10 @@ def _collect(entries: Iterator[tuple[str, bytes]], source: str) -> Files:
     total = 0
     for name, data in entries:
         if name in files:
-            raise _bad(source, f"has two files named '{name}'")
+            raise _source_error(source, f"has two files named '{name}'")
         total += len(data)
         if len(files) == MAX_FILES or total > MAX_TOTAL_BYTES:
-            raise _bad(source, f"has more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes")
+            raise _source_error(source, f"has more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes")
         files[name] = data
     return files
 
@@ -86,16 +86,16 @@ def _unwrap(files: Files, source: str) -> Files:
     tops = {name.partition("/")[0] for name in files}
     if len(tops) == 1 and f"{(top := tops.pop())}/{SKILL_FILE}" in files:
         return {name.removeprefix(f"{top}/"): data for name, data in files.items()}
-    raise _bad(source, f"holds no {SKILL_FILE}")
+    raise _source_error(source, f"holds no {SKILL_FILE}")
 
 
 def _check_path(name: str, size: int, source: str) -> str:
     path = PurePosixPath(name)
     unsafe = path.is_absolute() or ".." in path.parts or not path.parts
     if unsafe or "\\" in name or ":" in name or not name.isprintable() or len(name) > MAX_PATH_CHARS:
-        raise _bad(source, f"has a file path that is not allowed: {name[:MAX_PATH_CHARS]!r}")
+        raise _source_error(source, f"has a file path that is not allowed: {name[:MAX_PATH_CHARS]!r}")
     if size > MAX_FILE_BYTES:
-        raise _bad(source, f"'{name}' is {size} bytes; at most {MAX_FILE_BYTES} are allowed")
+        raise _source_error(source, f"'{name}' is {size} bytes; at most {MAX_FILE_BYTES} are allowed")
     return path.as_posix()
 
 
@@ -118,7 +118,7 @@ def _directory(root: Path) -> Iterator[tuple[str, bytes]]:
                 with path.open("rb") as stream:
                     yield safe_name, stream.read(MAX_FILE_BYTES)
             else:
-                raise _bad(str(root), f"'{name}' is a link or special file")
+                raise _source_error(str(root), f"'{name}' is a link or special file")
 
 
 def _zip(source: Path) -> Iterator[tuple[str, bytes]]:
@@ -128,9 +128,9 @@ def _zip(source: Path) -> Iterator[tuple[str, bytes]]:
                 continue
             kind = stat.S_IFMT(info.external_attr >> 16)
             if kind not in (0, stat.S_IFREG):
-                raise _bad(str(source), f"'{info.filename}' is a link or special file")
+                raise _source_error(str(source), f"'{info.filename}' is a link or special file")
             if info.flag_bits & 1:
-                raise _bad(str(source), f"'{info.filename}' is encrypted")
+                raise _source_error(str(source), f"'{info.filename}' is encrypted")
             name = _check_path(info.filename, info.file_size, str(source))
             with archive.open(info) as stream:
                 yield name, stream.read(MAX_FILE_BYTES)
@@ -141,7 +141,7 @@ def _tar(source: Path) -> Iterator[tuple[str, bytes]]:
         # Bounded before tarfile reads it: tarfile reads extended headers of any size at once.
         data = compressed.read(2 * MAX_TOTAL_BYTES + 1)
     if len(data) > 2 * MAX_TOTAL_BYTES:
-        raise _bad(str(source), f"unpacks to more than {MAX_TOTAL_BYTES} bytes")
+        raise _source_error(str(source), f"unpacks to more than {MAX_TOTAL_BYTES} bytes")
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
             if member.isdir() or _is_ignored(member.name):
@@ -149,6 +149,6 @@ def _tar(source: Path) -> Iterator[tuple[str, bytes]]:
             name = _check_path(member.name, member.size, str(source))
             stream = archive.extractfile(member) if member.isreg() else None
             if stream is None:
-                raise _bad(str(source), f"'{name}' is a link or special file")
+                raise _source_error(str(source), f"'{name}' is a link or special file")
             with stream:
                 yield name, stream.read(MAX_FILE_BYTES)

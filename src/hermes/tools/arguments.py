@@ -27,14 +27,14 @@ def read_arguments(call: ToolCall, schema: JSONObject) -> JSONObject:
         arguments = call.parsed()
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except RecursionError:
-        raise _bad("the arguments are nested too deeply") from None
+        raise _argument_error("the arguments are nested too deeply") from None
     except UnicodeEncodeError:
-        raise _bad("the arguments hold half a surrogate pair, which no text can hold") from None
+        raise _argument_error("the arguments hold half a surrogate pair, which no text can hold") from None
     except ValueError as error:
-        raise _bad(f"the arguments are not valid JSON: {error}") from None
+        raise _argument_error(f"the arguments are not valid JSON: {error}") from None
     problems = _problems(arguments, schema)
     if problems:
-        raise _bad("; ".join(problems))
+        raise _argument_error("; ".join(problems))
     return arguments
 
 
@@ -82,5 +82,5 @@ def _short(value: JSON) -> str:
     return text if len(text) <= _VALUE_CHARS else f"{text[:_VALUE_CHARS]} …"
 
 
-def _bad(message: str) -> ToolError:
+def _argument_error(message: str) -> ToolError:
     return ToolError(message, kind=ToolErrorKind.BAD_ARGUMENTS)

@@ -116,7 +116,7 @@ def _pause_limit_for_user(bench: Workbench, limit: asyncio.Timeout) -> Workbench
 
     async def ask_user(question: str, choices: tuple[str, ...]) -> str:
         assert ask is not None
-        with _paused(limit):
+        with _pause(limit):
             return await ask(question, choices)
 
     approver = _PausingApprover(bench.approver, limit)
@@ -129,12 +129,12 @@ class _PausingApprover:
     limit: asyncio.Timeout
 
     async def approve(self, kind: str, action: str) -> None:
-        with _paused(self.limit):
+        with _pause(self.limit):
             await self.approver.approve(kind, action)
 
 
 @contextmanager
-def _paused(limit: asyncio.Timeout) -> Iterator[None]:
+def _pause(limit: asyncio.Timeout) -> Iterator[None]:
     now = asyncio.get_running_loop().time
     until, began = limit.when(), now()
     _reschedule(limit, None)

@@ -94,7 +94,7 @@ class _RayWorker:
         except errors.RayError as error:
             self._ending = _first_line(error)
             if getattr(error, "actor_init_failed", False):
-                yield _cannot_start(error)
+                yield _start_failure(error)
         finally:
             self.kill()  # even if it was only unreachable: its reports are no longer read
             self._segment.close()
@@ -107,7 +107,7 @@ class _RayWorker:
             await asyncio.wrap_future(future)
 
 
-def _cannot_start(error: Exception) -> JSONObject:
+def _start_failure(error: Exception) -> JSONObject:
     """Other nodes would most likely fail too, and no sample is to blame: the run stops."""
     cause = str(error).strip().splitlines()[-1]
     return {

@@ -146,7 +146,7 @@ class Screen:
             click.echo(line)
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[None]:
+    async def _question_prompt(self) -> AsyncIterator[None]:
         async with self._question:
             try:
                 yield
@@ -164,7 +164,7 @@ class Screen:
 
     async def approve(self, kind: str, action: str) -> Answer:
         """Asks for approval: once, always or no; an interrupted question counts as no."""
-        async with self._asking():
+        async with self._question_prompt():
             click.echo(click.style(f"\nThe agent wants to run ({kind}):", bold=True))
             click.echo(f"  {printable(action)}")
             try:
@@ -175,7 +175,7 @@ class Screen:
         return decisions.get(reply, "no")
 
     async def answer(self, question: str, choices: tuple[str, ...]) -> str:
-        async with self._asking():
+        async with self._question_prompt():
             click.echo(click.style(f"\nThe agent asks: {printable(question)}", bold=True))
             for number, choice in enumerate(choices, 1):
                 click.echo(f"  {number}. {printable(choice)}")

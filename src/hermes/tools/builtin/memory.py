@@ -31,9 +31,9 @@ async def _memory(arguments: JSONObject, bench: Workbench) -> str:
         )
     match arguments["action"]:
         case "add":
-            return await _add(_required(arguments, "text"), bench, bench.notify_user)
+            return await _add(_required_argument(arguments, "text"), bench, bench.notify_user)
         case "remove":
-            return await _remove(_required(arguments, "id"), bench, bench.notify_user)
+            return await _remove(_required_argument(arguments, "id"), bench, bench.notify_user)
         case _:
             facts = await asyncio.to_thread(stored_facts, _home(bench))
             return json.dumps([{"id": fact.id, "text": fact.text} for fact in facts], ensure_ascii=False)
@@ -97,7 +97,7 @@ def _fact(home: Path, reference: str) -> Fact:
         return reader.resolve_fact(reference)
 
 
-def _required(arguments: JSONObject, name: str) -> str:
+def _required_argument(arguments: JSONObject, name: str) -> str:
     if name not in arguments:
         raise ToolError(f"'{arguments['action']}' needs {name}", kind=ToolErrorKind.BAD_ARGUMENTS)
     return str(arguments[name])

@@ -44,7 +44,7 @@ async def skill_view(arguments: JSONObject, bench: Workbench) -> str:
         if "file_path" in arguments:
             return read_skill_file(skill, arguments["file_path"])
     except HermesError as error:
-        raise _failed(error) from error
+        raise _tool_error(error) from error
     data = {**skill.to_json(), "files": skill_files(skill), "content": skill.body}
     return json.dumps(data, ensure_ascii=False)
 
@@ -71,7 +71,7 @@ async def skill_manage(arguments: JSONObject, bench: Workbench) -> str:
     except ToolError:
         raise
     except HermesError as error:
-        raise _failed(error) from error
+        raise _tool_error(error) from error
     return f"saved the skill '{name}'."
 
 
@@ -84,7 +84,7 @@ def _runs_here(skill: Skill) -> bool:
     return not skill.platforms or here in skill.platforms
 
 
-def _failed(error: HermesError) -> ToolError:
+def _tool_error(error: HermesError) -> ToolError:
     return ToolError(f"{error.message} {error.hint}".strip())
 
 
