@@ -73,22 +73,22 @@ def agent_facts() -> dict[str, Any]:
 
 
 class Client:
-    """One connection that is kept."""
+    """One keep-alive connection."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> bytes:
-        sent = {**(JSON_BODY if body else {}), **{k.replace("_", "-"): v for k, v in headers.items()}}
-        self._connection.request(method, path, body, sent)
-        answer = self._connection.getresponse()
-        data = answer.read()
-        assert answer.status == 200, data[:300]
+        fields = {**(JSON_BODY if body else {}), **{k.replace("_", "-"): v for k, v in headers.items()}}
+        self._connection.request(method, path, body, fields)
+        response = self._connection.getresponse()
+        data = response.read()
+        assert response.status == 200, data[:300]
         return data
 
 
 class Server:
-    """A server process and what it uses."""
+    """A server process and its resource usage."""
 
     def __init__(self, command: list[str], port: int) -> None:
         self.port = port
@@ -150,12 +150,12 @@ RUN |= dict.fromkeys(("wandb_group", "wandb_project", "checkpoint_dir"), "bench"
 
 def post_many(port: int, body: bytes, headers: dict[str, str], count: int, times: Any) -> None:
     client = Client(port)
-    taken = []
+    durations_s = []
     for _ in range(count):
         started = time.monotonic()
         client.ask("POST", "/scored_data", body, **headers)
-        taken.append(time.monotonic() - started)
-    times.put(taken)
+        durations_s.append(time.monotonic() - started)
+    times.put(durations_s)
 
 
 def measure_posts(server: Server, body: bytes, encoding: str, clients: int, groups: int) -> dict[str, float]:
@@ -169,20 +169,20 @@ def measure_posts(server: Server, body: bytes, encoding: str, clients: int, grou
     cpu, started = server.cpu_s(), time.monotonic()
     for worker in workers:
         worker.start()
-    taken = sorted(second for _ in workers for second in times.get())
+    durations_s = sorted(second for _ in workers for second in times.get())
     elapsed = time.monotonic() - started
     for worker in workers:
         worker.join()
     return {
-        "groups_per_s": len(taken) / elapsed,
-        "cpu_ms_per_group": 1000 * (server.cpu_s() - cpu) / len(taken),
-        "p50_ms": 1000 * statistics.median(taken),
-        "p99_ms": 1000 * taken[int(0.99 * (len(taken) - 1))],
+        "groups_per_s": len(durations_s) / elapsed,
+        "cpu_ms_per_group": 1000 * (server.cpu_s() - cpu) / len(durations_s),
+        "p50_ms": 1000 * statistics.median(durations_s),
+        "p99_ms": 1000 * durations_s[int(0.99 * (len(durations_s) - 1))],
     }
 
 
 def probe(port: int, stop: Any, longest: Any) -> None:
-    """Asks for /status all the time; tells the longest it had to wait for an answer."""
+    """Requests /status continuously; puts the longest response time into `longest`."""
     client = Client(port)
     worst = 0.0
     while not stop.wait(0.002):
@@ -193,21 +193,21 @@ def probe(port: int, stop: Any, longest: Any) -> None:
 
 
 def _while_probed(server: Server, repeats: int, request: Callable[[], bytes]) -> tuple[list[float], float]:
-    """How long each request took, and the longest that /status had to wait meanwhile."""
+    """The duration of each request, and the longest response time of /status meanwhile."""
     stop: Any = multiprocessing.Event()
     longest: Any = multiprocessing.Queue()
     prober = multiprocessing.Process(target=probe, args=(server.port, stop, longest))
     prober.start()
     time.sleep(0.5)
-    taken = []
+    durations_s = []
     for _ in range(repeats):
         started = time.monotonic()
         request()
-        taken.append(time.monotonic() - started)
+        durations_s.append(time.monotonic() - started)
     stop.set()
     worst = longest.get()
     prober.join()
-    return taken, worst
+    return durations_s, worst
 
 
 def measure_batches(server: Server, encoding: str, repeats: int) -> dict[str, float]:
@@ -219,35 +219,35 @@ def measure_batches(server: Server, encoding: str, repeats: int) -> dict[str, fl
         return data
 
     cpu = server.cpu_s()
-    taken, worst = _while_probed(server, repeats, batch)
+    durations_s, worst = _while_probed(server, repeats, batch)
     return {
-        "first_ms": 1000 * taken[0],
-        "median_ms": 1000 * statistics.median(taken),
+        "first_ms": 1000 * durations_s[0],
+        "median_ms": 1000 * statistics.median(durations_s),
         "cpu_ms_per_batch": 1000 * (server.cpu_s() - cpu) / repeats,
         "status_worst_ms": 1000 * worst,
     }
 
 
 def measure_lists(command: list[str], *, durable: bool, more: dict[str, Any]) -> dict[str, float]:
-    """Lists of 2,000 tiny groups: many objects in few bytes, the worst there is for one turn of a server."""
+    """Lists of 2,000 tiny groups: many objects in few bytes, which block an event loop the longest."""
     sequences = [[1, 2], [3, 4]]
     tiny = {"tokens": sequences, "masks": sequences, "scores": [1.0, 2.0], **more}
     body = json.dumps([tiny] * 2000).encode()
     with served(command, durable=durable) as server:
         post = partial(Client(server.port).ask, "POST", "/scored_data_list", body)
         post()
-        taken, worst = _while_probed(server, 5, post)
-    return {"median_ms": 1000 * statistics.median(taken), "status_worst_ms": 1000 * worst}
+        durations_s, worst = _while_probed(server, 5, post)
+    return {"median_ms": 1000 * statistics.median(durations_s), "status_worst_ms": 1000 * worst}
 
 
 def measure_polls(server: Server, count: int = 300) -> dict[str, float]:
     client = Client(server.port)
-    taken = []
+    durations_s = []
     for _ in range(count):
         started = time.monotonic()
         client.ask("GET", "/status-env", b'{"env_id":0}')
-        taken.append(time.monotonic() - started)
-    return {"p50_ms": 1000 * statistics.median(taken)}
+        durations_s.append(time.monotonic() - started)
+    return {"p50_ms": 1000 * statistics.median(durations_s)}
 
 
 def measure(command: list[str], *, durable: bool, queued: int) -> dict[str, Any]:
@@ -274,19 +274,19 @@ def measure(command: list[str], *, durable: bool, queued: int) -> dict[str, Any]
         for encoding in encodings:
             result[f"GET /batch {encoding}"] = measure_batches(server, encoding, 5)
         result["mb_after_batches"] = server.rss_mb()
-    spoken = {"messages": [[{"role": "user", "content": "x"}]] * 2}
-    for name, more in {"numbers": {}, "messages": spoken}.items():
+    with_messages = {"messages": [[{"role": "user", "content": "x"}]] * 2}
+    for name, more in {"numbers": {}, "messages": with_messages}.items():
         result[f"POST 2,000 groups, {name}"] = measure_lists(command, durable=durable, more=more)
     return result
 
 
 def servers(original: str | None) -> dict[str, tuple[list[str], bool]]:
-    found = {"ours, durable": (OURS, True), "ours, in memory": (OURS, False)}
+    commands = {"ours, durable": (OURS, True), "ours, in memory": (OURS, False)}
     if original:
-        found["original"] = ([original], False)
+        commands["original"] = ([original], False)
     elif importlib.util.find_spec("atroposlib"):
-        found["original"] = ([sys.executable, "-m", "atroposlib.cli.run_api"], False)
-    return found
+        commands["original"] = ([sys.executable, "-m", "atroposlib.cli.run_api"], False)
+    return commands
 
 
 def flat(result: dict[str, Any]) -> dict[str, float]:
@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if options.queued < 256:
-        parser.error("--queued must be at least 256: ten batches of 16 groups are taken from them")
+        parser.error("--queued must be at least 256: ten batches of 16 groups are durations_s from them")
     results = {}
     for name, (command, durable) in servers(options.original).items():
         results[name] = measure(command, durable=durable, queued=options.queued)

@@ -2,7 +2,7 @@
 
 The five counters are disjoint. Servers report cached, written and thinking tokens as part of the
 prompt or completion count, so those parts are subtracted here; where a server's own total shows that
-it counts thinking beside the completion, it is not. A server that reports nothing gives None.
+it counts thinking separately from the completion, they are not. Without any count the usage is None.
 """
 
 from __future__ import annotations

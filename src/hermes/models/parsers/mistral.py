@@ -1,9 +1,9 @@
-"""Mistral, both forms behind `[TOOL_CALLS]`.
+"""Mistral's two formats, both after `[TOOL_CALLS]`.
 
 - up to tokenizer v7: one array, `[TOOL_CALLS] [{"name": …, "arguments": {…}, "id": "…"}, …]`;
 - from v11: one mark per call, `[TOOL_CALLS]name{…}`, later with `[CALL_ID]id` and `[ARGS]` between.
 
-Either form is read by every Mistral parser; `array` says which one `render` writes. Ids are nine letters
+Every Mistral parser reads both; `array` selects the one that `render` writes. Ids are nine letters
 and digits, as Mistral's templates require. Thinking may be `[THINK]…[/THINK]`.
 """
 

@@ -52,8 +52,8 @@ def _extent(text: str, at: int, error: MalformedCallError, row: CallSequence) ->
         return balanced
     if "Unterminated string" in str(error) or error.stopped_at >= len(text.rstrip()):
         return limit
-    behind = len(text[: error.doubtful_from].rstrip(" \t\r\n,;"))
-    for match in row.separator.finditer(text, max(at, behind), limit):
+    resume_at = len(text[: error.doubtful_from].rstrip(" \t\r\n,;"))
+    for match in row.separator.finditer(text, max(at, resume_at), limit):
         try:
             _, _, end = call_parts(text, match.end(), "arguments", "parameters")
         except MalformedCallError:

@@ -136,7 +136,7 @@ def timeout_error(endpoint: EndpointRef, timeout_s: float, last: ProviderError |
 
 def queue_timeout(endpoint: EndpointRef, limit: int) -> ProviderError:
     return ProviderError(
-        f"No call to {endpoint.url} could begin in the time given: {limit} others at a time are under way.",
+        f"No call to {endpoint.url} could begin before the timeout: {limit} others are in flight.",
         "Allow more time, or fewer calls at once.",
         retryable=True,
     )
@@ -144,7 +144,7 @@ def queue_timeout(endpoint: EndpointRef, limit: int) -> ProviderError:
 
 def gate_error(endpoint: EndpointRef, seconds: float) -> ProviderError:
     return ProviderError(
-        f"{endpoint.url} wants no call for another {seconds:.0f} s, more than the time left.",
+        f"{endpoint.url} accepts no call for another {seconds:.0f} s, longer than the time left.",
         "Try again later.",
         retryable=True,
         status=429,
@@ -209,7 +209,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _key_hint(endpoint: EndpointRef) -> str:
     if endpoint.key_env is None:
-        return "This endpoint wants a key: name the variable that holds it as key_env of the provider."
+        return "This endpoint requires a key: set key_env of the provider to the variable that holds it."
     return f"Check the key in {endpoint.key_env}, or set another: hermes config set {endpoint.key_env} …"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 class EventDecoder:
-    """One stream. Lines end with LF or CRLF; other separators may stand inside a JSON text."""
+    """One stream. Lines end with LF or CRLF; other separators may occur inside a JSON text."""
 
     def __init__(self) -> None:
         self._rest = b""

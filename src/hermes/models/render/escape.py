@@ -1,4 +1,4 @@
-"""Keeps text that spells a special token apart from the special tokens that a chat template writes.
+"""Escapes special tokens in content, so that only those of the chat template are encoded as such.
 
 Only the template may write special tokens. Where content contains the text of one (`<|im_end|>` in a web
 page, say), a placeholder replaces it before the template runs and is replaced back afterwards. A `Rendered`

@@ -10,7 +10,7 @@ is a batch) is set aside: it waits in the queue, and the rest is packed as if it
 largest size makes no batch, the next one is tried, and at last single groups, so that an odd size holds up
 nothing.
 
-Cost: linear in the groups of one batch and in the number of lanes, whatever waits behind them.
+Cost: linear in the groups of one batch and in the number of lanes, however long they are.
 """
 
 from __future__ import annotations

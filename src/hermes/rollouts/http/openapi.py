@@ -40,7 +40,7 @@ class Operation:
     headers: tuple[tuple[str, str], ...] = ()
     """Name and description of each request header."""
     statuses: tuple[int, ...] = ()
-    """Status codes of its own, beside those that every operation with such a body or query has."""
+    """Status codes in addition to those of every operation with a body or query."""
     content_type: str = "application/json"
     include_in_schema: bool = True
 
