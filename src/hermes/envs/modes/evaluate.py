@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from hermes.envs.failures import MAX_TRIES, EnvironmentRunError, GroupFailure, classify
+from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.phase import phase
 
 logger = logging.getLogger(__name__)
 
-E = TypeVar("E")
+E = TypeVar("E", bound=EnvHooks)
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -38,10 +39,18 @@ _MAX_DEPTH = 3
 
 
 class EvalRunner(Generic[E]):
-    """Isolates the evaluation of one environment from its training."""
+    """Evaluates one environment while it is training."""
 
     def __init__(self, env: E) -> None:
         self._env = env
+
+    async def run(self) -> None:
+        """Calls `evaluate`. If it fails, the error is logged and training continues."""
+        with self.isolate() as view:
+            try:
+                await view.evaluate()
+            except Exception as error:  # an author's code may raise anything
+                logger.exception("the evaluation failed (%s)", classify(error).reason)
 
     @contextmanager
     def isolate(self) -> Iterator[E]:

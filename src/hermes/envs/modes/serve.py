@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from hermes.envs.concurrency import cancel_all, run_within, wait_all
 from hermes.envs.config import BaseEnvConfig
-from hermes.envs.failures import FAILED, MAX_TRIES, STOPPED, EnvironmentRunError, GroupFailure, classify
+from hermes.envs.failures import FAILED, MAX_TRIES, STOPPED, EnvironmentRunError, GroupFailure
 from hermes.envs.modes import metrics, pacing
 from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.modes.evaluate import EvalRunner
@@ -233,7 +233,7 @@ class ServeMode:
             if self._is_evaluating():
                 logger.warning("the last evaluation is still running; this one is skipped")
             else:
-                self._evaluation = asyncio.create_task(self._evaluate())
+                self._evaluation = asyncio.create_task(EvalRunner(self.env).run())
         interval = self.membership.checkpoint_interval
         if pacing.is_crossed(before, now, interval):
             self.env.save_checkpoint(now // interval * interval)
@@ -244,13 +244,6 @@ class ServeMode:
 
     def _is_evaluating(self) -> bool:
         return self._evaluation is not None and not self._evaluation.done()
-
-    async def _evaluate(self) -> None:
-        with EvalRunner(self.env).isolate() as view:
-            try:
-                await view.evaluate()
-            except Exception as error:  # a failed evaluation is logged; training continues
-                logger.exception("the evaluation failed (%s)", classify(error).reason)
 
     async def start_workers(self) -> None:
         """Starts workers until the target is reached, or there are no items."""
