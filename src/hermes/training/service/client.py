@@ -68,12 +68,12 @@ def connection(url: str | None, environ: Mapping[str, str]) -> ServiceConnection
         raise UsageError(f"'{address}' is not an address", f"write it like {LOCAL_URL}, or: {MANAGED}")
     token = environ.get(TOKEN_VARIABLE)
     key = environ.get(KEY_VARIABLE) or (f"tml-{token}" if token else "")
-    service = ServiceConnection(address, key or "tml-local")
-    if not key and not service.local:
+    target = ServiceConnection(address, key or "tml-local")
+    if not key and not target.local:
         raise UsageError(
             f"there is no key for {address}", f"set {KEY_VARIABLE}: hermes config set {KEY_VARIABLE} …"
         )
-    return service
+    return target
 
 
 @dataclass(frozen=True, slots=True)
