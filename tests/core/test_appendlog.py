@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.core.appendlog import AppendLog, read_lines, repair
+from hermes.disk.appendlog import AppendLog, read_lines, repair
 
 WRITE = """
 import sys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.core import drafts
+from hermes.disk import drafts
 
 
 def test_a_draft_is_private_and_takes_its_place(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.core.filelock import FileLock
+from hermes.disk.filelock import FileLock
 
 HOLD = """
 import sys

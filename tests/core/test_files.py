@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hermes.config import paths
-from hermes.core.files import atomic_write, ensure_dir, read_text
+from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.errors import ConfigError
 
 
@@ -65,7 +65,7 @@ def test_a_write_that_runs_out_of_room_leaves_the_old_file_and_no_rest(tmp_path:
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from hermes.core.files import atomic_write\n"
+        "from hermes.disk.files import atomic_write\n"
         "from hermes.errors import ConfigError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
         "try:\n"

@@ -246,9 +246,9 @@ def _delegate(
                 pass
             outcome = loop.outcome
             assert outcome is not None
-            answer = loop.messages[-1].content
+            reply = loop.messages[-1].content
         if outcome.stop_reason is StopReason.COMPLETED:
-            return ToolOutput(answer)
+            return ToolOutput(reply)
         return ToolOutput(
             f"the sub-agent stopped: {outcome.stop_reason.value} {outcome.detail or ''}".rstrip()
             + f" (trajectory {header.id})",

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from hermes.core import JSONObject, appendlog
+from hermes.core import JSONObject
+from hermes.disk import appendlog
 from hermes.errors import HostError
 from hermes.store.group_commit import GroupCommit
 

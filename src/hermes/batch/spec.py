@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from hermes.core import JSONObject
-from hermes.core.files import atomic_write, ensure_dir
+from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import ConfigError, UsageError
 
 

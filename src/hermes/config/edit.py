@@ -13,7 +13,7 @@ from pathlib import Path
 from hermes.config import env_file, load, paths, providers, schema, yaml_edit, yaml_file
 from hermes.config.environment import is_setting_name
 from hermes.config.validate import SettingProblem, validate
-from hermes.core.files import atomic_write, read_text, settings_lock
+from hermes.disk.files import atomic_write, read_text, settings_lock
 from hermes.errors import ConfigError
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")

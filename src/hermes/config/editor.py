@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hermes.config import edit, paths
-from hermes.core.files import atomic_write, ensure_dir, read_text, settings_lock
+from hermes.disk.files import atomic_write, ensure_dir, read_text, settings_lock
 from hermes.errors import ConfigError
 
 _FIRST_LINES = "# Settings of Hermes. 'hermes config show' lists every key with its value and origin.\n"

@@ -16,7 +16,7 @@ from collections.abc import Mapping, MutableMapping
 
 from hermes.config import env_file, paths
 from hermes.config.secrets import looks_secret
-from hermes.core.files import read_text
+from hermes.disk.files import read_text
 
 PREFIX = "HERMES_"
 _EXPORTED = "_HERMES_EXPORTED"

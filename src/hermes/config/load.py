@@ -20,7 +20,7 @@ from hermes.config.schema import KeyPath
 from hermes.config.settings import Settings
 from hermes.config.validate import SettingProblem, validate
 from hermes.core import JSON, JSONObject
-from hermes.core.files import read_text
+from hermes.disk.files import read_text
 from hermes.errors import ConfigError, UsageError
 
 

@@ -34,13 +34,13 @@ class Usage:
     def total(self) -> int:
         return self.prompt + self.completion
 
-    def __add__(self, other: Usage) -> Usage:
+    def __add__(self, usage: Usage) -> Usage:
         return Usage(
-            self.input_tokens + other.input_tokens,
-            self.cached_input_tokens + other.cached_input_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
-            self.output_tokens + other.output_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
+            self.input_tokens + usage.input_tokens,
+            self.cached_input_tokens + usage.cached_input_tokens,
+            self.cache_write_tokens + usage.cache_write_tokens,
+            self.output_tokens + usage.output_tokens,
+            self.reasoning_tokens + usage.reasoning_tokens,
         )
 
     def to_json(self) -> JSONObject:

@@ -16,7 +16,7 @@ from hermes.batch.spec import RunSpec, open_run
 from hermes.batch.tasks import Dataset, read_dataset
 from hermes.batch.workers.pool import Pool, RunOptions, RunResult
 from hermes.batch.workers.process import ProcessWorkers
-from hermes.core.files import atomic_write, ensure_dir
+from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
 from hermes.quickstart import reward
 from hermes.quickstart.evaluate import open_env

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from hermes.core.files import atomic_write
+from hermes.disk.files import atomic_write
 from hermes.envs.stats import Interval
 from hermes.quickstart import chart
 from hermes.quickstart.outcome import QuickstartOutcome

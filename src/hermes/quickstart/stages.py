@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from hermes.core.files import ensure_dir
+from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError
 from hermes.quickstart import pace
 from hermes.quickstart.engine_metrics import engine_tokens

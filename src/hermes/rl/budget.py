@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hermes.core.files import ensure_dir, read_text
+from hermes.disk.files import ensure_dir, read_text
 from hermes.errors import UsageError
 from hermes.rl.run import RlRun, all_runs, last_step, now_ms
 from hermes.rl.service import service_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.core import JSONObject
-from hermes.core.files import read_text
+from hermes.disk.files import read_text
 from hermes.rl.config.fields import WANDB_PROJECT
 from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, now_ms, read_metrics
 from hermes.training.monitor.sinks import read_wandb

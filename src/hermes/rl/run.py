@@ -17,7 +17,7 @@ from typing import Any
 
 from hermes.config.paths import logs_dir
 from hermes.core import JSON, JSONObject
-from hermes.core.files import atomic_write, read_text
+from hermes.disk.files import atomic_write, read_text
 from hermes.errors import HermesError, UsageError
 from hermes.rl.supervise.process import ProcessId, last_lines, read_tail
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.config.environment import without_stored
-from hermes.core.filelock import FileLock
-from hermes.core.files import ensure_dir
+from hermes.disk.filelock import FileLock
+from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
 from hermes.rl.budget import grant, recorded_limits
 from hermes.rl.config.resolve import Resolved, check_together

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hermes.config.paths import skills_dir
 from hermes.core import JSONObject, new_id
-from hermes.core.files import atomic_write, ensure_dir
+from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import UsageError
 from hermes.skills.catalogue import LIBRARY, file_errors, list_skills, skill_directories
 from hermes.skills.lock import changes, hash_files, read_lock, write_lock

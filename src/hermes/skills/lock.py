@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hermes.config.paths import skills_dir
 from hermes.core import JSONObject
-from hermes.core.files import atomic_write, read_text
+from hermes.disk.files import atomic_write, read_text
 from hermes.errors import ConfigError
 from hermes.skills.catalogue import relative_files
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import quote
 
-from hermes.core.filelock import FileLock
+from hermes.disk.filelock import FileLock
 from hermes.errors import StoreError
 
 SAFE_VERSION = (3, 51, 3)

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.core.filelock import FileLock
-from hermes.core.files import atomic_write, ensure_dir, read_text
 from hermes.core.json import JSONObject
+from hermes.disk.filelock import FileLock
+from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.errors import HermesError, UsageError
 
 NAME = "training.json"

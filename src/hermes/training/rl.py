@@ -25,9 +25,9 @@ from hermes.training.data.batch import BatchConfig, TrainBatch, prepare, with_pe
 from hermes.training.data.correction import IMPORTANCE_SAMPLING
 from hermes.training.data.waiting import ENV_PATIENCE_S, BatchWait, NoEnvironmentError
 from hermes.training.distill import Teacher, add_teacher_logprobs
+from hermes.training.monitor.batch_guard import BatchGuard
 from hermes.training.monitor.eval_watcher import EvalWatcher
 from hermes.training.monitor.sinks import Sinks
-from hermes.training.monitor.stall_guard import StallGuard
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
@@ -159,7 +159,7 @@ class _RlLoop:
         self._prefetched: list[LeasedBatch] = []
         """Leased to this trainer, and not yet recorded in the state."""
         self._update = Update(session.client, settings)
-        self._stall_guard = StallGuard(has_updates=session.state.step > 0)
+        self._batch_guard = BatchGuard(has_updates=session.state.step > 0)
         self._rewards: list[float] = []
         """Of the steps since the last checkpoint."""
         services.eval_watcher.record_published(session.state.step)
@@ -185,7 +185,7 @@ class _RlLoop:
         if step > session.state.step or not session.state.kept:
             self._checkpoint(step, {})
         if step >= last:
-            self._stall_guard.check_any_signal()
+            self._batch_guard.check_any_signal()
         return session.finish("all steps made" if step >= last else "stopped")
 
     def _wait_for_batch(self, step: int) -> LeasedBatch | None:
@@ -269,7 +269,7 @@ class _RlLoop:
         if self._services.teacher is not None:
             groups = add_teacher_logprobs(self._services.teacher, groups)
         batch = prepare(groups, settings.rules, step)
-        self._stall_guard.check(batch)
+        self._batch_guard.check(batch)
         if not settings.kl or not batch.sequences:
             return batch
         base_model, client = self._session.run.lora.base_model, self._session.client

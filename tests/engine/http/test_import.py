@@ -61,7 +61,7 @@ def test_an_adapter_of_pefts_is_sampled_named_and_trained_on_and_survives_kill_9
     losses = steps(training, range(1))
     trained = training.forward(batch(2), "cross_entropy").result().metrics["loss:sum"]
     assert trained < losses[0]
-    with pytest.raises(tinker.RequestFailedError, match="no optimizer state"):
+    with pytest.raises(tinker.RequestFailedError, match="optimizer state"):
         client.create_training_client_from_state_with_optimizer(path).get_info()
     named = {one["id"]: one for one in again.ask("GET", "/v1/models").json()["data"]}
     assert {"mine", path, sampler_path} <= named.keys()

@@ -29,12 +29,12 @@ from hermes.batch.progress import cause_of
 from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import Dataset
 from hermes.core import JSONObject
-from hermes.core.drafts import sweep
-from hermes.core.files import replacing
 from hermes.data.export.sink import RowSink, encode, open_shards, open_sink
 from hermes.data.export.table import is_available
 from hermes.data.formats.batch import FORMAT, content_digest, dataset_row
 from hermes.data.lines import encode_row
+from hermes.disk.drafts import sweep
+from hermes.disk.files import replacing
 
 _MARKER = "[REDACTED:"
 _UNPLANNED = "no longer in the dataset"

@@ -116,7 +116,7 @@ class StatisticsTally:
             },
             "turns": spread(self._turns),
             "tool_calls": spread(self._tool_calls),
-            "tokens": {each.name: getattr(self._usage, each.name) for each in fields(Usage)},
+            "tokens": {field.name: getattr(self._usage, field.name) for field in fields(Usage)},
             "cost_usd": known_cost if len(self._costs) == finished else None,
             "known_cost_usd": known_cost,
             "unpriced": finished - len(self._costs),

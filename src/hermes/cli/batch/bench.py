@@ -144,7 +144,7 @@ class _Bench:
 
     def _write_page(self, path: Path, comparison: Comparison, divergences: Sequence[Divergence]) -> None:
         from hermes.batch.compare.report_html import Facts, render
-        from hermes.core.files import replacing
+        from hermes.disk.files import replacing
 
         facts = Facts(
             title=self._name,

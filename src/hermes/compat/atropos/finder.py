@@ -13,8 +13,6 @@ from types import ModuleType
 from typing import Any
 
 from hermes.compat.atropos.names import AGENT_ROOT, ROOT, TABLES
-from hermes.compat.atropos.servers.managed import open_managed
-from hermes.envs.servers.manager import ServerManager
 
 _STAND_INS = {"wandb": "hermes.compat.atropos.wandb_stand_in"}
 
@@ -92,22 +90,17 @@ _finders: list[importlib.abc.MetaPathFinder] = []
 
 
 def install() -> None:
-    """Makes atroposlib, and the reference's modules of `environments`, resolve to Hermes. Idempotent.
-
-    It also gives `ServerManager` its managed servers.
-    """
+    """Makes atroposlib, and the reference's modules of `environments`, resolve to Hermes. Idempotent."""
     if _finders:
         return
     _drop_cached_modules()
     _finders.extend([ShimFinder(), StandInFinder()])
     sys.meta_path.insert(0, _finders[0])
     sys.meta_path.append(_finders[1])
-    ServerManager.managed_server_factory = open_managed
 
 
 def uninstall() -> None:
     """Undoes `install`."""
-    ServerManager.managed_server_factory = None
     for finder in _finders:
         sys.meta_path.remove(finder)
     _finders.clear()

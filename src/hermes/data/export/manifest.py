@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hermes import __version__
 from hermes.core import JSONObject
-from hermes.core.files import replacing
 from hermes.data.export.sink import file_digest
+from hermes.disk.files import replacing
 from hermes.errors import UsageError
 from hermes.store import Filter, Reader
 from hermes.store.query import ALL

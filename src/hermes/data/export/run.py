@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hermes.core import JSONObject
-from hermes.core.drafts import sweep
-from hermes.core.files import replacing
 from hermes.data.example import UnfitError, load
 from hermes.data.export import manifest
 from hermes.data.export.select import EVERYTHING, LeftOut, TrajectorySelection, select
@@ -30,6 +28,8 @@ from hermes.data.formats.base import Format, ToolCallStyle, Unit
 from hermes.data.lines import encode_row
 from hermes.data.preference.pairs import PairCandidate, PreferenceSource, candidate, find_claims, make_pair
 from hermes.data.redaction.redact import RedactionLevel, Scrubber
+from hermes.disk.drafts import sweep
+from hermes.disk.files import replacing
 from hermes.safety.redact import Redactor
 from hermes.store import Filter, Reader
 

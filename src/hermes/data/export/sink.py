@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from hermes.core import JSONObject
-from hermes.core.drafts import draft_file, draft_folder, sweep
-from hermes.core.files import sync_directory
 from hermes.data.export.table import GROUP_BYTES, TableWriter
 from hermes.data.formats.base import Format
 from hermes.data.lines import EncodedRow, encode_row, exact_line
+from hermes.disk.drafts import draft_file, draft_folder, sweep
+from hermes.disk.files import sync_directory
 from hermes.errors import HermesError, UsageError
 
 TABLES = {".parquet": False, ".arrow": True}

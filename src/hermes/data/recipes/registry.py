@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hermes.core.files import replacing
 from hermes.data.export.manifest import stem
 from hermes.data.recipes import axolotl, llama_factory, trl, unsloth
 from hermes.data.recipes.base import Ask, TrainerRecipe
+from hermes.disk.files import replacing
 from hermes.errors import UsageError
 
 RECIPES: dict[str, TrainerRecipe] = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes.core.filelock import FileLock
+from hermes.disk.filelock import FileLock
 from hermes.errors import HostError
 
 

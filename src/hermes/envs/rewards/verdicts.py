@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from hermes.core import JSONObject
-from hermes.core.appendlog import AppendLog, read_lines
+from hermes.disk.appendlog import AppendLog, read_lines
 
 
 class Verdicts:

@@ -13,7 +13,9 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.servers.base import APIServer, Sampled
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from openai.types.completion import Completion
 
 _PROBE_EVERY_S = 1.0
+MANAGED_SERVERS = "hermes.managed_servers"
+"""Entry point group."""
 
 
 class ManagedServerFactory(Protocol):
@@ -38,10 +42,19 @@ class ManagedServerFactory(Protocol):
     ) -> Any: ...
 
 
-class ServerManager:
-    managed_server_factory: ClassVar[ManagedServerFactory | None] = None
-    """Set by `hermes.compat.atropos.install`: managed servers are Atropos's, in a layer above this one."""
+@cache
+def _managed_server_factory() -> ManagedServerFactory:
+    """The plug-in that opens managed servers: they are Atropos's, in a layer above this one."""
+    for entry in entry_points(group=MANAGED_SERVERS):
+        factory: ManagedServerFactory = entry.load()
+        return factory
+    raise UsageError(
+        f"no package provides managed_server(): the entry point group '{MANAGED_SERVERS}' is empty.",
+        "Install Hermes again: pip install -e .",
+    )
 
+
+class ServerManager:
     def __init__(
         self,
         configs: ServerBaseline | list[APIServerConfig],
@@ -111,14 +124,8 @@ class ServerManager:
         self, tokenizer: Any = None, base_url: str | None = None, preserve_think_blocks: bool = False
     ) -> AsyncIterator[Any]:
         """A server that records exact tokens; it is reset after the block."""
-        open_managed = type(self).managed_server_factory
-        if open_managed is None:
-            raise UsageError(
-                "managed_server() belongs to the Atropos compatibility layer, which is not installed.",
-                "Call hermes.compat.atropos.install() first, or run the file with `hermes env`.",
-            )
         pinned = [server for server in self.servers if base_url and server.config.base_url == base_url]
-        managed = open_managed(
+        managed = _managed_server_factory()(
             pinned[0] if pinned else self._pick({}),
             tokenizer=tokenizer,
             tool_parser=self.tool_parser,

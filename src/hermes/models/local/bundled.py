@@ -110,7 +110,7 @@ def _version(package: str) -> str | None:
 @contextmanager
 def _exclusive_lock(lock: Path, progress: Progress) -> Iterator[None]:
     """Holds `lock`; the kernel releases it when the process ends, however it ends."""
-    from hermes.core.filelock import FileLock
+    from hermes.disk.filelock import FileLock
 
     file_lock = FileLock(lock)
     if not file_lock.acquire(blocking=False):

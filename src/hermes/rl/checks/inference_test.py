@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.config.paths import logs_dir
 from hermes.config.settings import LOCAL
-from hermes.core.files import atomic_write, ensure_dir
+from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
 from hermes.rl.config.resolve import POLICY, Resolved, dump_yaml
 from hermes.rl.supervise.process import ProcessId, last_error, signal_group

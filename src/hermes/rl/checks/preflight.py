@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from hermes.config.paths import logs_dir
-from hermes.core.files import ensure_dir
+from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError
 from hermes.rl.checks.estimate import estimate, update_seconds
 from hermes.rl.checks.inference_test import TestedServer, is_local, read_groups, run_process_mode

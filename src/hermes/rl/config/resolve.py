@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.core.files import atomic_write, read_text
+from hermes.disk.files import atomic_write, read_text
 from hermes.errors import ConfigError, HermesError, UsageError
 from hermes.rl.config.base_model import BASE_MODEL, check_model, chosen_model, model_field
 from hermes.rl.config.fields import (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from hermes.core.filelock import FileLock
+from hermes.disk.filelock import FileLock
 from hermes.errors import HermesError
 from hermes.rl.run import RlRun, RunState, now_ms
 from hermes.rl.supervise.process import signal_group

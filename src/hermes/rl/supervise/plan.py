@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hermes.core import JSONObject
-from hermes.core.files import atomic_write
+from hermes.disk.files import atomic_write
 from hermes.rl.budget import cost_usd
 from hermes.rl.config.resolve import dump_yaml
 from hermes.rl.config.run_file import TRAIN_OPTIONS

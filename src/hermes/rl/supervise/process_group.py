@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from hermes.core import JSONObject
-from hermes.core.files import ensure_dir
+from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError
 from hermes.rl.supervise.process import HERMES, Exited, ProcessHandle, ProcessSpec, last_lines, signal_group
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.config.environment import without_stored
-from hermes.core.drafts import draft_folder, sweep
+from hermes.disk.drafts import draft_folder, sweep
 from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.rl.weights.source import ADAPTER_FILES, WeightsSource
 

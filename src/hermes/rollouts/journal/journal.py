@@ -19,8 +19,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from hermes.core.filelock import FileLock
 from hermes.core.json import JSONObject
+from hermes.disk.filelock import FileLock
 from hermes.errors import StoreError
 from hermes.rollouts.core.queue import QueuedGroup
 from hermes.rollouts.core.snapshot import describe, describe_group

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.core import canonical_json, content_hash
-from hermes.core.files import atomic_write, read_text, settings_lock
+from hermes.disk.files import atomic_write, read_text, settings_lock
 from hermes.errors import ConfigError
 
 if TYPE_CHECKING:

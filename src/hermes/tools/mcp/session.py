@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from hermes.config.paths import logs_dir
 from hermes.core import JSONObject
-from hermes.core.files import ensure_dir
+from hermes.disk.files import ensure_dir
 from hermes.errors import ConfigError, MissingDependencyError, ToolError
 
 if TYPE_CHECKING:

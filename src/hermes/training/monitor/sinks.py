@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hermes.core.files import atomic_write, ensure_dir, read_text
 from hermes.core.json import JSONObject
+from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.errors import HermesError, UsageError
 
 if TYPE_CHECKING:

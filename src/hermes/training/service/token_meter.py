@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from hermes.core.files import atomic_write, read_text
+from hermes.disk.files import atomic_write, read_text
 from hermes.errors import HermesError
 
 logger = logging.getLogger(__name__)

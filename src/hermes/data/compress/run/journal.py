@@ -15,11 +15,14 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from hermes.core import JSONObject
-from hermes.core.appendlog import AppendLog, read_lines, repair
-from hermes.core.filelock import FileLock
-from hermes.core.files import atomic_write, ensure_dir
 from hermes.data.compress.run.job import CompressResult, InputKind
+from hermes.disk.appendlog import AppendLog, read_lines, repair
+from hermes.disk.filelock import FileLock
+from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import ConfigError, HostError, UsageError
+
+_ADDED_SETTINGS: JSONObject = {"strict_protect": False}
+"""Settings that runs of earlier versions did not record, with the value that those versions used."""
 
 
 class CompressEntry(NamedTuple):
@@ -84,7 +87,7 @@ class CompressJournal:
 
     def _continue(self) -> None:
         try:
-            interrupted = json.loads((self._folder / "run.json").read_text("utf-8"))
+            interrupted = _ADDED_SETTINGS | json.loads((self._folder / "run.json").read_text("utf-8"))
         except (FileNotFoundError, ValueError):
             interrupted = {}
         changed = [name for name in self._run if interrupted.get(name) != self._run[name]]

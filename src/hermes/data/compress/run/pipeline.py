@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TextIO
 
 from hermes.core import JSONObject
-from hermes.core.files import replacing
 from hermes.data.compress.folding.plan import FoldSettings, Strategy
 from hermes.data.compress.run.job import CompressItem, CompressResult, InputKind
 from hermes.data.compress.run.journal import CompressJournal
@@ -30,6 +29,7 @@ from hermes.data.compress.run.metrics import SummaryCost, Totals
 from hermes.data.compress.run.summarise import Summariser, SummaryFailedError
 from hermes.data.compress.run.workers import CompressWorkers
 from hermes.data.lines import encode_row
+from hermes.disk.files import replacing
 
 _ROUNDS = 3
 """Passes over one row in which a model may write states."""

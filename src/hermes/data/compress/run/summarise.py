@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hermes.core import Message, Sampling, content_hash
-from hermes.core.appendlog import AppendLog, read_lines
-from hermes.core.files import ensure_dir
 from hermes.data.compress.counting.tokens import Counter, TokenizerSpec
 from hermes.data.compress.folding.plan import SummaryRequest
 from hermes.data.compress.run.metrics import SummaryCost
+from hermes.disk.appendlog import AppendLog, read_lines
+from hermes.disk.files import ensure_dir
 from hermes.errors import AuthError, HermesError, HostError
 from hermes.models.base import ChatModel, ChatRequest
 from hermes.safety.text import clip

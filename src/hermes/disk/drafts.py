@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.core.filelock import lock_descriptor
+from hermes.disk.filelock import lock_descriptor
 
 
 class FileDraft(NamedTuple):

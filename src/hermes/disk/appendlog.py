@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hermes.core.filelock import lock_descriptor, unlock_descriptor
+from hermes.disk.filelock import lock_descriptor, unlock_descriptor
 
 _BLOCK_BYTES = 1 << 16
 

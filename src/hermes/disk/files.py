@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from hermes.core.filelock import FileLock
+from hermes.disk.filelock import FileLock
 from hermes.errors import ConfigError, HermesError
 
 
@@ -77,7 +77,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def _replaced_text(path: Path) -> Iterator[TextIO]:
-    from hermes.core.drafts import draft_file
+    from hermes.disk.drafts import draft_file
 
     target = Path(os.path.realpath(path))
     with draft_file(target) as draft:

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from statistics import fmean
 from types import MappingProxyType
 
+from hermes.core.stall_guard import StallGuard
 from hermes.errors import HermesError
 from hermes.training.data.batch import TOO_LONG, TOO_OLD, TrainBatch
 
+_UNTRAINABLE = "untrainable"
 _LIMIT = 3
 """Untrainable batches in a row."""
 _OLD_LIMIT = 10
@@ -28,11 +30,11 @@ _HINTS: Mapping[str, str] = MappingProxyType(
 )
 
 
-class StallGuard:
+class BatchGuard:
     """`has_updates`: whether the run has made updates before."""
 
     def __init__(self, has_updates: bool = False) -> None:
-        self._untrainable_in_a_row = 0
+        self._stall = StallGuard()
         self._rewards: list[float] = []
         """Mean scores of the batches without signal."""
         self._has_updates = has_updates
@@ -44,13 +46,18 @@ class StallGuard:
             self._rewards.append(batch.metrics.get("reward/mean", 0.0))
             if len(self._rewards) >= _NO_SIGNAL_LIMIT:
                 self.check_any_signal()
-        self._untrainable_in_a_row = self._untrainable_in_a_row + 1 if batch.untrainable else 0
-        if self._untrainable_in_a_row < (_OLD_LIMIT if set(batch.left_out) == {TOO_OLD} else _LIMIT):
+        if not batch.untrainable:
+            self._stall.record_useful()
+            return
+        self._stall.record_useless(_UNTRAINABLE)
+        limit = _OLD_LIMIT if set(batch.left_out) == {TOO_OLD} else _LIMIT
+        stall = self._stall.find_stall({_UNTRAINABLE: limit})
+        if stall is None:
             return
         reasons = batch.left_out.most_common(3)
         summary = "; ".join(f"{count} sequences: {reason}" for reason, count in reasons)
         raise HermesError(
-            f"{self._untrainable_in_a_row} batches in a row had nothing to train on ({summary})",
+            f"{stall.count} batches in a row had nothing to train on ({summary})",
             _HINTS.get(reasons[0][0], _HINT),
         )
 
