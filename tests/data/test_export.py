@@ -33,12 +33,12 @@ from tests import records
 RUN = """
 import sys
 from pathlib import Path
-from hermes.data.export import Plan, export
+from hermes.data.export.run import ExportPlan, export
 from hermes.data.formats.registry import FORMATS
 from hermes.store import Reader
 with Reader(Path(sys.argv[1])) as reader:
     print("go", flush=True)
-    export(reader, Plan(FORMATS[sys.argv[2]], Path(sys.argv[3])))
+    export(reader, ExportPlan(FORMATS[sys.argv[2]], Path(sys.argv[3])))
 """
 
 
