@@ -14,7 +14,7 @@ from hermes.disk.filelock import FileLock
 HOLD = """
 import sys
 from pathlib import Path
-from hermes.core.filelock import FileLock
+from hermes.disk.filelock import FileLock
 lock = FileLock(Path(sys.argv[1]))
 lock.acquire()
 print("locked", flush=True)

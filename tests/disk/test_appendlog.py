@@ -14,7 +14,7 @@ from hermes.disk.appendlog import AppendLog, read_lines, repair
 WRITE = """
 import sys
 from pathlib import Path
-from hermes.core.appendlog import AppendLog
+from hermes.disk.appendlog import AppendLog
 with AppendLog(Path(sys.argv[1]), fsync=False) as log:
     for number in range(200):
         log.append([f'{{"writer": {sys.argv[2]}, "number": {number}, "text": "{"x" * 5000}"}}'] * 2)
