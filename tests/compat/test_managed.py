@@ -17,7 +17,6 @@ from hermes.compat.atropos.servers.sequences import SequenceNode, SequenceTree
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.servers.engines import SGLangServer
 from hermes.envs.servers.manager import ServerManager
-from hermes.errors import UsageError
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
 from tests.envs.token_source import Answer, TokenServer, said
 
@@ -255,12 +254,11 @@ def shim() -> Iterator[None]:
     atropos.uninstall()
 
 
-async def test_without_the_shim_the_error_names_what_to_install() -> None:
+async def test_a_native_environment_has_managed_servers_without_the_shim(bundled_home: Path) -> None:
     manager = ServerManager([APIServerConfig(base_url="http://127.0.0.1:9/v1", server_type="sglang")])
-    with pytest.raises(UsageError, match="managed_server") as failure:
-        async with manager.managed_server():
-            pass
-    assert "hermes.compat.atropos.install()" in failure.value.hint
+    async with manager.managed_server(tokenizer=bundled_tokenizer(bundled_home)) as managed:
+        assert isinstance(managed, ManagedServer)
+    await manager.close()
 
 
 @pytest.mark.usefixtures("shim")

@@ -13,7 +13,7 @@ from tests.engine.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
 CORE = ("torch", "transformers", "safetensors", "numpy", "triton")
-OURS = ("hermes.engine", "hermes.errors", "hermes.core")
+OURS = ("hermes.engine", "hermes.errors", "hermes.core", "hermes.disk")
 SERVER = "server"
 """The folder that puts the core on a port; it is not part of it."""
 
