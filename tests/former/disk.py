@@ -57,8 +57,8 @@ def read_everything(root: Path) -> dict[str, Any]:
     }
 
 
-def hermes(home: Path, *arguments: str) -> str:
-    """Standard output of a command that must succeed."""
+def hermes(home: Path, *arguments: str, exit_code: int = 0) -> str:
+    """Standard output of a command that must end with the exit code; its errors if that is not 0."""
     completed = subprocess.run(
         [sys.executable, "-m", "hermes", *arguments],
         env=_environ(home),
@@ -66,8 +66,8 @@ def hermes(home: Path, *arguments: str) -> str:
         capture_output=True,
         text=True,
     )
-    assert completed.returncode == 0, (arguments, completed.stdout[-2000:], completed.stderr[-2000:])
-    return completed.stdout
+    assert completed.returncode == exit_code, (arguments, completed.stdout[-2000:], completed.stderr[-2000:])
+    return completed.stderr if exit_code else completed.stdout
 
 
 def _environ(home: Path) -> dict[str, str]:
@@ -137,19 +137,24 @@ def _api(root: Path) -> dict[str, Any]:
 
 
 def _batch(root: Path) -> dict[str, Any]:
-    """Continues the run; the journal's nine samples must not be asked for again."""
+    """Continues the run; the journal's nine samples must not be requested again."""
     home = root / "batch"
     requests: list[str] = []
     with _provider(requests) as base_url:
-        command = ("batch", "--dataset-file", str(home / "tasks.jsonl"), "--run-name", "run")
-        place = ("--output-dir", str(home / "data"), "--model", "m", "--base-url", base_url)
-        hermes(
-            home, *command, *place, "--toolsets", "math", "--num-workers", "2", "--json", "--accept-changes"
-        )
-    rows = [
-        json.loads(line) for line in (home / "data" / "run" / "trajectories.jsonl").read_text().splitlines()
-    ]
-    return {"rows": len(rows), "columns": sorted(rows[0]), "asked": sorted(set(requests))}
+        command = ("batch", "--dataset-file", str(home / "tasks.jsonl"), "--run-name", "run", "--json")
+        folder = ("--output-dir", str(home / "data"), "--toolsets", "math", "--num-workers", "2")
+        command = (*command, *folder, "--model", "m", "--base-url", base_url)
+        refusal = hermes(home, *command, exit_code=2)
+        hermes(home, *command, "--accept-changes")
+    lines = (home / "data" / "run" / "trajectories.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    changed = re.findall(r"(\w+): \S+ -> ", refusal)
+    return {
+        "rows": len(rows),
+        "columns": sorted(rows[0]),
+        "requested": sorted(set(requests)),
+        "changed": changed,
+    }
 
 
 def _compress(root: Path) -> dict[str, Any]:

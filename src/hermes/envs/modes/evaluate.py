@@ -147,7 +147,12 @@ async def _run_item(item: T, work: Callable[[T], Awaitable[S]], max_tries: int) 
             return await work(item)
         except Exception as error:  # counted by its reason, or raised
             failure = classify(error)
-            logger.warning("an item could not be measured (%s): %s", failure.reason, failure.text)
+            logger.warning(
+                "an item could not be measured (%s): %s",
+                failure.reason,
+                failure.text,
+                exc_info=not failure.infrastructure,  # then it is an error in the environment's code
+            )
             if failure.fatal:
                 raise
             if not failure.infrastructure or tries == max_tries:
