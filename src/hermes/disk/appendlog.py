@@ -21,6 +21,7 @@ from typing import Self
 from hermes.disk.filelock import lock_descriptor, unlock_descriptor
 
 _BLOCK_BYTES = 1 << 16
+_CLOSED = -1
 
 
 class AppendLog:
@@ -49,7 +50,10 @@ class AppendLog:
             unlock_descriptor(self._descriptor)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Does nothing if the log is closed already."""
+        if self._descriptor != _CLOSED:
+            os.close(self._descriptor)
+            self._descriptor = _CLOSED
 
     def __enter__(self) -> Self:
         return self

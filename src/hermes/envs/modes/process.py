@@ -14,8 +14,9 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import Any
 
+from hermes.disk.appendlog import AppendLog, read_lines
 from hermes.envs.concurrency import gather_or_cancel
 from hermes.envs.config import fingerprint
 from hermes.envs.failures import FAILED, MAX_TRIES, NOTHING_WRITTEN, GroupFailure
@@ -128,9 +129,10 @@ class ProcessMode:
 class ProcessJournal:
     """Records which items of a run are written."""
 
-    def __init__(self, path: Path, writer: GroupWriter, done: set[int], file: TextIO) -> None:
+    def __init__(self, path: Path, writer: GroupWriter, done: set[int]) -> None:
         self.path, self.done = path, done
-        self._writer, self._file = writer, file
+        self._writer = writer
+        self._log = AppendLog(path, fsync=False)
 
     @classmethod
     def open(cls, writer: GroupWriter, fingerprint: str) -> ProcessJournal:
@@ -141,20 +143,19 @@ class ProcessJournal:
             if header == fingerprint and output.stat().st_size >= at_bytes:
                 writer.resume(output, at_bytes)
                 logger.info("resuming %s: %d items are complete", output, len(done))
-                return cls(path, writer, done, path.open("a", encoding="utf-8"))
+                return cls(path, writer, done)
         writer.open()
         path = journal_path(writer.path)
-        file = path.open("w", encoding="utf-8")
-        file.write(json.dumps({"settings": fingerprint}) + "\n")
-        file.flush()
-        return cls(path, writer, set(), file)
+        path.unlink(missing_ok=True)
+        journal = cls(path, writer, set())
+        journal._log.append([json.dumps({"settings": fingerprint})])
+        return journal
 
     def write(self, ordinal: int, lines: list[bytes]) -> None:
         """Appends the groups of an item. If the process is killed in between, resuming cuts them off."""
         self._writer.append(lines)
         self.done.add(ordinal)
-        self._file.write(json.dumps({"item": ordinal, "bytes": self._writer.tell()}) + "\n")
-        self._file.flush()
+        self._log.append([json.dumps({"item": ordinal, "bytes": self._writer.tell()})])
 
     def discard(self) -> None:
         """Removes the journal and the empty output of a run that ended before its first group."""
@@ -162,11 +163,11 @@ class ProcessJournal:
         self._writer.path.unlink()
 
     def finish(self) -> None:
-        self._file.close()
+        self._log.close()
         self.path.unlink()
 
     def close(self) -> None:
-        self._file.close()
+        self._log.close()
 
 
 def journal_path(output: Path) -> Path:
@@ -174,17 +175,12 @@ def journal_path(output: Path) -> Path:
 
 
 def read_journal(path: Path) -> tuple[str | None, set[int], int]:
-    """Its settings, the complete items, and the output's length after the last; a torn line ends it."""
+    """Its settings, the complete items, and the output's length after the last; a torn line is skipped."""
     header, done, at_bytes = None, set(), 0
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
+    if not path.exists():
         return None, set(), 0
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            break
+    for line in read_lines(path):
+        entry = json.loads(line)
         if "settings" in entry:
             header = entry["settings"]
         else:
