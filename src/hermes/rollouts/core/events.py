@@ -64,14 +64,19 @@ def replay(state: ApiState, event: JSONObject, groups: Mapping[int, QueuedGroup]
         "started": state.start,
         "env_registered": lambda: state.register_env(EnvRegistration(**event["registration"]), now_s),
         "env_disconnected": lambda: state.disconnect(event["env_id"]),
-        "posted": lambda: event["key"] is None or state.remember(event["key"], event["groups"]),
-        "answered": lambda: state.remember(event["key"], event["groups"]),  # in older logs, after the groups
+        "posted": lambda: _remember(state, event),
+        "answered": lambda: _remember(state, event),  # in older logs, after the groups
         "served": lambda: _serve(state, event["lease"], groups),
         "renewed": lambda: state.renew(event["lease_ids"], event["expires_s"]),
         "finished": lambda: state.finish(event["lease_id"]),
         "reset": state.reset,
     }
     handlers[event["type"]]()
+
+
+def _remember(state: ApiState, event: JSONObject) -> None:
+    if event["key"] is not None:
+        state.remember(event["key"], event["groups"])
 
 
 def _serve(state: ApiState, data: JSONObject, groups: Mapping[int, QueuedGroup]) -> None:
