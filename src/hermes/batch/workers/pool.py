@@ -1,8 +1,8 @@
 """The parent of a run: dispatches unfinished samples to workers, replaces dead workers, shuts down in order.
 
 Promises: every sample ends finished, or failed with a cause; finished is what the journal has when the
-workers are gone, so a sample whose entry disappeared (a file was truncated) runs again; a sample in flight
-in a worker that died is queued again; a sample that repeatedly kills its worker is run alone before it fails, so
+workers are gone, so a sample whose entry disappeared (a file was truncated) runs again; a sample in flight in
+a worker that died is queued again; a sample that repeatedly kills its worker is run alone before it fails, so
 that no other sample fails with it; stopping, at any moment and in any way, leaves a run that the same command
 continues.
 """
