@@ -20,6 +20,7 @@ from hermes.core import (
     ModelCall,
     Outcome,
     Rating,
+    RatingKind,
     Reward,
     Step,
     StopReason,
@@ -31,6 +32,7 @@ from hermes.errors import StoreError
 from hermes.store import facts, metrics, owner
 from hermes.store.encode import pack_floats, pack_ints, search_text
 from hermes.store.query import TOTALS
+from hermes.store.rating import events, queues
 
 CUT_DETAIL = "the process that recorded this ended without finishing it"
 _ROOT = 0  # parent of every first message in the context trie
@@ -61,6 +63,11 @@ class Rows:
         self._seq: dict[str, int] = {}
         self._path: dict[int, list[_Node]] = {}
         self._tools: dict[int, tuple[Sequence[JSONObject], int]] = {}
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """For operations of other tables, inside the same transaction."""
+        return self._db
 
     def forget(self) -> None:
         self._seq.clear()
@@ -184,24 +191,26 @@ class Rows:
             ),
         )
 
-    def insert_rating(self, rating: Rating) -> None:
-        self._db.execute(
-            "INSERT INTO ratings (id, trajectory, kind, value, rater, created_at_ms, other_id, step_index,"
-            " comment, elapsed_ms, replaces) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                rating.id,
-                self._trajectory(rating.trajectory_id),
-                rating.kind.value,
-                rating.value,
-                rating.rater,
-                rating.created_at_ms,
-                rating.other_id,
-                rating.step_index,
-                self._redact(rating.comment) if rating.comment else None,
-                rating.elapsed_ms,
-                rating.replaces,
-            ),
-        )
+    def insert_rating(self, rating: Rating, *, checked: bool = False) -> None:
+        """An event that is stored already is not stored again.
+
+        `checked`: UsageError if it names something that does not exist. A record from another store is not
+        checked, because the other side of its pairs may come later or never.
+        """
+        trajectory = self._trajectory(rating.trajectory_id)
+        if rating.comment:
+            rating = replace(rating, comment=_storable(self._redact(rating.comment)))
+        if rating.labels:
+            rating = replace(rating, labels=tuple(_storable(self._redact(label)) for label in rating.labels))
+        if events.is_stored(self._db, rating):
+            return
+        if checked:
+            events.check(self._db, rating)
+        events.insert(self._db, rating, trajectory)
+        if rating.queue is not None and rating.item is not None:
+            queues.release(self._db, rating.queue, rating.item, rating.rater)
+            if rating.kind is RatingKind.WITHDRAW:
+                queues.reopen(self._db, rating.queue, rating.item)
 
     def _insert_outcome(self, trajectory: int, outcome: Outcome, now_ms: int) -> None:
         """The totals are summed from the steps that are really there."""
