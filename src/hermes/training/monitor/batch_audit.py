@@ -54,7 +54,7 @@ class BatchAudit:
         ProofError ends the run.
         """
         chosen = self._choose(sequences, trainer, step)
-        scored = [entry for sequence in chosen if (entry := self._score(sequence)) is not None]
+        scored = [entry for index in chosen if (entry := self._score(sequences[index])) is not None]
         checked = [entry.checked() for entry in scored]
         metrics = {"proof/unchecked": float(len(chosen) - len(scored))}
         verdict = self._proof.judge([entry for entry in checked if entry.stated])
@@ -62,7 +62,11 @@ class BatchAudit:
             return metrics
         if verdict.ends_run:
             worst = max(scored, key=lambda entry: LogprobSpread.of([entry.checked()]).spread)
-            raise name_cause(worst, self._under_other_weights(worst), self._with_top(worst), verdict)
+            row = next(
+                row for row, sequence in zip(trainer, sequences, strict=True) if sequence is worst.sequence
+            )
+            present = ScoredSequence(worst.sequence, [LogprobBounds(value, value) for value in row], (), True)
+            raise name_cause(worst, self._under_other_weights(worst), present, self._with_top(worst), verdict)
         measured = verdict.measured
         return metrics | {
             "proof/gap": measured.spread,
@@ -75,7 +79,9 @@ class BatchAudit:
 
     def _choose(
         self, sequences: Sequence[TrainSequence], trainer: Sequence[Sequence[float]], step: int
-    ) -> list[TrainSequence]:
+    ) -> list[int]:
+        """Indices of sequences."""
+
         def distance(index: int) -> float:
             sequence = sequences[index]
             expected = [LogprobBounds(value, value) for value in sequence.trained_only(trainer[index])]
@@ -85,7 +91,7 @@ class BatchAudit:
         order = sorted(range(len(sequences)), key=distance, reverse=True)
         farthest, others = order[:_FARTHEST], order[_FARTHEST:]
         random.Random(f"{self._seed}:{step}").shuffle(others)
-        return [sequences[index] for index in (*farthest, *others[:_BY_CHANCE])]
+        return [*farthest, *others[:_BY_CHANCE]]
 
     def _score(self, sequence: TrainSequence) -> ScoredSequence | None:
         """None: the weights that sampled it are no longer there."""

@@ -26,6 +26,8 @@ _TEMPERATURES = tuple(step / 20 for step in range(4, 41))
 _SHIFTS = (-1, 1, -2, 2, -3, 3)
 _MUCH_CLOSER = 0.2
 """An explanation leaves at most this share of the difference."""
+_WIDE = 0.1
+"""Nats; an interval that is wider explains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,14 @@ class ScoredSequence:
 
 
 def name_cause(
-    scored: ScoredSequence, others: Mapping[str, ScoredSequence], scores: TokenScores, verdict: BatchVerdict
+    scored: ScoredSequence,
+    others: Mapping[str, ScoredSequence],
+    present: ScoredSequence,
+    scores: TokenScores,
+    verdict: BatchVerdict,
 ) -> ProofError:
-    """`others`: the same sequence under other weights of the run. `scores`: at temperature 1."""
+    """`others`: the same sequence under other weights of the run. `present`: as the trainer has it, at
+    temperature 1, as are `scores`."""
     left = LogprobSpread.of([scored.checked()]).spread * _MUCH_CLOSER
     measured = verdict.measured
     evidence = (
@@ -61,12 +68,18 @@ def name_cause(
         f"{measured.tokens} tokens, 90 % are below {measured.percentile_90():.2g}; rounding explains "
         f"{verdict.limit:.2g}) from those of the tokens it marks as sampled"
     )
+    if _explains(present, left):
+        return ProofError(
+            STALE,
+            f"{evidence} as the sampler scores them; they are those of the trainer's weights",
+            "the sampler has other weights than were published: check what serves the policy, and restart it",
+        )
     for explain in (_other_temperature, _other_position, _factor):
         error = explain(scored, scores, left, evidence)
         if error is not None:
             return error
     for path, other in others.items():
-        if LogprobSpread.of([other.checked()]).spread <= left:
+        if _explains(other, left):
             named, actual = (text.rpartition("/")[2] for text in (scored.paths[-1], path))
             return ProofError(
                 STALE,
@@ -81,8 +94,14 @@ def name_cause(
     )
 
 
-def _spread(sequence: TrainSequence, expected: Sequence[LogprobBounds | None]) -> float:
-    return LogprobSpread.of([ScoredSequence(sequence, expected, (), True).checked()]).spread
+def _explains(scored: ScoredSequence, left: float) -> bool:
+    """Whether it predicts most of the trained tokens narrowly, and all of these well."""
+    narrow = [
+        None if bounds is None or bounds.high - bounds.low > _WIDE else bounds for bounds in scored.expected
+    ]
+    checked = replace(scored, expected=narrow).checked()
+    enough = len(checked.stated) >= max(3, scored.sequence.trained_tokens // 2)
+    return enough and LogprobSpread.of([checked]).spread <= left
 
 
 def _other_temperature(
@@ -91,15 +110,16 @@ def _other_temperature(
     if not any(scores.top):
         return None
     sequence = scored.sequence
-    by_temperature = {
-        temperature: _spread(
-            sequence, _at_temperature(replace(sequence, temperature=temperature, top_p=1.0, top_k=-1), scores)
-        )
-        for temperature in _TEMPERATURES
-        if temperature != sequence.temperature
-    }
-    closest = min(by_temperature, key=lambda temperature: by_temperature[temperature])
-    if by_temperature[closest] > left:
+    closest = next(
+        (
+            temperature
+            for temperature in _TEMPERATURES
+            if temperature != sequence.temperature
+            and _explains(replace(scored, expected=_at_temperature(sequence, temperature, scores)), left)
+        ),
+        None,
+    )
+    if closest is None:
         return None
     return ProofError(
         WRONG_TEMPERATURE,
@@ -108,9 +128,12 @@ def _other_temperature(
     )
 
 
-def _at_temperature(sequence: TrainSequence, scores: TokenScores) -> list[LogprobBounds | None]:
+def _at_temperature(
+    sequence: TrainSequence, temperature: float, scores: TokenScores
+) -> list[LogprobBounds | None]:
+    assumed = replace(sequence, temperature=temperature, top_p=1.0, top_k=-1)
     return [
-        sampling_bounds(logprob, top, sequence)
+        sampling_bounds(logprob, top, assumed)
         for logprob, top in zip(scores.logprobs, scores.top, strict=True)
     ]
 
@@ -122,7 +145,7 @@ def _other_position(
     for shift in _SHIFTS:
         moved = (unknown[:shift] if shift > 0 else []) + list(scored.expected[max(0, -shift) :])
         moved = (moved + unknown)[: len(unknown)]
-        if _spread(scored.sequence, moved) <= left:
+        if _explains(replace(scored, expected=moved), left):
             direction = "before" if shift > 0 else "after"
             return ProofError(
                 WRONG_MASK,

@@ -31,7 +31,7 @@ from hermes.training.monitor.logprob_proof import CheckedSequence, LogprobSpread
 
 PROBE_TOKENS = 128
 """A longer sequence is cut to this."""
-_STRIKES, _JUDGEMENTS = 2, 4
+STRIKES, JUDGEMENTS = 2, 4
 """Suspicious steps among the last judgements that end the run."""
 _FLOOR = 1e-9
 FOLLOWED = 0.4
@@ -81,9 +81,9 @@ class Proof:
     _anchor: Reading = field(init=False)
     """The reading that movement is measured from: that of the last judgement."""
     _since_anchor: int = 0
-    _behind: deque[bool] = field(default_factory=lambda: deque(maxlen=_JUDGEMENTS))
+    _behind: deque[bool] = field(default_factory=lambda: deque(maxlen=JUDGEMENTS))
     """Whether the sampler had not followed, for the last judgements."""
-    _unmoved: deque[bool] = field(default_factory=lambda: deque(maxlen=_JUDGEMENTS))
+    _unmoved: deque[bool] = field(default_factory=lambda: deque(maxlen=JUDGEMENTS))
     """Whether the trainer had not moved, for the last updates with gradients."""
 
     def __post_init__(self) -> None:
@@ -101,10 +101,10 @@ class Proof:
         if moved > least and (followed := self._followed_share(new)) is not None:
             values["probe/followed"] = followed
             # A judgement over several steps covers more than one update.
-            judgements = min(self._since_anchor, _STRIKES)
+            judgements = min(self._since_anchor, STRIKES)
             self._behind.extend([not FOLLOWED <= followed <= OVERTAKEN] * judgements)
             self._anchor, self._since_anchor = new, 0
-        if sum(self._behind) >= _STRIKES:
+        if sum(self._behind) >= STRIKES:
             raise ProofError(
                 "stale adapter",
                 f"the trainer's weights moved by {moved:.2g} nats on the probe, and the sampler made "
@@ -112,7 +112,7 @@ class Proof:
                 f"{sum(self._behind)} of {len(self._behind)} judgements",
                 "the sampler serves old weights: check what serves the policy, and restart it",
             )
-        if sum(self._unmoved) >= _STRIKES:
+        if sum(self._unmoved) >= STRIKES:
             raise ProofError(
                 "no-op optimizer",
                 f"{sum(self._unmoved)} of {len(self._unmoved)} updates with gradients left the probe where "
