@@ -80,7 +80,11 @@ class OfflineObjective(Protocol):
         ...
 
     def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
-        """Called once, before the first step of this process."""
+        """Called before the first step, and again after the engine was lost."""
+        ...
+
+    def close(self) -> None:
+        """Frees what `prepare` opened."""
         ...
 
     def accumulate(self, client: AdapterClient, step: int, seed: int, batch_size: int) -> dict[str, float]:
@@ -143,6 +147,7 @@ def _attempt(
     with (
         closing(TokenMeter(run.folder)) as meter,
         AdapterClient(run.connection, run.lora, meter, state.weights) as client,
+        closing(objective),
     ):
         session = TrainingSession(run, state, client, sinks, higher_is_better=False)
         session.write(finished=None)

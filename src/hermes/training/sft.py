@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["SftSettings", "examples_of_step", "sft_datums", "steps_of", "train"]
 
 KIND = "sft"
-CROSS_ENTROPY = LossSpec("cross_entropy", {})
+_LOSS = LossSpec("cross_entropy", {})
 SftSettings = OfflineSettings
 examples_of_step = rows_of_step
 
@@ -73,9 +73,12 @@ class SftObjective:
     def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def accumulate(self, client: AdapterClient, step: int, seed: int, batch_size: int) -> dict[str, float]:
         batch = examples_of_step(self._examples.train, step, batch_size, seed)
-        output = client.forward_backward(sft_datums(batch), CROSS_ENTROPY)
+        output = client.forward_backward(sft_datums(batch), _LOSS)
         tokens = sum(example.trained_tokens for example in batch)
         return {LOSS: output.loss, "data/trained_tokens": float(tokens)}
 

@@ -68,5 +68,5 @@ def _run_weights(folder: Path) -> str:
 
 
 def start_checkpoint(state: TrainingState) -> CheckpointRecord:
-    """The best checkpoint by held-out loss of a run on stored rows, if it has one; of an RL run the newest."""
+    """Of a run on stored rows the best by held-out loss, if it has one; of an RL run the newest."""
     return state.best if state.kind != "rl" and state.best else state.kept[-1]
