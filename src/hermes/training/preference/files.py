@@ -121,4 +121,3 @@ def _task(row: JSONObject, prompt: Sequence[Message]) -> str:
     """Rows with one prompt are on the same side of a split."""
     stated = row.get("task_id") or row.get("task")
     return str(stated) if stated else content_hash(canonical_json([message.to_json() for message in prompt]))
-

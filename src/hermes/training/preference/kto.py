@@ -103,9 +103,7 @@ class KtoObjective:
         # TRL pairs the prompt of each row with the completion of the one before it.
         foreign = [(index, indices[position - 1]) for position, index in enumerate(indices)]
         crossed = [
-            mismatched(
-                self._rows.train[prompt].completion, self._rows.train[other].completion, self._longest
-            )
+            mismatched(self._rows.train[prompt].completion, self._rows.train[other].completion, self._longest)
             for prompt, other in foreign
         ]
         policy = policy_logprobs(client, [*completions, *crossed])
@@ -144,9 +142,7 @@ class KtoObjective:
         completions = [row.completion for row in rows]
         policy = policy_logprobs(client, completions)
         logprobs = completion_logprobs(policy, self._held_out_reference, completions)
-        losses: list[SequenceLoss] = kto_losses(
-            logprobs, [row.desirable for row in rows], 0.0, self._config
-        )
+        losses: list[SequenceLoss] = kto_losses(logprobs, [row.desirable for row in rows], 0.0, self._config)
         metrics = _reward_metrics(logprobs, rows, self._config)
         return {EVAL_LOSS: sum(loss.value for loss in losses)} | {
             f"eval/{name}": value for name, value in metrics.items()
