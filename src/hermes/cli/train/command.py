@@ -9,7 +9,7 @@ import click
 
 from hermes.cli.options import add_options, filter_options, json_option, stored_variables
 from hermes.cli.train.common import COMMON, OFFLINE, POSITIVE
-from hermes.cli.train.preference import dpo, kto
+from hermes.cli.train.preference import dpo, kto, reward
 
 _RL = (
     click.option(
@@ -186,5 +186,5 @@ def ppo(ctx: click.Context, /, **params: Any) -> None:
     run_rl(read_rl_options(ctx, params, loss="ppo"))
 
 
-for command in (dpo, kto):
+for command in (dpo, kto, reward):
     train.add_command(command)

@@ -1,4 +1,4 @@
-"""`hermes train dpo` and `hermes train kto`: a policy from what people preferred."""
+"""`hermes train dpo`, `kto` and `reward`: a policy, or a reward model, from what people preferred."""
 
 from __future__ import annotations
 
@@ -98,3 +98,38 @@ def kto(**params: Any) -> None:
     from hermes.cli.train.preference_run import read_kto_options, run_kto
 
     run_kto(read_kto_options(params))
+
+
+@click.command()
+@_FILES
+@add_options(*COMMON, *OFFLINE, *_PAIRS, *_ROWS)
+@click.option(
+    "--loss",
+    default="bradley-terry",
+    show_default=True,
+    type=click.Choice(["bradley-terry", "pointwise"]),
+    help="bradley-terry learns from pairs, pointwise from ratings of 1 to 5.",
+)
+@click.option(
+    "--margin",
+    default=1.0,
+    show_default=True,
+    type=_NOT_NEGATIVE,
+    help="How far apart the strongest preference is scored; weaker ones less. 0: no margin.",
+)
+@click.option(
+    "--centre", default=0.01, show_default=True, type=_NOT_NEGATIVE, help="Weight that keeps scores around 0."
+)
+@click.option("--members", default=1, show_default=True, type=click.IntRange(1, 16), help="Ensemble size.")
+@click.option("--question", metavar="TEXT", help="What the model is asked about the answer.")
+@click.option(
+    "--words", type=(str, str), default=("good", "bad"), show_default=True, help="The two replies compared."
+)
+@filter_options
+@json_option
+@stored_variables
+def reward(**params: Any) -> None:
+    """A reward model from pairs or ratings in FILES, or from stored verdicts."""
+    from hermes.cli.train.reward_run import read_reward_options, run_reward
+
+    run_reward(read_reward_options(params))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceOptions(TrainOptions):
-    """What all trainers on preferences have, named like the commands' parameters."""
+class VerdictOptions(TrainOptions):
+    """What all trainers on verdicts have, named like the commands' parameters."""
 
     files: tuple[Path, ...]
     filters: FilterOptions
@@ -39,6 +39,12 @@ class PreferenceOptions(TrainOptions):
     eval_share: float
     min_rows: int
     everything: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceOptions(VerdictOptions):
+    """What the trainers of policies have in common."""
+
     reference: str | None
     beta: float
 
@@ -75,10 +81,10 @@ def run_dpo(options: DpoOptions) -> None:
 
     config = load()
     run = run_spec(config, options, KIND)
-    data = _read(config, options, options.pairs_from, options.min_margin)
+    data = read_verdicts(config, options, options.pairs_from, options.min_margin)
     rows = pair_examples(
         data.pairs,
-        _renderer(options),
+        chat_renderer(options),
         longest=options.max_tokens,
         eval_share=options.eval_share,
         left_out=data.left_out,
@@ -112,10 +118,10 @@ def run_kto(options: KtoOptions) -> None:
 
     config = load()
     run = run_spec(config, options, KIND)
-    data = _read(config, options, (), 0.0)
+    data = read_verdicts(config, options, (), 0.0)
     rows = unpaired_examples(
         data.rated,
-        _renderer(options),
+        chat_renderer(options),
         longest=options.max_tokens,
         eval_share=options.eval_share,
         left_out=data.left_out,
@@ -133,8 +139,8 @@ def run_kto(options: KtoOptions) -> None:
     _train(config, options, run, objective, rows.left_out, progress)
 
 
-def _read(
-    config: Config, options: PreferenceOptions, origins: tuple[str, ...], min_margin: float
+def read_verdicts(
+    config: Config, options: VerdictOptions, origins: tuple[str, ...], min_margin: float
 ) -> PreferenceData:
     from hermes.config.paths import db_path
     from hermes.data.export.select import TrajectorySelection
@@ -148,7 +154,7 @@ def _read(
         return from_store(reader, selection, origins or DEFAULT_ORIGINS, min_margin)
 
 
-def _renderer(options: PreferenceOptions) -> ChatRenderer:
+def chat_renderer(options: VerdictOptions) -> ChatRenderer:
     from hermes.envs.tokenise import load_tokenizer
     from hermes.models.render.chat import ChatRenderer
 
@@ -192,8 +198,9 @@ def _train(
     progress: ProgressCallback,
 ) -> None:
     from hermes.training.offline import train_offline
+    from hermes.training.schedule import default_preference_rate
 
-    settings = _settings(options, objective)
+    settings = offline_settings(options, objective, default_preference_rate)
     for reason, count in left_out.most_common():
         progress(f"left out: {count} ({reason})")
     with open_sinks(config, run, options, settings) as sinks:
@@ -201,17 +208,18 @@ def _train(
         print_result(run, result, options)
 
 
-def _settings(options: PreferenceOptions, objective: OfflineObjective) -> OfflineSettings:
+def offline_settings(
+    options: VerdictOptions, objective: OfflineObjective, default_rate: Callable[[float | None], float]
+) -> OfflineSettings:
     from hermes.errors import UsageError
     from hermes.training.offline import OfflineSettings, steps_of
-    from hermes.training.schedule import default_preference_rate
 
     if options.patience and not objective.has_held_out:
         raise UsageError(
             "--patience needs held-out rows, and there are none", "add --eval-share 0.2, or more rows"
         )
     settings = OfflineSettings(
-        schedule=learning_schedule(options, default_preference_rate, 0),
+        schedule=learning_schedule(options, default_rate, 0),
         epochs=options.epochs,
         batch_size=options.batch_size,
         max_steps=options.max_steps,

@@ -139,7 +139,7 @@ def pair_examples(
         elif not chosen.trained_tokens or not rejected.trained_tokens:
             left_out["no turn of the model to train on"] += 1
         else:
-            _sort_in(split, PairExample(chosen, rejected, pair.task, pair.margin), pair.task, eval_share)
+            sort_in(split, PairExample(chosen, rejected, pair.task, pair.margin), pair.task, eval_share)
     check_enough(split, "pairs", min_rows)
     return split
 
@@ -169,7 +169,7 @@ def unpaired_examples(
         elif not completion.trained_tokens:
             left_out["no turn of the model to train on"] += 1
         else:
-            _sort_in(split, UnpairedExample(completion, rated.desirable, rated.task), rated.task, eval_share)
+            sort_in(split, UnpairedExample(completion, rated.desirable, rated.task), rated.task, eval_share)
     check_enough(split, "rated answers", min_rows)
     liked = sum(row.desirable for row in split.train)
     if liked in (0, len(split.train)):
@@ -181,7 +181,8 @@ def unpaired_examples(
     return split
 
 
-def _sort_in(split: RowSplit[Row], row: Row, task: str, eval_share: float) -> None:
+def sort_in(split: RowSplit[Row], row: Row, task: str, eval_share: float) -> None:
+    """Adds the row to its side; all rows of a task are on the same one."""
     side = split.held_out if side_of(task, eval_share) is Side.EVAL else split.train
     side.append(row)
 
