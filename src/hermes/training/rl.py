@@ -14,9 +14,9 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hermes.core.json import JSONObject
 from hermes.training.checkpoints import StateFile, exclusive_lock
@@ -32,6 +32,7 @@ from hermes.training.schedule import Schedule
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import (
+    LIVE_SAMPLERS,
     ProgressCallback,
     TrainingRunSpec,
     TrainingSession,
@@ -121,7 +122,13 @@ def _attempt(run: TrainingRunSpec, settings: RlTrainerConfig, services: RunServi
         _proxy(run, services.proxy, meter) as set_policy,
     ):
         session = TrainingSession(
-            run, state, client, services.sinks, higher_is_better=True, on_publish=set_policy
+            run,
+            state,
+            client,
+            services.sinks,
+            higher_is_better=True,
+            on_publish=set_policy,
+            live_samplers=max(LIVE_SAMPLERS, settings.rules.max_staleness + 2),
         )
         session.write(finished=None)
         session.publish(state.step)
@@ -129,7 +136,7 @@ def _attempt(run: TrainingRunSpec, settings: RlTrainerConfig, services: RunServi
             api.acknowledge(lease_id)
         api.register(_registration(run, settings, state.step))
         api.keep_leases(state.taken)
-        return _RlLoop(session, api, settings, services).run()
+        return RlLoop(session, api, settings, services).run()
 
 
 @contextmanager
@@ -146,7 +153,9 @@ def _proxy(
         yield proxy.set_policy
 
 
-class _RlLoop:
+class RlLoop:
+    """The steps of a run, from one leased batch after the other."""
+
     def __init__(
         self, session: TrainingSession, api: TrainerApi, settings: RlTrainerConfig, services: RunServices
     ) -> None:
@@ -177,7 +186,7 @@ class _RlLoop:
             if batch is None:
                 break
             step += 1
-            metrics = self._step(step, batch)
+            metrics = self.make_step(step, batch)
             session.log(step, metrics)
             self._services.progress(_progress_line(step, last, metrics))
             if session.checkpoint_due(step, last):
@@ -241,7 +250,8 @@ class _RlLoop:
         first, *self._prefetched = [*(skipped for skipped in missed if skipped is not None), batch]
         return first
 
-    def _step(self, step: int, leased: LeasedBatch) -> dict[str, float]:
+    def make_step(self, step: int, leased: LeasedBatch) -> dict[str, float]:
+        """Trains on the batch, publishes the weights and proves them; the metrics of the step."""
         began_s = time.monotonic()
         session, settings = self._session, self._settings
         batch = self._prepare(leased, step - 1)
@@ -251,7 +261,7 @@ class _RlLoop:
         if batch.sequences:
             if session.proof is None:
                 session.begin_proof(batch.sequences[0].tokens)
-            metrics |= self._update.apply(batch.sequences, step, rate, session.proof)
+            metrics |= self._update.apply(batch.sequences, step, rate, session.audit, batch.present)
         session.publish(step)
         self._services.eval_watcher.record_published(step)
         if batch.sequences:
@@ -272,13 +282,20 @@ class _RlLoop:
         self._batch_guard.check(batch)
         if not settings.kl or not batch.sequences:
             return batch
+        return with_penalty(batch, self._references(batch), self._present(batch, step), settings.kl)
+
+    def _references(self, batch: TrainBatch) -> list[Sequence[float]]:
+        """The logprobs under the base model; of a sequence that has them, its own."""
         base_model, client = self._session.run.lora.base_model, self._session.client
         unscored = [sequence.tokens for sequence in batch.sequences if not sequence.ref_logprobs]
-        scored = iter(client.score(base_model, unscored))
-        references = [sequence.ref_logprobs or next(scored) for sequence in batch.sequences]
-        sequences, divergence = with_penalty(batch.sequences, references, settings.kl)
-        metrics = {**batch.metrics, "kl/reference": divergence}
-        return replace(batch, sequences=tuple(sequences), metrics=metrics)
+        scored = iter(client.score(base_model, unscored) if unscored else ())
+        return [sequence.ref_logprobs or next(scored) for sequence in batch.sequences]
+
+    def _present(self, batch: TrainBatch, step: int) -> list[list[float]]:
+        """The logprobs under the present weights at temperature 1. Those of a fresh sequence are its own."""
+        if all(sequence.is_on_policy(step) for sequence in batch.sequences):
+            return [list(sequence.logprobs) for sequence in batch.sequences]
+        return self._session.client.forward([sequence.tokens for sequence in batch.sequences])
 
     def _checkpoint(self, step: int, metrics: dict[str, float]) -> None:
         """The best checkpoint is decided by one metric: of an evaluation if there is one, else the reward."""
