@@ -112,7 +112,7 @@ def run_rl(options: RlOptions) -> None:
             _eval_command(options, run, progress),
             EvalWatcher(options.eval_folder),
             teacher,
-            _openai_proxy(config, options),
+            proxy=_openai_proxy(config, options),
         )
         print_result(run, train(run, settings, services), options)
 
