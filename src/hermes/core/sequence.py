@@ -43,6 +43,8 @@ class RolloutInfo:
     tool_errors: int = 0
     not_trainable: str | None = None
     """Why its tokens are not exact; None: they are."""
+    true_reward: float | None = None
+    """What the score stands for, where the environment can measure it: it is reported, never trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,8 @@ def _overrides(sequence: TrainSequence, part: int, parts: int) -> JSONObject:
         overrides["kind"] = rollout.kind
     if rollout.not_trainable is not None:
         overrides["not_trainable"] = rollout.not_trainable
+    if rollout.true_reward is not None:
+        overrides["true_reward"] = rollout.true_reward
     if sequence.policy_versions:
         overrides["policy_versions"] = sorted(set(sequence.policy_versions))
     if parts > 1:
@@ -229,6 +233,10 @@ def _sequence(group: JSONObject, index: int, overrides: JSONObject) -> TrainSequ
     )
 
 
+def _number(value: JSON) -> float | None:
+    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+
+
 def _rollout(group: JSONObject, index: int, overrides: JSONObject) -> RolloutInfo:
     is_split = overrides.get("parts", 1) > 1 and overrides.get("trajectory_id") is not None
     kind, success = overrides.get("kind"), overrides.get("success")
@@ -240,6 +248,7 @@ def _rollout(group: JSONObject, index: int, overrides: JSONObject) -> RolloutInf
         stop_reason=overrides.get("stop_reason"),
         tool_calls=int(overrides.get("tool_calls") or 0),
         tool_errors=int(overrides.get("tool_errors") or 0),
+        true_reward=_number(overrides.get("true_reward")),
     )
 
 

@@ -78,7 +78,18 @@ def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, flo
         metrics["reward/positive"] = sum(score > 0 for score in scores) / len(scores)
     if sequences:
         metrics["data/sequence_tokens"] = statistics.fmean(len(sequence.tokens) for sequence in sequences)
-    return metrics | _behaviour_metrics(sequences) | _success_metrics(groups)
+    return metrics | _true_reward_metrics(groups) | _behaviour_metrics(sequences) | _success_metrics(groups)
+
+
+def _true_reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """What a learned reward stands for, beside it, where the environment measures it."""
+    values = [
+        rollout.true_reward
+        for group in groups
+        for rollout in {sequence.rollout.id: sequence.rollout for sequence in group.sequences}.values()
+        if rollout.true_reward is not None
+    ]
+    return {"reward/true": statistics.fmean(values)} if values else {}
 
 
 def _success_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
