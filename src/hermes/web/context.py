@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from hermes.config.load import load
 from hermes.config.paths import db_path
 from hermes.store.browse.reader import BrowseReader
+from hermes.web.jobs import Jobs
+from hermes.web.runs.metrics import MetricsCache
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -32,6 +34,8 @@ class WebContext:
         self._idle: list[BrowseReader] = []
         self._idle_at_file = False
         self._writer: Writer | None = None
+        self.metrics = MetricsCache()
+        self.jobs = Jobs(config.home)
         self.stopping = threading.Event()
         """Set when the server ends: streams of events end with it."""
 
@@ -77,6 +81,7 @@ class WebContext:
             return self._writer
 
     def close(self) -> None:
+        self.jobs.close()
         with self._lock:
             for reader in self._idle:
                 reader.close()

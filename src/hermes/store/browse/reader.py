@@ -200,7 +200,8 @@ class BrowseReader(Reader):
         }
         rows = self._db.execute(
             f"SELECT value FROM (SELECT {expressions[column]} AS value {JOINED}"
-            " ORDER BY t.seq DESC LIMIT 500) WHERE value IS NOT NULL GROUP BY value ORDER BY count(*) DESC, value LIMIT ?",
+            " ORDER BY t.seq DESC LIMIT 500)"
+            " WHERE value IS NOT NULL GROUP BY value ORDER BY count(*) DESC, value LIMIT ?",
             (limit,),
         )
         return [row[0] for row in rows]

@@ -11,6 +11,7 @@ from hermes.core import JSONObject, Relation, Step, Trajectory
 from hermes.data.diff import message_content
 from hermes.store import Filter, Summary
 from hermes.store.browse.reader import BrowseReader, WindowStep
+from hermes.store.encode import search_text
 from hermes.web.render.transcript import StepCard, make_cards, sort_verdicts
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
@@ -85,22 +86,19 @@ def _cards(reader: BrowseReader, trajectory: Trajectory, steps: list[Step]) -> l
 
 
 def _compression(trajectories: list[Trajectory]) -> JSONObject | None:
-    """Tokens before and after, if one of two is the compressed version of the other."""
+    """Characters before and after, if one of two is the compressed version of the other."""
     if len(trajectories) != 2:
         return None
     first, second = (trajectory.header for trajectory in trajectories)
     for original, compressed in ((first, second), (second, first)):
         if compressed.relation is Relation.COMPRESSED and compressed.parent_id == original.id:
-            notes = compressed.metadata.get("compression")
-            if isinstance(notes, dict):
-                before, after = notes.get("tokens_before"), notes.get("tokens_after")
-                return {
-                    "before": before,
-                    "after": after,
-                    "original": original.id,
-                    "compressed": compressed.id,
-                }
+            sizes = {trajectory.header.id: _characters(trajectory) for trajectory in trajectories}
+            return {"before": sizes[original.id], "after": sizes[compressed.id]}
     return None
+
+
+def _characters(trajectory: Trajectory) -> int:
+    return sum(len(search_text(message)) for message in trajectory.messages)
 
 
 ROUTES = (("GET", "/compare", show),)
