@@ -11,8 +11,9 @@ from hermes.core.memory import Fact, FactAuthor
 from hermes.core.message import Message, Role, ToolCall
 from hermes.core.model_call import ModelCall, Sampling, TokenTrace
 from hermes.core.outcome import Boundary, Outcome, StopReason
+from hermes.core.rating import RaterSource, Rating, RatingKind
 from hermes.core.step import Step, StepKind, ToolErrorKind, ToolResult
-from hermes.core.trajectory import Header, Rating, RatingKind, Relation, Reward, Source, Trajectory
+from hermes.core.trajectory import Header, Relation, Reward, Source, Trajectory
 from hermes.core.usage import Usage
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Message",
     "ModelCall",
     "Outcome",
+    "RaterSource",
     "Rating",
     "RatingKind",
     "Relation",

@@ -13,6 +13,8 @@ from enum import StrEnum
 from hermes.core.json import JSONObject
 from hermes.core.message import Message, Role
 from hermes.core.outcome import Outcome
+from hermes.core.rating import Rating as Rating
+from hermes.core.rating import RatingKind as RatingKind
 from hermes.core.step import Step, StepKind
 from hermes.core.usage import Usage
 
@@ -65,34 +67,6 @@ class Reward:
     """Name of the reward function or judge."""
     detail: JSONObject = field(default_factory=dict)
     created_at_ms: int = 0
-
-
-class RatingKind(StrEnum):
-    THUMB = "thumb"
-    """value +1 or −1."""
-    SCORE = "score"
-    """value 1…5."""
-    PAIR = "pair"
-    """value in −1…1: positive prefers `trajectory_id` over `other_id`."""
-    STEP = "step"
-    """value +1, 0 or −1 for step `step_index`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rating:
-    """A person's or judge's verdict. Append-only; `replaces` withdraws an earlier one."""
-
-    id: str
-    trajectory_id: str
-    kind: RatingKind
-    value: float
-    rater: str
-    created_at_ms: int
-    other_id: str | None = None
-    step_index: int | None = None
-    comment: str | None = None
-    elapsed_ms: float | None = None
-    replaces: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Example:
     rating: float | None = None
     """The latest one, on the 1…5 scale."""
     ratings: tuple[Rating, ...] = ()
-    """All that no later rating replaces."""
+    """All that no later rating replaces; also choices in which it is the other trajectory."""
     record: Record | None = None
     """All that the store holds, for the format that writes it."""
 
@@ -70,7 +70,7 @@ def load(reader: Reader, trajectory: Trajectory) -> Example:
     """The trajectory with its tools and verdicts."""
     trajectory_id = trajectory.header.id
     summary = reader.summaries(Filter(ids=(trajectory_id,)))[0]
-    ratings = tuple(reader.ratings(trajectory_id))
+    ratings = tuple(reader.ratings_about(trajectory_id))
     return Example(trajectory, _tools(reader, trajectory), summary.reward, summary.rating, ratings)
 
 

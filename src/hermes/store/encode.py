@@ -15,8 +15,6 @@ from hermes.core import (
     Message,
     ModelCall,
     Outcome,
-    Rating,
-    RatingKind,
     Relation,
     Source,
     Step,
@@ -112,22 +110,6 @@ def decode_tokens(row: sqlite3.Row) -> TokenTrace | None:
         unpack_ints(row["sampled_ids"]),
         unpack_floats(row["logprobs"]),
         row["policy_version"],
-    )
-
-
-def decode_rating(row: sqlite3.Row) -> Rating:
-    return Rating(
-        id=row["id"],
-        trajectory_id=row["trajectory_id"],
-        kind=RatingKind(row["kind"]),
-        value=row["value"],
-        rater=row["rater"],
-        created_at_ms=row["created_at_ms"],
-        other_id=row["other_id"],
-        step_index=row["step_index"],
-        comment=row["comment"],
-        elapsed_ms=row["elapsed_ms"],
-        replaces=row["replaces"],
     )
 
 

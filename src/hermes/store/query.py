@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from hermes.core.json import JSON
 
@@ -16,8 +17,10 @@ RATING_SCORE = (
 LATEST_RATING = f"""(
     SELECT {RATING_SCORE} FROM ratings r
     WHERE r.trajectory = t.seq AND r.kind IN ('score', 'thumb')
-        AND r.id NOT IN (SELECT replaces FROM ratings WHERE replaces IS NOT NULL)
-    ORDER BY r.seq DESC LIMIT 1)"""
+        AND NOT EXISTS
+            (SELECT 1 FROM ratings newer WHERE newer.replaces = r.id AND newer.replaces IS NOT NULL)
+    ORDER BY r.source = 'person' DESC, r.seq DESC LIMIT 1)"""
+"""The newest verdict of a person; without one, the newest of a rule or a model."""
 
 LATEST_REWARD = "(SELECT value FROM rewards w WHERE w.trajectory = t.seq ORDER BY w.id DESC LIMIT 1)"
 
@@ -35,6 +38,25 @@ TOTALS = """
 FROM steps WHERE trajectory = ?
 """
 """What one trajectory's steps add up to; the cost is null as soon as one call's is."""
+
+
+class Evidence(StrEnum):
+    """What there is to learn from beside a trajectory."""
+
+    RATING = "rating"
+    """A rating of it, or a choice between it and another one."""
+    REWARD = "reward"
+    RETRY = "retry"
+    """It is a second attempt, or has one."""
+
+
+_EVIDENCE = {
+    Evidence.RATING: "(t.seq IN (SELECT trajectory FROM ratings)"
+    " OR t.id IN (SELECT other_id FROM ratings WHERE other_id IS NOT NULL))",
+    Evidence.REWARD: "t.seq IN (SELECT trajectory FROM rewards)",
+    Evidence.RETRY: "(t.relation = 'retry' OR t.id IN"
+    " (SELECT parent_id FROM trajectories WHERE relation = 'retry' AND parent_id IS NOT NULL))",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +81,8 @@ class Filter:
     until_ms: int | None = None
     text: str | None = None
     """Full-text: every word occurs in one message."""
+    evidence: tuple[Evidence, ...] | None = None
+    """At least one of these exists."""
 
     def where(self) -> tuple[str, list[JSON]]:
         """A SQL condition over trajectories `t` left-joined with outcomes `o`, and its parameters."""
@@ -95,6 +119,8 @@ class Filter:
         ):
             if bound is not None:
                 add(f"{expression} {operator} ?", bound)
+        if self.evidence is not None:
+            add("(" + " OR ".join(_EVIDENCE[kind] for kind in self.evidence) + ")")
         if self.text is not None:
             add(
                 "t.seq IN (SELECT s.trajectory FROM message_search m JOIN steps s ON s.message = m.rowid"

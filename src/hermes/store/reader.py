@@ -14,8 +14,8 @@ from types import TracebackType
 
 from hermes.core import Fact, JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
 from hermes.errors import StoreError, UsageError
-from hermes.store import facts, metrics, migrations, owner, sqlite
-from hermes.store.encode import decode_header, decode_outcome, decode_rating, decode_step
+from hermes.store import facts, metrics, migrations, owner, ratings, sqlite
+from hermes.store.encode import decode_header, decode_outcome, decode_step
 from hermes.store.query import ALL, JOINED, Filter, fts_query
 from hermes.store.record import ModelInput, Record
 from hermes.store.rows import cut_outcome
@@ -177,7 +177,7 @@ class Reader:
             trajectory,
             inputs,
             tuple(self.rewards(trajectory_id)),
-            tuple(self._ratings(trajectory_id)),
+            tuple(ratings.select(self._db, "t.id = ?", (trajectory_id,), everything=True)),
             finished["finished_at_ms"] if finished else None,
         )
 
@@ -196,18 +196,22 @@ class Reader:
         ]
 
     def ratings(self, trajectory_id: str) -> list[Rating]:
-        """Ratings that no later one replaces, oldest first."""
-        return self._ratings(
-            trajectory_id, "r.id NOT IN (SELECT replaces FROM ratings WHERE replaces IS NOT NULL)"
-        )
+        """Ratings that no later one replaces, oldest first; of pairs, those stored under this trajectory."""
+        return list(ratings.select(self._db, "t.id = ?", (trajectory_id,)))
 
-    def _ratings(self, trajectory_id: str, condition: str = "TRUE") -> list[Rating]:
-        rows = self._db.execute(
-            "SELECT r.*, t.id AS trajectory_id FROM ratings r JOIN trajectories t ON t.seq = r.trajectory"
-            f" WHERE t.id = ? AND {condition} ORDER BY r.seq",
-            (trajectory_id,),
-        )
-        return [decode_rating(row) for row in rows]
+    def ratings_about(self, trajectory_id: str) -> list[Rating]:
+        """Like `ratings`, and the pairs in which the trajectory is the other one."""
+        return list(ratings.select(self._db, "(t.id = ?1 OR r.other_id = ?1)", (trajectory_id,)))
+
+    def all_ratings(self, *, everything: bool = False, since_ms: int | None = None) -> Iterator[Rating]:
+        """Of all trajectories, oldest first. `everything`: also replaced ones, and the withdrawals."""
+        return ratings.select(self._db, "r.created_at_ms >= ?", (since_ms or 0,), everything=everything)
+
+    def rating(self, rating_id: str) -> Rating:
+        """One event, replaced or not."""
+        for rating in ratings.select(self._db, "r.id = ?", (rating_id,), everything=True):
+            return rating
+        raise UsageError(f"there is no rating {rating_id}", "see 'hermes rate list'")
 
     def rewards(self, trajectory_id: str) -> list[Reward]:
         rows = self._db.execute(

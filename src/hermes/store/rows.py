@@ -28,7 +28,7 @@ from hermes.core import (
 )
 from hermes.core.json import JSON
 from hermes.errors import StoreError
-from hermes.store import facts, metrics, owner
+from hermes.store import facts, metrics, owner, ratings
 from hermes.store.encode import pack_floats, pack_ints, search_text
 from hermes.store.query import TOTALS
 
@@ -184,24 +184,22 @@ class Rows:
             ),
         )
 
-    def insert_rating(self, rating: Rating) -> None:
-        self._db.execute(
-            "INSERT INTO ratings (id, trajectory, kind, value, rater, created_at_ms, other_id, step_index,"
-            " comment, elapsed_ms, replaces) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                rating.id,
-                self._trajectory(rating.trajectory_id),
-                rating.kind.value,
-                rating.value,
-                rating.rater,
-                rating.created_at_ms,
-                rating.other_id,
-                rating.step_index,
-                self._redact(rating.comment) if rating.comment else None,
-                rating.elapsed_ms,
-                rating.replaces,
-            ),
-        )
+    def insert_rating(self, rating: Rating, *, checked: bool = False) -> None:
+        """An event that is stored already is not stored again.
+
+        `checked`: UsageError if it names something that does not exist. A record from another store is not
+        checked, because the other side of its pairs may come later or never.
+        """
+        trajectory = self._trajectory(rating.trajectory_id)
+        if rating.comment:
+            rating = replace(rating, comment=_storable(self._redact(rating.comment)))
+        if rating.labels:
+            rating = replace(rating, labels=tuple(_storable(self._redact(label)) for label in rating.labels))
+        if ratings.is_stored(self._db, rating):
+            return
+        if checked:
+            ratings.check(self._db, rating)
+        ratings.insert(self._db, rating, trajectory)
 
     def _insert_outcome(self, trajectory: int, outcome: Outcome, now_ms: int) -> None:
         """The totals are summed from the steps that are really there."""

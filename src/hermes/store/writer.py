@@ -77,7 +77,8 @@ class Writer:
         return self._submit(lambda rows: rows.insert_reward(reward))
 
     def add_rating(self, rating: Rating) -> Future[None]:
-        return self._submit(lambda rows: rows.insert_rating(rating))
+        """Appends the event, once however often it is sent; UsageError if it names what does not exist."""
+        return self._submit(lambda rows: rows.insert_rating(rating, checked=True))
 
     def add_metrics(self, run_id: str, step: int, values: Mapping[str, float]) -> Future[None]:
         """The numbers of one step of a training run; what the step already has stays as it is."""

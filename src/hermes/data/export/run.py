@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +25,8 @@ from hermes.data.export.split import Side, side_of
 from hermes.data.formats import sharegpt
 from hermes.data.formats.base import Format, ToolCallStyle, Unit
 from hermes.data.lines import encode_row
-from hermes.data.preference.pairs import PairCandidate, PreferenceSource, candidate, find_claims, make_pair
+from hermes.data.preference.pairs import PreferenceSource
+from hermes.data.preference.rows import RowSource
 from hermes.data.redaction.redact import RedactionLevel, Scrubber
 from hermes.disk.drafts import sweep
 from hermes.disk.files import replacing
@@ -34,7 +34,6 @@ from hermes.safety.redact import Redactor
 from hermes.store import Filter, Reader
 
 _NO_SECRETS = Redactor({})
-_KEPT_IN_MEMORY = 64
 
 
 @dataclass(frozen=True)
@@ -131,20 +130,22 @@ def _example_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber:
 
 def _pair_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
     """Reads the verdicts on all trajectories first, then the trajectories of each pair."""
-    candidates: list[PairCandidate] = [
-        candidate(example) for example in select(reader, plan.selection, left_out)
-    ]
-    claims, undecided = find_claims(candidates, plan.origins, plan.min_margin)
-    left_out.reasons.update(undecided)
-    fetch = lru_cache(_KEPT_IN_MEMORY)(lambda trajectory_id: load(reader, reader.get(trajectory_id)))
-    for claim in claims:
-        better, worse = fetch(claim.better), fetch(claim.worse)
-        side = side_of(better.task, plan.eval_share or 0.0)
+    source = RowSource(
+        reader,
+        plan.selection,
+        plan.origins,
+        plan.min_margin,
+        as_seen=False,
+        clean=scrubber.example,
+        left_out=left_out,
+        rule=plan.form.name,
+    )
+    for pair in source.pairs():
+        side = side_of(pair.task, plan.eval_share or 0.0)
         try:
-            pair = make_pair(scrubber.example(better), scrubber.example(worse), claim)
             rows = list(plan.form.write(pair, plan.calls))
         except UnfitError as error:
-            left_out.add(f"{claim.better} > {claim.worse}", plan.form.name, str(error))
+            left_out.add(f"{pair.chosen_id} > {pair.rejected_id}", plan.form.name, str(error))
             continue
         yield from (_Row(row, side) for row in rows)
 

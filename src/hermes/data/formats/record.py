@@ -20,6 +20,7 @@ from hermes.core import (
     Message,
     ModelCall,
     Outcome,
+    RaterSource,
     Rating,
     RatingKind,
     Relation,
@@ -38,12 +39,22 @@ from hermes.data.typed import problem
 from hermes.store import ModelInput, Record
 
 _LARGEST_TOKEN = 2**31 - 1
+_LATER_FIELDS: JSONObject = {
+    "other_step": None,
+    "shown_first": None,
+    "source": RaterSource.PERSON,
+    "labels": (),
+    "queue": None,
+    "item": None,
+}
+"""Of a rating, with the values that a row without them stands for."""
 
 VERSION = 1
 
 
 def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
-    yield to_row(example.record or Record(example.trajectory, ratings=example.ratings))
+    ratings = tuple(rating for rating in example.ratings if rating.trajectory_id == example.id)
+    yield to_row(example.record or Record(example.trajectory, ratings=ratings))
 
 
 def read(row: JSONObject) -> Example:
@@ -71,7 +82,7 @@ def to_row(record: Record) -> JSONObject:
         "outcome": trajectory.outcome.to_json() if trajectory.outcome else None,
         "finished_at_ms": record.finished_at_ms,
         "rewards": [_verdict_row(asdict(reward)) for reward in record.rewards],
-        "ratings": [_verdict_row(asdict(rating)) for rating in record.ratings],
+        "ratings": [_rating_row(rating) for rating in record.ratings],
     }
 
 
@@ -155,6 +166,15 @@ def _verdict_row(verdict: JSONObject) -> JSONObject:
     return {**verdict, "value": _json_number(verdict["value"])}
 
 
+def _rating_row(rating: Rating) -> JSONObject:
+    """Fields that came with a later version are written only where they say something."""
+    row = _verdict_row(asdict(rating))
+    for name, default in _LATER_FIELDS.items():
+        if row[name] == default:
+            del row[name]
+    return row
+
+
 def _json_number(number: float) -> float | str:
     return number if math.isfinite(number) else str(number)
 
@@ -224,10 +244,7 @@ def from_row(row: JSONObject) -> Record:
         if "context" in item or "tools" in item
     }
     rewards = [Reward(**_verdict(item, header)) for item in field(row, "rewards", list)]
-    ratings = [
-        Rating(**{**_verdict(item, header), "kind": RatingKind(item["kind"])})
-        for item in field(row, "ratings", list)
-    ]
+    ratings = [_rating(item, header) for item in field(row, "ratings", list)]
     outcome = Outcome.from_json(field(row, "outcome", dict))
     trajectory = Trajectory(header, steps, outcome)
     finished_at_ms = row.get("finished_at_ms")  # a table has no nulls
@@ -280,6 +297,16 @@ def _call(data: JSONObject) -> ModelCall:
 
 def _verdict(data: JSONObject, header: Header) -> JSONObject:
     return {**data, "trajectory_id": header.id, "value": float(data["value"])}
+
+
+def _rating(data: JSONObject, header: Header) -> Rating:
+    labels = data.get("labels", ())
+    typed = {
+        "kind": RatingKind(data["kind"]),
+        "source": RaterSource(data.get("source", RaterSource.PERSON)),
+        "labels": tuple(labels) if isinstance(labels, list | tuple) else labels,
+    }
+    return Rating(**{**_verdict(data, header), **typed})
 
 
 def _indices(spans: Iterable[Sequence[int]], length: int) -> Iterator[int]:

@@ -3,20 +3,22 @@
 Rows hold what a trainer reads and the ids that lead back, no more. Arguments of calls are objects, as chat
 templates expect them; with text calls (`--calls text`) everything is in `content`, for templates without
 tools. A completion is the rest of one turn: the assistant's messages and the results they got, up to the next
-user message.
+user message; of a rated step it is that step's message alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from hermes.core import JSONObject, Message, Rating, RatingKind, Role, StepKind
+from hermes.core import JSONObject, Message, Rating, Role, StepKind
+from hermes.core.rating import STEPWISE_KINDS
 from hermes.data.example import Example, UnfitError
 from hermes.data.formats.base import Column, Format, ToolCallStyle, Unit
 from hermes.data.formats.messages import TOOLS, read
 from hermes.data.formats.turns import as_text, for_template, template_messages, to_tools
-from hermes.data.preference.pairs import PreferencePair, rest_of_turn
-from hermes.data.preference.verdicts import rated_turn
+from hermes.data.preference.pairs import PreferencePair
+from hermes.data.preference.verdicts import conversation_steps, rated_spans
 from hermes.models.parsers import get_parser
 from hermes.models.render.prompting import assistant_text, tool_response_text
 
@@ -48,37 +50,41 @@ def write_preference(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSO
 
 
 def write_unpaired(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
-    """A thumb on one answer labels that answer; a verdict on the whole labels its last turn."""
-    labels: dict[int, bool] = {}
-    for rating in example.ratings:  # oldest first: a newer verdict on the same answer takes its place
-        start, label = rated_turn(example, rating), _label(rating)
-        if start is not None and label is not None:
-            labels[start] = label
-    if not labels:
+    """Each rated span with its verdict; a verdict on the whole labels its last turn."""
+    spans = [span for span in rated_spans(example) if span.desirable is not None]
+    if not spans:
         raise UnfitError("no rating says good or bad" if example.ratings else "not rated")
-    for start, label in labels.items():
-        yield _unpaired(example, start, label, calls)
+    for span in spans:
+        completion = example.messages[span.start : span.stop]
+        prompt, (shaped,), tools = _sides(example.messages[: span.start], (completion,), example.tools, calls)
+        yield {
+            "id": example.id,
+            "prompt": prompt,
+            "completion": shaped,
+            "label": span.desirable,
+            "tools": tools,
+        }
 
 
 def write_stepwise(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     """Up to the first step without a verdict: later ones are unknown, not bad."""
     verdicts = {
-        rating.step_index: rating.value > 0
-        for rating in example.ratings
-        if rating.kind is RatingKind.STEP and rating.value != 0
+        span.start: span.desirable
+        for span in rated_spans(replace(example, ratings=_of_steps(example)))
+        if span.desirable is not None
     }
-    steps = [step for step in example.trajectory.steps if not step.ephemeral]
+    steps = conversation_steps(example)
     first = next((i for i, step in enumerate(steps) if step.kind is StepKind.MODEL), len(steps))
     completions: list[str] = []
     labels: list[bool] = []
-    for step in steps[first:]:
+    for position, step in enumerate(steps[first:], first):
         if step.message.role is Role.TOOL and completions:
             completions[-1] += "\n" + _plain(step.message)
-        elif step.kind is not StepKind.MODEL or step.index not in verdicts:
+        elif step.kind is not StepKind.MODEL or (label := verdicts.get(position)) is None:
             break
         else:
             completions.append(_plain(step.message))
-            labels.append(verdicts[step.index])
+            labels.append(label)
     if not labels:
         raise UnfitError("its first step is not rated")
     opening = as_text([step.message for step in steps[:first]], example.tools)
@@ -86,10 +92,8 @@ def write_stepwise(example: Example, calls: ToolCallStyle) -> Iterator[JSONObjec
     yield {"id": example.id, "prompt": prompt, "completions": completions, "labels": labels}
 
 
-def _unpaired(example: Example, start: int, label: bool, calls: ToolCallStyle) -> JSONObject:
-    completion = rest_of_turn(example.messages[start:])
-    prompt, (shaped,), tools = _sides(example.messages[:start], (completion,), example.tools, calls)
-    return {"id": example.id, "prompt": prompt, "completion": shaped, "label": label, "tools": tools}
+def _of_steps(example: Example) -> tuple[Rating, ...]:
+    return tuple(rating for rating in example.ratings if rating.kind in STEPWISE_KINDS)
 
 
 def _sides(
@@ -104,12 +108,6 @@ def _sides(
         return template_messages(prompt), shaped, to_tools(tools) or None
     start = as_text(prompt, tools)
     return template_messages(start), [template_messages(as_text(c, ())) for c in completions], None
-
-
-def _label(rating: Rating) -> bool | None:
-    if rating.kind is RatingKind.THUMB:
-        return rating.value > 0
-    return rating.value > 3 if rating.kind is RatingKind.SCORE and rating.value != 3 else None
 
 
 def _plain(message: Message) -> str:
@@ -155,13 +153,13 @@ UNPAIRED = Format(
     columns=(
         _ID,
         _PROMPT,
-        Column("completion", "template_messages", "the turn that was judged"),
+        Column("completion", "template_messages", "the turn or the step that was judged"),
         Column("label", "bool", "true for good (thumb up, 4 or 5), false for bad (thumb down, 1 or 2)"),
         TOOLS,
     ),
     write=write_unpaired,
-    keeps=("the judged turn and all before it", "the verdict's sign"),
-    loses=("turns after the judged one", "verdicts of 3", *_LOSES),
+    keeps=("the judged turn or step and all before it", "the verdict's sign"),
+    loses=("what follows the judged one", "verdicts of 3", *_LOSES),
 )
 STEPWISE = Format(
     name="trl-stepwise",

@@ -4,23 +4,26 @@ The prompt is an exact shared prefix of both trajectories, the longest after whi
 assistant. Where they first differ is recorded too; it can be further on (the same call got another
 result). Candidates that make no pair are counted with the reason.
 
-Pairs come from four kinds of evidence: a person's choice between the two, ratings of both, rewards of
-attempts at one task, and a second attempt at an answer that was not good enough. Ratings are of answers, not
-of trajectories: two of them make a pair only if both answer the same context, and the pair is made of those
-answers. Within a task (for ratings: a context) each try is paired with the best one and with the worst one
-only, so that n tries give at most 2n pairs, not n².
+Pairs come from four kinds of evidence: choices between the two, ratings of both, rewards of attempts at one
+task, and a second attempt at an answer that was not good enough. Ratings are of answers, not of
+trajectories: two of them make a pair only if both answer the same context, and the pair is made of those
+answers. A choice that names steps is one between the turns of those steps; one that names none is between the
+turns in which the two part. Of several choices between the same answers the newest of each rater counts, and
+their mean decides. Within a task (for ratings: a context) each try is paired with the best one and with the
+worst one only, so that n tries give at most 2n pairs, not n².
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hermes.core import (
     JSONObject,
     Message,
+    RaterSource,
     Rating,
     RatingKind,
     Relation,
@@ -28,9 +31,19 @@ from hermes.core import (
     canonical_json,
     content_hash,
 )
+from hermes.core.rating import PAIRWISE_KINDS
 from hermes.data.diff import message_content
 from hermes.data.example import Example, UnfitError
-from hermes.data.preference.verdicts import RatedAnswer, context_of, last_turn, rated_answers
+from hermes.data.preference.verdicts import (
+    RatedAnswer,
+    context_of,
+    counting,
+    last_turn,
+    rated_answers,
+    rated_step,
+    rated_turn,
+    turn_end,
+)
 
 
 class PreferenceSource(StrEnum):
@@ -59,6 +72,11 @@ class PreferencePair:
     task: str
     """Pairs of one task belong on the same side of a split."""
     tools: tuple[JSONObject, ...] = ()
+    ratings: tuple[str, ...] = ()
+    """Ids of the rating events that made the pair; none for rewards and retries."""
+    chosen_model: str = ""
+    """The model that gave the chosen answer, as its trajectory names it."""
+    rejected_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +88,8 @@ class PairCandidate:
     answers: tuple[RatedAnswer, ...]
     """Its rated turns."""
     reward: float | None
-    choices: tuple[Rating, ...]
-    """Its pairwise ratings."""
+    choices: tuple[tuple[Rating, int | None], ...]
+    """Its pairwise ratings, from either side, with the start of its turn; None: where the two part."""
     retry_of: str | None
     last_context: str | None
     """Of its last turn, which is the one that a retry does again."""
@@ -92,16 +110,25 @@ class Claim:
     margin: float
     start: int | None = None
     """Index of the first message of the turn it is about, in both; None: where the two first differ."""
+    ratings: tuple[str, ...] = ()
+    """Ids of the rating events behind it."""
+    problem: str | None = None
+    """Why it cannot become a pair, where the evidence itself says so."""
 
 
-def candidate(example: Example) -> PairCandidate:
+def candidate(example: Example, sources: Collection[RaterSource] | None = None) -> PairCandidate:
+    """`sources`: only verdicts of these count; None: of people where there are any, else of all."""
     header, start = example.trajectory.header, last_turn(example)
     return PairCandidate(
         example.id,
         content_hash(canonical_json(example.task)),
-        rated_answers(example),
+        rated_answers(example, sources),
         example.reward,
-        tuple(rating for rating in example.ratings if rating.kind is RatingKind.PAIR),
+        tuple(
+            (rating, None if rated_step(example, rating) is None else rated_turn(example, rating))
+            for rating in example.ratings
+            if rating.kind in PAIRWISE_KINDS and (sources is None or rating.source in sources)
+        ),
         header.parent_id if header.relation is Relation.RETRY else None,
         None if start is None else context_of(example, start),
         start,
@@ -129,6 +156,8 @@ def find_claims(
             turns.add(claim.start)
             if not both <= by_id.keys():
                 left_out["the other trajectory is not part of the selection"] += 1
+            elif claim.problem is not None:
+                left_out[f"{origin.value}: {claim.problem}"] += 1
             elif claim.margin <= 0 or claim.margin < min_margin:
                 left_out[f"{origin.value}: no clear difference"] += 1
             else:
@@ -165,6 +194,9 @@ def make_pair(better: Example, worse: Example, claim: Claim) -> PreferencePair:
         claim.margin,
         better.task,
         better.tools,
+        claim.ratings,
+        better.trajectory.header.model,
+        worse.trajectory.header.model,
     )
 
 
@@ -180,10 +212,7 @@ def shared_prefix(left: Sequence[Message], right: Sequence[Message]) -> int:
 
 def rest_of_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The assistant's messages and the results of its calls, up to the next user message."""
-    for index, message in enumerate(messages):
-        if message.role in (Role.USER, Role.SYSTEM):
-            return tuple(messages[:index])
-    return tuple(messages)
+    return tuple(messages[: turn_end(messages, 0)])
 
 
 def _up_to_turn(messages: tuple[Message, ...], start: int) -> tuple[Message, ...]:
@@ -200,31 +229,52 @@ def _decision_point(left: Sequence[Message], right: Sequence[Message], shared: i
 
 
 def _choices(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
-    """The newest choice between two counts, whichever of them it is stored under."""
-    latest: dict[frozenset[str], Rating] = {}
-    for candidate in candidates.values():
-        for rating in candidate.choices:
-            if rating.other_id is not None:
-                both = frozenset((rating.trajectory_id, rating.other_id))
-                before = latest.get(both)
-                if before is None or (rating.created_at_ms, rating.id) > (before.created_at_ms, before.id):
-                    latest[both] = rating
-    for rating in latest.values():
-        other_id = rating.other_id or ""
-        if rating.value >= 0:
-            yield Claim(rating.trajectory_id, other_id, PreferenceSource.CHOICE, rating.value)
-        else:
-            yield Claim(other_id, rating.trajectory_id, PreferenceSource.CHOICE, -rating.value)
+    """Between two turns, whichever of their trajectories the choice is stored under."""
+    groups: dict[tuple[str, str, int | None], dict[str, Rating]] = defaultdict(dict)
+    starts: dict[str, set[int]] = defaultdict(set)
+    for trajectory in candidates.values():
+        for rating, start in trajectory.choices:
+            if start is not None:
+                starts[rating.id].add(start)
+    for trajectory in candidates.values():
+        for rating, _ in trajectory.choices:
+            first, second = sorted((rating.trajectory_id, rating.other_id or ""))
+            start = min(starts[rating.id], default=None)
+            groups[first, second, start][rating.id] = rating
+    for (first, second, start), events in groups.items():
+        ratings = counting(sorted(events.values(), key=lambda r: (r.created_at_ms, r.id)))
+        values = [_preference(rating, first) for rating in ratings]
+        mean = sum(values) / len(values)
+        better, worse = (first, second) if mean >= 0 else (second, first)
+        problem = None
+        if any(len(starts[rating.id]) > 1 for rating in ratings):
+            problem = "the two answers are not at the same place of one conversation"
+        elif mean == 0 and any(values):
+            problem = "the raters contradict each other"
+        elif mean == 0 and any(rating.kind is RatingKind.BOTH_BAD for rating in ratings):
+            problem = "both are bad"
+        ids = tuple(rating.id for rating in ratings)
+        yield Claim(better, worse, PreferenceSource.CHOICE, abs(mean), start, ids, problem)
+
+
+def _preference(rating: Rating, first: str) -> float:
+    """How much the event prefers `first`."""
+    if rating.kind is RatingKind.BOTH_BAD:
+        return 0.0
+    return rating.value if rating.trajectory_id == first else -rating.value
 
 
 def _ratings(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     """Between answers to one context."""
     contexts: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
+    events: dict[tuple[str, int], tuple[str, ...]] = {}
     for trajectory in candidates.values():
-        for answer in trajectory.answers:
-            contexts[answer.context, answer.start].append((answer.score, trajectory.id))
+        for verdict in trajectory.answers:
+            contexts[verdict.context, verdict.start].append((verdict.score, trajectory.id))
+            events[trajectory.id, verdict.start] = tuple(rating.id for rating in verdict.ratings)
     for (_, start), scores in contexts.items():
-        yield from _ranked_claims(scores, PreferenceSource.RATING, start)
+        for claim in _ranked_claims(scores, PreferenceSource.RATING, start):
+            yield replace(claim, ratings=events[claim.better, start] + events[claim.worse, start])
 
 
 def _rewards(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:

@@ -1,16 +1,35 @@
 """Which answer a rating is about, and the score of each answer by the ratings of its trajectory.
 
-A verdict on a step is one on the turn that the step belongs to: everything the assistant did after a user
-message. A verdict on the whole trajectory is one on its last turn. Pure.
+A thumb or a score is a verdict on a turn: everything the assistant did after a user message. With a step it
+is the turn of that step, without one the last turn. A verdict on a step is one on that message alone; 'first
+bad step' is bad for that message and good for the model's messages before it, and says nothing about later
+ones. 'Both bad' is bad for the turns of both trajectories.
+
+Of several verdicts on the same messages the newest of each rater counts, and the score is their mean. Where a
+person rated, rules and models do not count. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from hermes.core import Message, Rating, RatingKind, Role, StepKind, canonical_json, content_hash
+from hermes.core import (
+    Message,
+    RaterSource,
+    Rating,
+    RatingKind,
+    Role,
+    Step,
+    StepKind,
+    canonical_json,
+    content_hash,
+)
+from hermes.core.rating import STEPWISE_KINDS
 from hermes.data.diff import message_content
 from hermes.data.example import Example
+
+GOOD, NEUTRAL, BAD = 5.0, 3.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,39 +42,114 @@ class RatedAnswer:
     """Index of the turn's first message."""
     score: float
     """1 to 5; a thumb is 5 or 1."""
+    ratings: tuple[Rating, ...] = ()
+    """The events that the score is made of; none for an example from a file."""
 
 
-def rated_answers(example: Example) -> tuple[RatedAnswer, ...]:
-    """In the order of the conversation; of several verdicts on one turn the newest counts."""
-    scores: dict[int, float] = {}
+@dataclass(frozen=True, slots=True)
+class SpanVerdict:
+    """The verdict that counts on some messages of a conversation."""
+
+    start: int
+    """Index of the first message."""
+    stop: int
+    """Index behind the last message."""
+    score: float
+    """1 to 5."""
+    step_index: int | None
+    """The step that was rated; None: a verdict on the whole trajectory."""
+    ratings: tuple[Rating, ...]
+    """The events that the score is made of."""
+
+    @property
+    def desirable(self) -> bool | None:
+        """None: neither good nor bad, or the raters contradict each other."""
+        return None if self.score == NEUTRAL else self.score > NEUTRAL
+
+
+def rated_spans(example: Example, sources: Collection[RaterSource] | None = None) -> tuple[SpanVerdict, ...]:
+    """In the order of the conversation. `sources`: only verdicts of these; None: of people where there are
+    any, else of all."""
+    events: dict[tuple[int, int], list[tuple[Rating, float]]] = {}
     for rating in example.ratings:  # oldest first
-        start, score = rated_turn(example, rating), _score(rating)
-        if start is not None and score is not None:
-            scores[start] = score
-    if not scores and example.rating is not None and (start := last_turn(example)) is not None:
-        scores[start] = example.rating  # an example from a file: only the number is known
-    return tuple(RatedAnswer(context_of(example, start), start, scores[start]) for start in sorted(scores))
+        if sources is None or rating.source in sources:
+            for start, stop, score in _verdicts(example, rating):
+                events.setdefault((start, stop), []).append((rating, score))
+    spans = []
+    for (start, stop), verdicts in sorted(events.items()):
+        scores = {rating.id: score for rating, score in verdicts}
+        ratings = counting([rating for rating, _ in verdicts])
+        mean = sum(scores[rating.id] for rating in ratings) / len(ratings)
+        spans.append(SpanVerdict(start, stop, mean, _step_index(example, ratings[-1], start, stop), ratings))
+    return tuple(spans)
+
+
+def counting(ratings: Sequence[Rating]) -> tuple[Rating, ...]:
+    """The newest event of each rater, people alone where a person rated; oldest first."""
+    people = [rating for rating in ratings if rating.source is RaterSource.PERSON]
+    newest = {(rating.source, rating.rater): rating for rating in (people or ratings)}
+    return tuple(sorted(newest.values(), key=lambda rating: (rating.created_at_ms, rating.id)))
+
+
+def rated_answers(
+    example: Example, sources: Collection[RaterSource] | None = None
+) -> tuple[RatedAnswer, ...]:
+    """The verdicts on whole turns, in the order of the conversation."""
+    messages = example.messages
+    answers = [
+        RatedAnswer(context_of(example, span.start), span.start, span.score, span.ratings)
+        for span in rated_spans(example, sources)
+        if span.stop == turn_end(messages, span.start)
+        and span.start == turn_start(messages, span.start)
+        and not all(rating.kind in STEPWISE_KINDS for rating in span.ratings)
+    ]
+    if not answers and not example.ratings and example.rating is not None:
+        start = last_turn(example)  # an example from a file: only the number is known
+        if start is not None:
+            answers.append(RatedAnswer(context_of(example, start), start, example.rating))
+    return tuple(answers)
 
 
 def rated_turn(example: Example, rating: Rating) -> int | None:
     """Where the rated turn starts among the messages; None if there is no such turn."""
-    if rating.step_index is None:
+    index = rated_step(example, rating)
+    if index is None:
         return last_turn(example)
-    steps = [step for step in example.trajectory.steps if not step.ephemeral]
-    for position, step in enumerate(steps):
-        if step.index == rating.step_index and step.kind is StepKind.MODEL and position > 0:
-            while position > 1 and steps[position - 1].message.role is not Role.USER:
-                position -= 1
-            return position
-    return None
+    position = _position(example, index)
+    return None if position is None else turn_start(example.messages, position)
+
+
+def rated_step(example: Example, rating: Rating) -> int | None:
+    """The step of this trajectory that the event names: in a pair each side has its own."""
+    return rating.step_index if rating.trajectory_id == example.id else rating.other_step
 
 
 def last_turn(example: Example) -> int | None:
     """Where what follows the user's last message starts; None if nothing does."""
     messages = example.messages
-    last_user = max((i for i, message in enumerate(messages) if message.role is Role.USER), default=-1)
-    start = last_user + 1
-    return start if 0 < start < len(messages) else None
+    last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role is Role.ASSISTANT), None)
+    if last is None or any(message.role is Role.USER for message in messages[last:]):
+        return None
+    return turn_start(messages, last)
+
+
+def turn_start(messages: Sequence[Message], position: int) -> int | None:
+    """Where the turn that the assistant's message at `position` belongs to starts; None: at the very
+    beginning, so that there is no prompt."""
+    start = position
+    while start > 0 and messages[start - 1].role in (Role.ASSISTANT, Role.TOOL):
+        start -= 1
+    while start < position and messages[start].role is Role.TOOL:
+        start += 1
+    return start if start > 0 else None
+
+
+def turn_end(messages: Sequence[Message], start: int) -> int:
+    """Index behind the last message of the turn: the next message of the user or the system."""
+    stop = start
+    while stop < len(messages) and messages[stop].role in (Role.ASSISTANT, Role.TOOL):
+        stop += 1
+    return stop
 
 
 def context_of(example: Example, start: int) -> str:
@@ -64,12 +158,47 @@ def context_of(example: Example, start: int) -> str:
     return content_hash(canonical_json([before, list(example.tools)]))
 
 
-def _plain(message: Message) -> list[object]:
-    role, content, reasoning, calls, name, images = message_content(message)
-    return [role, content, reasoning, calls, name, images]
+def conversation_steps(example: Example) -> list[Step]:
+    """The steps of the example's messages, one for each."""
+    return [step for step in example.trajectory.steps if not step.ephemeral]
+
+
+def _verdicts(example: Example, rating: Rating) -> Iterator[tuple[int, int, float]]:
+    """First message, the one behind the last, and the score, of everything that the event is about."""
+    if rating.kind is RatingKind.STEP and rating.step_index is not None:
+        position = _position(example, rating.step_index)
+        if position:
+            yield position, position + 1, NEUTRAL + 2 * rating.value
+    elif rating.kind is RatingKind.FIRST_BAD and rating.step_index is not None:
+        for position, step in enumerate(conversation_steps(example)):
+            if step.kind is StepKind.MODEL and position > 0 and step.index <= rating.step_index:
+                yield position, position + 1, BAD if step.index == rating.step_index else GOOD
+    elif (score := _score(rating)) is not None and (start := rated_turn(example, rating)) is not None:
+        yield start, turn_end(example.messages, start), score
 
 
 def _score(rating: Rating) -> float | None:
     if rating.kind is RatingKind.THUMB:
-        return 5.0 if rating.value > 0 else 1.0
+        return GOOD if rating.value > 0 else BAD
+    if rating.kind is RatingKind.BOTH_BAD:
+        return BAD
     return rating.value if rating.kind is RatingKind.SCORE else None
+
+
+def _position(example: Example, step_index: int) -> int | None:
+    """Of the model's step among the messages."""
+    for position, step in enumerate(conversation_steps(example)):
+        if step.index == step_index and step.kind is StepKind.MODEL:
+            return position
+    return None
+
+
+def _step_index(example: Example, rating: Rating, start: int, stop: int) -> int | None:
+    if rating.kind is RatingKind.FIRST_BAD:
+        return conversation_steps(example)[start].index
+    return rated_step(example, rating)
+
+
+def _plain(message: Message) -> list[object]:
+    role, content, reasoning, calls, name, images = message_content(message)
+    return [role, content, reasoning, calls, name, images]

@@ -1,0 +1,144 @@
+"""Ratings: the events that people, judges, reward rules and reward models append beside a trajectory.
+
+An event is never edited. A later event that `replaces` it takes its place; a WITHDRAW event takes it back.
+An event counts as long as no other event replaces it, and a WITHDRAW event says nothing by itself. The id is
+made by the client, so that a resent request is the same event. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RatingKind(StrEnum):
+    THUMB = "thumb"
+    """value +1 or −1."""
+    SCORE = "score"
+    """value 1…5."""
+    PAIR = "pair"
+    """value in −1…1: positive prefers `trajectory_id` to `other_id`, 0 is a tie."""
+    STEP = "step"
+    """value +1, 0 or −1 for step `step_index`."""
+    BOTH_BAD = "both_bad"
+    """value −1: neither `trajectory_id` nor `other_id` is acceptable."""
+    FIRST_BAD = "first_bad"
+    """value −1: step `step_index` is bad, the model's steps before it are good, later ones are unknown."""
+    WITHDRAW = "withdraw"
+    """value 0: the event in `replaces` no longer counts."""
+
+
+class RaterSource(StrEnum):
+    """Who or what rated."""
+
+    PERSON = "person"
+    REWARD = "reward"
+    """A reward rule, as environments and batches use them."""
+    JUDGE = "judge"
+    """A model that was asked."""
+    REWARD_MODEL = "reward_model"
+    """A trained reward model."""
+
+
+PAIRWISE_KINDS = frozenset((RatingKind.PAIR, RatingKind.BOTH_BAD))
+STEPWISE_KINDS = frozenset((RatingKind.STEP, RatingKind.FIRST_BAD))
+_LARGEST_COMMENT = 20_000
+_LARGEST_NAME = 200
+_MOST_LABELS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """A verdict. Append-only; `replaces` withdraws an earlier one."""
+
+    id: str
+    trajectory_id: str
+    kind: RatingKind
+    value: float
+    rater: str
+    created_at_ms: int
+    other_id: str | None = None
+    step_index: int | None = None
+    """The answer that is rated: a MODEL step. None: the last turn, or, of a pair, where the two part."""
+    comment: str | None = None
+    elapsed_ms: float | None = None
+    replaces: str | None = None
+    other_step: int | None = None
+    """Of a pair: the MODEL step of `other_id`; None: the one at the same place as `step_index`."""
+    shown_first: str | None = None
+    """Of a pair: the id of the trajectory on the left, or above."""
+    source: RaterSource = RaterSource.PERSON
+    labels: tuple[str, ...] = ()
+    """Short words of the rater's own vocabulary: rude, wrong-tool."""
+    queue: str | None = None
+    """Name of the queue that offered it."""
+    item: str | None = None
+    """Key of the item in that queue."""
+
+
+def rating_problem(rating: Rating) -> str | None:
+    """Why the event makes no sense by itself, in one sentence; None if it does."""
+    kind, value = rating.kind, rating.value
+    if not math.isfinite(value) or not _in_range(kind, value):
+        return f"a {kind.value} rating has no value {value:g}; it takes {_RANGES[kind]}"
+    if (kind in PAIRWISE_KINDS) != (rating.other_id is not None):
+        return (
+            f"a {kind.value} rating needs the other trajectory"
+            if kind in PAIRWISE_KINDS
+            else f"a {kind.value} rating is about one trajectory, not about two"
+        )
+    if rating.other_id == rating.trajectory_id:
+        return f"trajectory {rating.trajectory_id} cannot be compared with itself"
+    if kind in STEPWISE_KINDS and rating.step_index is None:
+        return f"a {kind.value} rating needs the index of a step"
+    if rating.other_step is not None and rating.other_id is None:
+        return "a step of the other trajectory is named, but no other trajectory"
+    if rating.shown_first not in (None, rating.trajectory_id, rating.other_id):
+        return f"{rating.shown_first} was not one of the two that were shown"
+    if kind is RatingKind.WITHDRAW and rating.replaces is None:
+        return "a withdrawal needs the id of the rating that it withdraws"
+    return _text_problem(rating)
+
+
+def _text_problem(rating: Rating) -> str | None:
+    if rating.replaces == rating.id:
+        return f"rating {rating.id} cannot replace itself"
+    for name, text in (("id", rating.id), ("rater", rating.rater)):
+        if not text.strip() or len(text) > _LARGEST_NAME:
+            return f"the {name} of a rating is 1 to {_LARGEST_NAME} characters"
+    if rating.comment is not None and len(rating.comment) > _LARGEST_COMMENT:
+        return f"the comment has {len(rating.comment)} characters; the most are {_LARGEST_COMMENT}"
+    if len(rating.labels) > _MOST_LABELS or any(
+        not label.strip() or len(label) > _LARGEST_NAME for label in rating.labels
+    ):
+        return f"labels are at most {_MOST_LABELS} words of 1 to {_LARGEST_NAME} characters"
+    if rating.elapsed_ms is not None and not 0 <= rating.elapsed_ms < math.inf:
+        return f"{rating.elapsed_ms:g} ms is no time that a rating can take"
+    return None
+
+
+_RANGES = {
+    RatingKind.THUMB: "+1 (good) or -1 (bad)",
+    RatingKind.SCORE: "1 to 5",
+    RatingKind.PAIR: "-1 to 1",
+    RatingKind.STEP: "+1, 0 or -1",
+    RatingKind.BOTH_BAD: "-1",
+    RatingKind.FIRST_BAD: "-1",
+    RatingKind.WITHDRAW: "0",
+}
+
+
+def _in_range(kind: RatingKind, value: float) -> bool:
+    match kind:
+        case RatingKind.THUMB:
+            return value in (1, -1)
+        case RatingKind.SCORE:
+            return 1 <= value <= 5
+        case RatingKind.PAIR:
+            return -1 <= value <= 1
+        case RatingKind.STEP:
+            return value in (1, 0, -1)
+        case RatingKind.WITHDRAW:
+            return value == 0
+    return value == -1
