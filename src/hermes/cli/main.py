@@ -76,6 +76,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.data.trajectories:trajectories",
         "List, show, search and compare what was recorded.",
     ),
+    "web": ("hermes.cli.web:web", "The web app: read, rate and watch in a browser."),
 }
 
 
