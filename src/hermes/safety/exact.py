@@ -31,13 +31,13 @@ def exact(text: str) -> str:
     return "".join(map(_show, _PIECE.finditer(text)))
 
 
-def restore(shown: str) -> str:
+def restore(escaped: str) -> str:
     """The text that `exact` shows like this."""
 
     def characters(match: re.Match[str]) -> str:
         return chr(int(match[1], 16)) * int(match[2] or 1)
 
-    return _ESCAPE.sub(characters, shown)
+    return _ESCAPE.sub(characters, escaped)
 
 
 def foreign_characters(text: str) -> str:
