@@ -88,6 +88,25 @@ def _python_prefixes(home: Path) -> list[str]:
     return [prefix for prefix in prefixes if prefix != "/usr" and not home.is_relative_to(prefix)]
 
 
+def library_argv(bwrap: Bwrap, paths: Sequence[Path]) -> list[str]:
+    """A command prefix for a program that calculates: it sees the system's libraries and these paths.
+
+    No network, no other processes, nothing to write but an empty /tmp. It does not end with its parent, whose
+    thread may end earlier.
+    """
+    system = [Path(path) for path in _SYSTEM]
+    argv = [bwrap.program, "--unshare-all", "--unshare-user", "--new-session"]
+    argv += ["--perms", "1777", *bwrap.if_supported("--size", str(1 << 20)), "--tmpfs", "/tmp"]
+    for path in system:
+        if path.is_symlink():
+            argv += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            argv += ["--ro-bind", str(path), str(path)]
+    for path in dict.fromkeys(paths):
+        argv += ["--ro-bind", str(path), str(path)]
+    return [*argv, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/", "--"]
+
+
 def outer_argv(
     bwrap: Bwrap,
     layout: MountLayout,
