@@ -1,9 +1,10 @@
 """System call filters (seccomp), assembled here as classic BPF for x86_64 and aarch64.
 
 `sandbox_filter` is for commands in a sandbox: it refuses what a command has no use for and what reaches past
-namespaces, such as the kernel's keyrings, tracing, mounts, BPF, io_uring and address families that are not
-namespaced. `evaluator_filter` is for a process that only calculates: it allows reading files, memory, time
-and its own end, and nothing else; no program is started, no socket and no file for writing is opened.
+namespaces, such as the kernel's keyrings, tracing, mounts, BPF, io_uring, address families that are not
+namespaced, and set-uid files. `evaluator_filter` is for a process that only calculates: it allows reading
+files, memory, time and its own end, and nothing else; no program is started, no socket and no file for
+writing is opened.
 
 A refused call returns an error, so that a program can continue without it. Calls of another architecture's
 table (32-bit programs, x32) are refused as unknown. On any other processor or system there is no filter.
@@ -106,6 +107,7 @@ _REFUSED: dict[str, Numbers] = {
 }
 _ABSENT: dict[str, Numbers] = {
     "clone3": (435, 435),  # its flags lie in memory that a filter cannot read; libraries fall back to clone
+    "openat2": (437, 437),  # likewise its mode
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -113,6 +115,21 @@ _ABSENT: dict[str, Numbers] = {
 }
 _UNCOUNTED_MEMORY: dict[str, Numbers] = {"memfd_create": (319, 279), "shmget": (29, 194)}
 """Memory that no limit of a process counts."""
+_SET_MODE: tuple[tuple[Numbers, int], ...] = (
+    ((90, None), 1),  # chmod
+    ((91, 52), 1),  # fchmod
+    ((268, 53), 2),  # fchmodat
+    ((452, 452), 2),  # fchmodat2
+    ((133, None), 1),  # mknod
+    ((259, 33), 2),  # mknodat
+    ((85, None), 1),  # creat
+    ((83, None), 1),  # mkdir
+    ((258, 34), 2),  # mkdirat
+)
+"""Calls with a file's mode, and which argument it is."""
+_CREATE: tuple[tuple[Numbers, int], ...] = (((2, None), 1), ((257, 56), 2))
+"""open and openat: which argument holds the flags; the mode follows it, if a file is created."""
+_PRIVILEGED_MODE = 0o6000
 _CLONE: Numbers = (56, 220)
 _SOCKET: Numbers = (41, 198)
 _SOCKETPAIR: Numbers = (53, 199)
@@ -207,6 +224,10 @@ def sandbox_filter(target: Machine, *, count_memory: bool = True) -> bytes:
     rules += _answer_bits(target, _CLONE, 0, _NEW_NAMESPACES, errno.EPERM)
     rules += _answer_families(target)
     rules += _answer_values(target, _IOCTL, 1, _TERMINAL_INPUT, errno.EPERM)
+    for call, argument in _SET_MODE:
+        rules += _answer_bits(target, call, argument, _PRIVILEGED_MODE, errno.EPERM)
+    for call, flags in _CREATE:
+        rules += _answer_created_mode(target, call, flags)
     if count_memory:
         rules += _answer_calls(target, _UNCOUNTED_MEMORY.values(), _ERRNO | errno.ENOSYS)
         rules += _answer_all_bits(target, _MMAP, 3, _MAP_SHARED_ANONYMOUS, errno.ENOMEM)
@@ -275,6 +296,18 @@ def _answer_bits(target: Machine, call: Numbers, argument: int, bits: int, error
     body: list[Instruction] = [(_LOAD, 0, 0, low), (_JSET, 0, 1, bits), (_RET, 0, 0, _ERRNO | error)]
     if bits == 0xFFFFFFFF:
         body += [(_LOAD, 0, 0, low + 4), (_JSET, 0, 1, bits), (_RET, 0, 0, _ERRNO | error)]
+    return _guarded(target, call, body)
+
+
+def _answer_created_mode(target: Machine, call: Numbers, flags: int) -> list[Instruction]:
+    """Refuses to create a set-uid or set-gid file."""
+    body: list[Instruction] = [
+        (_LOAD, 0, 0, _ARGS + 8 * flags),
+        (_JSET, 0, 3, os.O_CREAT),
+        (_LOAD, 0, 0, _ARGS + 8 * (flags + 1)),
+        (_JSET, 0, 1, _PRIVILEGED_MODE),
+        (_RET, 0, 0, _ERRNO | errno.EPERM),
+    ]
     return _guarded(target, call, body)
 
 

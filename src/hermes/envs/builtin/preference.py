@@ -42,7 +42,7 @@ class PreferenceEnv(GeneratedEnv):
         await super().setup()
 
     def generate(self, split: Split) -> Iterator[Instruction]:
-        return draw(instruction, split, self.config.seed)
+        return draw(instruction, split, self.seed_of(split))
 
     def format_prompt(self, item: Instruction) -> str:
         return item.text

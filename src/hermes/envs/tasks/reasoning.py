@@ -88,7 +88,7 @@ def _all_puzzles(dataset: str, options: JSONObject, seed: int) -> Iterator[Puzzl
 
     The seeds of blocks are a block apart, because other data sets make entry i of seed s from s + i.
     """
-    for block_seed in itertools.count(seed * 10_000_019, _BLOCK):
+    for block_seed in itertools.count(seed * 10_000_019 % 2**31, _BLOCK):
         for entry in _open(dataset, options, block_seed):
             gold = None if entry["answer"] is None else str(entry["answer"])
             if gold is None or _can_be_scored(dataset, gold):
