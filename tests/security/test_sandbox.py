@@ -82,7 +82,8 @@ async def test_the_session_keyring_of_the_host_is_out_of_reach(sandbox: Sandbox,
 buffers = [ctypes.create_string_buffer(text) for text in (b"user", b"{host_key}")]
 kind, name = map(ctypes.addressof, buffers)
 session = 2**32 - 3
-print(call({request}, kind, name, 0, 0), call({control}, 0, session, 0), call({add}, kind, name, 0, 0, session))
+print(call({request}, kind, name, 0, 0), call({control}, 0, session, 0))
+print(call({add}, kind, name, 0, 0, session))
 print(open("/proc/keys").read() if os.path.exists("/proc/keys") else "")
 """
     output = await python(sandbox, script)

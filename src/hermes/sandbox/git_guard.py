@@ -51,10 +51,10 @@ def refuse_metadata(root: Path, path: str, alias: str) -> None:
         raise PermissionError(errno.EACCES, "files in .git cannot be changed in this workspace", path)
 
 
-def neutralise_new(root: Path, known: Sequence[str]) -> None:
+def neutralise_new(root: Path, existing: Sequence[str]) -> None:
     """Takes from the repositories that were not there before what could run a program."""
     for path in _metadata(root):
-        if str(path.relative_to(root)) in known:
+        if str(path.relative_to(root)) in existing:
             continue
         try:
             _neutralise(path)
@@ -98,7 +98,7 @@ def _neutralise(path: Path) -> None:
 
 def harmless_config(text: str) -> str:
     """The settings of a git configuration that cannot run a program or read another file."""
-    kept: list[str] = []
+    lines: list[str] = []
     section, title = "", ""
     for line in text.replace("\\\n", "").splitlines():
         header = _SECTION.match(line)
@@ -106,11 +106,11 @@ def harmless_config(text: str) -> str:
         if header is not None:
             section, title, rest = header.group(1).lower(), header.group(2) or "", header.group(3)
             if section in _KEPT and re.fullmatch(r"[\w./-]*", title):
-                kept.append(f'[{section} "{title}"]' if title else f"[{section}]")
+                lines.append(f'[{section} "{title}"]' if title else f"[{section}]")
         setting = _SETTING.fullmatch(rest)
         if setting is not None and _is_harmless(section, title, setting.group(1).lower(), setting.group(2)):
-            kept.append(f"\t{setting.group(1)} = {setting.group(2) or 'true'}")
-    return "\n".join([*kept, ""])
+            lines.append(f"\t{setting.group(1)} = {setting.group(2) or 'true'}")
+    return "\n".join([*lines, ""])
 
 
 def _is_harmless(section: str, title: str, name: str, value: str | None) -> bool:
