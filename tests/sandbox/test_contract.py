@@ -12,8 +12,8 @@ import pytest
 from hermes.config.settings import SandboxSettings
 from hermes.errors import SandboxError
 from hermes.sandbox import open_sandbox
-from hermes.sandbox.bare_python import bare_python
 from hermes.sandbox.base import Sandbox
+from hermes.sandbox.guards.bare_python import bare_python
 from tests.sandbox.conftest import BACKENDS, Marker, need
 
 

@@ -17,9 +17,9 @@ import pytest_asyncio
 
 from hermes.config.settings import SandboxSettings
 from hermes.sandbox import open_sandbox
-from hermes.sandbox.bare_python import bare_python
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.docker import find_engine
+from hermes.sandbox.guards.bare_python import bare_python
 from tests.sandbox.conftest import Marker, need
 from tests.sandbox.probes import CANARY, PROBES, Probe, World
 

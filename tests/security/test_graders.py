@@ -16,7 +16,7 @@ from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
 from hermes.envs.tasks.plain_answers import is_arithmetic_of_numbers, is_data, is_expression
 from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, puzzles
 from hermes.envs.tasks.split import Split
-from hermes.sandbox import seccomp
+from hermes.sandbox.guards import seccomp
 
 linux_only = pytest.mark.skipif(seccomp.machine() is None, reason="there is no system call filter here")
 

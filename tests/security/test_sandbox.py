@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from hermes.config.settings import SandboxSettings
-from hermes.sandbox import open_sandbox, seccomp
+from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
-from hermes.sandbox.git_guard import harmless_config
+from hermes.sandbox.guards import seccomp
+from hermes.sandbox.guards.git_guard import harmless_config
 from hermes.sandbox.open import unusable_reason
 
 pytestmark = pytest.mark.skipif(unusable_reason("bubblewrap") is not None, reason="no bubblewrap here")

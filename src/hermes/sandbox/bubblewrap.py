@@ -37,7 +37,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from hermes.errors import SandboxError
-from hermes.sandbox import git_guard, seccomp
 from hermes.sandbox.base import BackgroundProcess, CommandResult
 from hermes.sandbox.bwrap_args import (
     WORKSPACE,
@@ -49,6 +48,7 @@ from hermes.sandbox.bwrap_args import (
 )
 from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
+from hermes.sandbox.guards import git_guard, seccomp
 from hermes.sandbox.supervisor import Launch, LazySupervisor, ProcessResult, Rlimit, SandboxSupervisor
 from hermes.sandbox.workspace import Workspace
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes.sandbox.bare_python import bare_python
+from hermes.sandbox.guards.bare_python import bare_python
 
 WORKSPACE = "/workspace"
 HOSTNAME = "sandbox"

@@ -20,9 +20,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hermes.errors import SandboxError
-from hermes.sandbox.bare_python import bare_python
 from hermes.sandbox.base import CommandResult
 from hermes.sandbox.capture import DEFAULT_BYTES, Capture
+from hermes.sandbox.guards.bare_python import bare_python
 from hermes.sandbox.process import Process
 
 TIMED_OUT = 124

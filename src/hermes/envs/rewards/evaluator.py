@@ -27,7 +27,7 @@ import time
 from typing import Any, NoReturn
 
 from hermes.core import JSONObject
-from hermes.sandbox import seccomp
+from hermes.sandbox.guards import seccomp
 
 MEMORY_BYTES = 2 * 1024**3
 _MAX_REPLY_BYTES = 1 << 20
