@@ -53,7 +53,7 @@ def run_text(description: JSONObject) -> str:
         *(f"{name}: {value:.4g}" for name, value in metrics.items() if name != "step"),
         *(f"{name}: {state}" for name, state in description["processes"].items()),
     ]
-    for key in ("error", "reason"):
+    for key in ("error", "reason", "waiting"):
         if key in description:
             lines.append(f"{key}: {description[key]}")
     lines += [f"  | {line}" for line in description.get("last_log_lines", [])]

@@ -15,6 +15,7 @@ from hermes.core import JSONObject
 from hermes.disk.files import read_text
 from hermes.rl.config.fields import WANDB_PROJECT
 from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, now_ms, read_metrics
+from hermes.rl.supervise.disk_room import DiskRoom
 from hermes.training.monitor.sinks import read_wandb
 
 _HISTORY_ROWS = 10
@@ -50,12 +51,25 @@ def describe(run: RlRun, status: RunStatus) -> JSONObject:
     }
     if status.reason is not None:
         description["error" if status.state is RunState.FAILED else "reason"] = status.reason
+    if (waiting := waiting_for(run, status)) is not None:
+        description["waiting"] = waiting
     metrics = newest_metrics(run)
     if (process := _process_to_show(status, metrics is not None)) is not None:
         description["last_log_lines"] = run.last_lines(process)
     if metrics is not None:
         description["metrics"] = metrics
     return description
+
+
+def waiting_for(run: RlRun, status: RunStatus) -> str | None:
+    """What the run waits for before it can go on; None: nothing, or it has ended.
+
+    A supervisor that cannot write its status, because the disk is full, cannot say so there.
+    """
+    if status.state.ended:
+        return None
+    full = DiskRoom.if_full(run.folder)
+    return status.waiting or (full.sentence() if full else None)
 
 
 def _process_to_show(status: RunStatus, has_steps: bool) -> str | None:
@@ -74,6 +88,8 @@ def is_healthy(run: RlRun, status: RunStatus) -> bool:
     alive = [process.process_id is not None and process.process_id.alive() for process in processes]
     done = [process.exit_code == 0 for process in processes]
     ends_s = [row["time_s"] for row in step_rows(run)[-_RECENT_STEPS:] if "time_s" in row]
+    if waiting_for(run, status) is not None:
+        return False
     if status.state is not RunState.RUNNING or not all(map(or_, alive, done)) or not ends_s:
         return False
     longest_s = max((later - before for before, later in pairwise(ends_s)), default=0.0)

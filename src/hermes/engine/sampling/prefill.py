@@ -3,8 +3,8 @@
 The oldest prompt has at least half of every step; shorter ones that came later share the rest, the shortest
 first, then the others in order of arrival. A step is bounded by its cost: a token far into a prompt attends
 to more positions, and on a CPU costs several times as much as one at the beginning. It is also bounded by
-its time, which is what counts on a busy machine, except for a prompt that is alone and fits into one step: it is
-always computed as one chunk, so that the same requests one after the other give the same bits.
+its time, which is what counts on a busy machine, except for a prompt that is alone and fits into one step:
+that is always computed as one chunk, so that the same requests one after the other give the same bits.
 
 A step reports which prompts are complete and which jobs failed; the scheduler starts the former and ends the
 latter. Chunks that do not fit into memory together are computed one by one.
