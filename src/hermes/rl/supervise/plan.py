@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hermes.config.environment import RL_RUN_VARIABLE
 from hermes.core import JSONObject
 from hermes.disk.files import atomic_write
 from hermes.rl.budget import cost_usd
@@ -126,7 +127,7 @@ class RunPlan:
             (*HERMES, "env", "serve", file, "--config", str(self._run.config_path)),
             self._run.log_path("env"),
             self._env_connected,
-            environ=wandb_environ(self._config),
+            environ={**wandb_environ(self._config), RL_RUN_VARIABLE: self._run.run_id},
         )
 
     def _all_steps_made(self) -> bool:
