@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +35,9 @@ from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.preference.rows import RatedSpan, read_rows
 from hermes.store import Reader, Writer
 from tests import records
+
+PENDING: list[Future[None]] = []
+"""Ratings that are on their way to the disk: one flush for many."""
 
 
 @dataclass
@@ -103,7 +108,7 @@ def write(
             add(StepKind.MODEL, Message.assistant(text, tool_calls=() if last else (call,)))
             if not last:
                 add(StepKind.TOOL, Message.tool(call, f"result of {text}"))
-    writer.finish(header.id, records.COMPLETED).result()
+    writer.finish(header.id, records.COMPLETED)
     return recorded
 
 
@@ -194,7 +199,7 @@ def add_rating(draw: st.DrawFn, writer: Writer, chosen: list[Recorded], number: 
         replaced = draw(st.sampled_from(target.ratings))
         target.ratings.remove(replaced)
         rating = replace(rating, replaces=replaced.id)
-    writer.add_rating(rating).result()
+    PENDING.append(writer.add_rating(rating))
     if kind is not RatingKind.WITHDRAW:
         target.ratings.append(rating)
 
@@ -246,12 +251,26 @@ def check_span(span: RatedSpan, recorded: Recorded, scores: dict[tuple[str, int,
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_row_holds_exactly_the_rated_messages_after_what_the_model_saw(data: st.DataObject) -> None:
+    check_store(data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@given(data=st.data())
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_row_holds_exactly_the_rated_messages_two_thousand_times(data: st.DataObject) -> None:
+    check_store(data)
+
+
+def check_store(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         db = Path(folder) / "hermes.db"
         with Writer(db) as writer:
             chosen = data.draw(stores(writer))
+            while PENDING:
+                PENDING.pop().result()
         by_id = {recorded.id: recorded for recorded in chosen}
         scores = expected_spans(chosen)
         with Reader(db) as reader:
