@@ -60,7 +60,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.quickstart:quickstart",
         "The whole loop, with real training, on the bundled model: CPU only, no key.",
     ),
-    "rate": ("hermes.cli.data.rate:rate", "Rate a trajectory."),
+    "rate": (
+        "hermes.cli.rating.command:rate",
+        "Rate trajectories: one, two against each other, a queue; and how raters agree.",
+    ),
     "reward": (
         "hermes.cli.train.reward:reward",
         "Reward models: serve them over HTTP, score answers with them.",

@@ -1,7 +1,8 @@
 """How far raters agree: Krippendorff's alpha, Cohen's kappa, position bias, self-agreement, seconds an item.
 
 Pure functions over plain values, then `report` over rating events. Alpha is one minus the observed over the
-expected disagreement, with a distance that fits the scale; it takes any number of raters and missing values. Kappa compares two raters who both rated an item.
+expected disagreement, with a distance that fits the scale; it takes any number of raters and missing values.
+Kappa compares two raters who both rated an item.
 """
 
 from __future__ import annotations

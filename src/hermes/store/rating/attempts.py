@@ -13,9 +13,9 @@ SELECT t.id, t.model, t.run_id, t.task_id, t.created_at_ms, {LATEST_REWARD} AS r
     (SELECT s.message FROM steps s JOIN messages m ON m.id = s.message
         WHERE s.trajectory = t.seq AND NOT s.ephemeral AND m.role = 'user'
         ORDER BY s.idx LIMIT 1) AS question,
-    (SELECT w.detail FROM rewards w WHERE w.trajectory = t.seq AND w.source LIKE 'reward-model%'
+    (SELECT w.detail FROM rewards w WHERE w.trajectory = t.seq AND w.source LIKE 'reward-model:%'
         ORDER BY w.id DESC LIMIT 1) AS model_detail,
-    (SELECT w.value FROM rewards w WHERE w.trajectory = t.seq AND w.source LIKE 'reward-model%'
+    (SELECT w.value FROM rewards w WHERE w.trajectory = t.seq AND w.source LIKE 'reward-model:%'
         ORDER BY w.id DESC LIMIT 1) AS model_reward
 {JOINED}
 """
