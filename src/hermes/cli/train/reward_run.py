@@ -51,7 +51,7 @@ def run_reward(options: RewardOptions) -> None:
     from hermes.config.load import load
     from hermes.training.offline import train_offline
     from hermes.training.preference import reward
-    from hermes.training.preference.readout import QUESTION, ReadOut
+    from hermes.training.preference.readout import QUESTION, ReadOut, readout_tokens
     from hermes.training.preference.reward_model import RewardModelSpec, RewardScorer, write_spec
     from hermes.training.schedule import default_sft_rate
 
@@ -75,7 +75,7 @@ def run_reward(options: RewardOptions) -> None:
             used = eval_limits(options, held_out)
             pairs.held_out = reward.reward_pairs(held_out.pairs, readout, renderer, **used).train
     loss = reward.RewardConfig(reward.RewardLoss(options.loss), options.margin, options.centre)
-    objective = reward.RewardObjective(rows, loss, readout, renderer)
+    objective = reward.RewardObjective(rows, loss, readout, readout_tokens(readout, renderer))
     settings = offline_settings(options, objective, default_sft_rate)
     progress(f"run {run.id}: {len(rows.train)} rows, {len(rows.held_out)} held out")
     for reason, count in data.left_out.most_common():
