@@ -22,7 +22,7 @@ from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.envs.stats import Interval, interval
 from hermes.errors import HermesError
-from hermes.quickstart.feedback.rule import Verdict, examples, judge
+from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, Verdict, examples, judge
 from hermes.quickstart.progress import BatchMeter, StageMeter
 from hermes.quickstart.recipe import MODEL
 from hermes.store import Filter, Reader, Writer
@@ -69,6 +69,7 @@ def record_answers(
             samples_per_prompt=plan.samples,
             seed=plan.seed + len(prefill),
             settings={
+                "system_prompt": SYSTEM_PROMPT,
                 "limits.max_turns": 1,
                 "sampling.temperature": plan.temperature,
                 "sampling.max_tokens": plan.answer_tokens,
@@ -162,7 +163,7 @@ def held_out_answers(
 def _ask(engine_url: str, weights: str, text: str, answer_tokens: int) -> str:
     body = {
         "model": weights or MODEL,
-        "messages": [{"role": "user", "content": text}],
+        "messages": [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": text}],
         "temperature": 0,
         "max_tokens": answer_tokens,
     }

@@ -20,6 +20,7 @@ from hermes.envs.tasks.split import Split, draw
 if TYPE_CHECKING:
     from hermes.batch.reward import RewardContext
 
+SYSTEM_PROMPT = "You answer questions."
 SHORT_WORDS = 10
 _FIGURE = re.compile(r"\s*[€$£]?\d")
 _POLITE = re.compile(

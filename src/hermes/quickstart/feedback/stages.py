@@ -156,6 +156,7 @@ class FeedbackStages:
             *("--num-steps", str(recipe.rl_steps), "--batch-size", str(recipe.rl_batch)),
             *("--rollouts-per-prompt", str(recipe.rl_group), "--environments", str(recipe.environments)),
             *("--answer-tokens", str(recipe.answer_tokens), "--kl", str(kl)),
+            *("--system-prompt", rule.SYSTEM_PROMPT),
             *("--preferences", str(files.held_out_pairs), "--epochs", "2"),
             *(() if guarded else ("--no-early-stop",)),
             *self._common(label, folder, recipe.rl_rate),
