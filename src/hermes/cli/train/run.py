@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
     from hermes.training.data.sft_examples import SftExamples
     from hermes.training.distill import Teacher
+    from hermes.training.monitor.overoptimisation import OveroptimisationGuard
     from hermes.training.monitor.sinks import Sinks
-    from hermes.training.rl import Evaluate, OpenAIProxyConfig
+    from hermes.training.rl import Evaluate, OpenAIProxyConfig, PreferenceCheck
     from hermes.training.schedule import Schedule
     from hermes.training.session import ProgressCallback, TrainingRunSpec, TrainResult
 
@@ -65,6 +66,27 @@ def run_sft(options: SftOptions) -> None:
 
 def run_rl(options: RlOptions) -> None:
     from hermes.config.load import load
+
+    config = load()
+    run = run_spec(config, options, "rl")
+    progress = progress_printer(options)
+    with start_engine(config, run, options, progress):
+        train_rl(config, run, options, progress, stop_on_signals())
+
+
+def train_rl(
+    config: Config,
+    run: TrainingRunSpec,
+    options: RlOptions,
+    progress: ProgressCallback,
+    stop: threading.Event,
+    *,
+    reference: str | None = None,
+    measure_kl: bool = False,
+    guard: OveroptimisationGuard | None = None,
+    preference: PreferenceCheck | None = None,
+) -> None:
+    """Trains and prints the result; see `RlTrainerConfig` and `RunServices`."""
     from hermes.config.providers import trajectory_api_url
     from hermes.training.data.advantages import Baseline
     from hermes.training.data.api import DEFAULT_URL
@@ -73,8 +95,6 @@ def run_rl(options: RlOptions) -> None:
     from hermes.training.rl import RlTrainerConfig, RunServices, train
     from hermes.training.schedule import default_rl_rate
 
-    config = load()
-    run = run_spec(config, options, "rl")
     settings = RlTrainerConfig(
         schedule=learning_schedule(options, default_rl_rate, options.num_steps),
         num_steps=options.num_steps,
@@ -84,6 +104,8 @@ def run_rl(options: RlOptions) -> None:
         clip=options.clip,
         epochs=options.epochs,
         kl=options.kl,
+        reference=reference,
+        measure_kl=measure_kl,
         rules=BatchConfig(
             Baseline(options.advantage),
             options.max_staleness,
@@ -100,18 +122,19 @@ def run_rl(options: RlOptions) -> None:
         wandb_group=options.wandb_group,
     )
     teacher = _teacher(config, options, run)
-    progress = progress_printer(options)
     progress(
         f"run {run.id}: {settings.num_steps} steps of {settings.batch_size} sequences from {settings.api_url}"
     )
-    with start_engine(config, run, options, progress), open_sinks(config, run, options, settings) as sinks:
+    with open_sinks(config, run, options, settings) as sinks:
         services = RunServices(
             sinks,
             progress,
-            stop_on_signals(),
+            stop,
             _eval_command(options, run, progress),
             EvalWatcher(options.eval_folder),
             teacher,
+            guard,
+            preference,
             proxy=_openai_proxy(config, options),
         )
         print_result(run, train(run, settings, services), options)
