@@ -44,7 +44,11 @@ def test_a_healthy_run_has_no_causes() -> None:
     [
         ({"health/group_signal": 0.1, "reward/mean": 0.01}, "no signal", "10% of the groups"),
         ({"health/truncated": 0.4}, "truncation", "40% of the rollouts"),
-        ({"probe/followed": 0.1}, "stale adapter", "less than 40% of the trainer's movement (last 10%)"),
+        (
+            {"probe/followed": 0.1},
+            "stale adapter",
+            "less than 40% or more than 180% of the trainer's movement (last 10%)",
+        ),
         ({"health/staleness": 6.0}, "old rollouts", "6.0 steps old"),
         ({"probe/moved": 0.9}, "learning rate too high", "0.9 nats a step"),
         ({"health/tool_errors": 0.6}, "tool errors", "60%"),

@@ -104,7 +104,7 @@ def test_stale_and_overlong_sequences_count_in_the_mean_and_are_dropped() -> Non
         overrides=[{"policy_version": f"tinker://r/sampler_weights/step-{n}@1.5"} for n in (1, 5, 6)],
     )
     prepared = prepare([made], BatchConfig(max_staleness=2), 6)
-    assert [sent(item)[-1] for item in prepared.sequences] == [-0.5]
+    assert [sent(item)[-1] for item in prepared.sequences] == [-0.5, 0.0]
     assert prepared.metrics["health/stale_dropped"] == 1 and prepared.metrics["health/staleness_max"] == 5
     assert not prepare([made], BatchConfig(max_tokens=4), 6).sequences
 
@@ -178,10 +178,31 @@ def test_capped_importance_sampling_is_asked_for_as_the_loss_with_that_gradient(
 def test_a_penalty_is_centred_over_the_batch() -> None:
     found = penalties([[0.1, 0.3], [0.8]], 0.5)
     assert found == [pytest.approx([0.15, 0.05]), pytest.approx([-0.2])]
-    items = prepare([served([1.0, 0.0])], BatchConfig(), 0).sequences
-    changed, drift = with_penalty(items, [[0, 0, 0, -1.5, -0.5], [0, 0, 0, -1.0, -0.5]], 1.0)
-    assert drift == pytest.approx(0.125)
-    assert sent(changed[0]) == pytest.approx([0, 0, 0, 0.5 + 0.125 - 0.5, 0.5 + 0.125])
+    batch = prepare([served([1.0, 0.0])], BatchConfig(), 0)
+    reference = [[0, 0, 0, -1.5, -0.5], [0, 0, 0, -1.0, -0.5]]
+    changed = with_penalty(batch, reference, [item.logprobs for item in batch.sequences], 1.0)
+    assert changed.metrics["kl/reference"] == pytest.approx(0.125)
+    assert sent(changed.sequences[0]) == pytest.approx([0, 0, 0, 0.5 + 0.125 - 0.5, 0.5 + 0.125])
+
+
+def test_the_divergence_is_that_of_the_present_weights_not_of_those_that_sampled() -> None:
+    batch = prepare([served([1.0, 0.0])], BatchConfig(), 0)
+    stated = [item.logprobs for item in batch.sequences]
+    same = with_penalty(batch, [[0, 0, 0, -3.0, -2.5]] * 2, [(0, 0, 0, -3.0, -2.5)] * 2, 1.0)
+    assert same.metrics["kl/reference"] == 0, "the present weights are the reference"
+    moved = with_penalty(batch, stated, [(0, 0, 0, -0.1, -0.1)] * 2, 1.0)
+    assert moved.metrics["kl/reference"] > 0.3, "the sampling weights are the reference"
+
+
+def test_a_sequence_at_the_mean_of_its_group_counts_in_the_denominator() -> None:
+    """The loss is a mean over the trained tokens of groups with signal, whatever their advantages."""
+    batch = prepare([served([1.0, 0.5, 0.0]), served([1.0, 1.0])], BatchConfig(), 0)
+    tokens = sum(item.trained_tokens for item in batch.sequences)
+    assert len(batch.sequences) == 3 and tokens == 6
+    assert batch.metrics["data/trained_tokens"] == 6
+    penalised = with_penalty(batch, [[0.0] * 5] * 3, [item.logprobs for item in batch.sequences], 1.0)
+    assert any(sent(penalised.sequences[1])), "the penalty reaches a sequence at the mean too"
+    assert prepare([served([1.0, 1.0])], BatchConfig(), 0).metrics["data/trained_tokens"] == 0
 
 
 def test_a_teacher_draws_towards_what_it_finds_likelier() -> None:

@@ -145,21 +145,21 @@ def test_a_run_that_never_had_any_signal_does_not_claim_to_have_learned(
     assert len(metrics(run.folder)) == made
 
 
-def always_the_first() -> Change:
-    """The environment says that the weights of its first rollouts sampled all of them."""
+def always_the_first(environment: Environment) -> Change:
+    """The weights of the environment's first rollouts sample all of them."""
     first: list[str] = []
 
     def change(made: dict[str, Any]) -> None:
         first.append(made["overrides"][0]["policy_version"])
-        made["overrides"] = [{"policy_version": first[0]} for _ in made["tokens"]]
-        made["generation_params"] = {"temperature": 0.9}  # the weights were others: no proof by these
+        if first[-1] != first[0]:
+            made.update(environment.rollouts(first[0]))
 
     return change
 
 
 def test_what_was_sampled_too_long_ago_is_not_trained_on(make_run: MakeRun, environment: Environment) -> None:
     run = make_run()
-    trained(run, environment, always_the_first(), steps=4, rules=BatchConfig(max_staleness=1))
+    trained(run, environment, always_the_first(environment), steps=4, rules=BatchConfig(max_staleness=1))
     rows = metrics(run.folder)
     assert [row["health/staleness"] for row in rows] == [0, 1, 2, 3]
     assert [row["health/stale_dropped"] for row in rows] == [0, 0, 8, 8]
@@ -224,16 +224,22 @@ def test_an_api_that_is_not_there_is_said_once_the_patience_is_spent(make_run: M
 def test_a_sampler_at_another_temperature_is_trained_on_without_its_ratios(
     make_run: MakeRun, environment: Environment
 ) -> None:
-    def warm(made: dict[str, Any]) -> None:
-        made["generation_params"] = {"temperature": 1.5}
-        made["inference_logprobs"] = [
-            [value - 0.7 if value <= 0 else value for value in row] for row in made["inference_logprobs"]
-        ]
-
-    run = make_run()
-    trained(run, environment, warm, steps=3)
+    run, environment.temperature = make_run(), 1.5
+    trained(run, environment, steps=3)
     rows = metrics(run.folder)
-    assert rows[0]["logprobs/diff"] == pytest.approx(-0.7, abs=1e-3)
+    assert abs(rows[0]["logprobs/diff"]) > 0.1, "the stated logprobs are those at the temperature"
     assert rows[0]["health/ratio_max"] == pytest.approx(1, abs=1e-3) and abs(rows[0]["health/k3"]) < 1e-3
     assert abs(rows[0]["train/loss"]) < 1e-3  # ratios are 1, and advantages are centred
     assert rows[-1]["optim/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_divergence_from_the_base_model_is_that_of_the_present_policy(
+    make_run: MakeRun, environment: Environment, temperature: float
+) -> None:
+    """0 before the first update, whatever the temperature; not 0 for rollouts of the first weights later."""
+    run, environment.temperature = make_run(), temperature
+    trained(run, environment, always_the_first(environment), steps=3, kl=0.001)
+    first, *later = [row["kl/reference"] for row in metrics(run.folder)]
+    assert abs(first) < 1e-4
+    assert all(abs(value) > 1e-3 for value in later)

@@ -117,6 +117,7 @@ class Environment:
         self._service = tinker.ServiceClient(base_url=engine_url, api_key=KEY)
         self._rest = tinker.RestClient(base_url=engine_url, api_key=KEY)
         self.group_size = group_size
+        self.temperature = 1.0
         self._samplers: dict[str, Any] = {}
         self._old = set(self._published())
         self._seed = 0
@@ -139,7 +140,7 @@ class Environment:
         if path not in self._samplers:
             self._samplers[path] = self._service.create_sampling_client(model_path=path)
         self._seed += 1
-        params = tinker.SamplingParams(max_tokens=6, temperature=1.0, seed=self._seed, stop=[])
+        params = tinker.SamplingParams(max_tokens=6, temperature=self.temperature, seed=self._seed, stop=[])
         prompt = tinker.ModelInput.from_ints(list(PROMPT))
         answer = self._samplers[path].sample(prompt, self.group_size, params).result()
         tokens = [list(one.tokens) for one in answer.sequences]
@@ -148,7 +149,7 @@ class Environment:
             [list(one.logprobs) for one in answer.sequences],
             [preference(one) for one in tokens],
             overrides=[{"policy_version": path} for _ in tokens],
-            generation_params={"temperature": 1.0},
+            generation_params={"temperature": self.temperature},
         )
         if change is not None:
             change(made)

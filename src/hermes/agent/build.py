@@ -140,6 +140,7 @@ async def _assemble(
             "environ": config.environ,
             "config": config,
             "writer": writer,
+            "workspace": plan.workspace,
             # sub-agents, and trajectories that continue or retry a chat, share one budget with the first
             "task": header.session_id or header.parent_id or header.id,
             "budget": Budget(

@@ -61,13 +61,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "The whole loop, with real training, on the bundled model: CPU only, no key.",
     ),
     "rate": ("hermes.cli.data.rate:rate", "Rate a trajectory."),
+    "reward": (
+        "hermes.cli.train.reward:reward",
+        "Reward models: serve them over HTTP, score answers with them.",
+    ),
     "rl": (
         "hermes.cli.rl.command:rl",
         "Train by reinforcement: environments, runs, results, weights; or by the agent.",
     ),
     "skills": ("hermes.cli.setup.skills:skills", "Browse, search, view, install and check skills."),
     "tools": ("hermes.cli.setup.tools:tools", "List the tools and why one is unavailable."),
-    "train": ("hermes.cli.train.command:train", "Train a LoRA adapter: sft, grpo, ppo."),
+    "train": ("hermes.cli.train.command:train", "Train a LoRA adapter: sft, dpo, kto, reward, grpo, ppo."),
     "trajectories": (
         "hermes.cli.data.trajectories:trajectories",
         "List, show, search and compare what was recorded.",

@@ -13,8 +13,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from hermes.core.json import JSON, JSONObject
+
+T = TypeVar("T")
 
 MASKED = -100
 """The mask of a token that is not trained on."""
@@ -40,6 +43,8 @@ class RolloutInfo:
     tool_errors: int = 0
     not_trainable: str | None = None
     """Why its tokens are not exact; None: they are."""
+    true_reward: float | None = None
+    """What the score stands for, where the environment can measure it: it is reported, never trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,9 @@ class TrainSequence:
     """Indices of the rollout's model calls that it consists of; empty: unknown."""
     rollout: RolloutInfo = field(default_factory=RolloutInfo)
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all tokens."""
     exclude_from_loss: bool = False
     """The sequence counts in the mean of its group, and is not trained on."""
     advantages: tuple[float, ...] = ()
@@ -75,6 +83,10 @@ class TrainSequence:
     def trained_tokens(self) -> int:
         return sum(self.loss_mask)
 
+    def trained_only(self, values: Sequence[T]) -> list[T]:
+        """Of values by token, those of the tokens that are trained on."""
+        return [value for value, in_loss in zip(values, self.loss_mask, strict=True) if in_loss]
+
     @property
     def masks(self) -> tuple[int, ...]:
         """The loss mask on the wire: the id of a token that is trained on, MASKED for any other."""
@@ -92,6 +104,11 @@ class TrainSequence:
         """How many steps before `step` its oldest token was sampled; None: unknown."""
         steps = self.policy_steps
         return step - min(steps) if steps else None
+
+    def is_on_policy(self, step: int) -> bool:
+        """Whether the weights of `step` sampled all of it, from their distribution at temperature 1."""
+        whole = self.temperature == 1.0 and self.top_p >= 1.0 and self.top_k < 1
+        return whole and set(self.policy_steps) == {step}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +166,8 @@ def _overrides(sequence: TrainSequence, part: int, parts: int) -> JSONObject:
         overrides["kind"] = rollout.kind
     if rollout.not_trainable is not None:
         overrides["not_trainable"] = rollout.not_trainable
+    if rollout.true_reward is not None:
+        overrides["true_reward"] = rollout.true_reward
     if sequence.policy_versions:
         overrides["policy_versions"] = sorted(set(sequence.policy_versions))
     if parts > 1:
@@ -204,12 +223,18 @@ def _sequence(group: JSONObject, index: int, overrides: JSONObject) -> TrainSequ
         logprobs=tuple(group["inference_logprobs"][index]),
         policy_versions=_policy_versions(overrides),
         rollout=_rollout(group, index, overrides),
-        temperature=_temperature(group, overrides),
+        temperature=float(_sampling_value(group, overrides, "temperature", 1.0)),
+        top_p=float(_sampling_value(group, overrides, "top_p", 1.0)),
+        top_k=int(_sampling_value(group, overrides, "top_k", -1)),
         exclude_from_loss=bool(overrides.get("set_advantage_to_zero")),
         advantages=_by_token(group.get("advantages"), index, len(tokens)),
         ref_logprobs=_by_token(group.get("ref_logprobs"), index, len(tokens)),
         teacher_logprobs=_teacher_logprobs(group, index, tokens),
     )
+
+
+def _number(value: JSON) -> float | None:
+    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
 
 
 def _rollout(group: JSONObject, index: int, overrides: JSONObject) -> RolloutInfo:
@@ -223,15 +248,17 @@ def _rollout(group: JSONObject, index: int, overrides: JSONObject) -> RolloutInf
         stop_reason=overrides.get("stop_reason"),
         tool_calls=int(overrides.get("tool_calls") or 0),
         tool_errors=int(overrides.get("tool_errors") or 0),
+        true_reward=_number(overrides.get("true_reward")),
     )
 
 
-def _temperature(group: JSONObject, overrides: JSONObject) -> float:
-    """The sampling temperature: of the sequence, else of the request, else of the group."""
+def _sampling_value(group: JSONObject, overrides: JSONObject, name: str, default: float) -> float:
+    """A sampling parameter: of the sequence, else of the request, else of the group."""
     for settings in (overrides, group.get("generation_params"), group.get("group_overrides")):
-        if settings and settings.get("temperature") is not None:
-            return float(settings["temperature"])
-    return 1.0
+        if settings and settings.get(name) is not None:
+            value: float = settings[name]
+            return value
+    return default
 
 
 def _policy_versions(overrides: JSONObject) -> tuple[str, ...]:

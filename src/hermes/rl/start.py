@@ -92,7 +92,7 @@ def spawn_supervisor(run: RlRun) -> None:
     before = run.status().supervisor
     with log_path.open("ab") as log:
         subprocess.run(
-            [sys.executable, "-m", "hermes.rl.supervise.daemon", str(run.folder)],
+            [sys.executable, "-P", "-m", "hermes.rl.supervise.daemon", str(run.folder)],
             env={**without_stored(os.environ), "HERMES_HOME": str(run.home)},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -1,20 +1,26 @@
 """The ten tools with which an agent trains a model, with the names, arguments and results of the reference.
 
 Every result is JSON text; a failure has `error` and, if there is one, `fix`. A result is read from disk when
-the tool is called. The agent cannot unlock fields, raise its budget (see `rl.budget`), or check a healthy run
-more often than every 30 minutes, which would only spend turns.
+the tool is called. The agent cannot load an environment that it wrote itself (see `rl.environment_consent`),
+unlock fields, raise its budget (see `rl.budget`), or check a healthy run more often than every 30 minutes,
+which would only spend turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from hermes.core import JSONObject, ToolErrorKind
-from hermes.errors import HermesError
+from hermes.errors import HermesError, ToolError
 from hermes.rl import tool_handlers
+from hermes.rl.environment_consent import (
+    UnusableEnvironmentError,
+    consent_to_selection,
+    consented_environment,
+)
 from hermes.tools.base import Tool, ToolOutput, Workbench
 
 if TYPE_CHECKING:
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
 TOOLSET = "rl"
 ToolHandler = Callable[["Config", JSONObject, str], JSONObject]
 """Configuration, arguments and the id of the agent's task → the result."""
+Consent = Callable[[Workbench, "Config", JSONObject], Awaitable[JSONObject]]
+"""Asks a person where one has to agree; returns the arguments for the handler."""
 
 
 def _tool(
@@ -33,13 +41,20 @@ def _tool(
     properties: JSONObject | None = None,
     required: tuple[str, ...] = (),
     timeout_s: float = 180.0,
+    consent: Consent | None = None,
 ) -> Tool:
     async def handler(arguments: JSONObject, bench: Workbench) -> ToolOutput:
         config, task = cast("Config", bench.resources["config"]), cast(str, bench.resources["task"])
         try:
+            if consent is not None:
+                arguments = await consent(bench, config, arguments)
             result = await asyncio.to_thread(function, config, arguments, task)
+        except ToolError:
+            raise
         except HermesError as error:
             result = {"error": error.message, **({"fix": error.hint} if error.hint else {})}
+            if isinstance(error, UnusableEnvironmentError):
+                result["available"] = list(error.available)
         failed = "error" in result and "run_id" not in result
         return ToolOutput(
             json.dumps(result, ensure_ascii=False, default=str), ok=not failed, kind=ToolErrorKind.FAILED
@@ -59,6 +74,16 @@ def _tool(
         unavailable=_unavailable,
         timeout_s=timeout_s,
     )
+
+
+async def _named_environment(bench: Workbench, config: Config, arguments: JSONObject) -> JSONObject:
+    """The arguments with the path of the file that may be loaded in place of the name."""
+    return {**arguments, "name": str(await consented_environment(bench, config, arguments["name"]))}
+
+
+async def _selected_environment(bench: Workbench, config: Config, arguments: JSONObject) -> JSONObject:
+    await consent_to_selection(bench, config)
+    return arguments
 
 
 def _unavailable(settings: Settings, environ: Mapping[str, str]) -> str | None:
@@ -82,11 +107,13 @@ TOOLS = (
         tool_handlers.select_environment,
         {"name": {"type": "string", "minLength": 1, "description": "Its name, as listed."}},
         ("name",),
+        consent=_named_environment,
     ),
     _tool(
         "rl_get_current_config",
         "Show the selected environment's fields: which can be changed, which are locked and why.",
         tool_handlers.get_current_config,
+        consent=_selected_environment,
     ),
     _tool(
         "rl_edit_config",
@@ -98,11 +125,13 @@ TOOLS = (
             "value": {"description": "The new value, of the field's type."},
         },
         ("field", "value"),
+        consent=_selected_environment,
     ),
     _tool(
         "rl_start_training",
         "Start training with the current configuration. Returns at once; the run continues by itself.",
         tool_handlers.start_training,
+        consent=_selected_environment,
     ),
     _tool(
         "rl_check_status",
@@ -145,6 +174,7 @@ TOOLS = (
             },
         },
         timeout_s=4000.0,
+        consent=_selected_environment,
     ),
 )
 

@@ -7,6 +7,7 @@ supervisor serves one event loop.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import importlib.resources
 import json
@@ -14,7 +15,6 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from hermes.errors import SandboxError
 from hermes.sandbox.base import CommandResult
 from hermes.sandbox.capture import DEFAULT_BYTES, Capture
+from hermes.sandbox.guards.bare_python import bare_python
 from hermes.sandbox.process import Process
 
 TIMED_OUT = 124
@@ -47,6 +48,8 @@ class Launch:
     """Its complete environment."""
     rlimits: Sequence[Rlimit] = ()
     max_output_bytes: int = DEFAULT_BYTES
+    attached: bytes = b""
+    """What the program can read from descriptor 3; without it that descriptor is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class SandboxSupervisor:
             "cwd": launch.cwd,
             "env": dict(launch.env),
             "rlimits": list(launch.rlimits),
+            "attached": base64.b64encode(launch.attached).decode(),
         }
         body = json.dumps(request).encode()
         try:
@@ -229,7 +233,7 @@ def _start_keeper(prefix: Sequence[str], channel: int, pass_fds: Sequence[int]) 
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(importlib.resources.files("hermes.sandbox").joinpath("keeper.py").read_bytes())
         return subprocess.Popen(
-            [*prefix, sys.executable, "-I", "-S", "-c", _KEEPER, str(channel), str(reader)],
+            [*prefix, bare_python().executable, "-I", "-S", "-c", _KEEPER, str(channel), str(reader)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

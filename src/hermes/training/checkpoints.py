@@ -45,7 +45,7 @@ class TrainingState:
     """The content of `training.json`."""
 
     kind: str
-    """sft or rl."""
+    """rl, or that of an offline objective: sft, dpo, kto, reward."""
     settings: JSONObject
     """What the run was started with; a run with other settings cannot resume from it."""
     kept: tuple[CheckpointRecord, ...] = ()

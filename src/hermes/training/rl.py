@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -27,11 +27,13 @@ from hermes.training.data.waiting import ENV_PATIENCE_S, BatchWait, NoEnvironmen
 from hermes.training.distill import Teacher, add_teacher_logprobs
 from hermes.training.monitor.batch_guard import BatchGuard
 from hermes.training.monitor.eval_watcher import EvalWatcher
+from hermes.training.monitor.overoptimisation import OVEROPTIMISED, OveroptimisationGuard, read_rows
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import (
+    LIVE_SAMPLERS,
     ProgressCallback,
     TrainingRunSpec,
     TrainingSession,
@@ -46,6 +48,9 @@ _POLL_S = 0.2
 
 Evaluate = Callable[[int, str], dict[str, float]]
 """Step and sampler path → metrics, which are logged as eval/NAME."""
+PreferenceCheck = Callable[[AdapterClient], float]
+"""The share of held-out preferences that the adapter in training agrees with."""
+TRUE_REWARD, PREFERENCE = "reward/true", "eval/preference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,11 @@ class RlTrainerConfig:
     epochs: int = 1
     """Updates from one batch."""
     kl: float = 0.0
-    """Weight of the KL penalty towards the base model; 0: no penalty."""
+    """Weight of the KL penalty towards the reference; 0: no penalty."""
+    reference: str | None = None
+    """Weights that the KL is measured from; None: the base model."""
+    measure_kl: bool = False
+    """Report the KL even if it has no weight."""
     rules: BatchConfig = field(default_factory=BatchConfig)
     beta1: float = 0.9
     beta2: float = 0.95
@@ -100,6 +109,10 @@ class RunServices:
     eval_watcher: EvalWatcher = field(default_factory=lambda: EvalWatcher(None))
     """Evaluations that the environment runs by itself."""
     teacher: Teacher | None = None
+    guard: OveroptimisationGuard | None = None
+    """Ends a run whose reward rises while what it stands for falls."""
+    preference: PreferenceCheck | None = None
+    """Measures, at each evaluation, how often the policy agrees with held-out human preferences."""
     proxy: OpenAIProxyConfig | None = None
     """Serves the newest weights to environments if the Tinker service has no OpenAI endpoint."""
 
@@ -112,16 +125,24 @@ def train(run: TrainingRunSpec, settings: RlTrainerConfig, services: RunServices
 
 def _attempt(run: TrainingRunSpec, settings: RlTrainerConfig, services: RunServices) -> TrainResult:
     state = StateFile(run.folder).read(KIND, _identity(run, settings))
-    if state.finished and state.step >= settings.num_steps:
+    if state.finished and (state.step >= settings.num_steps or state.finished.startswith(OVEROPTIMISED)):
         return result_of(state, {})
     with (
         TrainerApi(settings.api_url, settings.api_patience_s, settings.lease_s) as api,
         closing(TokenMeter(run.folder)) as meter,
+        # Published first: of weights that are published the newest are served as `policy`.
+        _reference(run, settings, meter) as reference,
         AdapterClient(run.connection, run.lora, meter, state.weights) as client,
         _proxy(run, services.proxy, meter) as set_policy,
     ):
         session = TrainingSession(
-            run, state, client, services.sinks, higher_is_better=True, on_publish=set_policy
+            run,
+            state,
+            client,
+            services.sinks,
+            higher_is_better=True,
+            on_publish=set_policy,
+            live_samplers=max(LIVE_SAMPLERS, settings.rules.max_staleness + 2),
         )
         session.write(finished=None)
         session.publish(state.step)
@@ -129,7 +150,24 @@ def _attempt(run: TrainingRunSpec, settings: RlTrainerConfig, services: RunServi
             api.acknowledge(lease_id)
         api.register(_registration(run, settings, state.step))
         api.keep_leases(state.taken)
-        return _RlLoop(session, api, settings, services).run()
+        return RlLoop(session, api, settings, services, reference).run()
+
+
+@contextmanager
+def _reference(run: TrainingRunSpec, settings: RlTrainerConfig, meter: TokenMeter) -> Iterator[str]:
+    """The sampler weights that the KL is measured from, or the base model's name. Weights to train from are
+    published for the time of the run."""
+    name = settings.reference
+    if name is None or "/sampler_weights/" in name or not (settings.kl or settings.measure_kl):
+        yield name or run.lora.base_model
+        return
+    lora = replace(run.lora, start=name, policy=None)
+    with AdapterClient(run.connection, lora, meter) as frozen:
+        path = frozen.publish("reference")
+        try:
+            yield path
+        finally:
+            frozen.delete(path)
 
 
 @contextmanager
@@ -146,10 +184,19 @@ def _proxy(
         yield proxy.set_policy
 
 
-class _RlLoop:
+class RlLoop:
+    """The steps of a run, from one leased batch after the other."""
+
     def __init__(
-        self, session: TrainingSession, api: TrainerApi, settings: RlTrainerConfig, services: RunServices
+        self,
+        session: TrainingSession,
+        api: TrainerApi,
+        settings: RlTrainerConfig,
+        services: RunServices,
+        reference: str | None = None,
     ) -> None:
+        """`reference`: sampler weights, or the base model's name, which is the default."""
+        self._reference = reference or session.run.lora.base_model
         self._session = session
         self._api = api
         self._settings = settings
@@ -163,10 +210,12 @@ class _RlLoop:
         self._rewards: list[float] = []
         """Of the steps since the last checkpoint."""
         services.eval_watcher.record_published(session.state.step)
+        if services.guard is not None:
+            services.guard.replay(read_rows(session.run.folder, session.state.step))
 
     def run(self) -> TrainResult:
         session, last = self._session, self._settings.num_steps
-        step = session.state.step
+        step, ending = session.state.step, "stopped"
         while step < last:
             try:
                 batch = self._wait_for_batch(step)
@@ -177,16 +226,21 @@ class _RlLoop:
             if batch is None:
                 break
             step += 1
-            metrics = self._step(step, batch)
+            metrics = self.make_step(step, batch)
             session.log(step, metrics)
             self._services.progress(_progress_line(step, last, metrics))
             if session.checkpoint_due(step, last):
                 self._checkpoint(step, metrics)
+            if self._services.guard is not None and (reason := self._services.guard.judge(metrics)):
+                self._services.progress(reason)
+                self._services.stop.set()
+                ending = reason
+                break
         if step > session.state.step or not session.state.kept:
             self._checkpoint(step, {})
         if step >= last:
             self._batch_guard.check_any_signal()
-        return session.finish("all steps made" if step >= last else "stopped")
+        return session.finish("all steps made" if step >= last else ending)
 
     def _wait_for_batch(self, step: int) -> LeasedBatch | None:
         """The batch for the step after `step`, recorded in the state; None once the run is to stop."""
@@ -241,7 +295,8 @@ class _RlLoop:
         first, *self._prefetched = [*(skipped for skipped in missed if skipped is not None), batch]
         return first
 
-    def _step(self, step: int, leased: LeasedBatch) -> dict[str, float]:
+    def make_step(self, step: int, leased: LeasedBatch) -> dict[str, float]:
+        """Trains on the batch, publishes the weights and proves them; the metrics of the step."""
         began_s = time.monotonic()
         session, settings = self._session, self._settings
         batch = self._prepare(leased, step - 1)
@@ -251,7 +306,7 @@ class _RlLoop:
         if batch.sequences:
             if session.proof is None:
                 session.begin_proof(batch.sequences[0].tokens)
-            metrics |= self._update.apply(batch.sequences, step, rate, session.proof)
+            metrics |= self._update.apply(batch.sequences, step, rate, session.audit, batch.present)
         session.publish(step)
         self._services.eval_watcher.record_published(step)
         if batch.sequences:
@@ -260,8 +315,12 @@ class _RlLoop:
         if self._services.evaluate is not None and due:
             evaluation = self._services.evaluate(step, session.sampler)
             metrics |= {f"eval/{name}": value for name, value in evaluation.items()}
+        if self._services.preference is not None and due:
+            metrics[PREFERENCE] = self._services.preference(session.client)
         metrics["time/step_s"] = time.monotonic() - began_s
-        self._rewards += [metrics["reward/mean"]] if "reward/mean" in metrics else []
+        # Of a run that is guarded the best checkpoint is decided by what the reward stands for.
+        measures = (TRUE_REWARD, "reward/mean") if self._services.guard else ("reward/mean",)
+        self._rewards += [metrics[name] for name in measures if name in metrics][:1]
         return metrics
 
     def _prepare(self, leased: LeasedBatch, step: int) -> TrainBatch:
@@ -270,15 +329,22 @@ class _RlLoop:
             groups = add_teacher_logprobs(self._services.teacher, groups)
         batch = prepare(groups, settings.rules, step)
         self._batch_guard.check(batch)
-        if not settings.kl or not batch.sequences:
+        if not (settings.kl or settings.measure_kl) or not batch.sequences:
             return batch
-        base_model, client = self._session.run.lora.base_model, self._session.client
+        return with_penalty(batch, self._references(batch), self._present(batch, step), settings.kl)
+
+    def _references(self, batch: TrainBatch) -> list[Sequence[float]]:
+        """The logprobs under the reference; of a sequence that has them, its own."""
+        client = self._session.client
         unscored = [sequence.tokens for sequence in batch.sequences if not sequence.ref_logprobs]
-        scored = iter(client.score(base_model, unscored))
-        references = [sequence.ref_logprobs or next(scored) for sequence in batch.sequences]
-        sequences, divergence = with_penalty(batch.sequences, references, settings.kl)
-        metrics = {**batch.metrics, "kl/reference": divergence}
-        return replace(batch, sequences=tuple(sequences), metrics=metrics)
+        scored = iter(client.score(self._reference, unscored) if unscored else ())
+        return [sequence.ref_logprobs or next(scored) for sequence in batch.sequences]
+
+    def _present(self, batch: TrainBatch, step: int) -> list[list[float]]:
+        """The logprobs under the present weights at temperature 1. Those of a fresh sequence are its own."""
+        if all(sequence.is_on_policy(step) for sequence in batch.sequences):
+            return [list(sequence.logprobs) for sequence in batch.sequences]
+        return self._session.client.forward([sequence.tokens for sequence in batch.sequences])
 
     def _checkpoint(self, step: int, metrics: dict[str, float]) -> None:
         """The best checkpoint is decided by one metric: of an evaluation if there is one, else the reward."""
@@ -302,6 +368,7 @@ def _identity(run: TrainingRunSpec, settings: RlTrainerConfig) -> JSONObject:
         "start": run.lora.start,
         "batch_size": settings.batch_size,
         "loss": settings.loss,
+        **({"reference": settings.reference} if settings.reference else {}),
     }
 
 
@@ -325,4 +392,8 @@ def _progress_line(step: int, last: int, metrics: dict[str, float]) -> str:
     line += f"  signal {metrics['health/group_signal']:.0%}"
     if "train/loss" in metrics:
         line += f"  loss {metrics['train/loss']:+.4f}  gap {metrics['probe/gap']:.1e}"
+    if TRUE_REWARD in metrics:
+        line += f"  true {metrics[TRUE_REWARD]:.3f}"
+    if "kl/reference" in metrics:
+        line += f"  kl {metrics['kl/reference']:.3f}"
     return f"{line}  {metrics['time/step_s']:.2f} s"

@@ -24,14 +24,17 @@ from hermes.training.checkpoints import (
     update_score,
 )
 from hermes.training.monitor import proof as probe
+from hermes.training.monitor.batch_audit import BatchAudit
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.service.client import AdapterClient, EngineError, LoraSpec, ServiceConnection, is_ready
 
 ProgressCallback = Callable[[str], None]
 T = TypeVar("T")
 
-_LIVE_SAMPLERS = 8
+LIVE_SAMPLERS = 8
 """Published weights that are kept for rollouts in progress, besides those of checkpoints."""
+_DELETED_TOGETHER = 8
+"""Sampler weights that are deleted at once, after the samplers that score let go of them."""
 _TRIES = 3
 """How often the engine may be lost without a new checkpoint in between."""
 _PATIENCE_S = 120.0
@@ -76,10 +79,12 @@ class TrainingSession:
         *,
         higher_is_better: bool,
         on_publish: Callable[[str], None] = lambda path: None,
+        live_samplers: int = LIVE_SAMPLERS,
     ) -> None:
         """`higher_is_better`: for the score of a checkpoint. `on_publish` is called with the path of
-        published weights."""
+        published weights, of which at least the last `live_samplers` are kept."""
         self._on_publish = on_publish
+        self._live_samplers = live_samplers
         self.run = run
         self.state = state
         self.client = client
@@ -93,6 +98,7 @@ class TrainingSession:
         self._saved = state
         """The state on disk."""
         self._proof: probe.Proof | None = None
+        self._audit: BatchAudit | None = None
         sinks.rewind(state.step)
 
     def write(self, **changes: Any) -> None:
@@ -113,17 +119,27 @@ class TrainingSession:
         self.sampler = self.client.publish(f"step-{step}")
         self._on_publish(self.sampler)
         published = (*self.state.published, self.sampler)
-        self.update_state(published=published[-_LIVE_SAMPLERS:])
+        deleted: tuple[str, ...] = ()
+        if len(published) >= self._live_samplers + _DELETED_TOGETHER:
+            deleted, published = published[: -self._live_samplers], published[-self._live_samplers :]
+        self.update_state(published=published)
         # Written immediately and alone, so that a resumed run can delete what a killed one left.
-        self._save(replace(self._saved, published=self.state.published))
-        self._delete_samplers(published[:-_LIVE_SAMPLERS])
+        self._save(replace(self._saved, published=published))
+        self._delete_samplers(deleted)
+
+    def samplers(self) -> list[str]:
+        """The sampler weights that can still be sampled, oldest first."""
+        checkpoints = (checkpoint.sampler for checkpoint in self.state.kept)
+        return list(dict.fromkeys((*checkpoints, *self.state.published)))
 
     def _delete_samplers(self, paths: Sequence[str]) -> None:
         """Deletes sampler weights, except those of checkpoints."""
         checkpoints = {checkpoint.sampler for checkpoint in (*self.state.kept, self.state.best) if checkpoint}
-        for path in paths:
-            if path not in checkpoints:
-                self.client.delete(path)
+        dropped = [path for path in paths if path not in checkpoints]
+        if dropped:
+            self.client.release_samplers()
+        for path in dropped:
+            self.client.delete(path)
 
     def begin_proof(self, tokens: Sequence[int]) -> None:
         """Takes the first reading; `tokens` become the probe, unless the run has one."""
@@ -131,6 +147,14 @@ class TrainingSession:
             self.write(probe=tuple(tokens[: probe.PROBE_TOKENS]))
         first = self._reading()
         self._proof = probe.begin_proof(first, self.client.forward([self.state.probe])[0])
+        lora = self.run.lora
+        self._audit = BatchAudit(self.client, self.samplers, lora.base_model, self._proof.unit, lora.seed)
+
+    @property
+    def audit(self) -> BatchAudit | None:
+        """Compares the logprobs of rollouts with the weights that sampled them; None before
+        `begin_proof`."""
+        return self._audit
 
     @property
     def proof(self) -> probe.Proof | None:
@@ -180,6 +204,8 @@ class TrainingSession:
     def _replace(self, state: TrainingState, dropped: Sequence[CheckpointRecord]) -> None:
         self._save(state)
         self.state = state
+        if dropped:
+            self.client.release_samplers()
         for checkpoint in dropped:
             self.client.delete(checkpoint.weights)
             self.client.delete(checkpoint.sampler)
@@ -236,6 +262,17 @@ def check_finite(values: Mapping[str, float]) -> None:
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise HermesError(f"{', '.join(sorted(bad))} is not a finite number", _GO_BACK)
+
+
+def check_policy_gradient(advantages: Sequence[float], norm: float | None) -> None:
+    """HermesError if the gradient is exactly 0 although trained tokens have advantages."""
+    if norm == 0 and any(advantages):
+        count = sum(advantage != 0 for advantage in advantages)
+        raise HermesError(
+            f"the gradient is 0 although {count} trained tokens have advantages: the update does nothing",
+            "the engine drops the batch or its advantages, or the policy has collapsed to certainty: "
+            "look at health/entropy; continue from an earlier checkpoint with a lower learning rate",
+        )
 
 
 def check_gradient(loss: float, norm: float | None) -> None:

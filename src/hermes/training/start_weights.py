@@ -68,5 +68,5 @@ def _run_weights(folder: Path) -> str:
 
 
 def start_checkpoint(state: TrainingState) -> CheckpointRecord:
-    """The best checkpoint of an SFT run by held-out loss, if it has one; of any other run the newest."""
-    return state.best if state.kind == "sft" and state.best else state.kept[-1]
+    """Of a run on stored rows the best by held-out loss, if it has one; of an RL run the newest."""
+    return state.best if state.kind != "rl" and state.best else state.kept[-1]

@@ -17,9 +17,9 @@ from hermes.training.data.correction import (
 )
 from hermes.training.data.datums import rl_datum
 from hermes.training.data.metrics import TokenStats, clip_fraction, token_metrics
-from hermes.training.monitor.proof import Proof
+from hermes.training.monitor.batch_audit import BatchAudit
 from hermes.training.service.client import AdapterClient, ForwardOutput
-from hermes.training.session import check_finite
+from hermes.training.session import check_finite, check_policy_gradient
 
 if TYPE_CHECKING:
     import tinker
@@ -49,12 +49,21 @@ class Update:
         self._loss = engine_loss(settings.loss, settings.cap, settings.clip)
 
     def apply(
-        self, sequences: Sequence[TrainSequence], step: int, rate: float, proof: Proof | None
+        self,
+        sequences: Sequence[TrainSequence],
+        step: int,
+        rate: float,
+        audit: BatchAudit | None,
+        present: Sequence[Sequence[float]] | None = None,
     ) -> dict[str, float]:
-        """Makes step `step`. The losses are scaled so that their sum is the mean over trained tokens."""
+        """Makes step `step`. The losses are scaled so that their sum is the mean over the trained tokens of
+        all `sequences`, also of those whose advantages are 0.
+
+        `present`: the logprobs by token under the present weights, if they are known.
+        """
         settings = self._settings
         scale = 1.0 / sum(sequence.trained_tokens for sequence in sequences)
-        data, behaviour, scaled = self._data(sequences, step - 1, scale)
+        data, behaviour, scaled = self._data(sequences, step - 1, scale, present)
         metrics: dict[str, float] = {}
         clip_fractions: list[float] = []
         bounds, sent_logprobs = bounds_of(self._loss), _trained_only(sequences, behaviour)
@@ -65,29 +74,36 @@ class Update:
                 clip_fractions.append(clip_fraction(trained, sent_logprobs, bounds))
             if epoch == 0:
                 metrics = self._metrics(sequences, output, behaviour, scaled)
-                if proof is not None:
-                    _check_logprobs(proof, sequences, output.logprobs, step - 1)
+                if audit is not None:
+                    metrics |= audit.check(sequences, output.logprobs, step - 1)
             check_finite({"train/loss": output.loss})
             optimizer = self._client.optim_step(rate, settings.beta1, settings.beta2, settings.clip_norm)
             optim = {f"optim/{name.partition(':')[0]}": value for name, value in optimizer.items()}
             check_finite(optim)
+            if epoch == 0:
+                check_policy_gradient(_trained_only(sequences, scaled), optim.get("optim/grad_norm"))
             metrics |= optim
         return metrics | (
             {"health/clip_fraction": statistics.fmean(clip_fractions)} if clip_fractions else {}
         )
 
     def _data(
-        self, sequences: Sequence[TrainSequence], step: int, scale: float
+        self,
+        sequences: Sequence[TrainSequence],
+        step: int,
+        scale: float,
+        present: Sequence[Sequence[float]] | None,
     ) -> tuple[list[tinker.Datum], list[list[float]], list[list[float]]]:
         """The datums, the logprobs that ratios are relative to, and the advantages as sent."""
         behaviour = [list(sequence.logprobs) for sequence in sequences]
         scaled = [[scale * advantage for advantage in sequence.advantages] for sequence in sequences]
         if any(self._uses_trainer_logprobs(sequence, step) for sequence in sequences):
-            present = self._client.forward([sequence.tokens for sequence in sequences])
+            if present is None:
+                present = self._client.forward([sequence.tokens for sequence in sequences])
             for index, sequence in enumerate(sequences):
                 if self._uses_trainer_logprobs(sequence, step):
                     scaled[index] = self._apply_importance_weights(sequence, scaled[index], present[index])
-                    behaviour[index] = present[index]
+                    behaviour[index] = list(present[index])
         masked = [
             [value if in_loss else 0.0 for value, in_loss in zip(values, sequence.loss_mask, strict=True)]
             for sequence, values in zip(sequences, behaviour, strict=True)
@@ -105,7 +121,7 @@ class Update:
         return self._settings.loss == PPO and self._settings.cap is not None and sequence.staleness(step) != 0
 
     def _apply_importance_weights(
-        self, sequence: TrainSequence, advantages: list[float], present: list[float]
+        self, sequence: TrainSequence, advantages: list[float], present: Sequence[float]
     ) -> list[float]:
         """The advantages times the capped importance weights."""
         cap = self._settings.cap
@@ -142,25 +158,5 @@ class Update:
 def _trained_only(sequences: Sequence[TrainSequence], values: Sequence[Sequence[float]]) -> list[float]:
     """The values of the trained tokens of all sequences; `values` are by sequence and token."""
     return [
-        value
-        for sequence, row in zip(sequences, values, strict=True)
-        for value, in_loss in zip(row, sequence.loss_mask, strict=True)
-        if in_loss
+        value for sequence, row in zip(sequences, values, strict=True) for value in sequence.trained_only(row)
     ]
-
-
-def _check_logprobs(
-    proof: Proof, sequences: Sequence[TrainSequence], trainer: Sequence[Sequence[float]], step: int
-) -> None:
-    """Compares the sampler's logprobs with the trainer's: of sequences that the present weights sampled, then
-    of sequences that do not state which weights sampled them."""
-    for staleness in (0, None):
-        pairs = [
-            (sequence, logprobs)
-            for sequence, logprobs in zip(sequences, trainer, strict=True)
-            if sequence.temperature == 1.0 and sequence.staleness(step) == staleness
-        ]
-        comparable = [sequence for sequence, _ in pairs]
-        stated = _trained_only(comparable, [sequence.logprobs for sequence in comparable])
-        present = _trained_only(comparable, [logprobs for _, logprobs in pairs])
-        proof.judge_batch(stated, present, certain=staleness == 0)

@@ -8,65 +8,9 @@ from typing import Any
 import click
 
 from hermes.cli.options import add_options, filter_options, json_option, stored_variables
+from hermes.cli.train.common import COMMON, OFFLINE, POSITIVE
+from hermes.cli.train.preference import dpo, kto, reward
 
-_POSITIVE = click.IntRange(min=1)
-_SOME = click.FloatRange(min=0)
-_RATE = click.FloatRange(min=0, min_open=True)
-_COMMON = (
-    click.option(
-        "--base-model",
-        default="hermes/smollm2",
-        show_default=True,
-        help="Name of the base model at the engine.",
-    ),
-    click.option(
-        "--base-url", metavar="URL", help="Tinker service, or: managed. Default: TINKER_BASE_URL, else local."
-    ),
-    click.option(
-        "--name", metavar="NAME", help="Name of the run; a name that exists resumes it. Default: a new one."
-    ),
-    click.option(
-        "--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Default: runs/NAME in the home."
-    ),
-    click.option(
-        "--start", metavar="WEIGHTS", help="Initial weights: tinker://…, a PEFT folder, a run's name."
-    ),
-    click.option("--policy-name", metavar="NAME", help="An additional name for the newest weights."),
-    click.option(
-        "--rank", "--lora-rank", "rank", default=32, show_default=True, type=_POSITIVE, help="LoRA rank."
-    ),
-    click.option("--seed", default=0, show_default=True),
-    click.option("--learning-rate", type=_RATE, help="Default: chosen by the model's size."),
-    click.option(
-        "--schedule",
-        default="constant",
-        type=click.Choice(["constant", "linear", "cosine"]),
-        show_default=True,
-    ),
-    click.option("--warmup-steps", default=0, type=click.IntRange(min=0)),
-    click.option("--max-tokens", default=2048, show_default=True, type=_POSITIVE, help="Longest sequence."),
-    click.option("--checkpoint-every", default=25, show_default=True, type=_POSITIVE, help="Steps."),
-    click.option("--keep", default=3, show_default=True, type=_POSITIVE, help="Checkpoints beside the best."),
-    click.option("--eval-every", default=10, show_default=True, type=_POSITIVE, help="Steps."),
-    click.option(
-        "--sink",
-        "extra_sinks",
-        multiple=True,
-        type=click.Choice(["wandb", "wandb-offline", "tensorboard", "trackio"]),
-        help="Beside the store and metrics.jsonl; repeatable.",
-    ),
-    click.option(
-        "--project",
-        "--wandb-project",
-        "project",
-        default="hermes",
-        show_default=True,
-        help="Project name in the sinks.",
-    ),
-    click.option("--wandb-group", metavar="NAME", help="W&B group; default: the run's name."),
-    click.option("--no-wandb", is_flag=True, help="Send nothing to W&B, even if its key is set."),
-    click.option("--title", metavar="NAME", help="The run's title in the sinks; default: its name."),
-)
 _RL = (
     click.option(
         "--config",
@@ -82,7 +26,7 @@ _RL = (
     ),
     click.option(
         "--group-size",
-        type=_POSITIVE,
+        type=POSITIVE,
         hidden=True,
         help="Accepted for old command lines; it is the environment's setting.",
     ),
@@ -118,8 +62,8 @@ _RL = (
         type=click.FloatRange(min=1),
         help="Seconds after which the batch of a dead trainer is served again.",
     ),
-    click.option("--num-steps", default=100, show_default=True, type=_POSITIVE),
-    click.option("--batch-size", default=128, show_default=True, type=_POSITIVE, help="Sequences a step."),
+    click.option("--num-steps", default=100, show_default=True, type=POSITIVE),
+    click.option("--batch-size", default=128, show_default=True, type=POSITIVE, help="Sequences a step."),
     click.option(
         "--advantage",
         default="mean",
@@ -136,7 +80,7 @@ _RL = (
     click.option(
         "--clip", type=(float, float), help="Bounds of the ratio, for ppo and cispo (instead of the cap)."
     ),
-    click.option("--epochs", default=1, show_default=True, type=_POSITIVE, help="Updates from one batch."),
+    click.option("--epochs", default=1, show_default=True, type=POSITIVE, help="Updates from one batch."),
     click.option(
         "--kl",
         default=0.0,
@@ -190,10 +134,7 @@ def train() -> None:
 
 @train.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True))
-@add_options(*_COMMON)
-@click.option("--epochs", default=1, show_default=True, type=_POSITIVE)
-@click.option("--max-steps", type=_POSITIVE, help="Stop after this many steps.")
-@click.option("--batch-size", default=16, show_default=True, type=_POSITIVE, help="Sequences a step.")
+@add_options(*COMMON, *OFFLINE)
 @click.option(
     "--eval-share",
     default=0.0,
@@ -201,8 +142,6 @@ def train() -> None:
     type=click.FloatRange(0, 0.9),
     help="Share of tasks held out for evaluation.",
 )
-@click.option("--patience", type=_POSITIVE, help="Evaluations without a new best that end the run.")
-@click.option("--parser", default="hermes", show_default=True, help="Format of tool calls.")
 @click.option("--all", "everything", is_flag=True, help="Store: also trajectories that did not complete.")
 @filter_options
 @json_option
@@ -216,7 +155,7 @@ def sft(**params: Any) -> None:
 
 
 @train.command()
-@add_options(*_COMMON, *_RL)
+@add_options(*COMMON, *_RL)
 @click.option(
     "--loss",
     default="importance_sampling",
@@ -235,7 +174,7 @@ def grpo(ctx: click.Context, /, **params: Any) -> None:
 
 
 @train.command()
-@add_options(*_COMMON, *_RL)
+@add_options(*COMMON, *_RL)
 @json_option
 @click.pass_context
 @stored_variables
@@ -245,3 +184,7 @@ def ppo(ctx: click.Context, /, **params: Any) -> None:
     from hermes.cli.train.run import run_rl
 
     run_rl(read_rl_options(ctx, params, loss="ppo"))
+
+
+for command in (dpo, kto, reward):
+    train.add_command(command)

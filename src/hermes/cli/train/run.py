@@ -17,16 +17,17 @@ from urllib.parse import urlsplit
 import click
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from hermes.cli.train.options import RlOptions, SftOptions, TrainOptions
     from hermes.config.load import Config
     from hermes.models.render.chat import ChatRenderer
     from hermes.training.data.sft_examples import SftExamples
     from hermes.training.distill import Teacher
     from hermes.training.monitor.sinks import Sinks
-    from hermes.training.rl import Evaluate, OpenAIProxyConfig, RlTrainerConfig
+    from hermes.training.rl import Evaluate, OpenAIProxyConfig
     from hermes.training.schedule import Schedule
     from hermes.training.session import ProgressCallback, TrainingRunSpec, TrainResult
-    from hermes.training.sft import SftSettings
 
 
 def run_sft(options: SftOptions) -> None:
@@ -36,14 +37,14 @@ def run_sft(options: SftOptions) -> None:
     from hermes.training.sft import SftSettings, steps_of, train
 
     config = load()
-    run = _run_spec(config, options, "sft")
+    run = run_spec(config, options, "sft")
     examples = _read_examples(config, options)
     if options.patience and not examples.held_out:
         raise UsageError(
             "--patience needs held-out rows, and there are none", "add --eval-share 0.1, or more"
         )
     settings = SftSettings(
-        schedule=_schedule(options, default_sft_rate, 0),
+        schedule=learning_schedule(options, default_sft_rate, 0),
         epochs=options.epochs,
         batch_size=options.batch_size,
         max_steps=options.max_steps,
@@ -52,14 +53,14 @@ def run_sft(options: SftOptions) -> None:
     )
     last = steps_of(len(examples.train), settings)
     settings = replace(settings, schedule=replace(settings.schedule, total_steps=last))
-    progress = _progress_printer(options)
+    progress = progress_printer(options)
     progress(
         f"run {run.id}: {len(examples.train)} sequences, {len(examples.held_out)} held out, {last} steps"
     )
     for reason, count in examples.left_out.most_common():
         progress(f"left out: {count} ({reason})")
-    with _open_sinks(config, run, options, settings) as sinks:
-        _report(run, train(run, examples, settings, sinks, progress, _stop_on_signals()), options)
+    with open_sinks(config, run, options, settings) as sinks:
+        print_result(run, train(run, examples, settings, sinks, progress, stop_on_signals()), options)
 
 
 def run_rl(options: RlOptions) -> None:
@@ -73,9 +74,9 @@ def run_rl(options: RlOptions) -> None:
     from hermes.training.schedule import default_rl_rate
 
     config = load()
-    run = _run_spec(config, options, "rl")
+    run = run_spec(config, options, "rl")
     settings = RlTrainerConfig(
-        schedule=_schedule(options, default_rl_rate, options.num_steps),
+        schedule=learning_schedule(options, default_rl_rate, options.num_steps),
         num_steps=options.num_steps,
         batch_size=options.batch_size,
         loss=options.loss,
@@ -99,24 +100,24 @@ def run_rl(options: RlOptions) -> None:
         wandb_group=options.wandb_group,
     )
     teacher = _teacher(config, options, run)
-    progress = _progress_printer(options)
+    progress = progress_printer(options)
     progress(
         f"run {run.id}: {settings.num_steps} steps of {settings.batch_size} sequences from {settings.api_url}"
     )
-    with _start_engine(config, run, options, progress), _open_sinks(config, run, options, settings) as sinks:
+    with start_engine(config, run, options, progress), open_sinks(config, run, options, settings) as sinks:
         services = RunServices(
             sinks,
             progress,
-            _stop_on_signals(),
+            stop_on_signals(),
             _eval_command(options, run, progress),
             EvalWatcher(options.eval_folder),
             teacher,
-            _openai_proxy(config, options),
+            proxy=_openai_proxy(config, options),
         )
-        _report(run, train(run, settings, services), options)
+        print_result(run, train(run, settings, services), options)
 
 
-def _run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpec:
+def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpec:
     from hermes.core import new_id
     from hermes.training.checkpoints import RetentionPolicy
     from hermes.training.service.client import LoraSpec, connection
@@ -161,7 +162,9 @@ def _read_examples(config: Config, options: SftOptions) -> SftExamples:
         return sft_examples.gather(sequences, left_out, longest=longest, eval_share=options.eval_share)
 
 
-def _schedule(options: TrainOptions, default: Callable[[float | None], float], total: int) -> Schedule:
+def learning_schedule(
+    options: TrainOptions, default: Callable[[float | None], float], total: int
+) -> Schedule:
     from hermes.training.schedule import Schedule, ScheduleShape, parameters_of
 
     rate = options.learning_rate or default(parameters_of(options.base_model))
@@ -169,8 +172,8 @@ def _schedule(options: TrainOptions, default: Callable[[float | None], float], t
 
 
 @contextmanager
-def _open_sinks(
-    config: Config, run: TrainingRunSpec, options: TrainOptions, settings: SftSettings | RlTrainerConfig
+def open_sinks(
+    config: Config, run: TrainingRunSpec, options: TrainOptions, settings: DataclassInstance
 ) -> Iterator[Sinks]:
     from hermes.agent.build import open_writer
     from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, default_sinks
@@ -225,7 +228,7 @@ def _openai_proxy(config: Config, options: RlOptions) -> OpenAIProxyConfig | Non
 
 
 @contextmanager
-def _start_engine(
+def start_engine(
     config: Config, run: TrainingRunSpec, options: RlOptions, progress: ProgressCallback
 ) -> Iterator[None]:
     """With --with-engine: an engine at the run's address, unless one is running there or a service trains."""
@@ -251,7 +254,7 @@ def _eval_command(options: RlOptions, run: TrainingRunSpec, progress: ProgressCa
     return command_evaluation(command, run.id, progress) if command else None
 
 
-def _stop_on_signals() -> threading.Event:
+def stop_on_signals() -> threading.Event:
     """The first signal ends the run after the current step, with everything saved; a second one, at once."""
     stop = threading.Event()
 
@@ -264,12 +267,12 @@ def _stop_on_signals() -> threading.Event:
     return stop
 
 
-def _progress_printer(options: TrainOptions) -> ProgressCallback:
+def progress_printer(options: TrainOptions) -> ProgressCallback:
     """Progress goes to standard error if the result is JSON."""
     return lambda line: click.echo(line, err=options.as_json)
 
 
-def _report(run: TrainingRunSpec, result: TrainResult, options: TrainOptions) -> None:
+def print_result(run: TrainingRunSpec, result: TrainResult, options: TrainOptions) -> None:
     facts = {"run_id": run.id, "run_dir": str(run.folder), **asdict(result)}
     facts["best"] = result.best._asdict() if result.best else None
     if options.as_json:

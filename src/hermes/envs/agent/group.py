@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from hermes.core.sequence import RolloutInfo, TrainSequence, to_group
 from hermes.envs.failures import GroupDroppedError
-from hermes.envs.rewards.result import GraderError
+from hermes.envs.rewards.result import TRUE_REWARD, GraderError
 from hermes.envs.types import Message, ScoredDataGroup
 
 _EMPTY = TrainSequence((), (), ())
@@ -51,6 +51,7 @@ def _rollout_info(rollout: ScoredRollout, kind: str | None) -> RolloutInfo:
         tool_calls=sum(len(step.message.tool_calls) for step in result.trajectory.steps),
         tool_errors=len(result.tool_errors),
         not_trainable=result.exactness.inexact,
+        true_reward=rollout.reward.parts.get(TRUE_REWARD),
     )
 
 

@@ -45,7 +45,7 @@ class CalculatorEnv(SolvableEnv):
     default_toolsets: ClassVar[Sequence[str]] = ("math",)
 
     def generate(self, split: Split) -> Iterator[Sum]:
-        return draw(self._make, split, self.config.seed)
+        return draw(self._make, split, self.seed_of(split))
 
     def _make(self, rng: random.Random) -> Sum:
         return two_steps(rng) if rng.random() < self.config.two_step_share else one_step(rng)

@@ -43,7 +43,7 @@ class TerminalTasksEnv(SolvableEnv):
     default_toolsets: ClassVar[Sequence[str]] = ("terminal", "file")
 
     def generate(self, split: Split) -> Iterator[TerminalJob]:
-        return draw(make_job, split, self.config.seed)
+        return draw(make_job, split, self.seed_of(split))
 
     def format_prompt(self, item: TerminalJob) -> str:
         return item.instruction

@@ -72,7 +72,7 @@ class WebResearchEnv(SolvableEnv):
         await super().setup()
 
     def generate(self, split: Split) -> Iterator[Lookup]:
-        return draw(make_lookup, split, self.config.seed)
+        return draw(make_lookup, split, self.seed_of(split))
 
     def format_prompt(self, item: Lookup) -> str:
         return item.question

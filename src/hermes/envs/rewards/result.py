@@ -13,7 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from hermes.batch.reward import GraderError
 
-__all__ = ["GraderError", "RewardResult", "failed", "passed"]
+__all__ = ["TRUE_REWARD", "GraderError", "RewardResult", "failed", "passed"]
+
+TRUE_REWARD = "true_reward"
+"""The part of a reward that a learned score stands for; it is reported to the trainer, never trained on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes.core import JSONObject
-from hermes.training.monitor.proof import FOLLOWED
+from hermes.training.monitor.proof import FOLLOWED, JUDGEMENTS, OVERTAKEN, STRIKES
 
 _RECENT = 20
 """Steps that are looked at, from the last."""
 _LARGEST_STEP = 0.5
 """Nats that the probe's logprobs may move in one step, on average."""
+_LEAST_ENTROPY = 0.2
+"""Nats a token; a policy above it still explores, however far its entropy fell while it learned."""
 Rows = Sequence[dict[str, Any]]
 
 
@@ -76,13 +78,15 @@ def _stale_adapter(rows: Rows) -> Cause | None:
     """A stale adapter does not follow the trainer. A gap alone is no evidence: in bf16 it is 0.05 to 0.25
     nats in runs that learn."""
     shares = [float(row["probe/followed"]) for row in rows if "probe/followed" in row]
-    behind = [share for share in shares if share < FOLLOWED]
-    if len(behind) < 2:
+    lagged = [not FOLLOWED <= share <= OVERTAKEN for share in shares]
+    windows = [lagged[start : start + JUDGEMENTS] for start in range(len(lagged))]
+    if max(map(sum, windows), default=0) < STRIKES:
         return None
+    behind = [share for share, lag in zip(shares, lagged, strict=True) if lag]
     return Cause(
         "stale adapter",
-        f"in {len(behind)} of {len(shares)} steps the sampler made less than {FOLLOWED:.0%} of the trainer's "
-        f"movement (last {behind[-1]:.0%})",
+        f"in {len(behind)} of {len(shares)} steps the sampler made less than {FOLLOWED:.0%} or more than "
+        f"{OVERTAKEN:.0%} of the trainer's movement (last {behind[-1]:.0%})",
         "the sampler does not have the trainer's weights: restart the engine",
     )
 
@@ -107,7 +111,7 @@ def _learning_rate(rows: Rows) -> Cause | None:
     if len(rows) < 4 or "health/entropy" not in rows[0] or "health/entropy" not in rows[-1]:
         return None
     first, last = float(rows[0]["health/entropy"]), float(rows[-1]["health/entropy"])
-    if first > 0.1 and last < 0.1 * first:
+    if first > 0.1 and last < min(0.1 * first, _LEAST_ENTROPY):
         return Cause(
             "entropy collapse",
             f"entropy fell from {first:.3g} to {last:.3g}",

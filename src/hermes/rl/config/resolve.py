@@ -102,6 +102,19 @@ def list_environments(config: Config) -> Discovery:
     return find_environments(environment_folders(config.home, _folders(config)))
 
 
+def listed_environment(config: Config, reference: str) -> Path | None:
+    """The file of a listed environment, by its name or its own path; None if it is not listed."""
+    from hermes.envs.cli.discover import find_listed
+
+    environments = list_environments(config).environments
+    path = Path(reference).expanduser()
+    if path.suffix == ".py":
+        real = path.resolve()
+        return real if any(env.path == real for env in environments) else None
+    listed = find_listed(reference, environments)
+    return None if listed is None else listed.path
+
+
 def select(config: Config, name: str) -> EnvSelection:
     """Selects an environment by name or file, and discards the edits of the previous one."""
     from hermes.envs.cli.discover import environment_folders, locate

@@ -24,7 +24,8 @@ from urllib.error import URLError
 from hermes.config.environment import without_stored
 from hermes.core import JSON, JSONObject
 
-HERMES = (sys.executable, "-m", "hermes")
+HERMES = (sys.executable, "-P", "-m", "hermes")
+"""-P: nothing in the directory it starts in can take the place of a module."""
 _PROBE_S = 2.0
 _POLL_S = 0.05
 TAIL_BYTES = 16_384

@@ -19,7 +19,15 @@ from typing import NamedTuple
 from hermes.core import JSONObject
 from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError
-from hermes.rl.supervise.process import HERMES, Exited, ProcessHandle, ProcessSpec, last_lines, signal_group
+from hermes.rl.supervise.process import (
+    HERMES,
+    Exited,
+    ProcessHandle,
+    ProcessId,
+    ProcessSpec,
+    last_lines,
+    signal_group,
+)
 
 _POLL_S = 0.1
 _SHOWN_LINES = 12
@@ -106,6 +114,10 @@ class ProcessGroup:
     def failure(self, name: str, problem: str) -> ProcessFailedError:
         """The error that names this process, with the end of its log."""
         return ProcessFailedError(name, problem, self._running[name].log)
+
+    def ids(self) -> list[ProcessId]:
+        """The processes that were started and not stopped; some may have exited."""
+        return [member.handle.id for member in self._running.values()]
 
     def terminate(self, name: str) -> None:
         """Sends SIGTERM without waiting; a process that has ended is no error."""

@@ -51,7 +51,10 @@ class GroupJournal(Protocol):
     def append_groups(
         self, groups: Sequence[NewGroup], accept: Callable[[QueuedGroup], A], event: JSONObject | None
     ) -> asyncio.Future[list[A]]:
-        """Records groups and an event in one write; then calls `accept` for each group in order."""
+        """Records an event and the groups it announces; then calls `accept` for each group in order.
+
+        Without an event there is one group. After a crash either all of it is in the log or nothing.
+        """
         ...
 
     def readers(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
@@ -164,7 +167,7 @@ class FileJournal:
         records = (
             LogRecord(RecordKind.GROUP, group_payload(describe_group(group), body)) for group, body in groups
         )
-        self._log.put(LogWrite(chain(records, [_event_record(event)] if event else ()), on_written))
+        self._log.put(LogWrite(chain([_event_record(event)] if event else (), records), on_written))
         return future
 
     def readers(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:

@@ -3,6 +3,11 @@
 Every sequence that is not trained on is counted by its reason: rejected, stale or too long. Groups without
 signal are counted too. A stale or overlong sequence still counts in the mean of its group, because its score
 is as valid as any other.
+
+The loss is the mean over the trained tokens of the batch: all tokens of the masks of the sequences of groups
+with signal. A sequence whose score is exactly the mean of its group is one of them, although its advantage is
+0: else the size of an update would depend on whether a score meets the mean. Groups without signal are not:
+they would only make every update smaller. `data/trained_tokens` is this number.
 """
 
 from __future__ import annotations
@@ -14,24 +19,29 @@ from dataclasses import dataclass, replace
 from hermes.core.json import JSONObject
 from hermes.core.sequence import RolloutGroup, TrainSequence, from_group
 from hermes.training.data.advantages import Baseline, advantages
-from hermes.training.data.kl import divergence, penalties, teacher_terms
+from hermes.training.data.correction import importance_weights
+from hermes.training.data.kl import divergence, penalties, teacher_terms, weighted_mean
 from hermes.training.data.metrics import group_metrics, staleness_metrics
 
 DEFAULT_STALENESS = 4
 TOO_OLD = "sampled too many steps ago"
 TOO_LONG = "longer than the longest sequence that is trained on"
+_KL_WEIGHT_CAP = 10.0
+"""Of a token's importance weight in the estimate of the divergence."""
 _FOREIGN = "sampled with weights that this run does not have"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
     sequences: tuple[TrainSequence, ...]
-    """Those to train on, each with advantages that are not all 0."""
+    """Those to train on: of groups with signal, also those whose own advantages are 0."""
     metrics: dict[str, float]
     left_out: Counter[str]
     """Reason → sequences that are not trained on, whatever their scores."""
     untrainable: bool
     """There is nothing to train on, and the reason is not a lack of signal."""
+    present: tuple[tuple[float, ...], ...] | None = None
+    """By sequence and token the logprobs under the present weights; None: not computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +62,29 @@ def prepare(served: Sequence[JSONObject], config: BatchConfig, step: int) -> Tra
     groups = [from_group(group) for group in served]
     scored = [group for group in groups if group.sequences]
     values = advantages([group.scores for group in scored], config.baseline)
-    candidates = [
-        sequence
-        for group, by_rollout in zip(scored, values, strict=True)
-        for sequence in _with_advantages(group, by_rollout, config)
+    by_group = [
+        _with_advantages(group, by_rollout, config) for group, by_rollout in zip(scored, values, strict=True)
     ]
+    candidates = [sequence for sequences in by_group for sequence in sequences]
     reasons = [_skip_reason(sequence, config, step) for sequence in candidates]
     rejected = sum((group.rejected for group in groups), Counter[str]())
     left_out = rejected + Counter(reason for reason in reasons if reason is not None)
     trained = tuple(
         sequence
-        for sequence, reason in zip(candidates, reasons, strict=True)
-        if reason is None and any(sequence.advantages)
+        for sequences in by_group
+        if any(any(sequence.advantages) for sequence in sequences)
+        for sequence in sequences
+        if _skip_reason(sequence, config, step) is None
     )
+    if not any(any(sequence.advantages) for sequence in trained):
+        trained = ()
     signals = sum(
         by_rollout is not None or group.has_token_advantages
         for group, by_rollout in zip(scored, values, strict=True)
     )
     sequences = [sequence for group in scored for sequence in group.sequences]
     metrics = group_metrics(scored, signals) | staleness_metrics(sequences, step, left_out[TOO_OLD])
+    metrics["data/trained_tokens"] = float(sum(sequence.trained_tokens for sequence in trained))
     metrics["data/too_long"] = float(left_out[TOO_LONG])
     metrics["data/refused"] = float(rejected.total() + left_out[_FOREIGN])
     return TrainBatch(trained, metrics, left_out, not trained and _lost_signal(candidates, reasons, left_out))
@@ -124,23 +138,32 @@ def _advantages(sequence: TrainSequence, advantage: float, config: BatchConfig) 
 
 
 def with_penalty(
-    sequences: Sequence[TrainSequence], references: Sequence[Sequence[float]], coefficient: float
-) -> tuple[list[TrainSequence], float]:
-    """The sequences with the KL penalty in their advantages, and the mean divergence from the reference."""
+    batch: TrainBatch,
+    references: Sequence[Sequence[float | None]],
+    present: Sequence[Sequence[float]],
+    coefficient: float,
+) -> TrainBatch:
+    """The batch with the KL penalty in its advantages, and the metric `kl/reference`.
+
+    `references` and `present`: the logprobs by token at temperature 1 under the reference and under the
+    present weights, whatever weights and temperature sampled the tokens.
+    """
     divergences = [
-        _trained_only(sequence, divergence(sequence.logprobs, reference))
-        for sequence, reference in zip(sequences, references, strict=True)
+        sequence.trained_only(divergence(policy, reference))
+        for sequence, policy, reference in zip(batch.sequences, present, references, strict=True)
     ]
-    values = [value for row in divergences for value in row]
-    penalised = [
+    penalised = tuple(
         replace(sequence, advantages=_add_terms(sequence, terms))
-        for sequence, terms in zip(sequences, penalties(divergences, coefficient), strict=True)
+        for sequence, terms in zip(batch.sequences, penalties(divergences, coefficient), strict=True)
+    )
+    weights = [
+        importance_weights(
+            sequence.trained_only(policy), sequence.trained_only(sequence.logprobs), _KL_WEIGHT_CAP
+        )
+        for sequence, policy in zip(batch.sequences, present, strict=True)
     ]
-    return penalised, sum(values) / len(values) if values else 0.0
-
-
-def _trained_only(sequence: TrainSequence, values: Sequence[float]) -> list[float]:
-    return [value for value, in_loss in zip(values, sequence.loss_mask, strict=True) if in_loss]
+    metrics = {**batch.metrics, "kl/reference": weighted_mean(divergences, weights)}
+    return replace(batch, sequences=penalised, metrics=metrics, present=tuple(map(tuple, present)))
 
 
 def _add_terms(sequence: TrainSequence, terms: Sequence[float]) -> tuple[float, ...]:

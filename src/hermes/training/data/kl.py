@@ -1,7 +1,9 @@
 """KL penalty towards a reference and distillation from a teacher, as token advantages. Pure.
 
-The estimate of a token's divergence is log μ - log ref, of which the mean over sampled tokens is KL(μ‖ref).
-As a penalty it is centred over the batch, so that it moves probability without pushing every token down.
+The estimate of a token's divergence is log π - log ref, both at temperature 1 and π of the present weights,
+whatever weights and temperature sampled the token. The mean over tokens, each with the importance weight π/μ
+for the sampler's μ, estimates KL(π‖ref) in the contexts that were visited. As a penalty the divergence is
+centred over the batch, so that it moves probability without pushing every token down.
 Distillation is the same towards a teacher and not centred: its reverse KL is the whole objective.
 """
 
@@ -16,6 +18,17 @@ def penalties(divergences: Sequence[Sequence[float]], coefficient: float) -> lis
     values = [value for sequence in divergences for value in sequence]
     mean = statistics.fmean(values) if values else 0.0
     return [[coefficient * (mean - value) for value in sequence] for sequence in divergences]
+
+
+def weighted_mean(values: Sequence[Sequence[float]], weights: Sequence[Sequence[float]]) -> float:
+    """The mean over all tokens by importance weights; 0 without tokens."""
+    pairs = [
+        pair
+        for row, row_weights in zip(values, weights, strict=True)
+        for pair in zip(row, row_weights, strict=True)
+    ]
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else 0.0
 
 
 def divergence(policy: Sequence[float], reference: Sequence[float | None]) -> list[float]:

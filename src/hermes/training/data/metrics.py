@@ -69,7 +69,6 @@ def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, flo
         "data/groups": float(len(groups)),
         "data/rollouts": float(len(scores)),
         "data/sequences": float(len(sequences)),
-        "data/trained_tokens": float(sum(sequence.trained_tokens for sequence in sequences)),
         "health/group_signal": signals / len(groups) if groups else 0.0,
         "health/zero_variance_groups": float(len(groups) - signals),
     }
@@ -79,7 +78,18 @@ def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, flo
         metrics["reward/positive"] = sum(score > 0 for score in scores) / len(scores)
     if sequences:
         metrics["data/sequence_tokens"] = statistics.fmean(len(sequence.tokens) for sequence in sequences)
-    return metrics | _behaviour_metrics(sequences) | _success_metrics(groups)
+    return metrics | _true_reward_metrics(groups) | _behaviour_metrics(sequences) | _success_metrics(groups)
+
+
+def _true_reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """What a learned reward stands for, beside it, where the environment measures it."""
+    values = [
+        rollout.true_reward
+        for group in groups
+        for rollout in {sequence.rollout.id: sequence.rollout for sequence in group.sequences}.values()
+        if rollout.true_reward is not None
+    ]
+    return {"reward/true": statistics.fmean(values)} if values else {}
 
 
 def _success_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -94,8 +104,8 @@ def _success_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def staleness_metrics(sequences: Sequence[TrainSequence], step: int, dropped: int) -> dict[str, float]:
-    """How many steps the sampler was behind."""
-    ages = [age for sequence in sequences if (age := sequence.staleness(step)) is not None]
+    """How many steps the sampler was behind; without sequences of weights that this run does not have."""
+    ages = [age for sequence in sequences if (age := sequence.staleness(step)) is not None and age >= 0]
     metrics = {"health/stale_dropped": float(dropped)}
     if ages:
         metrics |= {"health/staleness": statistics.fmean(ages), "health/staleness_max": float(max(ages))}

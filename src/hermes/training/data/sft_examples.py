@@ -132,12 +132,12 @@ def _sft_examples(
         left_out["it has images"] += 1
         return
     in_loss = [step.kind is StepKind.MODEL and index not in excluded for index, step in enumerate(steps)]
-    messages = _with_tool_names([step.message for step in steps])
+    messages = with_tool_names([step.message for step in steps])
     for context in examples_of(messages, in_loss, example.tools, renderer):
         yield replace(context, task=example.task)
 
 
-def _with_tool_names(messages: Sequence[Message]) -> list[Message]:
+def with_tool_names(messages: Sequence[Message]) -> list[Message]:
     """Tool results with the name of their tool, taken from the call where the row has it only there."""
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     return [

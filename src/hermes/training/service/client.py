@@ -33,6 +33,10 @@ LOCAL_URL = "http://127.0.0.1:8001"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PROBE_TIMEOUT_S = 5.0
 _GONE = (404, 410)
+_FEW_TOP_TOKENS = 20
+"""What every service returns of the likeliest tokens of a position."""
+_MOST_SCORES = 1 << 18
+"""Numbers of one sequence that are transferred."""
 
 
 class EngineError(HermesError):
@@ -103,6 +107,16 @@ class ForwardOutput:
         return self.metrics["loss:sum"]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """A sequence as the sampler scores it, at temperature 1."""
+
+    logprobs: list[float]
+    """By token; 0 for the first, which nothing predicts."""
+    top: list[list[float]]
+    """By token the logprobs of the likeliest tokens in its place, in falling order; empty: not requested."""
+
+
 class AdapterClient:
     """One adapter in training. A context manager: on exit the session at the engine is closed."""
 
@@ -120,6 +134,9 @@ class AdapterClient:
 
             self._service = tinker.ServiceClient(base_url=connection.base_url, api_key=connection.key)
             self._rest: Any = None
+            self._scoring: tinker.ServiceClient | None = None
+            """The session of the samplers that score; it holds their weights until it is closed."""
+            self._samplers: dict[str, tinker.SamplingClient] = {}
             try:
                 self._training = self._open(connection, lora, resume)
             except BaseException:
@@ -188,12 +205,62 @@ class AdapterClient:
         with self._errors():
             from tinker import ModelInput
 
-            path = weights.startswith("tinker://")
-            sampler = self._service.create_sampling_client(
-                model_path=weights if path else None, base_model=None if path else weights
-            )
+            sampler = self._sampler(weights)
             futures = [sampler.compute_logprobs(ModelInput.from_ints(list(tokens))) for tokens in sequences]
             return [[float(logprob or 0.0) for logprob in future.result()] for future in futures]
+
+    def score_top(self, weights: str, sequences: Sequence[Sequence[int]], most: int) -> list[TokenScores]:
+        """The same with the logprobs of up to `most` of the likeliest tokens of each position.
+
+        Fewer where a sequence is long, or the service returns no more; none if it returns none at all.
+        """
+        for width in (most, _FEW_TOP_TOKENS):
+            try:
+                return self._score_top(weights, sequences, width)
+            except EngineError as error:
+                if error.lost:
+                    raise
+        return [TokenScores(row, [[] for _ in row]) for row in self.score(weights, sequences)]
+
+    def _score_top(self, weights: str, sequences: Sequence[Sequence[int]], most: int) -> list[TokenScores]:
+        self._meter.count(prefill=sum(map(len, sequences)))
+        with self._errors():
+            from tinker import ModelInput, SamplingParams
+
+            sampler = self._sampler(weights)
+            futures = [
+                sampler.sample(
+                    ModelInput.from_ints(list(tokens)),
+                    1,
+                    SamplingParams(max_tokens=1),
+                    include_prompt_logprobs=True,
+                    topk_prompt_logprobs=max(1, min(most, _MOST_SCORES // len(tokens))),
+                )
+                for tokens in sequences
+            ]
+            return [_token_scores(future.result()) for future in futures]
+
+    def _sampler(self, weights: str) -> tinker.SamplingClient:
+        """A sampler of these weights, opened once."""
+        import tinker
+
+        if weights not in self._samplers:
+            if self._scoring is None:
+                target = self._connection
+                self._scoring = tinker.ServiceClient(base_url=target.base_url, api_key=target.key)
+            path = weights.startswith("tinker://")
+            self._samplers[weights] = self._scoring.create_sampling_client(
+                model_path=weights if path else None, base_model=None if path else weights
+            )
+        return self._samplers[weights]
+
+    def release_samplers(self) -> None:
+        """Lets go of the weights that were scored with. A sampler holds them as long as its session lasts,
+        even if their checkpoint is deleted: the engine then keeps a copy of them."""
+        scoring, self._scoring = self._scoring, None
+        self._samplers.clear()
+        if scoring is not None:
+            _finish(scoring, "success")
 
     def delete(self, path: str) -> None:
         """Deletes a checkpoint; one that does not exist is no error."""
@@ -215,12 +282,8 @@ class AdapterClient:
         self._close("success" if kind is None else "errored")
 
     def _close(self, status: Any) -> None:
-        import tinker
-
-        try:
-            self._service.close(status).result(timeout=_PROBE_TIMEOUT_S)
-        except (tinker.TinkerError, TimeoutError):
-            return  # the engine frees the session when its heartbeats stop
+        self.release_samplers()
+        _finish(self._service, status)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -237,6 +300,22 @@ class AdapterClient:
             if not type(error).__module__.startswith("tinker."):
                 raise
             raise EngineError(f"{self._url}: {error}", _RESUME, lost=True) from error
+
+
+def _finish(service: tinker.ServiceClient, status: Any) -> None:
+    import tinker
+
+    try:
+        service.close(status).result(timeout=_PROBE_TIMEOUT_S)
+    except (tinker.TinkerError, TimeoutError):
+        return  # the engine frees the session when its heartbeats stop
+
+
+def _token_scores(response: tinker.SampleResponse) -> TokenScores:
+    logprobs = [float(logprob or 0.0) for logprob in response.prompt_logprobs or []]
+    rows = response.topk_prompt_logprobs or [None] * len(logprobs)
+    top = [sorted((logprob for _, logprob in row), reverse=True) if row else [] for row in rows]
+    return TokenScores(logprobs, top)
 
 
 def _engine_error(error: Exception, url: str) -> EngineError:

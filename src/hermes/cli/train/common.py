@@ -1,0 +1,74 @@
+"""The options that every trainer has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+POSITIVE = click.IntRange(min=1)
+RATE = click.FloatRange(min=0, min_open=True)
+COMMON = (
+    click.option(
+        "--base-model",
+        default="hermes/smollm2",
+        show_default=True,
+        help="Name of the base model at the engine.",
+    ),
+    click.option(
+        "--base-url", metavar="URL", help="Tinker service, or: managed. Default: TINKER_BASE_URL, else local."
+    ),
+    click.option(
+        "--name", metavar="NAME", help="Name of the run; a name that exists resumes it. Default: a new one."
+    ),
+    click.option(
+        "--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Default: runs/NAME in the home."
+    ),
+    click.option(
+        "--start", metavar="WEIGHTS", help="Initial weights: tinker://…, a PEFT folder, a run's name."
+    ),
+    click.option("--policy-name", metavar="NAME", help="An additional name for the newest weights."),
+    click.option(
+        "--rank", "--lora-rank", "rank", default=32, show_default=True, type=POSITIVE, help="LoRA rank."
+    ),
+    click.option("--seed", default=0, show_default=True),
+    click.option("--learning-rate", type=RATE, help="Default: chosen by the model's size."),
+    click.option(
+        "--schedule",
+        default="constant",
+        type=click.Choice(["constant", "linear", "cosine"]),
+        show_default=True,
+    ),
+    click.option("--warmup-steps", default=0, type=click.IntRange(min=0)),
+    click.option("--max-tokens", default=2048, show_default=True, type=POSITIVE, help="Longest sequence."),
+    click.option("--checkpoint-every", default=25, show_default=True, type=POSITIVE, help="Steps."),
+    click.option("--keep", default=3, show_default=True, type=POSITIVE, help="Checkpoints beside the best."),
+    click.option("--eval-every", default=10, show_default=True, type=POSITIVE, help="Steps."),
+    click.option(
+        "--sink",
+        "extra_sinks",
+        multiple=True,
+        type=click.Choice(["wandb", "wandb-offline", "tensorboard", "trackio"]),
+        help="Beside the store and metrics.jsonl; repeatable.",
+    ),
+    click.option(
+        "--project",
+        "--wandb-project",
+        "project",
+        default="hermes",
+        show_default=True,
+        help="Project name in the sinks.",
+    ),
+    click.option("--wandb-group", metavar="NAME", help="W&B group; default: the run's name."),
+    click.option("--no-wandb", is_flag=True, help="Send nothing to W&B, even if its key is set."),
+    click.option("--title", metavar="NAME", help="The run's title in the sinks; default: its name."),
+)
+
+OFFLINE = (
+    click.option("--epochs", default=1, show_default=True, type=POSITIVE),
+    click.option("--max-steps", type=POSITIVE, help="Stop after this many steps."),
+    click.option("--batch-size", default=16, show_default=True, type=POSITIVE, help="Rows a step."),
+    click.option("--patience", type=POSITIVE, help="Evaluations without a new best that end the run."),
+    click.option("--parser", default="hermes", show_default=True, help="Format of tool calls."),
+)
+"""The options of trainers on stored rows."""

@@ -1,0 +1,153 @@
+"""Runs `hermes train reward`: the members of the ensemble one after the other, then the held-out report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hermes.cli.options import FilterOptions, make_options
+from hermes.cli.train.preference_run import VerdictOptions, chat_renderer, offline_settings, read_verdicts
+from hermes.cli.train.run import open_sinks, progress_printer, run_spec, stop_on_signals
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hermes.training.preference.calibration import RewardReport
+    from hermes.training.preference.examples import RowSplit
+    from hermes.training.preference.reward import RewardPair
+    from hermes.training.preference.reward_model import RewardModelSpec, RewardScorer
+    from hermes.training.session import TrainingRunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardOptions(VerdictOptions):
+    pairs_from: tuple[str, ...]
+    min_margin: float
+    loss: str
+    margin: float
+    centre: float
+    members: int
+    question: str | None
+    words: tuple[str, str]
+
+
+def read_reward_options(params: Mapping[str, Any]) -> RewardOptions:
+    return make_options(RewardOptions, {**params, "filters": make_options(FilterOptions, params)})
+
+
+def run_reward(options: RewardOptions) -> None:
+    from hermes.config.load import load
+    from hermes.training.offline import train_offline
+    from hermes.training.preference import reward
+    from hermes.training.preference.readout import QUESTION, ReadOut
+    from hermes.training.preference.reward_model import RewardModelSpec, RewardScorer, write_spec
+    from hermes.training.schedule import default_sft_rate
+
+    config = load()
+    run = run_spec(config, options, reward.KIND)
+    data = read_verdicts(config, options, options.pairs_from, options.min_margin)
+    renderer, progress = chat_renderer(options), progress_printer(options)
+    readout = ReadOut(options.question or QUESTION, *options.words)
+    limits: dict[str, Any] = {
+        "longest": options.max_tokens,
+        "eval_share": options.eval_share,
+        "left_out": data.left_out,
+        "min_rows": options.min_rows,
+    }
+    is_pointwise = options.loss == reward.RewardLoss.POINTWISE
+    pairs = None if is_pointwise else reward.reward_pairs(data.pairs, readout, renderer, **limits)
+    rows = pairs or reward.reward_points(data.rated, readout, renderer, **limits)
+    loss = reward.RewardConfig(reward.RewardLoss(options.loss), options.margin, options.centre)
+    objective = reward.RewardObjective(rows, loss, readout, renderer)
+    settings = offline_settings(options, objective, default_sft_rate)
+    progress(f"run {run.id}: {len(rows.train)} rows, {len(rows.held_out)} held out")
+    for reason, count in data.left_out.most_common():
+        progress(f"left out: {count} ({reason})")
+    stop = stop_on_signals()
+    samplers = []
+    for member in _member_runs(run, options.members):
+        with open_sinks(config, member, options, settings) as sinks:
+            result = train_offline(member, objective, settings, sinks, progress, stop)
+        if stop.is_set():
+            progress("stopped; the same command resumes")
+            return
+        samplers.append((result.best or result).sampler)
+    spec = RewardModelSpec(
+        run.lora.base_model,
+        tuple(samplers),
+        readout,
+        options.max_tokens,
+        options.parser,
+        run.connection.url,
+    )
+    if pairs is not None and pairs.held_out:
+        report = held_out_report(RewardScorer(spec, run.connection, renderer), pairs)
+        spec = replace(spec, held_out=json.loads(json.dumps(asdict(report))))
+        _write_plot(run, report)
+    write_spec(run.folder, spec)
+    _print(run, spec, options)
+
+
+def _member_runs(run: TrainingRunSpec, count: int) -> list[TrainingRunSpec]:
+    """One run for each seed; a member that is trained already is not trained again."""
+    return [
+        replace(
+            run,
+            id=run.id if number == 0 else f"{run.id}-{number}",
+            folder=run.folder / f"member-{number}",
+            lora=replace(run.lora, seed=run.lora.seed + number),
+        )
+        for number in range(count)
+    ]
+
+
+def held_out_report(scorer: RewardScorer, pairs: RowSplit[RewardPair]) -> RewardReport:
+    from hermes.training.preference.calibration import ScoredPair, report_of
+
+    rows = pairs.held_out
+    chosen = scorer.score_prompts([row.chosen for row in rows])
+    rejected = scorer.score_prompts([row.rejected for row in rows])
+    return report_of(
+        [
+            ScoredPair(
+                better.score,
+                worse.score,
+                row.chosen_words,
+                row.rejected_words,
+                max(better.spread, worse.spread),
+            )
+            for row, better, worse in zip(rows, chosen, rejected, strict=True)
+        ]
+    )
+
+
+def _write_plot(run: TrainingRunSpec, report: RewardReport) -> Path:
+    from hermes.disk.files import atomic_write
+    from hermes.training.preference.calibration import reliability_svg
+
+    path = run.folder / "reliability.svg"
+    atomic_write(path, reliability_svg(report, run.id))
+    return path
+
+
+def _print(run: TrainingRunSpec, spec: RewardModelSpec, options: RewardOptions) -> None:
+    if options.as_json:
+        facts = {"run_id": run.id, "run_dir": str(run.folder), **asdict(spec)}
+        click.echo(json.dumps(facts))
+        return
+    for sampler in spec.members:
+        click.echo(f"sampler  {sampler}")
+    if spec.held_out is not None:
+        report = spec.held_out
+        click.echo(
+            f"held out {report['pairs']} pairs: accuracy {report['accuracy']:.1%}, ECE {report['ece']:.3f}, "
+            f"longer answer preferred {report['longer_preferred']:.0%} "
+            f"(by people {report['longer_chosen']:.0%})"
+        )
+        click.echo(f"plot     {run.folder / 'reliability.svg'}")
+    click.echo(f"model    {run.folder / 'reward_model.json'}")
+    click.echo(f"next     hermes reward serve {run.id}")

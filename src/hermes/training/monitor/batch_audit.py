@@ -1,0 +1,153 @@
+"""Scores a sample of every batch with the weights that sampled it, and compares the stated logprobs.
+
+Published weights are kept for a while, and a rollout names those that sampled it. Two sequences of a batch
+are those whose logprobs are farthest from the trainer's present ones; two more are chosen by chance. The
+first find a fault that few sequences have, the others one that the present weights hide.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hermes.core.sequence import TrainSequence
+from hermes.training.data.sampling_distribution import LogprobBounds, needs_top_tokens, sampling_bounds
+from hermes.training.monitor.logprob_cause import ScoredSequence, name_cause
+from hermes.training.monitor.logprob_proof import CheckedSequence, LogprobProof, LogprobSpread
+from hermes.training.service.client import TokenScores
+
+TOP_TOKENS = 256
+"""Of a position, where the temperature is not 1."""
+_FARTHEST, _BY_CHANCE = 2, 2
+_CANDIDATES = 4
+"""Newest weights that are tried for a sequence that does not state its own."""
+
+
+class SequenceScorer(Protocol):
+    def score(self, weights: str, sequences: Sequence[Sequence[int]]) -> list[list[float]]: ...
+    def score_top(self, weights: str, sequences: Sequence[Sequence[int]], most: int) -> list[TokenScores]: ...
+
+
+class BatchAudit:
+    def __init__(
+        self,
+        scorer: SequenceScorer,
+        published: Callable[[], Sequence[str]],
+        base_model: str,
+        start_unit: float,
+        seed: int,
+    ) -> None:
+        """`published`: the paths of the weights that can still be sampled, oldest first. `start_unit`: see
+        `LogprobProof`."""
+        self._scorer = scorer
+        self._published = published
+        self._base_model = base_model
+        self._proof = LogprobProof(start_unit)
+        self._seed = seed
+
+    def check(
+        self, sequences: Sequence[TrainSequence], trainer: Sequence[Sequence[float]], step: int
+    ) -> dict[str, float]:
+        """Before the update. `trainer`: the logprobs under the present weights, which have made `step` steps.
+
+        ProofError ends the run.
+        """
+        chosen = self._choose(sequences, trainer, step)
+        scored = [entry for index in chosen if (entry := self._score(sequences[index])) is not None]
+        checked = [entry.checked() for entry in scored]
+        metrics = {"proof/unchecked": float(len(chosen) - len(scored))}
+        verdict = self._proof.judge([entry for entry in checked if entry.stated])
+        if verdict is None:
+            return metrics
+        if verdict.ends_run:
+            worst = max(scored, key=lambda entry: LogprobSpread.of([entry.checked()]).spread)
+            row = next(
+                row for row, sequence in zip(trainer, sequences, strict=True) if sequence is worst.sequence
+            )
+            present = ScoredSequence(worst.sequence, [LogprobBounds(value, value) for value in row], (), True)
+            raise name_cause(worst, self._under_other_weights(worst), present, self._with_top(worst), verdict)
+        measured = verdict.measured
+        return metrics | {
+            "proof/gap": measured.spread,
+            "proof/gap_p90": measured.percentile_90(),
+            "proof/bias": measured.bias,
+            "proof/limit": verdict.limit,
+            "proof/tokens": float(measured.tokens),
+            "proof/strike": float(verdict.wrong),
+        }
+
+    def _choose(
+        self, sequences: Sequence[TrainSequence], trainer: Sequence[Sequence[float]], step: int
+    ) -> list[int]:
+        """Indices of sequences."""
+
+        def distance(index: int) -> float:
+            sequence = sequences[index]
+            expected = [LogprobBounds(value, value) for value in sequence.trained_only(trainer[index])]
+            measured = LogprobSpread.of([CheckedSequence(sequence.trained_only(sequence.logprobs), expected)])
+            return measured.percentile_90()
+
+        order = sorted(range(len(sequences)), key=distance, reverse=True)
+        farthest, others = order[:_FARTHEST], order[_FARTHEST:]
+        random.Random(f"{self._seed}:{step}").shuffle(others)
+        return [*farthest, *others[:_BY_CHANCE]]
+
+    def _score(self, sequence: TrainSequence) -> ScoredSequence | None:
+        """None: the weights that sampled it are no longer there."""
+        published = list(self._published())
+        paths = [path for version in sequence.policy_versions if (path := _find(version, published))]
+        if len(paths) == len(sequence.policy_versions) and paths:
+            rows = [self._bounds(sequence, path) for path in dict.fromkeys(paths)]
+            return ScoredSequence(sequence, _nearest(sequence, rows), tuple(paths), certain=True)
+        if sequence.policy_steps:
+            return None
+        candidates = published[-_CANDIDATES:][::-1]
+        scored = [
+            ScoredSequence(sequence, self._bounds(sequence, path), (path,), certain=False)
+            for path in candidates
+        ]
+        return min(scored, key=lambda entry: LogprobSpread.of([entry.checked()]).spread, default=None)
+
+    def _bounds(self, sequence: TrainSequence, path: str) -> list[LogprobBounds | None]:
+        if not needs_top_tokens(sequence):
+            return [LogprobBounds(value, value) for value in self._scorer.score(path, [sequence.tokens])[0]]
+        scores = self._scorer.score_top(path, [sequence.tokens], TOP_TOKENS)[0]
+        return [
+            sampling_bounds(logprob, top, sequence)
+            for logprob, top in zip(scores.logprobs, scores.top, strict=True)
+        ]
+
+    def _with_top(self, scored: ScoredSequence) -> TokenScores:
+        return self._scorer.score_top(scored.paths[-1], [scored.sequence.tokens], TOP_TOKENS)[0]
+
+    def _under_other_weights(self, scored: ScoredSequence) -> dict[str, ScoredSequence]:
+        others = [path for path in (*self._published(), self._base_model) if path not in scored.paths]
+        return {
+            path: ScoredSequence(scored.sequence, self._bounds(scored.sequence, path), (path,), certain=False)
+            for path in others
+        }
+
+
+def _find(version: str, published: Sequence[str]) -> str | None:
+    """The path of the weights with this version: the path itself, with or without the time it was written at,
+    else a name with the same step."""
+    path = version.partition("@")[0]
+    if path in published:
+        return path
+    name = path.rpartition("/")[2]
+    return next((known for known in reversed(published) if known.rpartition("/")[2] == name), None)
+
+
+def _nearest(
+    sequence: TrainSequence, rows: Sequence[Sequence[LogprobBounds | None]]
+) -> list[LogprobBounds | None]:
+    """Of several weights, those that sampled a token are not known: for each token the closest."""
+
+    def distance(bounds: LogprobBounds | None, stated: float) -> float:
+        return float("inf") if bounds is None else abs(stated - bounds.middle)
+
+    return [
+        min(column, key=lambda bounds: distance(bounds, stated))
+        for stated, *column in zip(sequence.logprobs, *rows, strict=True)
+    ]

@@ -1,0 +1,175 @@
+"""Whether the logprobs that an environment states are those of its tokens under the sampling weights. Pure.
+
+For every checked token there is the stated logprob and the one that its sampler gives, at the temperature
+that sampled. Their difference is divided by 1 - p: rounding moves the logits, and the logprob of a token of
+probability p by 1 - p of that. So the noise of arithmetic has one size for confident and for uncertain
+tokens, and a run is judged by the distribution over tokens, not by a mean that confident tokens dilute:
+
+- spread: the median of the absolute differences;
+- bias: the median of the differences, which rounding leaves at 0 and a wrong temperature or factor does not;
+- tail: how many tokens are far off, which a mask that is wrong in a few places shows.
+
+The limits follow from `unit`, the size of the noise. Before the first batch it is the difference of trainer
+and sampler on the probe, which shows the dtype; then that of the run's first healthy batches. A strike is
+not forgotten when the next batch is healthy: two strikes among the last batches end the run. A batch that is
+wrong beyond doubt, sampled by weights that are known, ends it immediately.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hermes.training.data.sampling_distribution import LogprobBounds
+
+ENOUGH_TOKENS = 16
+"""Fewer are judged together with those of the batches before."""
+_ENOUGH_OF_A_SEQUENCE = 8
+_STRIKES, _JUDGED_BATCHES = 2, 6
+_HEALTHY_BATCHES = 5
+"""The first ones, whose noise sets the limits."""
+_EXACT_UNIT = 5e-4
+"""The noise of fp32, at most: below it there are no limits."""
+_ROUNDED_UNIT, _LEAST_ROUNDED_UNIT = 0.05, 0.01
+"""The noise of bf16: assumed before the first batch, and assumed at least after it."""
+_LARGEST_UNIT = 0.1
+_BEYOND_DOUBT = 4.0
+_LEAST_UNCERTAINTY = 0.02
+"""Of a token whose probability is 1: 1 - p is not less than this."""
+_INFORMATIVE = 0.05
+"""Tokens with a larger 1 - p show more than those that are certain anyway."""
+_FEW_OUTLIERS, _OUTLIER_SHARE = 3, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSequence:
+    """The trained tokens of one sequence, or the first of them."""
+
+    stated: Sequence[float]
+    expected: Sequence[LogprobBounds]
+    """Under the weights that sampled it."""
+    certain: bool = True
+    """Which weights sampled it is known; False: the closest ones are assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobSpread:
+    """How far the stated logprobs of some tokens are from the expected ones, in units of logits."""
+
+    tokens: int
+    spread: float
+    bias: float
+    differences: tuple[float, ...]
+    """Absolute values."""
+
+    @classmethod
+    def of(cls, checked: Sequence[CheckedSequence]) -> LogprobSpread:
+        pairs = [
+            _difference(stated, bounds)
+            for sequence in checked
+            for stated, bounds in zip(sequence.stated, sequence.expected, strict=True)
+        ]
+        informative = [value for value, uncertainty in pairs if uncertainty > _INFORMATIVE]
+        values = informative if len(informative) >= _ENOUGH_OF_A_SEQUENCE else [value for value, _ in pairs]
+        if not values:
+            return cls(0, 0.0, 0.0, ())
+        return cls(
+            len(values),
+            statistics.median(map(abs, values)),
+            abs(statistics.median(values)),
+            tuple(abs(value) for value, _ in pairs),
+        )
+
+    def percentile_90(self) -> float:
+        return sorted(self.differences)[int(0.9 * (len(self.differences) - 1))] if self.differences else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseLimits:
+    """What rounding explains."""
+
+    unit: float
+
+    @property
+    def spread(self) -> float:
+        return max(0.005, 6 * self.unit)
+
+    def excess(self, measured: LogprobSpread) -> float:
+        """How many times the measured values are above what rounding explains; up to 1: they are not."""
+        if measured.tokens == 0:
+            return 0.0
+        bias_limit = max(0.004, 0.3 * self.unit, 8 * self.unit / math.sqrt(measured.tokens))
+        excess = max(measured.spread / self.spread, measured.bias / bias_limit)
+        limit = min(2.0, max(0.05, 40 * self.unit))
+        outliers = sum(value > limit for value in measured.differences)
+        most = max(_FEW_OUTLIERS - 1, _OUTLIER_SHARE * len(measured.differences))
+        return max(excess, outliers / most if outliers > most else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchVerdict:
+    measured: LogprobSpread
+    limit: float
+    """Of the spread."""
+    wrong: bool
+    ends_run: bool
+
+
+@dataclass(slots=True)
+class LogprobProof:
+    """Judges the checked sequences of one batch after the other."""
+
+    start_unit: float
+    """The noise between trainer and sampler before any update."""
+    _healthy: list[float] = field(default_factory=list)
+    _strikes: deque[bool] = field(default_factory=lambda: deque(maxlen=_JUDGED_BATCHES))
+    _recent: deque[CheckedSequence] = field(default_factory=lambda: deque(maxlen=4 * ENOUGH_TOKENS))
+    """Sequences of batches with too few tokens to judge each batch."""
+
+    @property
+    def limits(self) -> NoiseLimits:
+        exact = self.start_unit < _EXACT_UNIT
+        if not self._healthy:
+            return NoiseLimits(_EXACT_UNIT if exact else _clamped(max(self.start_unit, _ROUNDED_UNIT)))
+        return NoiseLimits(_clamped(max(*self._healthy, _EXACT_UNIT if exact else _LEAST_ROUNDED_UNIT)))
+
+    def judge(self, checked: Sequence[CheckedSequence]) -> BatchVerdict | None:
+        """None: there are too few tokens to judge, also with those of the batches before."""
+        self._recent.extend(checked)
+        measured = LogprobSpread.of(checked)
+        if len(measured.differences) < ENOUGH_TOKENS:
+            measured = LogprobSpread.of(self._recent)
+            if len(measured.differences) < ENOUGH_TOKENS:
+                return None
+        else:
+            self._recent.clear()
+        limits = self.limits
+        by_sequence = [
+            limits.excess(single)
+            for single in (LogprobSpread.of([sequence]) for sequence in checked)
+            if single.tokens >= _ENOUGH_OF_A_SEQUENCE
+        ]
+        # A sequence alone has few tokens: only what is far beyond the limits counts.
+        excess = max(limits.excess(measured), *(value / 3 for value in by_sequence), 0.0)
+        wrong = excess > 1
+        self._strikes.append(wrong)
+        if not wrong and len(self._healthy) < _HEALTHY_BATCHES:
+            self._healthy.append(measured.spread)
+        certain = all(sequence.certain for sequence in checked)
+        ends = sum(self._strikes) >= _STRIKES or (certain and excess > _BEYOND_DOUBT)
+        return BatchVerdict(measured, limits.spread, wrong, wrong and ends)
+
+
+def _difference(stated: float, expected: LogprobBounds) -> tuple[float, float]:
+    """The difference over 1 - p, and 1 - p."""
+    nearest = min(max(stated, expected.low), expected.high)
+    lowest = min(stated, expected.middle, 0.0)
+    uncertainty = max(_LEAST_UNCERTAINTY, -math.expm1(lowest))
+    return (stated - nearest) / uncertainty, uncertainty
+
+
+def _clamped(unit: float) -> float:
+    return min(unit, _LARGEST_UNIT)

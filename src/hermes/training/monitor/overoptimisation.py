@@ -1,0 +1,79 @@
+"""Recognises a policy that pleases its reward model and no longer what the reward model stands for.
+
+The proxy is the reward that is trained on. The truth is a measure that is not trained on: the true reward
+where an environment has one, or the share of held-out human preferences that the policy agrees with. A run
+is over-optimised once the truth has fallen clearly below its best while the proxy is above what it was then.
+Both are means over a window of measurements, and "clearly" is in units of the truth's own noise: the median
+change from one measurement to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hermes.disk.files import read_text
+
+OVEROPTIMISED = "over-optimised"
+"""How the reason of such an end begins."""
+WINDOW = 4
+_NOISE_UNITS = 2.0
+_LEAST_FALL = 0.02
+
+
+@dataclass(slots=True)
+class OveroptimisationGuard:
+    """Takes one measurement after the other."""
+
+    window: int = WINDOW
+    """Measurements that are averaged."""
+    _proxies: list[float] = field(default_factory=list)
+    _truths: list[float] = field(default_factory=list)
+
+    def add(self, proxy: float, truth: float) -> str | None:
+        """Why the run should end; None: it should go on."""
+        self._proxies.append(proxy)
+        self._truths.append(truth)
+        if len(self._truths) < 2 * self.window:
+            return None
+        proxies, truths = _means(self._proxies, self.window), _means(self._truths, self.window)
+        best = max(range(len(truths)), key=truths.__getitem__)
+        fall, rise = truths[best] - truths[-1], proxies[-1] - proxies[best]
+        if fall <= self._clear_fall() or rise <= 0:
+            return None
+        return (
+            f"{OVEROPTIMISED}: the reward model's score rose by {rise:.3f} while what it stands for fell by "
+            f"{fall:.3f} from its best of {truths[best]:.3f}"
+        )
+
+    def judge(self, metrics: Mapping[str, float]) -> str | None:
+        """The same from the metrics of a step: the true reward counts if there is one, else the held-out
+        preference. A step without either is no measurement."""
+        truth = metrics.get("reward/true", metrics.get("eval/preference"))
+        proxy = metrics.get("reward/mean")
+        return None if truth is None or proxy is None else self.add(proxy, truth)
+
+    def replay(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """The measurements of an earlier process of the run."""
+        for row in rows:
+            self.judge(row)
+
+    def _clear_fall(self) -> float:
+        changes = [abs(new - old) for old, new in zip(self._truths, self._truths[1:], strict=False)]
+        noise: float = statistics.median(changes) / math.sqrt(self.window)
+        return max(_LEAST_FALL, _NOISE_UNITS * noise)
+
+
+def _means(values: list[float], window: int) -> list[float]:
+    return [statistics.fmean(values[end - window : end]) for end in range(window, len(values) + 1)]
+
+
+def read_rows(folder: Path, last_step: int) -> list[dict[str, float]]:
+    """The metrics of the run's steps up to that one."""
+    lines = (read_text(folder / "metrics.jsonl") or "").splitlines()
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    return [row for row in rows if row["step"] <= last_step]

@@ -1,0 +1,123 @@
+"""Pairs and rated answers from files, so that training needs no store.
+
+A row is in TRL's conversational or plain form, as `hermes export --format trl-preference` and `trl-unpaired`
+write them: `prompt`, `chosen`, `rejected`, and optionally `margin` and `tools`; or `prompt`, `completion`
+with a `label` (good or bad), a `rating` from 1 to 5, or both. A file may have rows of both forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hermes.core import JSON, JSONObject, Message, Role, canonical_json, content_hash
+from hermes.data.formats.base import BadRowError
+from hermes.data.formats.turns import from_messages, from_tools
+from hermes.data.importing import rows_of
+from hermes.data.preference.pairs import PreferencePair, PreferenceSource
+from hermes.errors import UsageError
+from hermes.training.preference.examples import RatedCompletion
+
+_HINT = "a row has prompt, chosen and rejected; or prompt, completion and label: see hermes export --formats"
+_GOOD, _BAD = 4.0, 2.0
+"""A rating of at least _GOOD is a good one, of at most _BAD a bad one."""
+
+
+@dataclass
+class FileRows:
+    pairs: list[PreferencePair] = field(default_factory=list)
+    rated: list[RatedCompletion] = field(default_factory=list)
+
+
+def read_preference_files(paths: Sequence[Path]) -> FileRows:
+    """UsageError, with file and line, if a row is neither a pair nor a rated answer."""
+    rows = FileRows()
+    for file, line in rows_of(list(paths)):
+        try:
+            if line.row is None:
+                raise BadRowError(line.problem or "not a row")
+            _read(line.row, rows)
+        except (BadRowError, KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise UsageError(f"{file}:{line.number}: {reason}", _HINT) from error
+    return rows
+
+
+def _read(row: JSONObject, rows: FileRows) -> None:
+    tools = from_tools(row.get("tools"))
+    if "chosen" in row or "rejected" in row:
+        prompt, chosen, rejected = _sides(row)
+        origin, margin = row.get("origin"), row.get("margin")
+        rows.pairs.append(
+            PreferencePair(
+                prompt,
+                chosen,
+                rejected,
+                str(row.get("chosen_id") or ""),
+                str(row.get("rejected_id") or ""),
+                int(row.get("divergence_step") or len(prompt)),
+                PreferenceSource(origin) if origin else PreferenceSource.CHOICE,
+                1.0 if margin is None else float(margin),
+                _task(row, prompt),
+                tools,
+            )
+        )
+        return
+    prompt = _messages(row["prompt"], Role.USER)
+    completion = _messages(row["completion"], Role.ASSISTANT)
+    _check_sides(prompt, completion)
+    score, desirable = _verdict(row)
+    rows.rated.append(RatedCompletion(prompt, completion, score, desirable, _task(row, prompt), tools))
+
+
+def _sides(row: JSONObject) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
+    chosen, rejected = (_messages(row[name], Role.ASSISTANT) for name in ("chosen", "rejected"))
+    if "prompt" in row:
+        prompt = _messages(row["prompt"], Role.USER)
+    else:  # both sides are whole conversations: what they share is the prompt
+        shared = next(
+            (index for index, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
+            min(len(chosen), len(rejected)),
+        )
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    for side in (chosen, rejected):
+        _check_sides(prompt, side)
+    if chosen == rejected:
+        raise BadRowError("'chosen' and 'rejected' are equal")
+    return prompt, chosen, rejected
+
+
+def _check_sides(prompt: Sequence[Message], completion: Sequence[Message]) -> None:
+    if not prompt:
+        raise BadRowError("its prompt is empty")
+    if not completion or completion[0].role is not Role.ASSISTANT:
+        raise BadRowError("a completion does not begin with the assistant")
+
+
+def _verdict(row: JSONObject) -> tuple[float, bool | None]:
+    """The score from 1 to 5 and the label; each gives the other where a row has only one."""
+    label, rating = row.get("label"), row.get("rating")
+    if label is None and rating is None:
+        raise BadRowError("it has neither 'label' nor 'rating'")
+    if rating is None:
+        return (5.0 if label else 1.0), bool(label)
+    score = float(rating)
+    if not 1 <= score <= 5:
+        raise BadRowError(f"its rating is {score:g}, not from 1 to 5")
+    if label is not None:
+        return score, bool(label)
+    return score, True if score >= _GOOD else False if score <= _BAD else None
+
+
+def _messages(value: JSON, role: Role) -> tuple[Message, ...]:
+    """Messages, or a text, which is one message of that role."""
+    if isinstance(value, str):
+        return (Message(role, value),)
+    return from_messages(value)
+
+
+def _task(row: JSONObject, prompt: Sequence[Message]) -> str:
+    """Rows with one prompt are on the same side of a split."""
+    stated = row.get("task_id") or row.get("task")
+    return str(stated) if stated else content_hash(canonical_json([message.to_json() for message in prompt]))

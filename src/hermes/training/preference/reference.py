@@ -1,0 +1,101 @@
+"""Log-probabilities of completions, under the policy in training and under the reference it may not leave.
+
+The reference is scored with the trainer's own forward pass by an adapter that holds its weights, because a
+sampler's arithmetic differs from the trainer's in 16-bit precision by more than a preference is worth. Only
+weights that exist as sampler weights alone are scored by the sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hermes.training.data.correction import LossSpec
+from hermes.training.data.datums import sft_datum
+from hermes.training.preference.examples import Completion
+from hermes.training.preference.losses import CompletionLogprob
+from hermes.training.service.client import AdapterClient
+from hermes.training.service.token_meter import TokenMeter
+from hermes.training.session import TrainingRunSpec
+
+if TYPE_CHECKING:
+    import tinker
+
+BASE = "base"
+"""The name of the reference that is the base model itself."""
+_SAMPLER = "/sampler_weights/"
+_AT_ONCE = 256
+"""Sequences in one request."""
+CROSS_ENTROPY = LossSpec("cross_entropy", {})
+
+
+class ReferenceModel:
+    """The frozen model that the policy is compared with. `close` frees it at the service."""
+
+    def __init__(self, run: TrainingRunSpec, client: AdapterClient, reference: str) -> None:
+        """`reference`: BASE, or weights. `client`: the adapter in training, whose samplers are used."""
+        self._client = client
+        self._sampler = reference if _SAMPLER in reference else None
+        self._resources = ExitStack()
+        if self._sampler is None:
+            lora = replace(run.lora, start=None if reference == BASE else reference, policy=None)
+            meter = self._resources.enter_context(closing(TokenMeter(run.folder)))
+            self._frozen = self._resources.enter_context(AdapterClient(run.connection, lora, meter))
+
+    def logprobs(self, completions: Sequence[Completion]) -> list[float]:
+        """The summed log-probability of each completion."""
+        if self._sampler is not None:
+            return _sums(completions, self._client.score(self._sampler, _sequences(completions)))
+        return policy_logprobs(self._frozen, completions)
+
+    def close(self) -> None:
+        self._resources.close()
+
+
+def policy_logprobs(client: AdapterClient, completions: Sequence[Completion]) -> list[float]:
+    """The summed log-probability of each completion under the adapter's present weights."""
+    sequences = _sequences(completions)
+    rows: list[list[float]] = []
+    for start in range(0, len(sequences), _AT_ONCE):
+        rows += client.forward(sequences[start : start + _AT_ONCE])
+    return _sums(completions, rows)
+
+
+def completion_logprobs(
+    policy: Sequence[float], reference: Sequence[float], completions: Sequence[Completion]
+) -> list[CompletionLogprob]:
+    return [
+        CompletionLogprob(logprob, ref_logprob, completion.trained_tokens)
+        for logprob, ref_logprob, completion in zip(policy, reference, completions, strict=True)
+    ]
+
+
+def gradient_datums(completions: Sequence[Completion], gradients: Sequence[float]) -> list[tinker.Datum]:
+    """Data whose cross-entropy has these gradients by the completions' summed log-probabilities.
+
+    Cross-entropy is −Σ weight · logprob, so the weight of each trained token is the negated gradient.
+    """
+    return [
+        sft_datum(context.tokens, [-gradient if in_loss else 0.0 for in_loss in context.loss_mask])
+        for completion, gradient in zip(completions, gradients, strict=True)
+        for context in completion.contexts
+    ]
+
+
+def _sequences(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
+    return [context.tokens for completion in completions for context in completion.contexts]
+
+
+def _sums(completions: Sequence[Completion], rows: Sequence[Sequence[float]]) -> list[float]:
+    remaining = iter(rows)
+    return [
+        sum(
+            logprob
+            for context in completion.contexts
+            for logprob, in_loss in zip(next(remaining), context.loss_mask, strict=True)
+            if in_loss
+        )
+        for completion in completions
+    ]

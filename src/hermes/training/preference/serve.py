@@ -1,0 +1,137 @@
+"""A reward model over HTTP, in the shape of vLLM's pooling API, which the `preference` environment calls.
+
+    POST /pooling  {"messages": [...], "tools": [...]}  →  {"data": [{"data": [score], "spread": s}]}
+    POST /score    {"conversations": [{"messages": [...]}, ...]}  →  {"scores": [{"score": x, "spread": s}]}
+    GET  /health, GET /v1/models
+
+Requests that arrive together are scored together. A conversation that cannot be scored is answered with 400
+and the reason, a service that fails with 502: never with a score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hermes.core import JSONObject, Message
+from hermes.data.formats.base import BadRowError
+from hermes.data.formats.turns import from_messages, from_tools
+from hermes.errors import HermesError, UsageError
+from hermes.safety.access import HttpAccessPolicy, TokenScheme, policy_for
+from hermes.serving import listen, run_event_loop, serve_until_signal
+from hermes.training.preference.reward_model import AnswerScore, RewardScorer
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+TOKEN_VARIABLE = "HERMES_REWARD_TOKEN"
+TOKEN_SCHEME = TokenScheme(
+    TOKEN_VARIABLE,
+    "use the reward model",
+    "Authorization: Bearer TOKEN",
+    lambda headers, token: hmac.compare_digest(
+        headers.get(b"authorization", b""), f"Bearer {token}".encode()
+    ),
+)
+DEFAULT_PORT = 8002
+_MOST_BYTES = 16 << 20
+
+
+def serve(
+    scorer: RewardScorer,
+    name: str,
+    host: str,
+    port: int,
+    token: str | None,
+    announce: Callable[[str], None],
+) -> None:
+    """Serves until a signal ends it. UsageError: an address that others can reach, without a token."""
+    policy = policy_for(TOKEN_SCHEME, host, token)
+    with listen(host, port) as listener:
+
+        async def run() -> None:
+            announce(listener.url)
+            await serve_until_signal(build_app(scorer, name, policy), listener)
+
+        run_event_loop(run())
+
+
+def build_app(scorer: RewardScorer, name: str, policy: HttpAccessPolicy) -> Starlette:
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def pooling(request: Request) -> Response:
+        scores = await _scores(scorer, [await _body(request)])
+        data = [{"index": 0, "object": "pooling", "data": [scores[0].score], "spread": scores[0].spread}]
+        return JSONResponse({"object": "list", "model": name, "data": data})
+
+    async def score(request: Request) -> Response:
+        body = await _body(request)
+        conversations = body.get("conversations")
+        if not isinstance(conversations, list) or not conversations:
+            raise UsageError("'conversations' is not a list with at least one conversation")
+        return JSONResponse(
+            {"model": name, "scores": [asdict(row) for row in await _scores(scorer, conversations)]}
+        )
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ready", "model": name})
+
+    async def models(request: Request) -> Response:
+        facts = {"id": name, "object": "model", "owned_by": "hermes", "base_model": scorer.spec.base_model}
+        return JSONResponse({"object": "list", "data": [facts]})
+
+    def guarded(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        async def handle(request: Request) -> Response:
+            refusal = policy.refusal(dict(request.scope["headers"]))
+            if refusal is not None:
+                return JSONResponse({"error": refusal.detail}, refusal.status)
+            try:
+                response: Response = await handler(request)
+            except (UsageError, BadRowError) as error:
+                return JSONResponse({"error": str(error)}, 400)
+            except HermesError as error:
+                return JSONResponse({"error": error.message}, 502)
+            return response
+
+        return handle
+
+    return Starlette(
+        routes=[
+            Route("/pooling", guarded(pooling), methods=["POST"]),
+            Route("/score", guarded(score), methods=["POST"]),
+            Route("/health", guarded(health)),
+            Route("/v1/models", guarded(models)),
+        ]
+    )
+
+
+async def _body(request: Request) -> JSONObject:
+    raw = await request.body()
+    if len(raw) > _MOST_BYTES:
+        raise UsageError(f"the request has {len(raw)} bytes; at most {_MOST_BYTES} are read")
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the request is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise UsageError("the request is not a JSON object")
+    return body
+
+
+async def _scores(scorer: RewardScorer, conversations: list[Any]) -> list[AnswerScore]:
+    prompts = [scorer.prompt(*_conversation(conversation)) for conversation in conversations]
+    return await asyncio.to_thread(scorer.score_prompts, prompts)
+
+
+def _conversation(value: Any) -> tuple[tuple[Message, ...], tuple[JSONObject, ...]]:
+    if not isinstance(value, dict):
+        raise UsageError("a conversation is not an object with 'messages'")
+    return from_messages(value.get("messages")), from_tools(value.get("tools"))

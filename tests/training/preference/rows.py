@@ -1,0 +1,40 @@
+"""Pairs and rated answers for the tiny model, made of token ids."""
+
+from __future__ import annotations
+
+import random
+
+from hermes.training.data.sft_examples import SftExample
+from hermes.training.preference.examples import Completion, PairExample, RowSplit, UnpairedExample
+
+LONGEST = 64
+
+
+def completion(prompt: list[int], answer: list[int]) -> Completion:
+    mask = (*[False] * len(prompt), *[True] * len(answer))
+    return Completion((SftExample((*prompt, *answer), mask),))
+
+
+def ids(rng: random.Random, low: int, high: int) -> list[int]:
+    return [rng.randrange(259, 500) for _ in range(rng.randint(low, high))]
+
+
+def pair_rows(count: int, held_out: int = 0, seed: int = 0) -> RowSplit[PairExample]:
+    """Even tokens are liked."""
+    rng = random.Random(seed)
+    rows = []
+    for number in range(count + held_out):
+        prompt = ids(rng, 3, 6)
+        chosen = completion(prompt, [token // 2 * 2 for token in ids(rng, 2, 9)])
+        rejected = completion(prompt, [token // 2 * 2 + 1 for token in ids(rng, 2, 9)])
+        rows.append(PairExample(chosen, rejected, str(number), 1.0))
+    return RowSplit(rows[:count], rows[count:])
+
+
+def unpaired_rows(count: int, held_out: int = 0, seed: int = 0) -> RowSplit[UnpairedExample]:
+    pairs = pair_rows(count + held_out, seed=seed).train
+    rows = [
+        UnpairedExample(pair.chosen if number % 3 else pair.rejected, bool(number % 3), pair.task)
+        for number, pair in enumerate(pairs)
+    ]
+    return RowSplit(rows[:count], rows[count:])
