@@ -243,3 +243,22 @@ def _sent(port: int, body: bytes) -> bool:
         return False
     finally:
         connection.close()
+
+
+def test_a_queue_leases_repeats_and_shows_its_progress(rated_site: WebSite) -> None:
+    made = rated_site.post("/rate/queues", {"name": "morning", "mode": "pair", "rule": "spread"})
+    assert made.status == 303
+    first = item_of(rated_site.get("/rate?queue=morning").text)
+    assert item_of(rated_site.get("/rate?queue=morning").text)["item"] == first["item"]
+    second = item_of(rated_site.get(f"/rate/item?queue=morning&besides={first['item']}", SCRIPT).text)
+    assert second["item"] != first["item"]
+    form = event(
+        1, mode="pair", decision="tie", queue="morning", trajectory=first["trajectory"], other=first["other"]
+    )
+    assert rated_site.post("/rate", form, SCRIPT).status == 200
+    (rating,) = ratings(rated_site.home)
+    assert (rating.queue, rating.item) == ("morning", first["item"])
+    assert re.search(r"1 of \d+</span> rated", rated_site.get("/rate?queue=morning").text)
+    assert rated_site.post("/rate/queues", {"name": "", "rule": "random"}).status == 400
+    assert rated_site.post("/rate/queues", {"name": "x", "rule": "nothing"}).status == 400
+    assert rated_site.get("/rate?queue=nothing").status == 404

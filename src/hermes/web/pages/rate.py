@@ -15,19 +15,22 @@ from urllib.parse import quote, unquote, urlencode
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from hermes.config.paths import db_path
 from hermes.core import Rating, Step, StepKind, Trajectory
+from hermes.data.where import parse
 from hermes.disk.files import atomic_write, read_text
+from hermes.ratings import QueueRule, QueueSettings, RatingDesk, RatingMode
 from hermes.store.browse.reader import BrowseReader, WindowStep
+from hermes.store.rating.queues import item_key
 from hermes.web.pages.compare import shared_messages
 from hermes.web.query import TrajectoryQuery, parse_query
 from hermes.web.rating.modes import (
     MODES,
-    RatingMode,
+    ModeView,
     SentDecision,
+    checked_id,
     get_mode,
-    item_key,
     make_event,
-    make_withdrawal,
 )
 from hermes.web.render.transcript import StepCard, Verdicts, make_cards
 from hermes.web.requests import WebRequest
@@ -43,12 +46,15 @@ _DEFAULT_GUIDELINES = "Judge the work, not its length. Good: the task is done an
 
 
 def show(request: WebRequest) -> Response:
-    mode = get_mode(request.choice("mode", tuple(MODES)))
+    queue = request.text("queue", max_chars=200)
+    mode = _mode(request, queue)
     query = parse_query(request.text("q"))
     rater = _rater(request)
+    progress = _desk(request).progress(queue) if queue else None
     with request.context.reader() as reader:
         item = _find_item(request, reader, mode, query, rater)
         counts = reader.rater_counts(rater)
+        queues = reader.queue_names()
     values: dict[str, Any] = {
         "mode": mode,
         "modes": list(MODES.values()),
@@ -59,6 +65,10 @@ def show(request: WebRequest) -> Response:
         "rated": sum(counts.get(kind.value, 0) for kind in mode.kinds),
         "guidelines": _guidelines(request),
         "event_id": str(uuid.uuid4()),
+        "queue": queue,
+        "queues": queues,
+        "progress": progress,
+        "rules": [rule.value for rule in QueueRule],
         "undone": request.text("undone", max_chars=10),
     }
     return request.page("rate.html", values)
@@ -66,7 +76,7 @@ def show(request: WebRequest) -> Response:
 
 def next_item(request: WebRequest) -> Response:
     """The next item as a part of the page; 204 if nothing waits."""
-    mode = get_mode(request.choice("mode", tuple(MODES)))
+    mode = _mode(request, request.text("queue", max_chars=200))
     query = parse_query(request.text("q"))
     with request.context.reader() as reader:
         item = _find_item(request, reader, mode, query, _rater(request))
@@ -79,15 +89,20 @@ def record(request: WebRequest) -> Response:
     """Saves one decision. The response comes when it is on disk."""
     mode = get_mode(request.field("mode"))
     rater = _rater(request)
-    back = f"/rate?{urlencode({'mode': mode.name, 'q': request.field('q')})}"
+    queue = request.field("queue", max_chars=200)
+    back = f"/rate?{urlencode({'mode': mode.name, 'q': request.field('q'), 'queue': queue})}"
     item = item_key(request.field("trajectory"), request.field("other") or None if mode.pairwise else None)
     if request.field("decision") == "skip":
+        if queue:
+            _desk(request).release(queue, item, rater, skip=True)
         request.context.leases.skip(mode.name, item, rater)
         return JSONResponse({"skipped": True}) if request.from_script else RedirectResponse(back, 303)
     event = make_event(_sent(request, mode), rater)
     with request.context.reader() as reader:
         reader.head(event.trajectory_id)
     request.context.writer().add_rating(event).result()
+    if queue:
+        _desk(request).release(queue, item, rater)
     request.context.leases.release(mode.name, item, rater)
     return JSONResponse({"saved": event.id}) if request.from_script else RedirectResponse(back, 303)
 
@@ -100,8 +115,10 @@ def undo(request: WebRequest) -> Response:
         if target is None:
             raise PageError(409, f"{rater} has no rating to take back")
         rating = reader.rating(target)
+    if rating.rater != rater:
+        raise PageError(403, f"{rating.rater} gave this rating", "Only its rater can take it back.")
     if not _is_withdrawn(request, rating):
-        request.context.writer().add_rating(make_withdrawal(request.field("id"), rating, rater)).result()
+        _desk(request).undo(rating.id, rater, event_id=checked_id(request.field("id")))
     if request.from_script:
         return JSONResponse({"withdrawn": rating.id})
     mode = next((mode for mode in MODES.values() if rating.kind in mode.kinds), MODES["thumb"])
@@ -117,6 +134,21 @@ def rows(request: WebRequest) -> Response:
     if not request.from_script:
         return request.page("rate_rows_page.html", {"yielded": yielded})
     return request.page("rate_rows.html", {"yielded": yielded})
+
+
+def make_queue(request: WebRequest) -> Response:
+    """A queue with a rule: its order is fixed now, its items are leased to one rater at a time."""
+    name = request.field("name", max_chars=100)
+    rule, mode = request.field("rule") or "random", get_mode(request.field("mode") or "thumb")
+    if rule not in list(QueueRule) or not name:
+        raise PageError(400, "a queue needs a name and a rule", f"Rules: {', '.join(QueueRule)}.")
+    query = parse_query(request.field("q", max_chars=2000))
+    where = tuple(parse(condition.text).text for condition in query.conditions)
+    filters = {"text": query.words} if query.words else {}
+    settings = QueueSettings(QueueRule(rule), RatingMode(mode.name), where=where, filters=filters)
+    if not _desk(request).create_queue(name, settings):
+        raise PageError(409, f"nothing new waits for the queue '{name}'", "Choose another rule or query.")
+    return RedirectResponse(f"/rate?{urlencode({'queue': name, 'mode': mode.name})}", 303)
 
 
 def set_rater(request: WebRequest) -> Response:
@@ -137,7 +169,18 @@ def _back(request: WebRequest) -> Response:
     return RedirectResponse(f"/rate?mode={get_mode(request.field('mode') or 'thumb').name}", 303)
 
 
-def _sent(request: WebRequest, mode: RatingMode) -> SentDecision:
+def _desk(request: WebRequest) -> RatingDesk:
+    return RatingDesk(db_path(request.context.home), request.context.writer())
+
+
+def _mode(request: WebRequest, queue: str) -> ModeView:
+    """That of the queue, else the one in the address."""
+    if queue:
+        return get_mode(_desk(request).settings(queue).mode.value)
+    return get_mode(request.choice("mode", tuple(MODES)))
+
+
+def _sent(request: WebRequest, mode: ModeView) -> SentDecision:
     return SentDecision(
         request.field("id", max_chars=100),
         mode.name,
@@ -147,6 +190,7 @@ def _sent(request: WebRequest, mode: RatingMode) -> SentDecision:
         request.form_integer("step"),
         request.field("comment"),
         _elapsed_ms(request),
+        request.field("queue", max_chars=200) or None,
     )
 
 
@@ -161,7 +205,7 @@ def _is_withdrawn(request: WebRequest, rating: Rating) -> bool:
 
 
 def _find_item(
-    request: WebRequest, reader: BrowseReader, mode: RatingMode, query: TrajectoryQuery, rater: str
+    request: WebRequest, reader: BrowseReader, mode: ModeView, query: TrajectoryQuery, rater: str
 ) -> dict[str, Any] | None:
     """The item that the address names, else one that waits."""
     if request.query.get("trajectory"):
@@ -170,8 +214,11 @@ def _find_item(
             return make_item(reader, mode, first, None)
         if request.query.get("other"):
             return make_item(reader, mode, first, reader.resolve(request.text("other", max_chars=64)))
+    kept_items = request.query.getlist("besides")[:_MAX_BESIDES]
+    if queue := request.text("queue", max_chars=200):
+        return _queue_item(request, reader, mode, queue, rater, tuple(kept_items))
     besides = request.context.leases.unavailable(mode.name, rater)
-    besides.update(request.query.getlist("besides")[:_MAX_BESIDES])
+    besides.update(kept_items)
     conditions, seed = query.sql, int.from_bytes(os.urandom(6))
     ids: tuple[str, str | None] | None
     if mode.pairwise:
@@ -186,7 +233,24 @@ def _find_item(
     return make_item(reader, mode, *ids)
 
 
-def make_item(reader: BrowseReader, mode: RatingMode, first: str, second: str | None) -> dict[str, Any]:
+def _queue_item(
+    request: WebRequest,
+    reader: BrowseReader,
+    mode: ModeView,
+    queue: str,
+    rater: str,
+    besides: tuple[str, ...],
+) -> dict[str, Any] | None:
+    item = _desk(request).next_item(queue, rater, besides)
+    if item is None:
+        return None
+    ids = (item.trajectory_id, item.other_id)
+    if item.other_id is not None and item.shown_first == item.other_id:
+        ids = (item.other_id, item.trajectory_id)
+    return make_item(reader, mode, *ids)
+
+
+def make_item(reader: BrowseReader, mode: ModeView, first: str, second: str | None) -> dict[str, Any]:
     """What the page shows of an item: blind, the common beginning apart."""
     trajectories = [reader.get(first), *([reader.get(second)] if second is not None else [])]
     shared = shared_messages(trajectories) if second is not None else 0
@@ -241,6 +305,7 @@ ROUTES = (
     ("GET", "/rate/item", next_item),
     ("POST", "/rate/undo", undo),
     ("GET", "/rate/rows", rows),
+    ("POST", "/rate/queues", make_queue),
     ("POST", "/rate/rater", set_rater),
     ("POST", "/rate/guidelines", set_guidelines),
 )

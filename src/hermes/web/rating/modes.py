@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hermes.core import Rating, RatingKind
+from hermes.store.rating.queues import item_key
 from hermes.web.responses import PageError
 
 _ID = re.compile(r"[A-Za-z0-9-]{16,64}")
-QUEUE = "web"
-"""The name under which ratings of the web app are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class RatingMode:
+class ModeView:
     name: str
     title: str
     question: str
@@ -49,7 +48,7 @@ MODES = MappingProxyType(
     {
         mode.name: mode
         for mode in (
-            RatingMode(
+            ModeView(
                 "thumb",
                 "Thumbs",
                 "Is this good?",
@@ -59,7 +58,7 @@ MODES = MappingProxyType(
                 ),
                 (RatingKind.THUMB,),
             ),
-            RatingMode(
+            ModeView(
                 "score",
                 "1 to 5",
                 "How good is this?",
@@ -69,7 +68,7 @@ MODES = MappingProxyType(
                 ),
                 (RatingKind.SCORE,),
             ),
-            RatingMode(
+            ModeView(
                 "pair",
                 "Pairs",
                 "Which is better?",
@@ -83,7 +82,7 @@ MODES = MappingProxyType(
                 ),
                 (_PAIR, RatingKind.BOTH_BAD),
             ),
-            RatingMode(
+            ModeView(
                 "step",
                 "Steps",
                 "Is this step good?",
@@ -113,18 +112,26 @@ class SentDecision:
     step_index: int | None = None
     comment: str | None = None
     elapsed_ms: float | None = None
+    queue: str | None = None
+    """The queue that offered it; None: it was drawn from everything."""
 
 
-def get_mode(name: str) -> RatingMode:
+def get_mode(name: str) -> ModeView:
     if name not in MODES:
         raise PageError(400, f"there is no way of rating '{name[:40]}'", f"One of: {', '.join(MODES)}.")
     return MODES[name]
 
 
+def checked_id(event_id: str) -> str:
+    """The id of an event, as the page makes it."""
+    if not _ID.fullmatch(event_id):
+        raise PageError(400, "the rating has no proper id", "Load the page again.")
+    return event_id
+
+
 def make_event(sent: SentDecision, rater: str) -> Rating:
     """PageError (400) names what is missing; the store checks the rest."""
-    if not _ID.fullmatch(sent.event_id):
-        raise PageError(400, "the rating has no proper id", "Load the page again.")
+    checked_id(sent.event_id)
     mode = get_mode(sent.mode)
     decision = next((entry for entry in mode.decisions if entry.name == sent.decision), None)
     if decision is None:
@@ -146,28 +153,6 @@ def make_event(sent: SentDecision, rater: str) -> Rating:
         comment=sent.comment or None,
         elapsed_ms=sent.elapsed_ms,
         shown_first=sent.trajectory_id if mode.pairwise else None,
-        queue=QUEUE,
+        queue=sent.queue,
         item=item_key(sent.trajectory_id, sent.other_id if mode.pairwise else None),
     )
-
-
-def make_withdrawal(event_id: str, rating: Rating, rater: str) -> Rating:
-    """The event that takes a rating back."""
-    if not _ID.fullmatch(event_id):
-        raise PageError(400, "the withdrawal has no proper id", "Load the page again.")
-    if rating.rater != rater:
-        raise PageError(403, f"{rating.rater} gave this rating", "Only its rater can take it back.")
-    return Rating(
-        id=event_id,
-        trajectory_id=rating.trajectory_id,
-        kind=RatingKind.WITHDRAW,
-        value=0.0,
-        rater=rater,
-        created_at_ms=time.time_ns() // 1_000_000,
-        replaces=rating.id,
-    )
-
-
-def item_key(trajectory_id: str, other_id: str | None) -> str:
-    """The same for both orders of a pair."""
-    return trajectory_id if other_id is None else "|".join(sorted((trajectory_id, other_id)))

@@ -1,4 +1,5 @@
-"""What the ratings yield: rows for DPO, KTO and a reward model, counted by the code that trainers use.
+"""What the ratings yield: rows for DPO, KTO and a reward model, counted by the code of the trainers; and how
+far the raters agree.
 
 The count is made again only when a rating was added. It is made by one thread at a time; a request that comes
 meanwhile gets the last count, marked as such.
@@ -8,11 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hermes.core import JSONObject, Message
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.preference.rows import PreferenceRows, read_rows
+from hermes.ratings.agreement import AgreementReport, report
 from hermes.store.browse.reader import BrowseReader
 
 _FROM_RATINGS = (PreferenceSource.CHOICE, PreferenceSource.RATING)
@@ -29,6 +31,8 @@ class RatingYield:
     left_out: Counter[str] = field(default_factory=Counter)
     preview: JSONObject | None = None
     """One preference pair, or one rated span."""
+    agreement: AgreementReport | None = None
+    """None: nothing is rated."""
     current: bool = True
     """False: ratings were added since."""
 
@@ -45,15 +49,7 @@ class YieldCounter:
         if events == self._last.events:
             return self._last
         if not self._counting.acquire(blocking=False):
-            return RatingYield(
-                self._last.events,
-                self._last.dpo,
-                self._last.kto,
-                self._last.reward_model,
-                self._last.left_out,
-                self._last.preview,
-                False,
-            )
+            return replace(self._last, current=False)
         try:
             rows = read_rows(reader, origins=_FROM_RATINGS)
             self._last = RatingYield(
@@ -63,6 +59,7 @@ class YieldCounter:
                 len(rows.pairs) + len(rows.spans),
                 rows.left_out,
                 _preview(rows),
+                report(reader.all_ratings()),
             )
             return self._last
         finally:

@@ -6,7 +6,7 @@
   const stage = $("#item"), form = $("#decide"), warning = $("#pending");
   if (!stage || !form) return;
   document.body.classList.add("js");
-  const mode = stage.dataset.mode, query = stage.dataset.query;
+  const mode = stage.dataset.mode, query = stage.dataset.query, queue = stage.dataset.queue;
   const buttons = new Map($$("button[data-key]", form).map((button) => [button.dataset.key, button]));
   const STORE = "hermes-unsaved-ratings";
   const history = [];   // what was decided in this page, newest last
@@ -68,7 +68,7 @@
   async function fetchItem() {
     const besides = [current(), ...ahead].filter(Boolean).map((item) => item.dataset.item);
     const recent = history.slice(-8).map((entry) => entry.item.dataset.item);
-    const search = new URLSearchParams([["mode", mode], ["q", query], ...[...besides, ...recent].map((key) => ["besides", key])]);
+    const search = new URLSearchParams([["mode", mode], ["q", query], ["queue", queue], ...[...besides, ...recent].map((key) => ["besides", key])]);
     const response = await fetch(`/rate/item?${search}`, { headers: { "x-requested-with": "fetch" } });
     if (response.status === 204) { over = true; return; }
     if (!response.ok) return;
@@ -119,14 +119,14 @@
     const item = current();
     if (!item || form.hidden) return;
     press(decision);
-    const fields = { id: uuid(), mode, decision, trajectory: item.dataset.trajectory, other: item.dataset.other, comment: form.elements.comment.value.trim(), elapsed_ms: String(Math.round(performance.now() - began)) };
+    const fields = { id: uuid(), mode, decision, queue, trajectory: item.dataset.trajectory, other: item.dataset.other, comment: form.elements.comment.value.trim(), elapsed_ms: String(Math.round(performance.now() - began)) };
     if (mode === "step" && decision !== "skip") {
       fields.step = String(stepAt());
       history.push({ id: fields.id, item, step: stepAt(), text: decision });
       mark(item, stepAt(), decision);
     } else if (decision !== "skip") history.push({ id: fields.id, item });
     form.elements.comment.value = "";
-    if (decision === "skip") { if (mode !== "step" || true) { send("/rate", fields); next(); } return; }
+    if (decision === "skip") { send("/rate", fields); next(); return; }
     send("/rate", fields);
     count(1);
     if (mode === "step" && decision !== "first-bad" && nextStep()) { began = performance.now(); return; }
