@@ -13,7 +13,7 @@ from hermes.core import Header, Outcome, Step
 from hermes.core.json import JSON
 from hermes.errors import UsageError
 from hermes.store import sqlite
-from hermes.store.browse import candidates
+from hermes.store.browse import batches, candidates
 from hermes.store.browse.columns import SqlCondition
 from hermes.store.encode import decode_header, decode_step
 from hermes.store.query import JOINED, fts_query
@@ -224,6 +224,15 @@ class BrowseReader(Reader):
     ) -> candidates.CandidatePair | None:
         return candidates.draw_pair(self._db, conditions, rater, besides, seed)
 
+    def recorded_runs(self) -> list[batches.RecordedRun]:
+        return batches.recorded_runs(self._db)
+
+    def ends_of(self, run_id: str) -> list[batches.EndCount]:
+        return batches.ends_of(self._db, run_id)
+
+    def totals_of(self, run_id: str) -> batches.RunTotals:
+        return batches.totals_of(self._db, run_id)
+
     def rater_counts(self, rater: str) -> dict[str, int]:
         """Ratings of one rater that count, by kind."""
         rows = self._db.execute(
@@ -255,6 +264,7 @@ class BrowseReader(Reader):
             "rewards": ("SELECT count(*) FROM rewards", ()),
             "new_trajectories": ("SELECT count(*) FROM trajectories WHERE created_at_ms > ?", (since_ms,)),
             "new_ratings": ("SELECT count(*) FROM ratings WHERE created_at_ms > ?", (since_ms,)),
+            "rated": ("SELECT count(DISTINCT trajectory) FROM ratings", ()),
             "unfinished": ("SELECT count(*) FROM unfinished", ()),
         }
         return {
