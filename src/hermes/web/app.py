@@ -15,7 +15,21 @@ from starlette.types import ASGIApp
 from hermes.errors import HermesError, HostError, UsageError
 from hermes.safety.access import HttpAccessPolicy
 from hermes.web.context import WebContext
-from hermes.web.pages import compare, home, jobs, runs, sign_in, start_run, trajectories, transcript
+from hermes.web.pages import (
+    batches,
+    compare,
+    datasets,
+    environments,
+    home,
+    jobs,
+    rate,
+    runs,
+    sign_in,
+    skills,
+    start_run,
+    trajectories,
+    transcript,
+)
 from hermes.web.requests import WebHandler, endpoint
 from hermes.web.responses import STATIC, PageError, error_page
 from hermes.web.security import SIGN_IN_PATH, GuardedApp
@@ -29,10 +43,15 @@ PAGES: tuple[tuple[str, str, WebHandler], ...] = (
     *trajectories.ROUTES,
     *transcript.ROUTES,
     *compare.ROUTES,
+    *rate.ROUTES,
     *start_run.ROUTES,
     *runs.ROUTES,
     runs.RUN_ROUTE,
     *jobs.ROUTES,
+    *batches.ROUTES,
+    *environments.ROUTES,
+    *datasets.ROUTES,
+    *skills.ROUTES,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from hermes.core import Header, Outcome, Step
 from hermes.core.json import JSON
 from hermes.errors import UsageError
 from hermes.store import sqlite
+from hermes.store.browse import batches, candidates
 from hermes.store.browse.columns import SqlCondition
 from hermes.store.encode import decode_header, decode_step
 from hermes.store.query import JOINED, fts_query
@@ -206,6 +207,55 @@ class BrowseReader(Reader):
         )
         return [row[0] for row in rows]
 
+    def draw(
+        self,
+        conditions: Sequence[SqlCondition],
+        rater: str,
+        kinds: Collection[str],
+        besides: Collection[str],
+        seed: int,
+    ) -> str | None:
+        """The id of a trajectory that waits for this rater; see `candidates`."""
+        row = candidates.draw(self._db, conditions, rater, kinds, besides, seed)
+        return None if row is None else row.id
+
+    def draw_pair(
+        self, conditions: Sequence[SqlCondition], rater: str, besides: Collection[str], seed: int
+    ) -> candidates.CandidatePair | None:
+        return candidates.draw_pair(self._db, conditions, rater, besides, seed)
+
+    def recorded_runs(self) -> list[batches.RecordedRun]:
+        return batches.recorded_runs(self._db)
+
+    def ends_of(self, run_id: str) -> list[batches.EndCount]:
+        return batches.ends_of(self._db, run_id)
+
+    def totals_of(self, run_id: str) -> batches.RunTotals:
+        return batches.totals_of(self._db, run_id)
+
+    def rater_counts(self, rater: str) -> dict[str, int]:
+        """Ratings of one rater that count, by kind."""
+        rows = self._db.execute(
+            "SELECT r.kind, count(*) FROM ratings r WHERE r.rater = ? AND r.kind != 'withdraw' AND NOT EXISTS"
+            " (SELECT 1 FROM ratings n WHERE n.replaces = r.id AND n.replaces IS NOT NULL) GROUP BY r.kind",
+            (rater,),
+        )
+        return dict(rows.fetchall())
+
+    def last_rating_of(self, rater: str) -> str | None:
+        """The id of the rater's newest rating that counts."""
+        row = self._db.execute(
+            "SELECT r.id FROM ratings r WHERE r.rater = ? AND r.kind != 'withdraw' AND NOT EXISTS"
+            " (SELECT 1 FROM ratings n WHERE n.replaces = r.id AND n.replaces IS NOT NULL)"
+            " ORDER BY r.seq DESC LIMIT 1",
+            (rater,),
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def rating_events(self) -> int:
+        """How many rating events there are; grows with every one."""
+        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM ratings").fetchone()[0])
+
     def figures(self, since_ms: int) -> dict[str, int]:
         """What the store holds, and what was added since."""
         queries = {
@@ -214,6 +264,7 @@ class BrowseReader(Reader):
             "rewards": ("SELECT count(*) FROM rewards", ()),
             "new_trajectories": ("SELECT count(*) FROM trajectories WHERE created_at_ms > ?", (since_ms,)),
             "new_ratings": ("SELECT count(*) FROM ratings WHERE created_at_ms > ?", (since_ms,)),
+            "rated": ("SELECT count(DISTINCT trajectory) FROM ratings", ()),
             "unfinished": ("SELECT count(*) FROM unfinished", ()),
         }
         return {
