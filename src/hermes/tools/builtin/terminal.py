@@ -7,6 +7,7 @@ model still receives; one that exceeds its time-out is killed with everything it
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 from hermes.core import JSONObject, ToolErrorKind
@@ -27,7 +28,8 @@ async def _terminal(arguments: JSONObject, bench: Workbench) -> ToolOutput:
     if "\0" in command:
         raise ToolError("the command holds a NUL character", kind=ToolErrorKind.BAD_ARGUMENTS)
     cwd = await permit_path(bench, arguments["workdir"], "work in") if "workdir" in arguments else None
-    await bench.approver.approve("command", command)
+    action = command if cwd is None else f"cd {shlex.quote(cwd)} && {command}"
+    await bench.approver.approve("command", action)
     with os_errors(arguments.get("workdir", "the command")):
         if arguments.get("background", False):
             process = await bench.sandbox.start(command, cwd=cwd)
