@@ -32,6 +32,8 @@ _UNATTENDED_HINT = (
     "Use an isolating sandbox (--sandbox bubblewrap), allow the command in approval.allow, "
     "or allow everything with --yes."
 )
+_COMMANDS = frozenset(("command", "process_input"))
+"""Kinds of actions that run as the sandbox's processes do."""
 _WORD_BREAKS = re.compile(r"[\s;&|()<>`$\"'{}\\]+")
 
 
@@ -47,7 +49,8 @@ class Approver(Protocol):
     async def approve(self, kind: str, action: str) -> None:
         """Returns if the action is approved; raises ToolError(kind='refused') if not.
 
-        `kind` is the sort of action ('command', 'mcp_server'), `action` its exact text.
+        `kind` is the sort of action ('command', 'process_input', 'path', 'mcp_server', 'mcp_tools', 'skill',
+        'rl_environment'), `action` its exact text.
         """
         ...
 
@@ -121,7 +124,7 @@ class PolicyApprover:
 
     async def approve(self, kind: str, action: str) -> None:
         description = f"the {kind.replace('_', ' ')} {clip(action, 500)!r}"
-        if kind == "command":
+        if kind in _COMMANDS:
             pattern = self.policy.deny_pattern(action)
             if pattern is not None:
                 raise _refusal(
@@ -130,7 +133,11 @@ class PolicyApprover:
                 )
         if (kind, action) in self.approved:
             return
-        verdict = self.policy.decide(action) if kind == "command" else self.policy.default_verdict
+        verdict = self.policy.default_verdict
+        if kind == "command":
+            verdict = self.policy.decide(action)
+        elif kind == "process_input" and self.policy.isolated:
+            verdict = Verdict.ALLOW
         if verdict is Verdict.ALLOW:
             return
         if verdict is Verdict.REFUSE or self.ask is None:
