@@ -183,7 +183,7 @@ class _Playthrough:
                     self._report.add(f"{name}: {exploit}", earned <= baseline + _TOLERANCE, detail)
 
     async def play_cheaters(self, item: Any) -> None:
-        """Every strategy of the red team against one task; a finding for each that gains, one if none does."""
+        """Every strategy of the red team against one task; a finding for each that gains."""
         baseline = await self._play(_RED_TEAM, item, SILENCE)
         if baseline is None:
             return

@@ -1,7 +1,8 @@
 """A note with four facts of the same kind, a question about one of them, and the form of the response.
 
 The answer is in the note, so that a small model can find it. The note also contains three distractors, and a
-response that names one of them, or anything else of the kind, is wrong. The note is long: repeating it exceeds every word limit.
+response that names one of them, or anything else of the kind, is wrong. The note is long: repeating it
+exceeds every word limit.
 """
 
 from __future__ import annotations
