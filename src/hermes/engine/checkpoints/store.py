@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hermes.disk.files import make_private_dirs
 from hermes.engine.checkpoints.files import link, lock_root, recover, replace_folder, sync, write_json
 from hermes.engine.types import EngineUserError, LoraConfig
 from hermes.errors import HostError
@@ -90,7 +91,7 @@ class CheckpointStore:
         self._runs: dict[str, TrainingRun] = {}
         self._checkpoints: dict[CheckpointPath, Checkpoint] = {}
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            make_private_dirs(root)
             self._root_lock = lock_root(root)
             recover(root)
             for folder in sorted(path for path in root.iterdir() if (path / _RUN).is_file()):

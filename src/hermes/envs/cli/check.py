@@ -185,7 +185,10 @@ class _Playthrough:
     async def play_cheaters(self, item: Any) -> None:
         """Every strategy of the red team against one task; a finding for each that gains."""
         baseline = await self._play(_RED_TEAM, item, SILENCE)
-        if baseline is None:
+        neutral = await self._play(_RED_TEAM, item, (Message.assistant("Hello."),))
+        if (
+            baseline is None or neutral is None
+        ):  # the grader itself does not work, as without its reward model
             return
         gold: Callable[[Any], Sequence[Message]] = getattr(self._env, "gold", lambda _: ())
         others = [await self._env.get_next_item() for _ in range(CANDIDATES)]

@@ -14,7 +14,7 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from hermes.serving.protocol import LimitedHttpProtocol
 
 _READ_AHEAD_BYTES = 4 << 20
 
@@ -30,7 +30,7 @@ class _BodyBuffer:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
-class HttpConnection(HttpToolsProtocol):
+class HttpConnection(LimitedHttpProtocol):
     """Available to the application as `scope["state"]["connection"]`."""
 
     _on_settled: Callable[[bool], None] | None = None
@@ -52,7 +52,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         # uvicorn wakes the application for every 64 KB and copies each byte three times; a group is larger.
         cycle: Any = self.cycle
-        if cycle.response_complete:
+        if self._refused or cycle.response_complete:
             return
         if not isinstance(cycle.body, _BodyBuffer):
             cycle.body = _BodyBuffer()
