@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hermes.disk.files import make_private_dirs
 from hermes.errors import HostError, UsageError
 
 UNPRIVILEGED_ID = 59_999
@@ -34,7 +35,7 @@ class Workspace:
         """An empty directory that only this user can access, under `parent` or the temporary directory."""
         try:
             if parent is not None:
-                parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private_dirs(parent)
             path = tempfile.mkdtemp(prefix="hermes-", dir=parent)
         except OSError as error:
             where = parent or tempfile.gettempdir()

@@ -24,6 +24,7 @@ from hermes.core import JSONObject, Message
 from hermes.envs.agent.env import HermesAgentBaseEnv
 from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.base import BaseEnv
+from hermes.envs.cli.red_team import CANDIDATES, Target, strategies
 from hermes.envs.modes import commandline
 from hermes.errors import HermesError
 
@@ -33,6 +34,7 @@ SILENCE = (Message.assistant(""),)
 ITEMS = 3
 """Tasks that are played."""
 _TOLERANCE = 1e-9
+_RED_TEAM = "red team"
 
 
 class CheckState(StrEnum):
@@ -66,8 +68,13 @@ class CheckReport:
         self.findings.append(CheckFinding(name, CheckState.SKIPPED, reason))
 
 
-def check_class(load: Callable[[], type[BaseEnv]], argv: Sequence[str] = ()) -> CheckReport:
-    """Checks the environment that `load` imports; `argv` are its settings, as for `process`."""
+def check_class(
+    load: Callable[[], type[BaseEnv]], argv: Sequence[str] = (), *, red_team: bool = False
+) -> CheckReport:
+    """Checks the environment that `load` imports; `argv` are its settings, as for `process`.
+
+    `red_team`: the cheating policies of `red_team.strategies` are played as well.
+    """
     report = CheckReport()
     try:
         cls = load()
@@ -76,11 +83,11 @@ def check_class(load: Callable[[], type[BaseEnv]], argv: Sequence[str] = ()) -> 
     except HermesError as error:
         report.add("imports", False, _describe_error(error))
         return report
-    asyncio.run(_check(env, report))
+    asyncio.run(_check(env, report, red_team))
     return report
 
 
-async def _check(env: BaseEnv, report: CheckReport) -> None:
+async def _check(env: BaseEnv, report: CheckReport, red_team: bool) -> None:
     try:
         await env.setup()
         items = [item for _ in range(ITEMS) if (item := await env.get_next_item()) is not None]
@@ -97,7 +104,10 @@ async def _check(env: BaseEnv, report: CheckReport) -> None:
         policy = ScriptedPolicy()
         env.rehearse(policy, Path(home))
         try:
-            await _Playthrough(env, policy, report).run(items)
+            playthrough = _Playthrough(env, policy, report)
+            await playthrough.run(items)
+            if red_team and report.passed:
+                await playthrough.play_cheaters(items[0])
         finally:
             await env.close()
 
@@ -171,6 +181,32 @@ class _Playthrough:
                 if earned is not None and baseline is not None:
                     detail = f"earned {earned:g}, doing nothing {baseline:g}"
                     self._report.add(f"{name}: {exploit}", earned <= baseline + _TOLERANCE, detail)
+
+    async def play_cheaters(self, item: Any) -> None:
+        """Every strategy of the red team against one task; a finding for each that gains."""
+        baseline = await self._play(_RED_TEAM, item, SILENCE)
+        neutral = await self._play(_RED_TEAM, item, (Message.assistant("Hello."),))
+        if (
+            baseline is None or neutral is None
+        ):  # the grader itself does not work, as without its reward model
+            return
+        gold: Callable[[Any], Sequence[Message]] = getattr(self._env, "gold", lambda _: ())
+        others = [await self._env.get_next_item() for _ in range(CANDIDATES)]
+        other_gold = [gold(other) for other in others if other is not None]
+        target = Target(self._env.format_prompt(item), self._policy.offered, gold(item), other_gold)
+        scripts, gained = strategies(target), 0
+        for name, turns in scripts.items():
+            earned = await self._play(f"{_RED_TEAM}: {name}", item, turns)
+            if earned is None or earned > baseline + _TOLERANCE:
+                gained += 1
+            if earned is not None and earned > baseline + _TOLERANCE:
+                self._report.add(
+                    f"{_RED_TEAM}: {name}", False, f"earned {earned:g}, doing nothing {baseline:g}"
+                )
+        if not gained:
+            self._report.add(
+                _RED_TEAM, True, f"none of {len(scripts)} cheating policies earns more than {baseline:g}"
+            )
 
     def _call_hook(self, name: str, hook: Callable[[Any], T], item: Any) -> T | None:
         """The result of an optional method of the author's; None, with a finding, if it raises."""
