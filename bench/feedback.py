@@ -93,9 +93,10 @@ class Seed:
         self.calculator, self.recipe = sizes
         self.record = record
         self.base: Any = None
+        self.with_warm_start = True
 
     def run(self) -> None:
-        start = self._try("warm start", self._warm_start) or StartPolicy()
+        start = self.with_warm_start and self._try("warm start", self._warm_start) or StartPolicy()
         stages = FeedbackStages(
             self.processes,
             self.engine_url,
@@ -212,6 +213,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--size", default=None, choices=sorted(SIZES))
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of FeedbackRecipe")
+    parser.add_argument("--no-warm-start", action="store_true", help="start from the base model itself")
     given = parser.parse_args()
     from hermes.quickstart.machine import choose_device
 
@@ -230,7 +232,9 @@ def main() -> None:
     record = Record(given.output.absolute(), facts, given.minutes * 60)
     with engine(folder, device) as (processes, url):
         for seed in map(int, given.seeds.split(",")):
-            Seed(seed, processes, url, folder / str(seed), (calculator_recipe, recipe), record).run()
+            stages = Seed(seed, processes, url, folder / str(seed), (calculator_recipe, recipe), record)
+            stages.with_warm_start = not given.no_warm_start
+            stages.run()
     print(f"raw metrics in {record.path}")
 
 

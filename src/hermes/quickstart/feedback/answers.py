@@ -65,7 +65,7 @@ def record_answers(
             dataset_digest=dataset.digest,
             model=weights,
             base_url=f"{engine_url}/v1",
-            toolsets=(),
+            toolsets=("none",),
             samples_per_prompt=plan.samples,
             seed=plan.seed + len(prefill),
             settings={
