@@ -96,7 +96,7 @@ class Seed:
         self.with_warm_start = True
 
     def run(self) -> None:
-        start = self.with_warm_start and self._try("warm start", self._warm_start) or StartPolicy()
+        start = (self.with_warm_start and self._try("warm start", self._warm_start)) or StartPolicy()
         stages = FeedbackStages(
             self.processes,
             self.engine_url,
