@@ -94,6 +94,8 @@ class Seed:
         self.record = record
         self.base: Any = None
         self.with_warm_start = True
+        # Answers are found in the store by the name of their run: that of an earlier benchmark is another.
+        self.stamp = f"{time.time():.0f}"
 
     def run(self) -> None:
         start = (self.with_warm_start and self._try("warm start", self._warm_start)) or StartPolicy()
@@ -101,7 +103,7 @@ class Seed:
             self.processes,
             self.engine_url,
             self.folder,
-            f"feedback-{self.seed}",
+            f"feedback-{self.stamp}-{self.seed}",
             self.recipe,
             lambda line: None,
             start,
@@ -164,7 +166,7 @@ class Seed:
             self._keep(f"{name}_calculator", asdict(measured))
 
     def _warm_start(self) -> StartPolicy:
-        folder, name = ensure_dir(self.folder / "warm"), f"feedback-{self.seed}-warm"
+        folder, name = ensure_dir(self.folder / "warm"), f"feedback-{self.stamp}-{self.seed}-warm"
         data = generate(self.calculator, self.engine_url, folder, name, lambda line: None)
         rows = export_right(self.processes, folder, data, lambda line: None)
         policy = warm_start(
