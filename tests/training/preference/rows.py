@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from hermes.training.data.sft_examples import SftExample
-from hermes.training.preference.examples import RenderedCompletion, PairExample, RowSplit, UnpairedExample
+from hermes.training.preference.examples import PairExample, RenderedCompletion, RowSplit, UnpairedExample
 from hermes.training.preference.reward import RewardPair
 
 LONGEST = 64

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import asdict
 
 from hermes.training.offline import EVAL_LOSS, LOSS, rows_of_step
-from hermes.training.preference.examples import RenderedCompletion, PairExample, RowSplit, digest_of
+from hermes.training.preference.examples import PairExample, RenderedCompletion, RowSplit, digest_of
 from hermes.training.preference.losses import CompletionLogprob, DpoConfig, PairLoss, dpo_losses
 from hermes.training.preference.reference import (
     CROSS_ENTROPY,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from hermes.training.preference.examples import RenderedCompletion, PairExample
+from hermes.training.preference.examples import PairExample, RenderedCompletion
 from hermes.training.preference.reference import ReferenceModel, policy_logprobs
 from hermes.training.service.client import AdapterClient
 from hermes.training.session import TrainingRunSpec
