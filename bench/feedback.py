@@ -30,6 +30,7 @@ from hermes.quickstart.warm_start import export_right, warm_start
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process import fetch_json
 from hermes.rl.supervise.process_group import ProcessGroup
+from hermes.training.monitor.overoptimisation import OveroptimisationGuard
 
 NOISE = (0.0, 0.1, 0.3)
 SIZES = {
@@ -93,14 +94,18 @@ class Seed:
         self.calculator, self.recipe = sizes
         self.record = record
         self.base: Any = None
+        self.models: dict[float, str] = {}
+        self.with_warm_start = True
+        # Answers are found in the store by the name of their run: that of an earlier benchmark is another.
+        self.stamp = f"{time.time():.0f}"
 
     def run(self) -> None:
-        start = self._try("warm start", self._warm_start) or StartPolicy()
+        start = (self.with_warm_start and self._try("warm start", self._warm_start)) or StartPolicy()
         stages = FeedbackStages(
             self.processes,
             self.engine_url,
             self.folder,
-            f"feedback-{self.seed}",
+            f"feedback-{self.stamp}-{self.seed}",
             self.recipe,
             lambda line: None,
             start,
@@ -131,18 +136,23 @@ class Seed:
             if trained is not None:
                 models[noise] = trained["run_dir"]
                 self._keep(f"reward_noise_{noise:g}", trained["held_out"])
-        if 0.0 not in models:
+        self.stages, self.files, self.models = stages, files, models
+
+    def reinforce(self, noise: float) -> None:
+        """RLHF against the reward model of that label noise, with a KL penalty and without."""
+        if noise not in self.models:
             return
-        for name, kl, guarded in (("rlhf", self.recipe.kl, True), ("rlhf_without_kl", 0.0, False)):
+        for name, kl in (("rlhf", self.recipe.kl), ("rlhf_without_kl", 0.0)):
             outcome = self._try(
                 name,
-                lambda name=name, kl=kl, guarded=guarded: stages.rlhf(
-                    files, models[0.0], kl=kl, guarded=guarded, label=name
+                lambda name=name, kl=kl: self.stages.rlhf(
+                    self.files, self.models[noise], kl=kl, guarded=False, label=name
                 ),
             )
             if outcome is not None:
                 self._keep(f"{name}_curve", outcome[1])
-                self._policy(stages, name, outcome[0])
+                self._keep(f"{name}_guard", would_stop_at(outcome[1]))
+                self._policy(self.stages, name, outcome[0])
 
     def _policy(self, stages: FeedbackStages, name: str, trained: Any) -> None:
         if trained is None:
@@ -163,7 +173,7 @@ class Seed:
             self._keep(f"{name}_calculator", asdict(measured))
 
     def _warm_start(self) -> StartPolicy:
-        folder, name = ensure_dir(self.folder / "warm"), f"feedback-{self.seed}-warm"
+        folder, name = ensure_dir(self.folder / "warm"), f"feedback-{self.stamp}-{self.seed}-warm"
         data = generate(self.calculator, self.engine_url, folder, name, lambda line: None)
         rows = export_right(self.processes, folder, data, lambda line: None)
         policy = warm_start(
@@ -176,6 +186,16 @@ class Seed:
 
     def _keep(self, name: str, value: Any) -> None:
         self.record.keep(self.seed, name, value)
+
+
+def would_stop_at(curve: list[dict[str, float]]) -> dict[str, Any] | None:
+    """The step at which the guard against over-optimisation would have ended the run, and why."""
+    guard = OveroptimisationGuard()
+    for point in curve:
+        reason = guard.add(point["proxy"], point["true"]) if {"proxy", "true"} <= point.keys() else None
+        if reason:
+            return {"step": point["step"], "reason": reason}
+    return None
 
 
 def _lines(path: Path) -> int:
@@ -212,6 +232,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--size", default=None, choices=sorted(SIZES))
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of FeedbackRecipe")
+    parser.add_argument("--no-warm-start", action="store_true", help="start from the base model itself")
+    parser.add_argument("--rlhf-noise", type=float, default=0.1, choices=NOISE, help="of RLHF's reward model")
     given = parser.parse_args()
     from hermes.quickstart.machine import choose_device
 
@@ -229,8 +251,15 @@ def main() -> None:
     }
     record = Record(given.output.absolute(), facts, given.minutes * 60)
     with engine(folder, device) as (processes, url):
-        for seed in map(int, given.seeds.split(",")):
-            Seed(seed, processes, url, folder / str(seed), (calculator_recipe, recipe), record).run()
+        runs = [
+            Seed(seed, processes, url, folder / str(seed), (calculator_recipe, recipe), record)
+            for seed in map(int, given.seeds.split(","))
+        ]
+        for run in runs:
+            run.with_warm_start = not given.no_warm_start
+            run.run()
+        for run in runs:  # the longest stage, after every seed has its other measurements
+            run.reinforce(given.rlhf_noise)
     print(f"raw metrics in {record.path}")
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 
 from hermes.training.data.sft_examples import SftExample
-from hermes.training.preference.examples import Completion, PairExample, RowSplit, UnpairedExample
+from hermes.training.preference.examples import PairExample, RenderedCompletion, RowSplit, UnpairedExample
 from hermes.training.preference.reward import RewardPair
 
 LONGEST = 64
 LIKED, DISLIKED = range(260, 268), range(400, 408)
 
 
-def completion(prompt: list[int], answer: list[int]) -> Completion:
+def completion(prompt: list[int], answer: list[int]) -> RenderedCompletion:
     mask = (*[False] * len(prompt), *[True] * len(answer))
-    return Completion((SftExample((*prompt, *answer), mask),))
+    return RenderedCompletion((SftExample((*prompt, *answer), mask),))
 
 
 def ids(rng: random.Random, low: int, high: int) -> list[int]:

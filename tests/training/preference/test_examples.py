@@ -115,7 +115,8 @@ def test_rows_of_files_are_read_in_every_form_of_trl(tmp_path: Path) -> None:
     rows = [
         {"prompt": "Q", "chosen": "A", "rejected": "B"},
         {"chosen": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}],
-         "rejected": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "B"}], "margin": 0.5},
+         "rejected": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "B"}],
+         "margin": 0.5},
         {"prompt": [{"role": "user", "content": "Q"}], "completion": [{"role": "assistant", "content": "A"}],
          "label": True},
         {"prompt": "Q", "completion": "B", "rating": 3},
@@ -138,7 +139,8 @@ def test_rows_of_files_are_read_in_every_form_of_trl(tmp_path: Path) -> None:
         ({"prompt": "Q", "completion": "A"}, "neither 'label' nor 'rating'"),
         ({"prompt": "Q", "completion": "A", "rating": 9}, "its rating is 9, not from 1 to 5"),
         ({"prompt": [], "chosen": "A", "rejected": "B"}, "not a list with at least one message"),
-        ({"prompt": "Q", "completion": [{"role": "user", "content": "A"}], "label": True}, "begin with the assistant"),
+        ({"prompt": "Q", "completion": [{"role": "user", "content": "A"}], "label": True},
+         "begin with the assistant"),
         ({"nothing": 1}, "it has no 'prompt'"),
     ],
 )  # fmt: skip

@@ -32,13 +32,14 @@ def conversation(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "q99"}, {"role": "assistant", "content": text}]}
 
 
+@pytest.mark.timeout(400)
 async def test_a_reward_model_is_trained_measured_and_served(
     hermes: Hermes, chat_model: Path, tmp_path: Path
 ) -> None:
     pairs, held_out = write_pairs(tmp_path / "p.jsonl", 24), write_pairs(tmp_path / "h.jsonl", 12, seed=7)
     trainer = hermes(
         *("train", "reward", str(pairs), "--eval-file", str(held_out), "--base-model", str(chat_model)),
-        *("--name", "liked", "--members", "2", "--epochs", "5", *SMALL, "--json"),
+        *("--name", "liked", "--members", "2", "--epochs", "3", *SMALL, "--json"),
     )
     assert trainer.wait() == 0, trainer.output
     made = json.loads(trainer.output.splitlines()[-1])
@@ -87,9 +88,13 @@ def test_ratings_of_single_answers_train_a_reward_model_too(
 ) -> None:
     file = tmp_path / "rated.jsonl"
     rows = [
-        {"prompt": f"q{number}", "completion": "a" * 4 if number % 2 else "z" * 4, "rating": 5 if number % 2 else 1}
+        {
+            "prompt": f"q{number}",
+            "completion": "aaaa" if number % 2 else "zzzz",
+            "rating": 5 if number % 2 else 1,
+        }
         for number in range(20)
-    ]  # fmt: skip
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     trainer = hermes(
         *("train", "reward", str(file), "--loss", "pointwise", "--base-model", str(chat_model)),

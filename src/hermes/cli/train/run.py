@@ -168,6 +168,7 @@ def _read_examples(config: Config, options: SftOptions) -> SftExamples:
     from hermes.models.render.chat import ChatRenderer
     from hermes.store import Reader
     from hermes.training.data import sft_examples
+    from hermes.training.preference.rated_sft import from_ratings
 
     left_out: Counter[str] = Counter()
     longest = options.max_tokens
@@ -181,7 +182,12 @@ def _read_examples(config: Config, options: SftOptions) -> SftExamples:
         return sft_examples.gather(sequences, left_out, longest=longest, eval_share=options.eval_share)
     with Reader(db_path(config.home)) as reader:
         selection = TrajectorySelection(options.filters.build(), only_completed=not options.everything)
-        sequences = sft_examples.from_store(reader, selection, renderer(), left_out)
+        min_rating = options.filters.min_rating
+        sequences = (
+            sft_examples.from_store(reader, selection, renderer(), left_out)
+            if min_rating is None
+            else from_ratings(reader, selection, min_rating, renderer(), left_out)
+        )
         return sft_examples.gather(sequences, left_out, longest=longest, eval_share=options.eval_share)
 
 

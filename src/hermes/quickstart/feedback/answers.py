@@ -22,7 +22,7 @@ from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.envs.stats import Interval, interval
 from hermes.errors import HermesError
-from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, Verdict, examples, judge
+from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, RuleVerdict, examples, judge
 from hermes.quickstart.progress import BatchMeter, StageMeter
 from hermes.quickstart.recipe import MODEL
 from hermes.store import Filter, Reader, Writer
@@ -65,7 +65,7 @@ def record_answers(
             dataset_digest=dataset.digest,
             model=weights,
             base_url=f"{engine_url}/v1",
-            toolsets=(),
+            toolsets=("none",),
             samples_per_prompt=plan.samples,
             seed=plan.seed + len(prefill),
             settings={
@@ -88,7 +88,7 @@ def record_answers(
     return answered
 
 
-def rate_answers(run_name: str) -> dict[str, Verdict]:
+def rate_answers(run_name: str) -> dict[str, RuleVerdict]:
     """Rates every answer of the run by the rule, as rating events in the store; by trajectory id."""
     path = db_path(load().home)
     selection = TrajectorySelection(Filter(run_id=run_name), only_completed=False)
@@ -118,7 +118,7 @@ class PolicyAnswers:
     texts: tuple[str, ...]
 
     @property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[RuleVerdict]:
         return [judge(text) for text in self.texts]
 
     @property

@@ -48,7 +48,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class FigureQuestion:
     text: str
 
     @property
@@ -56,15 +56,15 @@ class Question:
         return self.text
 
 
-def question(rng: random.Random) -> Question:
+def question(rng: random.Random) -> FigureQuestion:
     words = {name: rng.choice(choices) for name, choices in _WORDS.items()}
     a, b, n, m = rng.randint(11, 60), rng.randint(2, 30), rng.randint(2, 9), rng.randint(1, 9)
-    return Question(rng.choice(_FORMS).format(a=a, b=b, n=n, m=m, **words))
+    return FigureQuestion(rng.choice(_FORMS).format(a=a, b=b, n=n, m=m, **words))
 
 
 def questions(split: Split, count: int, seed: int) -> list[str]:
     """Distinct ones; those of the two splits never overlap, whatever the seed."""
-    drawn: Iterator[Question] = draw(question, split, seed)
+    drawn: Iterator[FigureQuestion] = draw(question, split, seed)
     return [item.text for item in islice(drawn, count)]
 
 
@@ -77,12 +77,12 @@ def examples() -> tuple[Message, ...]:
         ("One pen costs 2 euros. What do 5 pens cost?", "10 euros. You are welcome!"),
     )
     return tuple(
-        message for asked, said in exchanges for message in (Message.user(asked), Message.assistant(said))
+        message for prompt, reply in exchanges for message in (Message.user(prompt), Message.assistant(reply))
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RuleVerdict:
     figure_first: bool
     short: bool
     polite: bool
@@ -101,10 +101,10 @@ class Verdict:
         }
 
 
-def judge(text: str) -> Verdict:
+def judge(text: str) -> RuleVerdict:
     """An empty answer is neither short nor anything else."""
     words = len(text.split())
-    return Verdict(
+    return RuleVerdict(
         figure_first=_FIGURE.match(text) is not None,
         short=0 < words <= SHORT_WORDS,
         polite=_POLITE.search(text) is not None,

@@ -84,9 +84,9 @@ class FeedbackStages:
     def collect(self) -> RatedFiles:
         """Answers to the training questions, rated by the rule, as pairs and as single answers."""
         run_name, folder = f"{self._name}-answers", self._folder
-        asked = rule.questions(Split.TRAIN, self._recipe.questions, self._seed)
+        questions = rule.questions(Split.TRAIN, self._recipe.questions, self._seed)
         count = record_answers(
-            asked,
+            questions,
             self._recipe.answers(self._seed),
             self._engine_url,
             self._start.sampler,

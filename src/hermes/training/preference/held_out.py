@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from hermes.training.preference.examples import Completion, PairExample
+from hermes.training.preference.examples import PairExample, RenderedCompletion
 from hermes.training.preference.reference import ReferenceModel, policy_logprobs
 from hermes.training.service.client import AdapterClient
 from hermes.training.session import TrainingRunSpec
@@ -21,7 +21,7 @@ class HeldOutPreference:
     def __init__(self, run: TrainingRunSpec, pairs: Sequence[PairExample], reference: str) -> None:
         self._run = run
         self._reference_name = reference
-        self._completions: list[Completion] = [
+        self._completions: list[RenderedCompletion] = [
             completion for pair in pairs for completion in (pair.chosen, pair.rejected)
         ]
         self._reference: list[float] = []
