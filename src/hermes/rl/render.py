@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 from hermes.safety.text import printable
 
+EVAL_SHOWN = ("eval/mean_reward", "eval/success_rate", "eval/percent_correct", "eval/samples", "eval/failed")
+"""Of an evaluation, what is printed."""
+
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.core import JSONObject
@@ -71,6 +74,10 @@ def results_text(results: JSONObject) -> str:
         names = ["step", *(name for name in history[-1] if name != "step")]
         rows = [[_shorten(row.get(name)) for name in names] for row in history]
         lines += _columns([names, *rows])
+    measured = results.get("evaluations", [])
+    if measured:
+        names = ["step", *(name for name in EVAL_SHOWN if any(name in row for row in measured))]
+        lines += _columns([names, *([_shorten(row.get(name)) for name in names] for row in measured)])
     if "weights_path" in results:
         lines.append(f"weights: {results['weights_path']}")
     return "\n".join(map(printable, lines))

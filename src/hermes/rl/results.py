@@ -142,6 +142,8 @@ def results(run: RlRun, status: RunStatus) -> JSONObject:
         report["history"] = [_shown_metrics(row) for row in evenly_spaced(rows, _HISTORY_ROWS)]
     if (success := _eval_success(run)) is not None:
         report["eval_percent_correct"] = 100 * success
+    if measured := evaluations(run):
+        report["evaluations"] = measured
     if checkpoints := saved_checkpoints(run):
         newest = checkpoints[-1]
         report["weights_path"] = str(newest["folder"]) if newest["folder"].is_dir() else newest["path"]
@@ -153,7 +155,18 @@ def results(run: RlRun, status: RunStatus) -> JSONObject:
 
 def step_rows(run: RlRun) -> list[dict[str, Any]]:
     """One row per step, in order; of a step that was written twice the later row counts."""
-    by_step = {int(row["step"]): row for row in read_metrics(run.metrics_path) if "step" in row}
+    by_step = {int(row["step"]): row for row in read_metrics(run.metrics_path) if row.get("step")}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def evaluations(run: RlRun) -> list[JSONObject]:
+    """Every evaluation, in order of the steps whose weights were measured; step 0 is the baseline."""
+    by_step: dict[int, JSONObject] = {}
+    for row in read_metrics(run.metrics_path):
+        metrics = {name: value for name, value in row.items() if name.startswith("eval/")}
+        if metrics and "step" in row:
+            step = int(metrics.pop("eval/step", row["step"]))
+            by_step[step] = {"step": step, **metrics}
     return [by_step[step] for step in sorted(by_step)]
 
 
