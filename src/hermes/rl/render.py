@@ -56,9 +56,9 @@ def run_text(description: JSONObject) -> str:
         *(f"{name}: {value:.4g}" for name, value in metrics.items() if name != "step"),
         *(f"{name}: {state}" for name, state in description["processes"].items()),
     ]
-    for key in ("error", "reason", "waiting"):
+    for key in ("error", "reason", "waiting", "environment_problem"):
         if key in description:
-            lines.append(f"{key}: {description[key]}")
+            lines.append(f"{key.replace('_', ' ')}: {description[key]}")
     lines += [f"  | {line}" for line in description.get("last_log_lines", [])]
     lines.append(f"logs: {Path(next(iter(description['logs'].values()))).parent}")
     return "\n".join(map(printable, lines))

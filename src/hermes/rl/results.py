@@ -6,6 +6,7 @@ The figures come from the run's metrics.jsonl and evaluations on disk, so they n
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
@@ -16,8 +17,14 @@ from hermes.disk.files import read_text
 from hermes.rl.config.fields import WANDB_PROJECT
 from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, now_ms, read_metrics
 from hermes.rl.supervise.disk_room import DiskRoom
+from hermes.rl.supervise.process import read_tail
+from hermes.safety.text import printable
 from hermes.training.monitor.sinks import read_wandb
 
+_PROBLEM = re.compile(
+    r"WARNING \S+: (grading has taken .*|a group failed \((?:grader|environment)\): .*)$", re.M
+)
+_LOG_BYTES = 1 << 16
 _HISTORY_ROWS = 10
 _RECENT_STEPS = 20
 _QUIET_S, _SLOWER = 600.0, 5.0
@@ -53,6 +60,8 @@ def describe(run: RlRun, status: RunStatus) -> JSONObject:
         description["error" if status.state is RunState.FAILED else "reason"] = status.reason
     if (waiting := waiting_for(run, status)) is not None:
         description["waiting"] = waiting
+    if (problem := environment_problem(run)) is not None:
+        description["environment_problem"] = problem
     metrics = newest_metrics(run)
     if (process := _process_to_show(status, metrics is not None)) is not None:
         description["last_log_lines"] = run.last_lines(process)
@@ -70,6 +79,12 @@ def waiting_for(run: RlRun, status: RunStatus) -> str | None:
         return None
     full = DiskRoom.if_full(run.folder)
     return status.waiting or (full.sentence() if full else None)
+
+
+def environment_problem(run: RlRun) -> str | None:
+    """The newest failure of the author's code in the environment's log, with file and line; None: none."""
+    problems = [match[1] for match in _PROBLEM.finditer(read_tail(run.log_path("env"), _LOG_BYTES))]
+    return printable(problems[-1]) if problems else None
 
 
 def _process_to_show(status: RunStatus, has_steps: bool) -> str | None:
