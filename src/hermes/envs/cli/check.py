@@ -4,7 +4,7 @@ The environment is loaded and set up, and scripted policies play its tasks in th
 one that says nothing, the author's `gold` solution, and the author's `exploits`. No model is needed, and
 nothing is written to the user's store. Two optional methods of the environment make the check stronger:
 
-    def gold(self, item) -> Sequence[Message]                    # assistant turns that earn 1.0
+    def gold(self, item) -> Sequence[Message]                    # assistant turns that earn the most
     def exploits(self, item) -> Mapping[str, Sequence[Message]]  # name → turns that earn no more than silence
 
 An environment that is not an agent environment is only loaded and set up, and its items are read.
@@ -13,6 +13,7 @@ An environment that is not an agent environment is only loaded and set up, and i
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,10 +151,11 @@ class _Playthrough:
 
     async def _check_gold(self, items: Sequence[Any]) -> None:
         gold: Callable[[Any], Sequence[Message]] | None = getattr(self._env, "gold", None)
+        high = self._env.reward_range[1]
+        name = f"gold earns {high:.1f}" if math.isfinite(high) else "gold earns more than doing nothing"
         if gold is None:
-            self._report.skip("gold earns 1.0", "the environment has no gold(item)")
+            self._report.skip(name, "the environment has no gold(item)")
             return
-        name = "gold earns 1.0"
         solutions = [self._call_hook(name, gold, item) for item in items]
         if any(solution is not None and not solution for solution in solutions):
             self._report.skip(name, "gold(item) is empty for some of the tasks")
@@ -165,8 +167,15 @@ class _Playthrough:
         earned = [reward for reward in rewards if reward is not None]
         if len(earned) == len(rewards):
             self._solved = True
-            passed = all(abs(reward - 1.0) <= _TOLERANCE for reward in earned)
-            self._report.add(name, passed, f"earned {', '.join(f'{reward:g}' for reward in earned)}")
+            silent = self._rewards[0]
+            passed = all(
+                abs(reward - high) <= _TOLERANCE if math.isfinite(high) else reward > silent + _TOLERANCE
+                for reward in earned
+            )
+            detail = f"earned {', '.join(f'{reward:g}' for reward in earned)}"
+            if not passed and math.isfinite(high):
+                detail += f"; reward_range says that {high:g} is the most"
+            self._report.add(name, passed, detail)
 
     async def _check_exploits(self, items: Sequence[Any]) -> None:
         name = "exploits earn no more than doing nothing"

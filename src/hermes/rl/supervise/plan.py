@@ -27,6 +27,8 @@ _API_PATIENCE_S = 300.0
 """Longer than the API takes to restart after it was killed."""
 _ENV_PATIENCE_S = 900.0
 """Longer than an environment may take to start; the supervisor restarts one that exits."""
+_NEVER = 10**9
+"""Steps."""
 _STARVING_S = 10.0
 _STEP_AND_SAVE_S = 900.0
 """Longer than a step and a checkpoint of a large model or on a busy machine take."""
@@ -122,9 +124,11 @@ class RunPlan:
 
     def _env(self) -> ProcessSpec:
         file = self._config["run"]["environment_file"]
+        # The trainer evaluates: the weights of one step, and the last ones too.
+        no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if self._config["run"].get("evaluates") else ()
         return ProcessSpec(
             "env",
-            (*HERMES, "env", "serve", file, "--config", str(self._run.config_path)),
+            (*HERMES, "env", "serve", file, "--config", str(self._run.config_path), *no_evaluation),
             self._run.log_path("env"),
             self._env_connected,
             environ={**wandb_environ(self._config), RL_RUN_VARIABLE: self._run.run_id},
@@ -164,6 +168,12 @@ def trainer_arguments(run: RlRun, config: JSONObject) -> tuple[str, ...]:
     }
     if config["run"]["service"]:
         flags["face-port"] = config["run"]["ports"]["trainer"]
+    if config["run"].get("evaluates"):
+        flags |= {
+            "eval-environment": config["run"]["environment_file"],
+            "eval-config": run.config_path,
+            "eval-every": env["steps_per_eval"],
+        }
     sinks = (f"--sink={name}" for name in tinker["sinks"])
     return ("train", "grpo", *(f"--{name}={value}" for name, value in flags.items()), *sinks)
 
