@@ -15,6 +15,7 @@ from hermes.ratings.auto import AutoRater
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
+    from hermes.models.base import ChatModel
 
 _AT_ONCE = 4
 
@@ -56,15 +57,7 @@ async def answer_both(
     for name in models:
         model = open_model(config, name, f"{engine_url}/v1")
         try:
-            limit = asyncio.Semaphore(_AT_ONCE)
-
-            async def ask(text: RatedAnswerText) -> str:
-                async with limit:
-                    sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-                    reply = await model.complete(ChatRequest(text.prompt, text.tools, sampling))  # noqa: B023
-                    return reply.message.content or ", ".join(c.name for c in reply.message.tool_calls)
-
-            sides.append(list(await asyncio.gather(*(ask(text) for text in texts))))
+            sides.append(await _ask_all(model, texts, max_tokens))
         finally:
             await model.close()
     pairs = []
@@ -72,6 +65,18 @@ async def answer_both(
         scores = (await _score(rater, text, before), await _score(rater, text, after))
         pairs.append(AnswerPair(text.prompt, before, after, *scores))
     return pairs
+
+
+async def _ask_all(model: ChatModel, texts: Sequence[RatedAnswerText], max_tokens: int) -> list[str]:
+    limit = asyncio.Semaphore(_AT_ONCE)
+    sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+
+    async def ask(text: RatedAnswerText) -> str:
+        async with limit:
+            reply = await model.complete(ChatRequest(text.prompt, text.tools, sampling))
+        return reply.message.content or ", ".join(call.name for call in reply.message.tool_calls)
+
+    return list(await asyncio.gather(*(ask(text) for text in texts)))
 
 
 async def _score(rater: AutoRater | None, text: RatedAnswerText, answer_text: str) -> float | None:

@@ -1,8 +1,9 @@
-"""From ratings to a promoted policy: rows, training, comparison on held-out tasks and ratings, decision, report.
+"""From ratings to a promoted policy: rows, training, comparison on held-out data, decision, report.
 
-Training runs as `hermes train …` in processes of its own, against an engine that is started for it or a service
-that is named. A candidate is promoted only if the sequential test on held-out ratings says that it is better, and
-a rater of held-out answers, where one is named, does not say that it is worse. Else the old policy stays.
+Training runs as `hermes train …` in processes of its own, against an engine that is started for it or a
+service that is named. A candidate is promoted only if the sequential test on held-out ratings says that it is
+better, and a rater of held-out answers, where one is named, does not say that it is worse. Else the old
+policy stays.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def _blocks(facts: ImprovementFacts) -> list[Block]:
             (
                 verdict_line(facts),
                 f"A candidate that is no better is promoted with a probability of at most {test.error_rate:g}"
-                f" (sequential test, e-process); at least {fewest_wins(test.error_rate)} comparisons are needed.",
+                f" (sequential test); it takes {fewest_wins(test.error_rate)} comparisons or more.",
             ),
         ),
         Block(
@@ -121,7 +121,8 @@ def _answer_blocks(facts: ImprovementFacts) -> list[Block]:
     blocks = [Block("Before and after", quotes=tuple(quotes))] if quotes else []
     if facts.answers_test is not None:
         test = facts.answers_test
-        line = f"{facts.rater}: {test.wins} better, {test.losses} worse, {test.ties} equal ({test.decision.value})"
+        counts = f"{test.wins} better, {test.losses} worse, {test.ties} equal"
+        line = f"{facts.rater}: {counts} ({test.decision.value})"
         blocks.append(Block("Held-out tasks", (line,)))
     lost = sorted(
         (gain for gain in facts.gains if gain.result == 0), key=lambda g: g.better_gain - g.worse_gain

@@ -1,8 +1,8 @@
 """How the candidate and the current policy differ on held-out ratings: which answers became more likely.
 
-The candidate wins a comparison if the answer that people preferred gained more log-probability over the current
-policy than the other one. If the ratings say nothing (they are random), the winner of each comparison is a coin
-toss, whatever the candidate has learned: that is what the sequential test needs.
+The candidate wins a comparison if the answer that people preferred gained more log-probability over the
+current policy than the other one. If the ratings say nothing (they are random), the winner of each comparison
+is a coin toss, whatever the candidate has learned: that is what the sequential test needs.
 """
 
 from __future__ import annotations

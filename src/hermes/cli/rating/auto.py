@@ -107,7 +107,7 @@ async def _run(
     from hermes.agent.build import open_writer
 
     with Reader(db_path(config.home)) as reader, open_writer(config) as writer:
-        rater, model = _open_rater(config, params, reader)
+        rater, model = open_rater(config, params, reader)
         try:
             report = await rate_all(reader, writer, selection, rater, limit=params["limit"])
             return report, rater.name
@@ -116,7 +116,8 @@ async def _run(
                 await model.close()
 
 
-def _open_rater(config: Config, params: Mapping[str, Any], reader: Reader) -> tuple[AutoRater, Any]:
+def open_rater(config: Config, params: Mapping[str, Any], reader: Reader) -> tuple[AutoRater, Any]:
+    """The rater that the parameters name, and the model to close afterwards, if there is one."""
     if params["judge"]:
         from hermes.models.open import open_model
 
