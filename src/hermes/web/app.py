@@ -22,6 +22,7 @@ from hermes.web.pages import (
     environments,
     home,
     jobs,
+    policies,
     rate,
     runs,
     sign_in,
@@ -51,6 +52,7 @@ PAGES: tuple[tuple[str, str, WebHandler], ...] = (
     *batches.ROUTES,
     *environments.ROUTES,
     *datasets.ROUTES,
+    *policies.ROUTES,
     *skills.ROUTES,
 )
 
