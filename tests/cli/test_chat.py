@@ -41,6 +41,8 @@ def test_a_conversation_with_tools_ratings_a_retry_and_a_save(tmp_path: Path) ->
         terminal.expect("It is 42.")
         terminal.line("/good")
         terminal.expect("rated")
+        terminal.line("/better")
+        terminal.expect("rated: the retry is better")
         terminal.line("/rate 7")
         terminal.expect("is not a rating")
         terminal.line("/nonsense")

@@ -119,6 +119,7 @@ def run_rl(options: RlOptions) -> None:
 
 def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpec:
     from hermes.core import new_id
+    from hermes.policies.registry import named_policy
     from hermes.training.checkpoints import RetentionPolicy
     from hermes.training.service.client import LoraSpec, connection
     from hermes.training.session import TrainingRunSpec
@@ -127,7 +128,10 @@ def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpe
     model = options.base_model
     if Path(model).is_dir():
         model = str(Path(model).absolute())
-    start = find_weights(options.start, config.home) if options.start else None
+    if (policy := named_policy(config.home, options.start)) is not None:
+        start = policy.weights
+    else:
+        start = find_weights(options.start, config.home) if options.start else None
     run_id = options.name or f"{kind}-{new_id().lower()}"
     return TrainingRunSpec(
         run_id,
