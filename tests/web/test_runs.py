@@ -1,4 +1,4 @@
-"""Runs on the dashboard: curves that keep their spikes, files that grow or are rewritten, forms and refusals."""
+"""Runs on the dashboard: curves that keep their spikes, files that grow or are rewritten, forms."""
 
 from __future__ import annotations
 
