@@ -1,4 +1,4 @@
-"""A store such as a week of work leaves: batches with siblings, failures, rewards, ratings, tokens, a sub-agent."""
+"""A store such as a week of work leaves: siblings, failures, rewards, ratings, tokens, a sub-agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from hermes.store import Writer
 from tests.records import COMPLETED, model_call, record
 
 TRACE = TokenTrace((1, 2, 3), (10, 11, 12), (-0.01, -1.5, -6.0), "step-3")
-PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6k"
+    "gAAAABJRU5ErkJggg=="
+)
 
 
 def coding_run(number: int, lines: int = 6) -> list[Message]:

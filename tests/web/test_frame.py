@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,11 +91,19 @@ def test_vendored_files_are_what_was_published() -> None:
 
 
 def test_the_first_load_is_small(site: WebSite) -> None:
-    """The largest page with all that it loads."""
-    names = ["app.css", "app.js", "runs.js", "rate.js", "icon.svg"]
-    names += [f"vendor/{path.name}" for path in (STATIC / "vendor").glob("*.min.*")]
-    files = sum((STATIC / name).stat().st_size for name in names if (STATIC / name).exists())
-    assert files + len(site.get("/trajectories").text.encode()) < 200_000
+    """Each page with all that it loads, uncompressed."""
+    for path in ("/", "/trajectories", "/trajectories/last", "/rate", "/runs"):
+        text = site.get(path).text
+        loaded = {address for address in re.findall(r'(?:src|href)="(/static/[^"]+)"', text)}
+        assert len(loaded) >= 4
+        files = sum(len(site.get(address).text.encode()) for address in loaded)
+        assert files + len(text.encode()) < 200_000, path
+
+
+def test_large_pages_are_compressed(site: WebSite) -> None:
+    reply = site.get("/trajectories", {"accept-encoding": "gzip"})
+    assert reply.headers["content-encoding"] == "gzip"
+    assert int(reply.headers["content-length"]) < 10_000
 
 
 @pytest.mark.parametrize(

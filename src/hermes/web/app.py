@@ -7,6 +7,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -22,6 +23,7 @@ from hermes.web.pages import (
     environments,
     home,
     jobs,
+    policies,
     rate,
     runs,
     sign_in,
@@ -51,6 +53,7 @@ PAGES: tuple[tuple[str, str, WebHandler], ...] = (
     *batches.ROUTES,
     *environments.ROUTES,
     *datasets.ROUTES,
+    *policies.ROUTES,
     *skills.ROUTES,
 )
 
@@ -73,7 +76,7 @@ def build_app(context: WebContext, policy: HttpAccessPolicy) -> ASGIApp:
         },
     )
     app.state.context = context
-    return GuardedApp(app, policy)
+    return GuardedApp(GZipMiddleware(app, minimum_size=2000, compresslevel=4), policy)
 
 
 async def _static(request: Request) -> Response:

@@ -47,7 +47,9 @@ def _last_check(request: WebRequest, name: str) -> dict[str, Any] | None:
     text = read_text(path)
     if text is None:
         return None
-    rows = [line.split(None, 1) for line in text.splitlines() if line.strip() and not line.startswith("STATE")]
+    rows = [
+        line.split(None, 1) for line in text.splitlines() if line.strip() and not line.startswith("STATE")
+    ]
     problems = [" ".join(row) for row in rows if row[0] != "ok"]
     passed = len(rows) - len(problems)
     line = problems[0] if problems else f"{passed} checks passed"
