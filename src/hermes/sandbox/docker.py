@@ -6,7 +6,8 @@ ordinary user, and hard limits on the memory, processes and CPUs of the whole co
 with the sandbox, and also if Hermes is killed: its main process reads from a client that ends with Hermes.
 
 A command's processes are identified by a variable in their environment. At a time-out all processes with it
-are killed; one that has cleared its environment runs until the container ends. Processes that a command
+are killed; one that has cleared its environment runs until the container ends, or until `kill_all`, which is
+called before a rollout is graded. Processes that a command
 leaves running when it exits also run until then, unlike in the other back ends.
 """
 
@@ -25,7 +26,15 @@ from hermes.core import new_id
 from hermes.errors import SandboxError
 from hermes.sandbox.base import BackgroundProcess, CommandResult
 from hermes.sandbox.capture import DEFAULT_BYTES
-from hermes.sandbox.docker_args import READY, WORKSPACE, exec_argv, kill_argv, run_argv, shell_argv
+from hermes.sandbox.docker_args import (
+    READY,
+    WORKSPACE,
+    exec_argv,
+    kill_all_argv,
+    kill_argv,
+    run_argv,
+    shell_argv,
+)
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
 from hermes.sandbox.process import Process
 from hermes.sandbox.supervisor import Launch, ProcessResult, SandboxSupervisor
@@ -137,6 +146,15 @@ class DockerSandbox:
             await asyncio.to_thread(write_inside, self._workspace.path, path, data, WORKSPACE, owner)
         except PermissionError:
             await write_with(self._run_argv, posixpath.join(WORKSPACE, path), data)
+
+    async def kill_all(self) -> None:
+        """SandboxError if something is still alive: what it could do to the files would be graded."""
+        self._check_alive()
+        launch = _launch(kill_all_argv(self._engine, self._name), "kill")
+        result = await self._supervisor.run(launch, timeout_s=_KILL_TIMEOUT_S)
+        self._check_alive()
+        if result.exit_code:
+            raise SandboxError(f"processes in the container cannot be ended: {result.capture.text().strip()}")
 
     async def close(self) -> None:
         await self._supervisor.close()

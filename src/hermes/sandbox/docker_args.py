@@ -29,6 +29,32 @@ done
 """
 
 
+KILL_ALL = """
+main= ; oldest=
+for process in /proc/[0-9]*; do
+  pid=${process#/proc/}
+  [ "$pid" = 1 ] || [ "$pid" = "$$" ] && continue
+  read -r stat 2> /dev/null < "$process/stat" || continue
+  set -- ${stat##*) }
+  [ "${20:-x}" -ge 0 ] 2> /dev/null || continue
+  if [ -z "$oldest" ] || [ "${20}" -lt "$oldest" ]; then oldest=${20} main=$pid; fi
+done
+for pass in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  alive=
+  for process in /proc/[0-9]*; do
+    pid=${process#/proc/}
+    [ "$pid" = 1 ] || [ "$pid" = "$$" ] || [ "$pid" = "$main" ] && continue
+    read -r stat 2> /dev/null < "$process/stat" || continue
+    case "${stat##*) }" in Z*) continue ;; esac
+    kill -KILL "$pid" 2> /dev/null && alive=yes
+  done
+  [ -z "$alive" ] && exit 0
+done
+exit 1
+"""
+"""Kills everything but the container's first processes: init, and the one that has run longest."""
+
+
 def run_argv(
     engine: str,
     settings: SandboxSettings,
@@ -71,3 +97,8 @@ def shell_argv(command: str) -> list[str]:
 def kill_argv(engine: str, name: str, mark: str) -> list[str]:
     """Kills every process of a command, which ending the client does not."""
     return [engine, "exec", name, "/bin/sh", "-c", _KILL, "sh", mark]
+
+
+def kill_all_argv(engine: str, name: str) -> list[str]:
+    """Kills whatever any command has left running, whatever it calls itself."""
+    return [engine, "exec", name, "/bin/sh", "-c", KILL_ALL]
