@@ -36,6 +36,7 @@ from hermes.sandbox.docker_args import (
     shell_argv,
 )
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
+from hermes.sandbox.guards import git_guard
 from hermes.sandbox.process import Process
 from hermes.sandbox.supervisor import Launch, ProcessResult, SandboxSupervisor
 from hermes.sandbox.workspace import Workspace
@@ -67,6 +68,7 @@ class DockerSandbox:
         self._engine = engine
         self._name = name
         self._supervisor = supervisor
+        self._repositories = () if workspace.fresh else git_guard.repositories(workspace.path)
         self._container: Process | None = None
 
     @classmethod
@@ -90,6 +92,7 @@ class DockerSandbox:
             self._name,
             self._owner,
             rootless=os.geteuid() != 0,
+            read_only=self._repositories,
         )
         container = await self._supervisor.start(_launch(argv, "container"), stdin=True)
         with suppress(TimeoutError):
@@ -141,6 +144,8 @@ class DockerSandbox:
             return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:
+        if not self._workspace.fresh:
+            git_guard.refuse_metadata(self._workspace.path, path, WORKSPACE)
         owner = self._owner if os.geteuid() == 0 else None
         try:
             await asyncio.to_thread(write_inside, self._workspace.path, path, data, WORKSPACE, owner)
@@ -158,6 +163,9 @@ class DockerSandbox:
 
     async def close(self) -> None:
         await self._supervisor.close()
+        if not self._workspace.fresh:
+            await asyncio.to_thread(git_guard.neutralise_new, self._workspace.path, self._repositories)
+            await asyncio.to_thread(self._workspace.drop_set_uid)
         await asyncio.to_thread(self._workspace.remove)
 
     async def _run(

@@ -63,8 +63,12 @@ def run_argv(
     user: tuple[int, int],
     *,
     rootless: bool,
+    read_only: Sequence[str] = (),
 ) -> list[str]:
-    """Starts the container and stays attached to it. `rootless`: Hermes itself does not run as root."""
+    """Starts the container and stays attached to it. `rootless`: Hermes itself does not run as root.
+
+    `read_only`: paths in the workspace that stay as they are.
+    """
     memory = f"{settings.memory_mb}m"
     argv = [engine, "run", "--interactive", "--rm", "--init", "--name", name, "--label", LABEL]
     argv += ["--network", "bridge" if settings.network else "none"]
@@ -73,6 +77,11 @@ def run_argv(
     argv += ["--pids-limit", str(settings.max_processes), "--memory", memory, "--memory-swap", memory]
     argv += ["--cpus", str(_MAX_CPUS), "--ulimit", f"cpu={settings.cpu_s}", "--ulimit", "core=0"]
     argv += ["--user", f"{user[0]}:{user[1]}", "--mount", f"type=bind,source={workspace},target={WORKSPACE}"]
+    for path in read_only:
+        if any(char in path for char in ',"\n'):  # they would end the value of an option
+            continue
+        target = f"{WORKSPACE}/{path}"
+        argv += ["--mount", f"type=bind,source={workspace / path},target={target},readonly"]
     argv += ["--workdir", WORKSPACE, "--env", f"HOME={WORKSPACE}", "--env", "LANG=C.UTF-8"]
     if Path(engine).name == "podman" and rootless:
         argv += ["--userns", f"keep-id:uid={user[0]},gid={user[1]}"]
