@@ -18,10 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from hermes.rl.supervise.plan import RunPlan
 from hermes.rollouts.compression import BadGzip, TooLarge, inflate
 from hermes.serving import HttpSettings, Listener, listen, serve_in_thread
 from hermes.serving.peers import owner_of
 from hermes.serving.protocol import MAX_HEAD_BYTES, LimitedHttpProtocol
+from tests.rl.test_plan import _run as rl_run
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the peer's user is known on Linux only")
@@ -231,3 +233,22 @@ def test_the_trajectory_api_answers_its_user_and_not_the_browser(api: str, tmp_p
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700  # parents too
     if os.geteuid() == 0 and sys.platform == "linux":
         assert "403 Forbidden" in as_other_user(api)
+
+
+def test_the_api_of_a_run_wants_the_runs_token(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    run = rl_run(tmp_path, port)
+    plan = RunPlan(run)
+    spec = plan._api()
+    token_file = run.folder / "api_token"
+    assert token_file.stat().st_mode & 0o777 == 0o600
+    assert RunPlan(run)._api().environ == spec.environ  # also after a restart of the supervisor
+    environ = {**os.environ, "HERMES_HOME": str(tmp_path), **spec.environ}
+    with subprocess.Popen(spec.command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout is not None
+        assert str(port) in process.stdout.readline()
+        assert status_of(f"http://127.0.0.1:{port}/status") == 401
+        assert status_of(f"http://127.0.0.1:{port}/scored_data", "POST") == 401
+        assert plan._api_status() is not None
+        process.terminate()

@@ -82,6 +82,9 @@ class LocalSandbox:
         """Refuses paths in `.git`: git executes what is configured there without approval."""
         await asyncio.to_thread(_write, self._absolute(path), data)
 
+    async def kill_all(self) -> None:
+        await self._supervisor.kill_all()  # a command's descendants end with it
+
     async def close(self) -> None:
         await self._supervisor.close()
         await asyncio.to_thread(self._workspace.remove)

@@ -56,6 +56,16 @@ class Workspace:
         if self.fresh and os.geteuid() == 0:
             os.chown(self.path, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
 
+    def drop_set_uid(self) -> None:
+        """Takes set-uid and set-gid from the files of a workspace that outlives its sandbox."""
+        for directory, _, names in os.walk(self.path):
+            for name in names:
+                path = Path(directory, name)
+                with suppress(OSError):
+                    mode = path.lstat().st_mode
+                    if stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID):
+                        path.chmod(stat.S_IMODE(mode) & 0o777)
+
     def remove(self) -> None:
         """Removes a fresh workspace, whatever the permissions of its contents.
 

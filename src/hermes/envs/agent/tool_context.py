@@ -30,6 +30,7 @@ from hermes.envs.agent.pending import SyncOrAwaitable, block_on
 from hermes.envs.agent.transfer import receive_dir, send_dir
 from hermes.errors import UsageError
 from hermes.sandbox import open_sandbox as new_sandbox
+from hermes.sandbox.base import end_processes
 from hermes.tools import registry
 from hermes.tools.execute import run_tool_call
 
@@ -62,7 +63,7 @@ class ToolContext:
     @classmethod
     async def after(cls, bench: Workbench) -> ToolContext:
         """The context of a finished rollout; processes it left running are killed first."""
-        await asyncio.gather(*(process.kill() for process in bench.processes.values()))
+        await end_processes(bench.sandbox, bench.processes.values())
         return cls(bench)
 
     def blocking(self) -> ToolContext:
