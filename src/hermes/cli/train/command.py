@@ -107,7 +107,7 @@ _RL = (
     ),
     click.option(
         "--eval-patience",
-        type=_POSITIVE,
+        type=POSITIVE,
         help="Stop after so many evaluations without a new best; default: never.",
     ),
     click.option(
