@@ -15,6 +15,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from hermes.disk.files import read_text
@@ -65,7 +66,7 @@ class OveroptimisationGuard:
 
     def _noise(self, values: list[float]) -> float:
         """A difference of two windows that is no chance."""
-        changes = [abs(new - old) for old, new in zip(values, values[1:], strict=False)]
+        changes = [abs(new - old) for old, new in pairwise(values)]
         return _NOISE_UNITS * statistics.median(changes) / math.sqrt(self.window)
 
 
