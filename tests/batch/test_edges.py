@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,54 @@ def test_a_torn_last_line_is_owed_again_and_nothing_else_is(tmp_path: Path) -> N
         f"The answer is {2 * number}." for number in range(6)
     ]
     assert len(list(read_journal(tmp_path / "data/run/journal"))) == 6
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten"])
+def test_entries_that_disappear_from_the_journal_during_the_run_are_run_again(
+    tmp_path: Path, damage: str
+) -> None:
+    """Every planned sample is a row: what the workers reported does not count, what the journal has does."""
+    write_tasks(tmp_path, 20)
+    damaged: list[int] = []
+
+    def damage_the_journal(body: dict[str, Any]) -> Reply:
+        segments = list((tmp_path / "data/run/journal").glob("*.jsonl"))
+        content = {path: path.read_bytes() for path in segments}
+        if not damaged and sum(data.count(b"\n") for data in content.values()) >= 8:
+            for path, data in content.items():
+                damaged.append(len(data))
+                if damage == "truncated":
+                    os.truncate(path, len(data) // 2)
+                else:
+                    with path.open("r+b") as file:
+                        file.seek(len(data) // 3)
+                        file.write(b"\0" * 20)
+        return solve(body)
+
+    with FakeProvider(damage_the_journal) as provider:
+        done = hermes(tmp_path, *command(tmp_path, provider, "--concurrency", "2"))
+        assert len(provider.posts) > 40, "the lost samples were paid for again"
+    assert damaged
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["planned"], report["finished"], report["rows"], report["failed"]) == (20, 20, 20, {})
+    assert [row["conversations"][-1]["value"] for row in rows(tmp_path)] == [
+        f"The answer is {2 * number}." for number in range(20)
+    ]
+
+
+def test_entries_that_disappear_every_time_are_failures(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 4)
+
+    def empty_the_journal(body: dict[str, Any]) -> Reply:
+        for path in (tmp_path / "data/run/journal").glob("*.jsonl"):
+            os.truncate(path, 0)
+        return solve(body)
+
+    with FakeProvider(empty_the_journal) as provider:
+        done = hermes(tmp_path, *command(tmp_path, provider, "--num-workers", "1", "--concurrency", "1"))
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["rows"] == report["finished"] < 4
+    assert report["failed"] == {"JournalDamaged": 4 - report["finished"]}
+    assert len(rows(tmp_path, file="failed.jsonl")) == 4 - report["finished"]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tests.cli.process import failure, hermes
+from tests.cli.terminal import hermes_terminal
 from tests.skills.conftest import skill_text
 
 
@@ -39,14 +40,24 @@ def test_view_prints_the_skill_and_its_files(tmp_path: Path) -> None:
 
 
 def test_install_shows_the_contents_and_asks_first(tmp_path: Path) -> None:
-    directory = source(tmp_path, skill_text("kiln"))
+    directory = source(tmp_path, skill_text("kiln", body="Heat it.\x1b[8m Hidden."))
     home = tmp_path / "home"
-    refused = hermes(home, "skills", "install", str(directory), stdin="n\n")
-    assert refused.returncode == 1
-    assert "SKILL.md" in refused.stdout and not (home / "skills").exists()
-    done = hermes(home, "skills", "install", str(directory), stdin="y\n")
-    assert done.returncode == 0
-    assert f"installed kiln in {home}/skills/kiln" in done.stdout
+    home.mkdir()
+    for reply, installed in (("n", False), ("", False), ("y", True)):
+        with hermes_terminal(home, "skills", "install", str(directory)) as terminal:
+            terminal.expect(r"Heat it.<U\+001B>\[8m Hidden")
+            terminal.expect("SKILL.md")
+            terminal.expect(r"Install it\? \[y/N\]: ")
+            terminal.line(reply)
+            assert (terminal.wait() == 0) is installed
+        assert (home / "skills/kiln").exists() is installed
+
+
+def test_an_answer_from_a_pipe_is_nobody_s(tmp_path: Path) -> None:
+    directory = source(tmp_path, skill_text("kiln"))
+    refused = hermes(tmp_path / "home", "skills", "install", str(directory), stdin="y\n")
+    assert refused.returncode == 2 and "nobody can be asked" in refused.stderr
+    assert not (tmp_path / "home/skills").exists()
 
 
 def test_install_prints_one_json_object(tmp_path: Path) -> None:
@@ -78,7 +89,7 @@ def test_terminal_sequences_in_a_skill_are_not_printed(tmp_path: Path) -> None:
     directory = source(tmp_path, skill_text("kiln", body=body))
     shown = hermes(tmp_path / "home", "skills", "install", str(directory), "--yes").stdout
     shown += hermes(tmp_path / "home", "skills", "view", "kiln").stdout
-    assert "red text" in shown
+    assert "red text" in shown and "red <U+001B>[31mtext<U+001B>]0;title<U+0007> <U+202E>back" in shown
     assert not {char for char in shown if not char.isprintable()} - {"\n"}
 
 

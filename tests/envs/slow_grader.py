@@ -16,6 +16,11 @@ def never_ends() -> None:
         time.sleep(0.01)
 
 
+def calculates() -> None:
+    while True:
+        pass
+
+
 def dies() -> None:
     os._exit(3)
 

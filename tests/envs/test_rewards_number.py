@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hermes.envs.rewards.mathematics import MathGrader, final_answer
 from hermes.envs.rewards.number import numeric
 from hermes.envs.rewards.result import GraderError
-from hermes.envs.rewards.worker import GraderProcess
+from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
 
 
 @pytest.mark.parametrize(
@@ -126,24 +126,27 @@ def test_the_last_box_counts_with_its_inner_braces() -> None:
     assert final_answer(r"\boxed{1} and \boxed{\frac{a}{b}} end") == r"\frac{a}{b}"
 
 
-def worker(timeout_s: float = 30.0) -> AbstractContextManager[GraderProcess]:
-    return closing(GraderProcess("tests.envs.slow_grader", timeout_s=timeout_s))
+def worker(timeout_s: float = 30.0, wall_s: float | None = None) -> AbstractContextManager[GraderProcess]:
+    return closing(GraderProcess("tests.envs.slow_grader", timeout_s=timeout_s, wall_s=wall_s))
+
+
+def test_a_grader_that_raises_or_stalls_has_failed_and_the_next_call_is_answered() -> None:
+    with worker(wall_s=2.0) as opened:
+        with pytest.raises(GraderError, match="timed out"):
+            opened.call("never_ends")
+        with pytest.raises(GraderError, match="ValueError: no such thing") as raised:
+            opened.call("raises")
+        assert not isinstance(raised.value, EvaluationExhaustedError)
+        assert opened.call("double", number=21) == 42
 
 
 @pytest.mark.parametrize(
-    ("function", "why", "timeout_s"),
-    [
-        ("never_ends", "timed out", 3.0),
-        ("dies", "died", 30.0),
-        ("raises", "ValueError: no such thing", 30.0),
-        ("eats_memory", "MemoryError", 30.0),
-    ],
+    ("function", "why"),
+    [("calculates", "SIGXCPU"), ("dies", "exit code 3"), ("eats_memory", "MemoryError")],
 )
-def test_a_worker_that_fails_is_the_graders_failure_and_the_next_question_is_answered(
-    function: str, why: str, timeout_s: float
-) -> None:
-    with worker(timeout_s) as opened:
-        with pytest.raises(GraderError, match=why):
+def test_a_text_that_uses_up_time_or_memory_is_told_from_a_failing_grader(function: str, why: str) -> None:
+    with worker(1.0) as opened:
+        with pytest.raises(EvaluationExhaustedError, match=why):
             opened.call(function)
         assert opened.call("double", number=21) == 42
 

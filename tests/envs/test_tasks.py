@@ -24,7 +24,7 @@ from hermes.envs.tasks.functions.requests import functions_of, make_request
 from hermes.envs.tasks.instructions import instruction
 from hermes.envs.tasks.jobs.checks import FileIs, TerminalJob, grade_job
 from hermes.envs.tasks.jobs.kinds import make_job
-from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, extract_answer, is_plain, puzzles
+from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, extract_answer, puzzles
 from hermes.envs.tasks.split import Split, distinct, draw, split_of
 from hermes.envs.tasks.word_problems import word_problem
 from hermes.errors import UsageError
@@ -328,19 +328,7 @@ def test_the_scorers_that_evaluate_are_the_ones_that_are_guarded() -> None:
             call.partition("(")[0].endswith("parse_expr") and "answer" in call for call in calls
         ):
             found.add(name)
-    assert found <= EVALUATING
-
-
-def test_plain_data_and_arithmetic_pass_the_guard() -> None:
-    for answer in (
-        "3 + 4*(2 - 1)",
-        "[[1, 0], [0, 1]]",
-        "x**2/2 + C",
-        "['A', 'B']",
-        "1 2 3\n4 5 6",
-        "sin(x) + 2.5",
-    ):
-        assert is_plain(answer), answer
+    assert found <= EVALUATING.keys()
 
 
 def test_the_last_tagged_answer_counts_and_without_tags_the_text() -> None:

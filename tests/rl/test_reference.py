@@ -71,6 +71,7 @@ LOCKED = (
     *("eval_limit_ratio", "lora_rank", "learning_rate", "max_token_trainer_length", "checkpoint_dir"),
     *("save_checkpoint_interval", "model_name", "base_url", "api_key", "num_requests_for_eval", "timeout"),
     *("server_type", "slurm", "testing", "base_model"),
+    *("data_path_to_save_groups", "data_dir_to_save_evals", "terminal_backend"),  # added to the reference
 )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import struct
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,7 @@ LONG = b',"inference_logprobs":' + json.dumps([[0.125] * 300_000]).encode() + b"
 """Makes a batch of four groups larger than what the kernel buffers between two sockets."""
 
 
-def fill(api: Client, count: int, *, large: bool = False, **more: int) -> None:
+def fill(api: Client, count: int, *, large: bool = False, **more: int | str) -> None:
     for mark in range(count):
         body = json.dumps(group(mark=mark, **more)).encode()
         answer = api.ask("POST", "/scored_data", raw=body[:-1] + LONG if large else body)
@@ -45,6 +47,12 @@ def lost(api: Client) -> int:
 
 def outstanding(api: Client) -> int:
     return int(api.get("/status")["leases"]["outstanding"])
+
+
+def refused(api: Client) -> bool:
+    """Whether the server no longer listens."""
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", api.port)) != 0
 
 
 def close_unread(connection: socket.socket) -> None:
@@ -105,6 +113,55 @@ def test_a_batch_that_was_read_to_the_end_is_never_served_again(api: Client) -> 
     until(lambda: outstanding(api) == 0)
     assert lost(api) == 0
     assert api.batch() is None
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_a_batch_that_is_read_while_the_server_shuts_down_is_not_served_again(
+    launch: Launch, tmp_path: Path, large: bool
+) -> None:
+    """The large one is still being sent; the other is in the server's kernel, with its response complete."""
+    server = launch(state_dir=tmp_path)
+    api = server.client
+    api.register()
+    fill(api, 4, large=large, images="x" * 50_000)
+    with raw_get(api) as connection:
+        until(lambda: outstanding(api) == 1)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: refused(api))
+        received = b""
+        while piece := connection.recv(1 << 16):
+            received += piece
+    assert received.endswith(b'"redelivered": 0}')
+    server.process.wait()
+    again = launch(state_dir=tmp_path).client
+    assert (again.batch(), lost(again)) == (None, 0)
+
+
+def test_a_batch_that_nobody_reads_does_not_hold_up_the_shutdown_and_is_served_again(
+    launch: Launch, tmp_path: Path
+) -> None:
+    server = launch(state_dir=tmp_path)
+    server.client.register()
+    fill(server.client, 4, large=True)
+    with raw_get(server.client):
+        until(lambda: outstanding(server.client) == 1)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait()
+    assert marks(launch(state_dir=tmp_path).client.batch()) == [0, 1, 2, 3]
+
+
+def test_pipelined_requests_for_batches_are_all_settled(api: Client) -> None:
+    api.register()
+    fill(api, 12)
+    request = b"GET /batch HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", api.port)) as connection:
+        connection.sendall(request * 3)
+        received = b""
+        while received.count(b"lease_id") < 3:
+            received += connection.recv(1 << 16)
+        connection.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: outstanding(api) == 0)
+    assert lost(api) == 0
 
 
 def test_on_a_connection_that_is_kept_the_next_request_tells_that_the_batch_arrived(api: Client) -> None:

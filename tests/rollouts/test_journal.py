@@ -130,6 +130,43 @@ async def test_a_file_cut_anywhere_gives_the_state_of_the_last_change_that_is_wh
         assert recovered.locations.keys() == {group.id for group in recovered.state.groups()}
 
 
+async def test_a_post_that_was_cut_and_is_sent_again_is_stored_once(tmp_path: Path) -> None:
+    """Its key and each of its groups are separate records: a crash may leave any number of them."""
+    journal, service = await opened(tmp_path)
+    await service.register(Registration(**RUN))
+    path = list_segments(tmp_path)[-1]
+    before = path.stat().st_size
+    await service.intake.post([incoming(mark) for mark in range(3)], many=True, key="a list")
+    await service.intake.post([incoming(7)], many=False, key="one group")
+    await journal.close()
+    whole = path.read_bytes()
+    for length in range(before, len(whole) + 1, 7):
+        for segment in list_segments(tmp_path):
+            segment.unlink()
+        path.write_bytes(whole[:length])
+        journal, service = await opened(tmp_path)
+        assert service.state.queue.groups in (0, 3, 4), "a part of a post"
+        await service.intake.post([incoming(mark) for mark in range(3)], many=True, key="a list")
+        await service.intake.post([incoming(7)], many=False, key="one group")
+        readers = journal.readers(group.id for group in service.state.queue)
+        assert sorted(json.loads(reader())["mark"] for reader in readers) == [0, 1, 2, 7]
+        await journal.close()
+
+
+async def test_a_cut_list_without_a_key_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
+    journal, service = await opened(tmp_path)
+    path = list_segments(tmp_path)[-1]
+    before = path.stat().st_size
+    await service.intake.post([incoming(mark) for mark in range(3)], many=True, key=None)
+    await journal.close()
+    whole = path.read_bytes()
+    for length in range(before, len(whole), 11):
+        path.write_bytes(whole[:length])
+        assert recover(tmp_path, 0.0).state.kept_groups == 0
+    path.write_bytes(whole)
+    assert recover(tmp_path, 0.0).state.kept_groups == 3
+
+
 async def test_damage_before_the_end_is_an_error_and_not_a_smaller_queue(tmp_path: Path) -> None:
     await a_run(tmp_path)
     journal, _ = await opened(tmp_path)

@@ -66,17 +66,30 @@ class Load:
                     return
                 time.sleep(0.02)
 
-    def post(self, mark: int, **headers: str) -> bool:
+    def post_lists_until_told(self) -> None:
+        while not self.stopping.is_set():
+            marks = [next(self.numbers) for _ in range(random.randint(2, 20))]
+            while not self.post(*marks, Idempotency_Key=f"list from {marks[0]}"):
+                if self.stopping.is_set():
+                    return
+                time.sleep(0.02)
+
+    def post(self, *marks: int, **headers: str) -> bool:
         with self.lock:
-            self.posted.setdefault(mark, False)
+            for mark in marks:
+                self.posted.setdefault(mark, False)
+        groups = [group(mark=mark, images="x" * 3000) for mark in marks]
         try:
-            answer = self.client.post("/scored_data", group(mark=mark, images="x" * 3000), **headers)
+            if len(groups) == 1:
+                answer = self.client.post("/scored_data", groups[0], **headers)
+            else:
+                answer = self.client.post("/scored_data_list", groups, **headers)
         except GONE:
             time.sleep(0.01)
             return False
         assert answer["status"] == "received"
         with self.lock:
-            self.posted[mark] = True
+            self.posted.update(dict.fromkeys(marks, True))
             self.taken += 1
         return True
 
@@ -132,7 +145,8 @@ def kill_often(kills: int, directory: Path) -> tuple[Load, dict[str, Any]]:
     load = Load(port)
     process = start(port, directory)
     load.client.register(batch_size=8)
-    roles = (load.post_and_forget, load.post_until_told, load.train, load.train_with_leases)
+    posters = (load.post_and_forget, load.post_until_told, load.post_lists_until_told)
+    roles = (*posters, load.train, load.train_with_leases)
     threads = [threading.Thread(target=load.play, args=(role,)) for role in roles]
     for thread in threads:
         thread.start()

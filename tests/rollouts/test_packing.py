@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hermes.rollouts.core.buffer import Buffer
 from hermes.rollouts.core.packing import Demand, choose, no_batch_reason
 from hermes.rollouts.core.queue import Queue, QueuedGroup, QueueEntry
+from tests.rollouts.sums import sums_of
 
 
 def groups_of(*sizes: int, env_id: int | None = None, first: int = 0) -> list[QueuedGroup]:
@@ -112,6 +113,7 @@ def test_batches_are_exact_first_in_first_out_and_as_the_rules_say(
             assert literal in ([], batch)
         if not batch:
             assert no_batch_reason(queue.lanes, demand)
+            assert minimums or batch_size not in sums_of(group.size for group in left)
             return
         assert sum(group.size for group in batch) == batch_size
         assert len(set(batch)) == len(batch)
@@ -140,6 +142,17 @@ def test_batches_are_exact_first_in_first_out_and_as_the_rules_say(
 )
 def test_what_fits_is_served_and_the_rest_waits(sizes: tuple[int, ...], expected: list[int]) -> None:
     assert [group.id for group in choose(Queue(groups_of(*sizes)).lanes, Demand(8))] == expected
+
+
+def test_a_batch_is_found_where_the_order_of_arrival_leaves_room_that_nothing_fills() -> None:
+    ten_threes_first = Queue(groups_of(*[3] * 95, *[4] * 2))
+    batch = choose(ten_threes_first.lanes, Demand(32))
+    assert [group.size for group in batch].count(4) == 2
+    assert [group.id for group in batch] == [*range(8), 95, 96], "the oldest of each size"
+    with_a_share = Queue([*groups_of(*[3] * 40, env_id=0), *groups_of(*[4] * 5, env_id=1, first=50)])
+    shared = choose(with_a_share.lanes, Demand(32, {0: 0.5}))
+    assert sum(group.size for group in shared) == 32
+    assert sum(group.size for group in shared if group.env_id == 0) >= 16
 
 
 @pytest.mark.parametrize(("slow_groups", "expected"), [(3, [10, 11, 0, 1]), (1, [10, 0, 1, 2]), (0, [])])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,6 +19,7 @@ from hermes.rollouts.core.snapshot import describe, restore
 from hermes.rollouts.core.state import ApiState
 from hermes.rollouts.schema import EnvRegistration, Registration
 from tests.rollouts.conftest import ENV, RUN
+from tests.rollouts.sums import sums_of
 
 SIZE = st.sampled_from([0, 1, 2, 2, 2, 3, 4, 4, 8, 9])
 
@@ -152,6 +156,9 @@ def figures_by_formula(state: ApiState, env_id: int) -> dict[str, object]:
     for other, count in sequences.items():
         share = demand.minimums.get(other, 0.0) if other is not None else 0.0
         others += max(0, math.ceil(count / largest) * largest - int(demand.batch_size * share))
+    sums = sums_of(group.size for group in queued)
+    if 0 < demand.batch_size <= max(sums) and demand.batch_size not in sums:
+        own = others = 0
     connected = [env.registration for env in state.envs.values() if env.connected]
     total = sum(env.max_token_length * max(0.0, env.weight) for env in connected)
     weight = wanted.max_token_length * max(0.0, wanted.weight) / total if total > 0 else 0.0
@@ -198,6 +205,54 @@ def test_set_aside_groups_do_not_pause_environments() -> None:
     for group_id in range(50):
         state.accept(QueuedGroup(group_id, None, 9, 10, 0.0))
     assert Shares(state).figures(0)["queue_size"] == 0
+
+
+def test_a_queue_that_does_not_add_up_to_a_batch_does_not_pause_environments() -> None:
+    state = ApiState()
+    state.register(Registration(**{**RUN, "batch_size": 32}))
+    state.start()
+    state.register_env(EnvRegistration(**{**ENV, "group_size": 4}), 0.0)
+    shares = Shares(state)
+    for group_id in range(105):
+        state.accept(QueuedGroup(group_id, None, 3, 10, 0.0))
+    assert state.lease_batch(None) is None
+    assert "do not add up to a batch of 32" in state.no_batch_reason()
+    assert shares.figures(0)["queue_size"] == 0
+    for group_id in (200, 201):
+        state.accept(QueuedGroup(group_id, 0, 4, 10, 0.0))
+    assert shares.figures(0)["queue_size"] > 32
+    lease = state.lease_batch(None)
+    assert lease is not None
+    assert sum(group.size for group in lease.groups) == 32
+
+
+@pytest.mark.parametrize("batch_size", [8, 11, 32])
+@pytest.mark.parametrize("sizes", [(3, 1, 4), (3, 4), (2, 5, 7), (8,), (5, 6)])
+def test_neither_side_waits_for_the_other_for_ever(sizes: tuple[int, ...], batch_size: int) -> None:
+    """Environments pause while the queue holds two batches; a trainer that finds no batch has one running."""
+    state = ApiState()
+    state.register(Registration(**{**RUN, "batch_size": batch_size}))
+    state.start()
+    for size in sizes:
+        state.register_env(EnvRegistration(**{**ENV, "group_size": size}), 0.0)
+    if not state.demand().fitting(sizes):
+        return  # no group of these sizes makes a batch: the trainer is told so
+    shares, rng, ids = Shares(state), random.Random(0), itertools.count()
+    waited = 0
+    while state.step < 50:
+        for env_id, size in enumerate(sizes):
+            figures = shares.figures(env_id)
+            if figures["queue_size"] * size < 2 * batch_size:
+                parts = [size] if rng.random() < 0.5 or size == 1 else [1, size - 1]
+                for part in parts:
+                    state.accept(QueuedGroup(next(ids), env_id, part, 10, 0.0))
+        lease = state.lease_batch(None)
+        if lease is None:
+            waited += 1
+            assert waited < 50, state.no_batch_reason()
+        else:
+            waited = 0
+            state.finish(lease.id)
 
 
 def test_a_reset_gives_lease_ids_that_were_never_used() -> None:

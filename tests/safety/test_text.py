@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.safety.text import clip, printable
+from hermes.safety.text import clip, printable, visible
 
 
 def test_colours_titles_and_cursor_movements_are_removed() -> None:
@@ -62,3 +62,7 @@ def test_the_note_counts_what_is_missing() -> None:
     assert note == f"[{1000 - len(head) - len(tail)} characters left out]"
     assert text.startswith(head)
     assert text.endswith(tail)
+
+
+def test_what_a_model_is_about_to_do_keeps_what_a_sequence_contains() -> None:
+    assert visible("ls \x1b]; rm x\x07 \x9b2K\u202e") == "ls \\e]; rm x\\x07 \\x9b2K\\u202e"

@@ -120,7 +120,7 @@ async def test_python_and_the_system_programs_work_inside(bubblewrap: Sandbox) -
         "python3 -c 'import json, ssl, sqlite3, multiprocessing as m; m.Lock(); print(1)'; id -un"
     )
     assert result.output == "1\nagent\n"
-    assert (await bubblewrap.run("command -v python3")).output.strip() == f"{sys.prefix}/bin/python3"
+    assert (await bubblewrap.run("command -v python3")).output.strip() == f"{sys.base_prefix}/bin/python3"
 
 
 async def test_the_environment_is_made_up(bubblewrap: Sandbox) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from hermes.config.settings import SandboxSettings
 from hermes.errors import SandboxError
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
+from hermes.sandbox.guards.bare_python import bare_python
 from tests.sandbox.conftest import BACKENDS, Marker, need
 
 
@@ -83,7 +83,7 @@ async def test_bytes_that_are_no_text_are_replaced(sandbox: Sandbox) -> None:
 
 async def test_a_command_has_no_open_files_but_its_own_three(sandbox: Sandbox) -> None:
     script = "import os; print(sorted(os.listdir('/proc/self/fd')))"
-    output = (await sandbox.run(f'{sys.executable} -I -S -c "{script}"')).output
+    output = (await sandbox.run(f'{bare_python().executable} -I -S -c "{script}"')).output
     assert output == "['0', '1', '2', '3']\n"  # 3 is the listing itself
 
 
@@ -193,11 +193,11 @@ async def test_background_processes_have_ids_and_exit_codes_of_their_own(sandbox
 async def test_a_server_in_the_background_can_be_reached_by_the_next_command(sandbox: Sandbox) -> None:
     serve = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler); "
     serve += "open('port', 'w').write(str(s.server_port) + chr(10)); s.serve_forever()"
-    process = await sandbox.start(f'{sys.executable} -u -c "{serve}"')
+    process = await sandbox.start(f'{bare_python().executable} -u -c "{serve}"')
     fetch = "import urllib.request as u; port = open('port').read().strip(); "
     fetch += "print(u.urlopen(f'http://127.0.0.1:{port}/port').status)"
     wait = "until [ -s port ]; do sleep 0.05; done"
-    assert (await sandbox.run(f'{wait}; {sys.executable} -c "{fetch}"')).output == "200\n"
+    assert (await sandbox.run(f'{wait}; {bare_python().executable} -c "{fetch}"')).output == "200\n"
     await process.kill()
 
 

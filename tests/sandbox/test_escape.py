@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hermes.config.settings import SandboxSettings
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.docker import find_engine
+from hermes.sandbox.guards.bare_python import bare_python
 from tests.sandbox.conftest import Marker, need
 from tests.sandbox.probes import CANARY, PROBES, Probe, World
 
@@ -57,7 +57,7 @@ async def pair(world: World) -> AsyncIterator[tuple[Sandbox, Sandbox]]:
             await sandbox.close()
 
 
-async def reaches(sandbox: Sandbox, script: str, python: str = sys.executable) -> bool:
+async def reaches(sandbox: Sandbox, script: str, python: str = bare_python().executable) -> bool:
     await sandbox.write_file("probe.py", script.encode())
     result = await sandbox.run(f"{python} -I -S probe.py", timeout_s=30)
     assert not result.timed_out
@@ -154,7 +154,7 @@ async def test_a_fork_bomb_ends_with_its_time_out(pair: tuple[Sandbox, Sandbox],
     )
     for sandbox in pair:
         await sandbox.write_file("bomb.py", bomb.encode())
-        result = await sandbox.run(f"mkdir started; {sys.executable} -I -S bomb.py", timeout_s=2)
+        result = await sandbox.run(f"mkdir started; {bare_python().executable} -I -S bomb.py", timeout_s=2)
         assert result.timed_out
         assert marker.running() == []
         assert (await sandbox.run("echo still here")).output == "still here\n"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from hermes.agent.build import RolloutPlan, new_header, open_agent, prepare_opening
 from hermes.agent.loop import AgentLoop
 from hermes.agent.memory import strip_memory
-from hermes.agent.rating import make_rating
+from hermes.agent.rating import make_choice, make_rating
 from hermes.config.load import Config
 from hermes.core import Message, Rating, Relation, Role, Source, Step, StepKind, new_id
 from hermes.errors import UsageError
@@ -43,6 +43,8 @@ class Conversation:
         self._stack = AsyncExitStack()
         self._loop: AgentLoop | None = None
         self._last_answer: int | None = None
+        self._first_try: tuple[str, int] | None = None
+        """Trajectory and step of the answer that the last retry did again."""
 
     async def __aenter__(self) -> Conversation:
         await self._open()
@@ -62,6 +64,7 @@ class Conversation:
 
     async def send(self, text: str) -> AsyncIterator[Step]:
         """One turn. How it ended is in `loop.outcome`."""
+        self._first_try = self._first_try if self._last_answer is None else None
         async for step in self.loop.turn(Message.user(text)):
             if step.kind is StepKind.MODEL:
                 self._last_answer = step.index
@@ -75,7 +78,9 @@ class Conversation:
             raise UsageError("there is nothing to retry yet", "ask something first")
         last = user_indices[-1]
         question = history[last].content
+        first_try = None if self._last_answer is None else (self.trajectory_id, self._last_answer)
         await self._continue(history[:last], Relation.RETRY)
+        self._first_try = first_try
         async for step in self.send(question):
             yield step
 
@@ -98,6 +103,14 @@ class Conversation:
         await asyncio.wrap_future(self._writer.add_rating(rating))
         return rating
 
+    async def compare_retry(self, *, better: bool) -> Rating:
+        """Rates the retry against the answer before it; the rating is durable when this returns."""
+        if self._first_try is None or self._last_answer is None:
+            raise UsageError("there is no retry to compare", "/retry answers the last message again")
+        rating = make_choice(self.trajectory_id, self._last_answer, *self._first_try, better=better)
+        await asyncio.wrap_future(self._writer.add_rating(rating))
+        return rating
+
     async def forget(self, fact_id: str) -> None:
         """Removes a fact from the memory; conversations that begin later do not see it."""
         await asyncio.wrap_future(self._writer.remove_fact(fact_id))
@@ -112,6 +125,7 @@ class Conversation:
     ) -> None:
         self._stack = AsyncExitStack()
         self._last_answer = None
+        self._first_try = None
         header = replace(
             new_header(self._source, self.model),
             session_id=self.session_id,

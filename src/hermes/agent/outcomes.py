@@ -28,6 +28,8 @@ def from_answer(message: Message, call: ModelCall) -> Outcome | None:
         return None
     if call.finish_reason == "content_filter":
         return Outcome(StopReason.FILTERED, Boundary.PROVIDER, detail="the provider withheld the answer")
+    if not message.content.strip():
+        return Outcome(StopReason.EMPTY, Boundary.MODEL, detail="the answer has no text and calls no tool")
     return COMPLETED
 
 

@@ -1,4 +1,4 @@
-"""Ratings from the verdicts that users type."""
+"""Ratings from the verdicts that users type in a chat."""
 
 from __future__ import annotations
 
@@ -29,4 +29,22 @@ def make_rating(
         created_at_ms=time.time_ns() // 1_000_000,
         step_index=step_index,
         comment=comment,
+    )
+
+
+def make_choice(
+    trajectory_id: str, step_index: int, other_id: str, other_step: int, *, better: bool = True
+) -> Rating:
+    """The answer at `step_index` against the one at `other_step`, which was shown first."""
+    return Rating(
+        id=new_id(),
+        trajectory_id=trajectory_id,
+        kind=RatingKind.PAIR,
+        value=1.0 if better else -1.0,
+        rater=getpass.getuser(),
+        created_at_ms=time.time_ns() // 1_000_000,
+        other_id=other_id,
+        step_index=step_index,
+        other_step=other_step,
+        shown_first=other_id,
     )

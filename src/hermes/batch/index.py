@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
-from hermes.batch.journal import SampleEntry, SampleState
+from hermes.batch.journal import SampleEntry, SampleState, read_segment
 from hermes.batch.plan import SampleKey
 from hermes.batch.tasks import TaskRow
 
@@ -87,13 +87,8 @@ class JournalIndex:
             yield key, self._read(self._strays[key])
 
     def _scan(self, segment: int) -> None:
-        offset = 0
-        with self._paths[segment].open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # torn: never acknowledged
-                self._note(SampleEntry.from_json(json.loads(line)), EntryPosition(segment, offset))
-                offset += len(line)
+        for offset, entry in read_segment(self._paths[segment]):
+            self._note(entry, EntryPosition(segment, offset))
 
     def _note(self, entry: SampleEntry, position: EntryPosition) -> None:
         key = SampleKey(entry.key, entry.sample)

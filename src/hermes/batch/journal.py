@@ -2,13 +2,15 @@
 
 Each worker appends to its own segment (`journal/<worker>.jsonl`), so there is no lock, and a killed worker
 can only have torn the last line of its own segment. Readers ignore a torn last line; acknowledged entries are
-before it. A sample in two segments (a worker was wrongly considered dead) counts once: the first entry in
-segment order is used.
+before it. They also ignore a line that is no entry (the disk, or another program, damaged the file): its
+sample then has no entry and runs again. A sample in two segments (a worker was wrongly considered dead)
+counts once: the first entry in segment order is used.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -19,6 +21,8 @@ from hermes.core import JSONObject
 from hermes.disk import appendlog
 from hermes.errors import HostError
 from hermes.store.group_commit import GroupCommit
+
+_logger = logging.getLogger(__name__)
 
 
 class SampleState(StrEnum):
@@ -95,8 +99,19 @@ def read_states(folder: Path) -> Iterator[SampleEntry]:
 def read_journal(folder: Path) -> Iterator[SampleEntry]:
     """Every entry of every segment, in segment order; torn last lines are ignored."""
     for path in sorted(folder.glob("*.jsonl")):
-        for line in appendlog.read_lines(path):
-            yield SampleEntry.from_json(json.loads(line))
+        for _, entry in read_segment(path):
+            yield entry
+
+
+def read_segment(path: Path) -> Iterator[tuple[int, SampleEntry]]:
+    """The entries of one segment, each with the offset of its line."""
+    for offset, line in appendlog.read_lines_at(path):
+        try:
+            entry = SampleEntry.from_json(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            _logger.warning("%s: the line at byte %d is damaged and is ignored", path, offset)
+            continue
+        yield offset, entry
 
 
 def cut_torn_tails(folder: Path) -> int:

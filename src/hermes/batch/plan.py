@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,9 +44,9 @@ def unfinished_samples(
     rows: Sequence[TaskRow], samples_per_prompt: int, progress: PlanProgress
 ) -> list[SampleKey]:
     """Every planned sample without a terminal entry, all first samples before all second ones."""
-    return [
-        key
-        for sample in range(samples_per_prompt)
-        for row in rows
-        if (key := SampleKey(row.key, sample)) not in progress.finished
-    ]
+    return [key for key in planned_samples(rows, samples_per_prompt) if key not in progress.finished]
+
+
+def planned_samples(rows: Sequence[TaskRow], samples_per_prompt: int) -> Iterator[SampleKey]:
+    """All first samples before all second ones."""
+    return (SampleKey(row.key, sample) for sample in range(samples_per_prompt) for row in rows)

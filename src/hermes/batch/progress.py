@@ -154,6 +154,13 @@ class BatchProgress:
             self._in_flight -= lost
             self._gauges.pop(worker or "", None)
 
+    def entry_lost(self, state: SampleState | None) -> None:
+        """A finished sample has no entry in the journal any more: it runs again, or has failed."""
+        with self._lock:
+            self._before -= state is None
+            self._done -= state is SampleState.DONE
+            self._filtered -= state is SampleState.FILTERED
+
     def snapshot(self) -> Snapshot:
         with self._lock:
             return self._snapshot(self._clock())

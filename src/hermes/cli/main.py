@@ -56,11 +56,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "What the agent remembers across sessions: list, show, add, remove.",
     ),
     "models": ("hermes.cli.setup.models:models", "List the providers and the bundled model."),
+    "improve": (
+        "hermes.cli.policy.improve:improve",
+        "Learn from new ratings and promote the policy only if it is better.",
+    ),
+    "policy": (
+        "hermes.cli.policy.command:policy",
+        "Policies: list, show, promote, rollback, compare, serve.",
+    ),
     "quickstart": (
         "hermes.cli.quickstart:quickstart",
         "The whole loop, with real training, on the bundled model: CPU only, no key.",
     ),
-    "rate": ("hermes.cli.data.rate:rate", "Rate a trajectory."),
+    "rate": (
+        "hermes.cli.rating.command:rate",
+        "Rate trajectories: one, two against each other, a queue; and how raters agree.",
+    ),
     "reward": (
         "hermes.cli.train.reward:reward",
         "Reward models: serve them over HTTP, score answers with them.",
@@ -76,6 +87,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.data.trajectories:trajectories",
         "List, show, search and compare what was recorded.",
     ),
+    "web": ("hermes.cli.web:web", "The web app: read, rate and watch in a browser."),
 }
 
 

@@ -12,7 +12,7 @@ import click
 from hermes.cli.tables import columns
 from hermes.core import Message, Rating, Reward, Step, StepKind, ToolCall, Trajectory
 from hermes.data.diff import Difference
-from hermes.safety.text import clip, printable
+from hermes.safety.text import clip, printable, visible
 from hermes.store import SearchHit, Summary
 from hermes.store.stats import Stats
 
@@ -91,7 +91,7 @@ def call_text(call: ToolCall) -> str:
     except ValueError as error:
         return f"{printable(call.name)} malformed ({printable(str(error))}): {fold(call.arguments)}"
     text = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
-    return printable(f"{call.name}({text})")
+    return visible(f"{call.name}({text})")
 
 
 def _notes(step: Step) -> str:

@@ -66,10 +66,17 @@ class AppendLog:
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """The complete lines, in order and without their newlines."""
+    return (line for _, line in read_lines_at(path))
+
+
+def read_lines_at(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Like `read_lines`, each line with the offset of its first byte."""
+    offset = 0
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n") or _is_object(line):
-                yield line.removesuffix(b"\n")
+                yield offset, line.removesuffix(b"\n")
+            offset += len(line)
 
 
 def repair(path: Path) -> bool:

@@ -60,6 +60,8 @@ class BaseEnv(ABC):
         """Groups of (text, score) for the next report to W&B."""
         self.completion_lengths: list[int] = []
         """Trained tokens of the sequences since the last report."""
+        self.secret_seed: int | None = None
+        """Drawn by serve before `setup`, for training items that nobody can generate again; else None."""
         self._env_runner = EnvRunner(self)
         self._serve_mode = ServeMode(self._env_runner)
 

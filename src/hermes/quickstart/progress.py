@@ -76,6 +76,9 @@ class BatchMeter:
     def worker_died(self, worker: str | None = None, lost: int = 0) -> None:
         """Ignored: its samples are dispatched again."""
 
+    def entry_lost(self, state: SampleState | None) -> None:
+        """Ignored: the sample runs again."""
+
 
 def rate_text(per_s: float) -> str:
     return f"{per_s:.1f}/s" if per_s >= 1 else f"{per_s * 60:.1f}/min"

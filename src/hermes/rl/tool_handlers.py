@@ -24,7 +24,7 @@ def list_environments(config: Config, arguments: JSONObject, task: str) -> JSONO
     rows = [{key: env.to_json()[key] for key in columns} for env in listing.environments]
     tips = [
         "Select one with rl_select_environment(name).",
-        "A name may also be the path of a file with an environment of your own; see `hermes env new`.",
+        "The path of another file needs the user, who is shown the whole file and asked.",
         *(f"{file.path} was left out: {file.reason}" for file in listing.broken),
     ]
     return {"environments": rows, "count": len(rows), "tips": tips}

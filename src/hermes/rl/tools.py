@@ -1,21 +1,29 @@
 """The ten tools with which an agent trains a model, with the names, arguments and results of the reference.
 
 Every result is JSON text; a failure has `error` and, if there is one, `fix`. A result is read from disk when
-the tool is called. The agent cannot unlock fields, raise its budget (see `rl.budget`), or check a healthy run
-more often than every 30 minutes, which would only spend turns.
+the tool is called. The agent cannot load an environment that it wrote itself (see `rl.environment_consent`),
+unlock fields, raise its budget (see `rl.budget`), or check a healthy run more often than every 30 minutes,
+which would only spend turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hermes.core import JSONObject, ToolErrorKind
-from hermes.errors import HermesError
+from hermes.errors import HermesError, ToolError
 from hermes.rl import tool_handlers
+from hermes.rl.environment_consent import (
+    UnusableEnvironmentError,
+    consent_to_selection,
+    consented_environment,
+)
 from hermes.tools.base import Tool, ToolOutput, Workbench
+from hermes.tools.workspace import permit_path
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -24,6 +32,8 @@ if TYPE_CHECKING:
 TOOLSET = "rl"
 ToolHandler = Callable[["Config", JSONObject, str], JSONObject]
 """Configuration, arguments and the id of the agent's task → the result."""
+Consent = Callable[[Workbench, "Config", JSONObject], Awaitable[JSONObject]]
+"""Asks a person where one has to agree; returns the arguments for the handler."""
 
 
 def _tool(
@@ -33,13 +43,20 @@ def _tool(
     properties: JSONObject | None = None,
     required: tuple[str, ...] = (),
     timeout_s: float = 180.0,
+    consent: Consent | None = None,
 ) -> Tool:
     async def handler(arguments: JSONObject, bench: Workbench) -> ToolOutput:
         config, task = cast("Config", bench.resources["config"]), cast(str, bench.resources["task"])
         try:
+            if consent is not None:
+                arguments = await consent(bench, config, arguments)
             result = await asyncio.to_thread(function, config, arguments, task)
+        except ToolError:
+            raise
         except HermesError as error:
             result = {"error": error.message, **({"fix": error.hint} if error.hint else {})}
+            if isinstance(error, UnusableEnvironmentError):
+                result["available"] = list(error.available)
         failed = "error" in result and "run_id" not in result
         return ToolOutput(
             json.dumps(result, ensure_ascii=False, default=str), ok=not failed, kind=ToolErrorKind.FAILED
@@ -59,6 +76,33 @@ def _tool(
         unavailable=_unavailable,
         timeout_s=timeout_s,
     )
+
+
+async def _named_environment(bench: Workbench, config: Config, arguments: JSONObject) -> JSONObject:
+    """The arguments with the path of the file that may be loaded in place of the name."""
+    return {**arguments, "name": str(await consented_environment(bench, config, arguments["name"]))}
+
+
+async def _edited_field(bench: Workbench, config: Config, arguments: JSONObject) -> JSONObject:
+    """A value that names something on this machine, such as a file of tasks, is a path that the agent
+    reads."""
+    await consent_to_selection(bench, config)
+    value = arguments["value"]
+    if isinstance(value, str) and _names_file(value):
+        await permit_path(bench, str(Path(value).expanduser().absolute()), "use in a run")
+    return arguments
+
+
+def _names_file(value: str) -> bool:
+    try:
+        return "/" in value and Path(value).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long for a name, no home, a NUL: not a path
+        return False
+
+
+async def _selected_environment(bench: Workbench, config: Config, arguments: JSONObject) -> JSONObject:
+    await consent_to_selection(bench, config)
+    return arguments
 
 
 def _unavailable(settings: Settings, environ: Mapping[str, str]) -> str | None:
@@ -82,11 +126,13 @@ TOOLS = (
         tool_handlers.select_environment,
         {"name": {"type": "string", "minLength": 1, "description": "Its name, as listed."}},
         ("name",),
+        consent=_named_environment,
     ),
     _tool(
         "rl_get_current_config",
         "Show the selected environment's fields: which can be changed, which are locked and why.",
         tool_handlers.get_current_config,
+        consent=_selected_environment,
     ),
     _tool(
         "rl_edit_config",
@@ -98,11 +144,13 @@ TOOLS = (
             "value": {"description": "The new value, of the field's type."},
         },
         ("field", "value"),
+        consent=_edited_field,
     ),
     _tool(
         "rl_start_training",
         "Start training with the current configuration. Returns at once; the run continues by itself.",
         tool_handlers.start_training,
+        consent=_selected_environment,
     ),
     _tool(
         "rl_check_status",
@@ -145,6 +193,7 @@ TOOLS = (
             },
         },
         timeout_s=4000.0,
+        consent=_selected_environment,
     ),
 )
 

@@ -82,7 +82,7 @@ class Intake:
         future = self._journal.append_groups(
             [(group, new.payload) for group, new in zip(groups, incoming, strict=True)],
             self._accept_in_order(incoming, key),
-            events.answered(key, len(groups)) if key is not None else None,
+            events.posted(key, len(groups)) if key is not None or len(groups) > 1 else None,
         )
         accepted = await self._wait_stored(future, groups, key)
         self._metrics.count("groups_received_total", len(groups))

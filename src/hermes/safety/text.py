@@ -2,7 +2,8 @@
 
 `printable` promises that its result cannot move the cursor, change the terminal's state, reorder the
 displayed text or fail to encode: newline and tab are the only control characters left. It does not judge the
-content.
+content. It drops terminal sequences with what they contain, so it is not for what a person decides about:
+that is `safety.exact`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return _UNSAFE.sub(_escape, _SEQUENCE.sub("", text.replace("\r\n", "\n")))
+
+
+def visible(text: str) -> str:
+    """The text with every unsafe character as a visible escape: for what a model is about to do, of which a
+    terminal sequence and what it contains are a part."""
+    return _UNSAFE.sub(_escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -2,14 +2,19 @@
 
 Covered. A command sees the system's programs and libraries (read-only), the workspace and a private /tmp; not
 the home directory, HERMES_HOME, keys, sockets or other processes of the host. Its environment is synthetic,
-its user has no capabilities and cannot create user namespaces, it has no terminal and, unless allowed, no
-network except a private loopback. Nothing outside the workspace and /tmp can be written. When a command ends,
-is killed or Hermes dies, its whole process namespace ends with it; /tmp is removed when the sandbox is
-closed. If the network is allowed, it is the host's, including the servers on its loopback.
+its user has no capabilities and cannot create user namespaces, it has a session keyring of its own, no
+terminal and, unless allowed, no network except a private loopback. A system call filter (`seccomp`; x86_64
+and aarch64) refuses keyrings, tracing, mounts, BPF, io_uring, foreign address families, set-uid and set-gid
+modes, and shared memory that no limit counts. Nothing outside the workspace and /tmp can be written. When a
+command ends, is killed or Hermes dies, its whole process namespace ends with it; /tmp is removed when the
+sandbox is closed. If the network is allowed, it is the host's, including the servers on its loopback.
 
-Limits are per process for memory (private memory only), CPU time and file size, and for the whole sandbox
-for the number of processes and the size of /tmp. Not limited: disk space in the workspace, the sum of
-memory of all processes, shared memory, CPU share. Use docker to limit these.
+In a workspace that was given, what git keeps in `.git` is read-only, and a repository that a command creates
+loses its hooks and every setting that can run a program when the sandbox is closed (`git_guard`).
+
+Limits are per process for memory, CPU time and file size, and for the whole sandbox for the number of
+processes and the sizes of /tmp and /dev/shm. Not limited: disk space in the workspace, the sum of memory of
+all processes, CPU share. Use docker to limit these.
 
 Root. If Hermes runs as root, commands run as the owner of the workspace; a fresh workspace belongs to a user
 who owns nothing else. In a workspace that belongs to root they run as root without capabilities, and the
@@ -43,6 +48,7 @@ from hermes.sandbox.bwrap_args import (
 )
 from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
+from hermes.sandbox.guards import git_guard, seccomp
 from hermes.sandbox.supervisor import Launch, LazySupervisor, ProcessResult, Rlimit, SandboxSupervisor
 from hermes.sandbox.workspace import Workspace
 
@@ -72,6 +78,9 @@ class BubblewrapSandbox:
         self._layout = layout
         self._supervisor = LazySupervisor(self._open_supervisor)
         self._rlimits = rlimits(settings, os.uname().release)
+        machine = seccomp.machine()
+        self._filter = b"" if machine is None else seccomp.sandbox_filter(machine)
+        self._repositories = () if workspace.fresh else git_guard.repositories(workspace.path)
         self._shell = shutil.which("bash", path="/usr/bin:/bin") or "/bin/sh"
 
     @classmethod
@@ -129,14 +138,21 @@ class BubblewrapSandbox:
 
     async def write_file(self, path: str, data: bytes) -> None:
         root = self._workspace.path
+        if not self._workspace.fresh:
+            git_guard.refuse_metadata(root, path, WORKSPACE)
         owner = self._owner if os.geteuid() == 0 else None
         try:
             await asyncio.to_thread(write_inside, root, path, data, WORKSPACE, owner)
         except PermissionError:
             await write_with(self._run_argv, posixpath.join(WORKSPACE, path), data)
 
+    async def kill_all(self) -> None:
+        await self._supervisor.kill_all()  # a command's descendants end with it
+
     async def close(self) -> None:
         await self._supervisor.close()
+        if not self._workspace.fresh:
+            await asyncio.to_thread(git_guard.neutralise_new, self._workspace.path, self._repositories)
         await asyncio.to_thread(self._workspace.remove)
 
     async def _run_argv(
@@ -162,9 +178,16 @@ class BubblewrapSandbox:
         inner_cwd = posixpath.join(WORKSPACE, cwd) if cwd else WORKSPACE
         shm_bytes = self._settings.memory_mb * _MEGABYTE
         wrapped = command_argv(
-            self._bwrap, self._layout, argv, cwd=inner_cwd, env=inner_env, shm_bytes=shm_bytes
+            self._bwrap,
+            self._layout,
+            argv,
+            cwd=inner_cwd,
+            env=inner_env,
+            shm_bytes=shm_bytes,
+            filtered=bool(self._filter),
+            read_only=self._repositories,
         )
-        return Launch(wrapped, command, "/", {}, self._rlimits, max_output_bytes)
+        return Launch(wrapped, command, "/", {}, self._rlimits, max_output_bytes, self._filter)
 
 
 def environment(layout: MountLayout) -> dict[str, str]:

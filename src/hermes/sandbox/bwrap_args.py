@@ -8,10 +8,12 @@ loopback servers, and each can be ended completely by ending its first process.
 
 from __future__ import annotations
 
-import sys
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from hermes.sandbox.guards.bare_python import bare_python
 
 WORKSPACE = "/workspace"
 HOSTNAME = "sandbox"
@@ -49,6 +51,8 @@ class MountLayout:
     """Small files that are synthetic, or copied because each bind mount slows down every command."""
     path: str
     """The PATH of the visible programs."""
+    hidden: tuple[str, ...] = ()
+    """Directories under the binds that are covered with an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +68,15 @@ class Bwrap:
 
 
 def host_layout(network: bool) -> MountLayout:
-    """The system's programs and libraries, the Python that runs Hermes, and the harmless part of /etc."""
+    """The system's programs and libraries, a bare Python, and the harmless part of /etc."""
     system = [Path(path) for path in _SYSTEM]
     links = [(str(path), str(path.readlink())) for path in system if path.is_symlink()]
     binds = [str(path) for path in system if path.is_dir() and not path.is_symlink()]
     binds += [path for path in _ETC_DIRECTORIES if Path(path).is_dir()]
-    pythons = _python_prefixes(Path.home())
-    binds += [prefix for prefix in pythons if not prefix.startswith("/usr/")]
-    programs = [f"{prefix}/bin" for prefix in pythons]
+    python = bare_python()
+    binds += python.binds
+    hidden = tuple(path for path in python.hidden if any(Path(path).is_relative_to(bind) for bind in binds))
+    programs = [python.programs] if python.programs else []
     path = ":".join(
         [*programs, "/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"]
     )
@@ -79,13 +84,26 @@ def host_layout(network: bool) -> MountLayout:
     for name in (*_ETC_FILES, *(_ETC_NETWORK_FILES if network else ())):
         if Path(name).is_file():
             files[name] = Path(name).read_bytes()
-    return MountLayout(tuple(binds), tuple(links), files, path)
+    return MountLayout(tuple(binds), tuple(links), files, path, hidden)
 
 
-def _python_prefixes(home: Path) -> list[str]:
-    """Prefixes of this Python outside /usr; never a directory that contains the home directory."""
-    prefixes = dict.fromkeys((sys.prefix, sys.base_prefix))
-    return [prefix for prefix in prefixes if prefix != "/usr" and not home.is_relative_to(prefix)]
+def library_argv(bwrap: Bwrap, paths: Sequence[Path]) -> list[str]:
+    """A command prefix for a program that calculates: it sees the system's libraries and these paths.
+
+    No network, no other processes, nothing to write but an empty /tmp. It does not end with its parent, whose
+    thread may end earlier.
+    """
+    system = [Path(path) for path in _SYSTEM]
+    argv = [bwrap.program, "--unshare-all", "--unshare-user", "--new-session"]
+    argv += ["--perms", "1777", *bwrap.if_supported("--size", str(1 << 20)), "--tmpfs", "/tmp"]
+    for path in system:
+        if path.is_symlink():
+            argv += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            argv += ["--ro-bind", str(path), str(path)]
+    for path in dict.fromkeys(paths):
+        argv += ["--ro-bind", str(path), str(path)]
+    return [*argv, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/", "--"]
 
 
 def outer_argv(
@@ -131,6 +149,8 @@ def _mounts(
         argv += ["--perms", "0755", "--dir", parent]  # traversable for every user, not only the owner
     for path in layout.binds:
         argv += ["--ro-bind", path, path]
+    for path in layout.hidden:
+        argv += ["--perms", "0755", "--tmpfs", path, "--remount-ro", path]
     for path, target in layout.links:
         argv += ["--symlink", target, path]
     for path, descriptor in files.items():
@@ -154,10 +174,14 @@ def command_argv(
     cwd: str,
     env: Mapping[str, str],
     shm_bytes: int,
+    filtered: bool = False,
+    read_only: Sequence[str] = (),
 ) -> list[str]:
     """Runs a program in its own namespaces inside the outer sandbox; start it with an empty environment.
 
     bubblewrap's first process keeps the environment it was started with, readable for the command.
+    `filtered`: descriptor 3 holds a system call filter. `read_only`: paths in the workspace that stay as they
+    are.
     """
     wrap = [bwrap.program, "--unshare-all", "--share-net", "--unshare-user"]  # the outer sandbox's network
     wrap += ["--uid", str(INNER_ID), "--gid", str(INNER_ID), "--hostname", HOSTNAME]
@@ -168,7 +192,11 @@ def command_argv(
         wrap += ["--ro-bind", path, path] if path != "/tmp" else []  # it is bound below, writable
     for path, target in layout.links:
         wrap += ["--symlink", target, path]
+    wrap += ["--seccomp", "3"] if filtered else []
     wrap += ["--bind", WORKSPACE, WORKSPACE, "--bind", "/tmp", "/tmp"]
+    for path in read_only:
+        inside = posixpath.join(WORKSPACE, path)
+        wrap += ["--ro-bind-try", inside, inside]
     wrap += [
         "--dev",
         "/dev",

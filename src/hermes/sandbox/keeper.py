@@ -15,19 +15,22 @@ its user (sudo) cannot be killed and may keep running. Without /proc (macOS) onl
 Forking here instead of in Hermes also keeps a start cheap, whatever the size of the Hermes process.
 
 Request: a 4-byte length with the descriptors (control, stdin, output), then a JSON object: argv, cwd, env,
-rlimits. Responses, on the control socket, one per line: `started` and later `exit CODE`; or `error ERRNO
-STAGE`.
+rlimits, attached (in base64: what descriptor 3 of the command reads). Commands have a session keyring that
+they share with nothing outside. Responses, on the control socket, one per line: `started` and later `exit
+CODE`; or `error ERRNO STAGE`.
 """
 
 from __future__ import annotations
 
 import array
+import base64
 import contextlib
 import ctypes
 import errno
 import json
 import math
 import os
+import platform
 import resource
 import select
 import signal
@@ -44,6 +47,9 @@ GRACE_S = 1.0
 KILL_TIMEOUT_S = 3.0
 """How long to keep killing processes that do not end."""
 _DESCRIPTORS = 3
+_ATTACHED = 3
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_KEYCTL_JOIN_SESSION_KEYRING = 1
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -55,6 +61,7 @@ def main(channel_fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)  # it ends when its channel closes
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _join_own_keyring()
     channel.sendall(READY)
     while True:
         request = _receive(channel)
@@ -155,6 +162,8 @@ def _exec_command(request: dict[str, Any], stdin_fd: int, output_fd: int, report
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         for target, source in enumerate((stdin_fd, output_fd, output_fd)):
             os.dup2(source, target)
+        if request["attached"]:
+            _attach(base64.b64decode(request["attached"]))
         for number in range(1, signal.NSIG):
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
@@ -168,6 +177,18 @@ def _exec_command(request: dict[str, Any], stdin_fd: int, output_fd: int, report
     except (OSError, ValueError) as error:
         os.write(report, f"{getattr(error, 'errno', None) or errno.EINVAL} {stage}".encode())
     os._exit(127)
+
+
+def _attach(data: bytes) -> None:
+    """Makes the data readable as descriptor 3 of this process, across exec."""
+    descriptor = os.memfd_create("attached", 0)
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    if descriptor == _ATTACHED:
+        os.set_inheritable(descriptor, True)
+    else:
+        os.dup2(descriptor, _ATTACHED, inheritable=True)
+        os.close(descriptor)
 
 
 def _limit(kind: int, soft: int, hard: int) -> None:
@@ -266,6 +287,13 @@ def _descendants(root: int) -> list[int]:
         descendants += below
         pending += below
     return descendants
+
+
+def _join_own_keyring() -> None:
+    """Leaves the session keyring of the process that started this one; fails where there are no keyrings."""
+    number = _KEYCTL.get(platform.machine())
+    if sys.platform == "linux" and number is not None:
+        ctypes.CDLL(None).syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -7,6 +7,7 @@ supervisor serves one event loop.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import importlib.resources
 import json
@@ -14,7 +15,6 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from hermes.errors import SandboxError
 from hermes.sandbox.base import CommandResult
 from hermes.sandbox.capture import DEFAULT_BYTES, Capture
+from hermes.sandbox.guards.bare_python import bare_python
 from hermes.sandbox.process import Process
 
 TIMED_OUT = 124
@@ -47,6 +48,8 @@ class Launch:
     """Its complete environment."""
     rlimits: Sequence[Rlimit] = ()
     max_output_bytes: int = DEFAULT_BYTES
+    attached: bytes = b""
+    """What the program can read from descriptor 3; without it that descriptor is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class SandboxSupervisor:
             "cwd": launch.cwd,
             "env": dict(launch.env),
             "rlimits": list(launch.rlimits),
+            "attached": base64.b64encode(launch.attached).decode(),
         }
         body = json.dumps(request).encode()
         try:
@@ -174,6 +178,15 @@ class SandboxSupervisor:
         timed_out = code is None
         duration_ms = (time.perf_counter() - begin) * 1000
         return ProcessResult(TIMED_OUT if code is None else code, process.capture, duration_ms, timed_out)
+
+    async def kill_all(self) -> None:
+        """Ends the programs that are running, and waits until they have ended."""
+        for process in tuple(self._running):
+            process.kill_now()
+        if self._running:
+            await asyncio.wait([process.ended for process in self._running], timeout=_CLOSE_TIMEOUT_S)
+        if self._running:
+            raise SandboxError("processes in the sandbox cannot be ended.")
 
     async def close(self) -> None:
         """Ends everything and waits until it has ended."""
@@ -210,6 +223,11 @@ class LazySupervisor:
     ) -> ProcessResult:
         return await (await self._get()).run(launch, timeout_s=timeout_s, stdin=stdin)
 
+    async def kill_all(self) -> None:
+        async with self._opening:
+            if self._supervisor is not None:
+                await self._supervisor.kill_all()
+
     async def close(self) -> None:
         async with self._opening:
             if self._supervisor is not None:
@@ -229,7 +247,7 @@ def _start_keeper(prefix: Sequence[str], channel: int, pass_fds: Sequence[int]) 
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(importlib.resources.files("hermes.sandbox").joinpath("keeper.py").read_bytes())
         return subprocess.Popen(
-            [*prefix, sys.executable, "-I", "-S", "-c", _KEEPER, str(channel), str(reader)],
+            [*prefix, bare_python().executable, "-I", "-S", "-c", _KEEPER, str(channel), str(reader)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

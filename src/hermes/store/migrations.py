@@ -12,7 +12,8 @@ import sqlite3
 from pathlib import Path
 
 from hermes.errors import StoreError
-from hermes.store import facts, metrics, ratings
+from hermes.store import facts, metrics
+from hermes.store.rating import events
 
 _FOUNDATION = """
 CREATE TABLE messages (
@@ -132,7 +133,7 @@ CREATE INDEX ratings_by_replaced ON ratings (replaces) WHERE replaces IS NOT NUL
 CREATE VIRTUAL TABLE message_search USING fts5 (text, content = '', tokenize = 'unicode61');
 """
 
-STEPS: tuple[str, ...] = (_FOUNDATION, metrics.SCHEMA, facts.SCHEMA, ratings.SCHEMA)
+STEPS: tuple[str, ...] = (_FOUNDATION, metrics.SCHEMA, facts.SCHEMA, events.SCHEMA)
 
 
 def version(connection: sqlite3.Connection) -> int:

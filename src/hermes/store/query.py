@@ -22,7 +22,11 @@ LATEST_RATING = f"""(
     ORDER BY r.source = 'person' DESC, r.seq DESC LIMIT 1)"""
 """The newest verdict of a person; without one, the newest of a rule or a model."""
 
-LATEST_REWARD = "(SELECT value FROM rewards w WHERE w.trajectory = t.seq ORDER BY w.id DESC LIMIT 1)"
+LATEST_REWARD = (
+    "(SELECT value FROM rewards w WHERE w.trajectory = t.seq AND w.source NOT LIKE 'reward-model:%'"
+    " ORDER BY w.id DESC LIMIT 1)"
+)
+"""What a reward model thinks of a trajectory is an opinion about it, not its reward."""
 
 TOTALS = """
     count(*) FILTER (WHERE kind = 'model') AS turns,

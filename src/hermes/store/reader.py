@@ -14,9 +14,11 @@ from types import TracebackType
 
 from hermes.core import Fact, JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
 from hermes.errors import StoreError, UsageError
-from hermes.store import facts, metrics, migrations, owner, ratings, sqlite
+from hermes.store import facts, metrics, migrations, owner, sqlite
 from hermes.store.encode import decode_header, decode_outcome, decode_step
 from hermes.store.query import ALL, JOINED, Filter, fts_query
+from hermes.store.rating import events, queues
+from hermes.store.rating.attempts import Attempt, select_attempts
 from hermes.store.record import ModelInput, Record
 from hermes.store.rows import cut_outcome
 from hermes.store.stats import Stats, statistics
@@ -177,7 +179,7 @@ class Reader:
             trajectory,
             inputs,
             tuple(self.rewards(trajectory_id)),
-            tuple(ratings.select(self._db, "t.id = ?", (trajectory_id,), everything=True)),
+            tuple(events.select(self._db, "t.id = ?", (trajectory_id,), everything=True)),
             finished["finished_at_ms"] if finished else None,
         )
 
@@ -197,21 +199,44 @@ class Reader:
 
     def ratings(self, trajectory_id: str) -> list[Rating]:
         """Ratings that no later one replaces, oldest first; of pairs, those stored under this trajectory."""
-        return list(ratings.select(self._db, "t.id = ?", (trajectory_id,)))
+        return list(events.select(self._db, "t.id = ?", (trajectory_id,)))
 
     def ratings_about(self, trajectory_id: str) -> list[Rating]:
         """Like `ratings`, and the pairs in which the trajectory is the other one."""
-        return list(ratings.select(self._db, "(t.id = ?1 OR r.other_id = ?1)", (trajectory_id,)))
+        return list(events.select(self._db, "(t.id = ?1 OR r.other_id = ?1)", (trajectory_id,)))
 
     def all_ratings(self, *, everything: bool = False, since_ms: int | None = None) -> Iterator[Rating]:
         """Of all trajectories, oldest first. `everything`: also replaced ones, and the withdrawals."""
-        return ratings.select(self._db, "r.created_at_ms >= ?", (since_ms or 0,), everything=everything)
+        return events.select(self._db, "r.created_at_ms >= ?", (since_ms or 0,), everything=everything)
 
     def rating(self, rating_id: str) -> Rating:
         """One event, replaced or not."""
-        for rating in ratings.select(self._db, "r.id = ?", (rating_id,), everything=True):
+        for rating in events.select(self._db, "r.id = ?", (rating_id,), everything=True):
             return rating
         raise UsageError(f"there is no rating {rating_id}", "see 'hermes rate list'")
+
+    def queue_names(self) -> list[str]:
+        """Oldest first."""
+        return queues.names(self._db)
+
+    def queue_settings(self, name: str) -> str:
+        """As `create_queue` stored them."""
+        return queues.settings_of(self._db, name)
+
+    def queue_counts(self, name: str, raters_per_item: int, now_ms: int) -> queues.QueueCounts:
+        return queues.counts(self._db, name, raters_per_item, now_ms)
+
+    def queue_ratings(self, name: str) -> list[Rating]:
+        """The ratings that came from the queue and count, oldest first."""
+        return list(events.select(self._db, "r.queue = ?", (name,)))
+
+    def queue_raters(self, name: str) -> dict[str, int]:
+        """Rater → ratings in the queue, most first."""
+        return queues.raters(self._db, name)
+
+    def attempts(self, filters: Filter = ALL) -> list[Attempt]:
+        """One short line for each matching trajectory, oldest first."""
+        return select_attempts(self._db, filters)
 
     def rewards(self, trajectory_id: str) -> list[Reward]:
         rows = self._db.execute(

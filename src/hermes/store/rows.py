@@ -20,6 +20,7 @@ from hermes.core import (
     ModelCall,
     Outcome,
     Rating,
+    RatingKind,
     Reward,
     Step,
     StopReason,
@@ -28,9 +29,10 @@ from hermes.core import (
 )
 from hermes.core.json import JSON
 from hermes.errors import StoreError
-from hermes.store import facts, metrics, owner, ratings
+from hermes.store import facts, metrics, owner
 from hermes.store.encode import pack_floats, pack_ints, search_text
 from hermes.store.query import TOTALS
+from hermes.store.rating import events, queues
 
 CUT_DETAIL = "the process that recorded this ended without finishing it"
 _ROOT = 0  # parent of every first message in the context trie
@@ -61,6 +63,11 @@ class Rows:
         self._seq: dict[str, int] = {}
         self._path: dict[int, list[_Node]] = {}
         self._tools: dict[int, tuple[Sequence[JSONObject], int]] = {}
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """For operations of other tables, inside the same transaction."""
+        return self._db
 
     def forget(self) -> None:
         self._seq.clear()
@@ -98,7 +105,7 @@ class Rows:
                 header.sample_index,
                 header.parent_id,
                 header.relation.value if header.relation else None,
-                canonical_json(list(header.tools)),
+                self._text(list(header.tools)),
                 self._text(header.config),
                 self._text(header.metadata),
                 owner.this_process(),
@@ -130,7 +137,7 @@ class Rows:
                 message.id,
                 step.started_at_ms,
                 step.ephemeral,
-                step.result.name if step.result else None,
+                _storable(self._redact(step.result.name)) if step.result else None,
                 step.result.ok if step.result else None,
                 body,
                 stored_context.context if stored_context else None,
@@ -195,11 +202,15 @@ class Rows:
             rating = replace(rating, comment=_storable(self._redact(rating.comment)))
         if rating.labels:
             rating = replace(rating, labels=tuple(_storable(self._redact(label)) for label in rating.labels))
-        if ratings.is_stored(self._db, rating):
+        if events.is_stored(self._db, rating):
             return
         if checked:
-            ratings.check(self._db, rating)
-        ratings.insert(self._db, rating, trajectory)
+            events.check(self._db, rating)
+        events.insert(self._db, rating, trajectory)
+        if rating.queue is not None and rating.item is not None:
+            queues.release(self._db, rating.queue, rating.item, rating.rater)
+            if rating.kind is RatingKind.WITHDRAW:
+                queues.reopen(self._db, rating.queue, rating.item)
 
     def _insert_outcome(self, trajectory: int, outcome: Outcome, now_ms: int) -> None:
         """The totals are summed from the steps that are really there."""

@@ -23,6 +23,8 @@ from hermes.core import Fact, Header, JSONObject, Message, Outcome, Rating, Rewa
 from hermes.errors import StoreError
 from hermes.store import migrations, sqlite
 from hermes.store.group_commit import ClosedError, GroupCommit
+from hermes.store.rating import queues
+from hermes.store.rating.queues import ItemRow, TakenItem, TakeRequest
 from hermes.store.record import Record, insert
 from hermes.store.rows import Rows
 
@@ -79,6 +81,30 @@ class Writer:
     def add_rating(self, rating: Rating) -> Future[None]:
         """Appends the event, once however often it is sent; UsageError if it names what does not exist."""
         return self._submit(lambda rows: rows.insert_rating(rating, checked=True))
+
+    def create_queue(self, name: str, settings: str, items: Sequence[ItemRow]) -> int:
+        """Makes the queue if it is new and appends the items that it lacks; the number of them."""
+        now_ms, added = _now_ms(), []
+
+        def operation(rows: Rows) -> None:
+            queues.create(rows.connection, name, settings, now_ms)
+            added.append(queues.add_items(rows.connection, name, items))
+
+        self._submit(operation).result()
+        return added[0]
+
+    def take_item(self, request: TakeRequest) -> TakenItem | None:
+        """Leases the next item of a queue to a rater; no other rater gets it until the lease ends."""
+        taken: list[TakenItem | None] = []
+        self._submit(lambda rows: taken.append(queues.take(rows.connection, request))).result()
+        return taken[0]
+
+    def release_item(self, queue: str, item: str, rater: str, *, skip: bool = False) -> Future[None]:
+        """Ends the rater's lease. `skip`: they do not get the item again."""
+        at_ms = _now_ms()
+        if skip:
+            return self._submit(lambda rows: queues.skip(rows.connection, queue, item, rater, at_ms))
+        return self._submit(lambda rows: queues.release(rows.connection, queue, item, rater))
 
     def add_metrics(self, run_id: str, step: int, values: Mapping[str, float]) -> Future[None]:
         """The numbers of one step of a training run; what the step already has stays as it is."""

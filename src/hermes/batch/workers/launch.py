@@ -15,7 +15,7 @@ from contextlib import contextmanager
 def launch() -> subprocess.Popen[bytes]:
     """`python -m hermes.batch.workers.worker`, with pipes. It exits when its standard input ends."""
     return subprocess.Popen(
-        [sys.executable, "-m", "hermes.batch.workers.worker"],
+        [sys.executable, "-P", "-m", "hermes.batch.workers.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # a Ctrl-C at the terminal is the parent's to handle

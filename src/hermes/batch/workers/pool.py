@@ -1,20 +1,23 @@
 """The parent of a run: dispatches unfinished samples to workers, replaces dead workers, shuts down in order.
 
-Promises: every sample ends finished, or failed with a cause; a sample in flight in a worker that died is
-queued again; a sample that repeatedly kills its worker is run alone before it fails, so that no other sample
-fails with it; stopping, at any moment and in any way, leaves a run that the same command continues.
+Promises: every sample ends finished, or failed with a cause; finished is what the journal has when the
+workers are gone, so a sample whose entry disappeared (a file was truncated) runs again; a sample in flight in
+a worker that died is queued again; a sample that repeatedly kills its worker is run alone before it fails, so
+that no other sample fails with it; stopping, at any moment and in any way, leaves a run that the same command
+continues.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_torn_tails, read_states
-from hermes.batch.plan import SampleKey, read_progress, unfinished_samples
+from hermes.batch.plan import SampleKey, planned_samples, read_progress, unfinished_samples
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import Dataset
@@ -24,6 +27,12 @@ from hermes.core import JSONObject, new_id
 from hermes.errors import HermesError
 
 _CRASHES_BEFORE_ALONE = 1
+_ROUNDS = 3
+"""How often samples whose entries disappear from the journal are run before they fail."""
+_UNRECORDED = "JournalDamaged: its entry disappeared from the journal"
+
+
+_logger = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
@@ -42,6 +51,7 @@ class Watcher(Protocol):
     def retried(self, reason: str | None) -> None: ...
     def gauges(self, worker: str, in_flight: int, limit: int, waiting: int) -> None: ...
     def worker_died(self, worker: str | None = None, lost: int = 0) -> None: ...
+    def entry_lost(self, state: SampleState | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,10 @@ class Pool:
         planned = unfinished_samples(dataset.rows, spec.samples_per_prompt, progress)
         total = len(dataset.rows) * spec.samples_per_prompt
         self.result = RunResult(total, total - len(planned))
+        self._finished: dict[SampleKey, SampleState | None] = dict.fromkeys(
+            key for key in planned_samples(dataset.rows, spec.samples_per_prompt) if key in progress.finished
+        )
+        """Finished samples of the plan → their state; None: finished in an earlier start."""
         self._queue: deque[SampleKey] = deque(planned)
         self._suspects: deque[SampleKey] = deque()
         self._tries: Counter[SampleKey] = Counter()
@@ -126,6 +140,21 @@ class Pool:
 
     async def run(self) -> RunResult:
         self._watcher.started(self.result.total, self.result.finished)
+        for round_number in range(1, _ROUNDS + 1):
+            await self._run_queue()
+            if self._fatal is not None:
+                raise self._fatal
+            lost = self._lost_entries()
+            if not lost or self.result.stopped:
+                break
+            _logger.warning("%d finished samples have no entry in the journal any more", len(lost))
+            if round_number < _ROUNDS:
+                self._queue.extend(lost)
+            else:
+                self.result.failed[cause_of(_UNRECORDED)] += len(lost)
+        return self.result
+
+    async def _run_queue(self) -> None:
         try:
             while self._work_left() or self._in_flight():
                 if self._fatal is not None or self._stopping:
@@ -139,9 +168,15 @@ class Pool:
                     await self._changed.wait()
         finally:
             await self._close()
-        if self._fatal is not None:
-            raise self._fatal
-        return self.result
+
+    def _lost_entries(self) -> list[SampleKey]:
+        """The samples that were reported as finished and are not in the journal; they no longer count."""
+        recorded = read_progress(read_states(self._folder / "journal")).finished
+        lost = [key for key in self._finished if key not in recorded]
+        for key in lost:
+            self._watcher.entry_lost(self._finished.pop(key))
+        self.result.finished -= len(lost)
+        return lost
 
     def drain(self) -> None:
         """Dispatches nothing new and waits for the samples in flight."""
@@ -240,6 +275,7 @@ class Pool:
             self.result.failed[cause_of(report["reason"])] += 1
         else:
             self.result.finished += 1
+            self._finished[key] = state
         self._watcher.finished(state, report["reason"], report["usage"], report["cost_usd"], report["turns"])
 
     def _on_worker_end(self, worker: _Worker) -> None:
@@ -280,6 +316,7 @@ class Pool:
         await asyncio.gather(*listeners)
         if self._segment is not None:
             self._segment.close()
+            self._segment = None
 
 
 async def run_batch(

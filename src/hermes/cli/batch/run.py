@@ -26,6 +26,7 @@ from hermes.config.load import Config, load
 from hermes.config.providers import resolve_model
 from hermes.errors import UsageError
 from hermes.models.prices import price_of
+from hermes.policies.registry import named_policy
 from hermes.rl.run import named_run
 from hermes.safety.text import printable
 from hermes.tools import distributions
@@ -85,6 +86,10 @@ def make_spec(options: BatchOptions, dataset: Dataset) -> RunSpec:
     settings = options.settings()
     config = load(settings)
     model, base_url = options.model or config.settings.model, options.base_url
+    if base_url is None and (promoted := named_policy(config.home, model)) is not None:
+        from hermes.policies.open import policy_endpoint
+
+        model, base_url = policy_endpoint(config, promoted)
     if (policy := named_run(config.home, model)) is not None:
         from hermes.rl.config.resolve import POLICY
         from hermes.rl.weights.serve import endpoint

@@ -43,12 +43,15 @@ def make_plan(config: Config, model: str, options: ChatOptions) -> RolloutPlan:
     from hermes.agent.build import RolloutPlan
     from hermes.agent.examples import examples_for
     from hermes.agent.toolset_choice import choose_toolsets
+    from hermes.policies.registry import named_policy
     from hermes.rl.run import named_run
 
     workspace = Path(options.workspace).resolve() if options.workspace else None
     if workspace is not None and not workspace.is_dir():
         raise UsageError(f"--workspace {workspace} is not a directory", "create it first")
     run = named_run(config.home, options.model)
+    if options.base_url is None and (policy := named_policy(config.home, options.model)) is not None:
+        model = policy.base_model  # what suits the base model suits what was trained from it
     toolsets = choose_toolsets(config, model, options.toolsets, run.toolsets() if run else None)
     return RolloutPlan(
         toolsets=toolsets,
@@ -61,8 +64,13 @@ def make_plan(config: Config, model: str, options: ChatOptions) -> RolloutPlan:
 
 def open_chat_model(config: Config, options: ChatOptions) -> ChatModel:
     from hermes.models.open import open_model
+    from hermes.policies.registry import named_policy
     from hermes.rl.run import named_run
 
+    if options.base_url is None and (policy := named_policy(config.home, options.model)) is not None:
+        from hermes.policies.open import open_policy_model
+
+        return open_policy_model(config, policy, print_progress)
     if (run := named_run(config.home, options.model)) is not None:
         from hermes.rl.weights.serve import open_run_model
 

@@ -19,6 +19,7 @@ import click
 
 from hermes.agent.build import UserCallbacks, open_writer
 from hermes.agent.chat import Conversation
+from hermes.cli import question
 from hermes.cli.chat.options import ChatOptions, load_config, make_plan, open_chat_model
 from hermes.cli.chat.slash import COMMANDS, ExitChat, run_command
 from hermes.cli.render import call_text, money, one_line
@@ -27,12 +28,23 @@ from hermes.core import Step, StepKind, StopReason
 from hermes.errors import HermesError
 from hermes.models.base import StreamDelta
 from hermes.safety.approval import Answer
+from hermes.safety.exact import exact
 from hermes.safety.text import printable
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
 _PROMPT = "> "
+_TITLES = {
+    "command": "The agent wants to run:",
+    "path": "The agent wants to:",
+    "process_input": "The agent wants to type into a running program:",
+    "mcp_server": "An MCP server is to be started on this machine, outside the sandbox:",
+    "mcp_tools": "An MCP server offers tools that you have not agreed to:",
+    "skill": "The agent wants to change what later agents read:",
+    "rl_environment": "The agent wants to run this file on this machine, outside the sandbox:",
+}
+"""What a person is asked, by the kind of action."""
 
 
 async def run_repl(options: ChatOptions) -> None:
@@ -137,7 +149,7 @@ class Screen:
             self._show(click.style(f"{line}  {one_line(step.message.content, 100)}", dim=True))
 
     def notify(self, notice: str) -> None:
-        self._show(click.style(printable(notice), bold=True))
+        self._show(click.style(exact(notice), bold=True))
 
     def _show(self, line: str) -> None:
         if self._question.locked():
@@ -155,31 +167,25 @@ class Screen:
                     click.echo(line)
                 self._deferred_lines.clear()
 
-    async def _ask(self, prompt: str) -> str:
-        """Reads the reply to a question; unlike the conversation, it is not added to the history."""
-        from prompt_toolkit import PromptSession
-
-        session: PromptSession[str] = PromptSession()
-        return (await session.prompt_async(prompt)).strip()
-
     async def approve(self, kind: str, action: str) -> Answer:
         """Asks for approval: once, always or no; an interrupted question counts as no."""
         async with self._question_prompt():
-            click.echo(click.style(f"\nThe agent wants to run ({kind}):", bold=True))
-            click.echo(f"  {printable(action)}")
+            question.show_action(_TITLES.get(kind, f"The agent wants to do this ({kind}):"), action)
+            if not question.has_person():
+                click.echo("(refused: standard input is no terminal, so nobody can answer)", err=True)
+                return "no"
             try:
-                reply = (await self._ask("Allow? [y]es once, [a]lways, [N]o: ")).lower()
+                reply = (await question.ask("Allow? [y]es once, [a]lways, [N]o: ")).lower()
             except (KeyboardInterrupt, EOFError):
                 return "no"
         decisions: dict[str, Answer] = {"y": "once", "yes": "once", "a": "always", "always": "always"}
-        return decisions.get(reply, "no")
+        return decisions.get(reply.strip(" \t"), "no")
 
-    async def answer(self, question: str, choices: tuple[str, ...]) -> str:
+    async def answer(self, text: str, choices: tuple[str, ...]) -> str:
+        listed = (f"{number}. {choice}" for number, choice in enumerate(choices, 1))
         async with self._question_prompt():
-            click.echo(click.style(f"\nThe agent asks: {printable(question)}", bold=True))
-            for number, choice in enumerate(choices, 1):
-                click.echo(f"  {number}. {printable(choice)}")
-            reply = await self._ask("Answer: ")
+            question.show_action("The agent asks:", "\n".join((text, *listed)))
+            reply = (await question.ask("Answer: ")).strip()
         if reply.isdecimal() and 1 <= int(reply) <= len(choices):
             return choices[int(reply) - 1]
         return reply

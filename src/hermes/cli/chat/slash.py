@@ -125,6 +125,14 @@ async def _bad(chat: Conversation, argument: str) -> None:
     await _rate(chat, "bad")
 
 
+async def _better(chat: Conversation, argument: str) -> None:
+    if argument not in ("", "retry", "first"):
+        raise UsageError(f"'/better {argument}' is not understood", "/better, or /better first")
+    rating = await chat.compare_retry(better=argument != "first")
+    winner = "the retry" if rating.value > 0 else "the first answer"
+    click.echo(f"rated: {winner} is better ({rating.trajectory_id} against {rating.other_id})")
+
+
 async def _retry(chat: Conversation, argument: str) -> AsyncIterator[Step]:
     return chat.retry()
 
@@ -148,6 +156,7 @@ COMMANDS: dict[str, SlashCommand] = {
     "good": SlashCommand("the last answer was good", _good),
     "bad": SlashCommand("the last answer was bad", _bad),
     "rate": SlashCommand("rate the last answer: /rate 1 … /rate 5", _rate),
+    "better": SlashCommand("after /retry: the new answer is better; /better first: the one before", _better),
     "retry": SlashCommand("answer the last message again, recorded beside the first answer", _retry),
     "new": SlashCommand("start a new conversation", _new),
     "quit": SlashCommand("leave", _quit),

@@ -129,8 +129,9 @@ def remove(facts: tuple[str, ...], as_json: bool) -> None:
 
 
 def facts_table(facts: list[Fact]) -> str:
-    from hermes.cli.render import local_time, one_line
+    from hermes.cli.render import local_time
     from hermes.cli.tables import columns
+    from hermes.safety.exact import exact
 
     rows = [
         (
@@ -140,7 +141,7 @@ def facts_table(facts: list[Fact]) -> str:
             f"{fact.trajectory_id}:{fact.step_index}"
             if fact.step_index is not None
             else fact.trajectory_id or "",
-            one_line(fact.text, 100),
+            exact(fact.text),
         )
         for fact in facts
     ]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hermes.skills.catalogue import Catalogue
+    from hermes.skills.install import SkillCandidate
     from hermes.skills.skill import Skill
 
 
@@ -79,23 +80,42 @@ def install(source: str, yes: bool, force: bool, as_json: bool) -> None:
 
     Its contents are shown first. Nothing in it is executed.
     """
+    from hermes.cli.question import confirm, has_person
     from hermes.config.paths import home
+    from hermes.errors import UsageError
     from hermes.skills.install import install as install_skill
     from hermes.skills.install import prepare
 
     candidate = prepare(source)
-    if not as_json:
-        skill = candidate.skill
-        _echo(f"{skill.name} {skill.version or ''}, from {candidate.source}\n{skill.description}\n")
-        for name, data in sorted(candidate.files.items()):
-            _echo(f"  {len(data):>9,} bytes  {name}")
+    if not yes or not as_json:
+        _show_candidate(candidate, err=as_json)
     if not yes:
-        click.confirm("Install it?", abort=True, err=as_json)
+        if not has_person():
+            raise UsageError(
+                "nobody can be asked: standard input is no terminal.",
+                "Run it at a terminal, or add --yes to install what you have read.",
+            )
+        if not confirm("Install it?", err=as_json):
+            raise click.Abort
     skill = install_skill(home(), candidate, replace=force)
     if as_json:
         click.echo(json.dumps({**skill.to_json(), "directory": str(skill.directory)}, ensure_ascii=False))
     else:
         _echo(f"installed {skill.name} in {skill.directory}")
+
+
+def _show_candidate(candidate: SkillCandidate, *, err: bool) -> None:
+    """Prints SKILL.md, which agents follow, whole and exact, and the list of the other files."""
+    from hermes.cli.question import show_action
+    from hermes.safety.exact import exact
+    from hermes.skills.skill import SKILL_FILE
+
+    skill, files = candidate.skill, candidate.files
+    title = f"{skill.name} {skill.version or ''}, from {candidate.source}"
+    show_action(title, files[SKILL_FILE].decode("utf-8"), err=err)
+    click.echo("\nIts files, which agents can read too:", err=err)
+    for name, data in sorted(files.items()):
+        click.echo(f"  {len(data):>9,} bytes  {exact(name)}", err=err)
 
 
 @skills.command()

@@ -96,6 +96,21 @@ _RL = (
         help="Command that prints a JSON object; its 'reward' selects the best checkpoint.",
     ),
     click.option(
+        "--eval-environment",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="Environment whose held-out tasks evaluate the weights; needs --eval-config and --eval-folder.",
+    ),
+    click.option(
+        "--eval-config",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="Its configuration, with the server of the policy.",
+    ),
+    click.option(
+        "--eval-patience",
+        type=POSITIVE,
+        help="Stop after so many evaluations without a new best; default: never.",
+    ),
+    click.option(
         "--eval-folder",
         type=click.Path(path_type=Path, file_okay=False),
         help="Folder of the environment's own evaluations, which select the best checkpoint.",

@@ -114,6 +114,8 @@ def train_rl(
             options.reward_weight,
         ),
         eval_every=options.eval_every,
+        eval_checkpoints=options.eval_environment is None,
+        patience=options.eval_patience,
         api_url=options.api_url or trajectory_api_url(config.environ) or DEFAULT_URL,
         api_patience_s=options.api_patience_s,
         env_patience_s=options.env_patience_s,
@@ -130,8 +132,8 @@ def train_rl(
             sinks,
             progress,
             stop,
-            _eval_command(options, run, progress),
-            EvalWatcher(options.eval_folder),
+            _evaluation(options, run, progress),
+            EvalWatcher(options.eval_folder if options.eval_environment is None else None),
             teacher,
             guard,
             preference,
@@ -142,6 +144,7 @@ def train_rl(
 
 def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpec:
     from hermes.core import new_id
+    from hermes.policies.registry import named_policy
     from hermes.training.checkpoints import RetentionPolicy
     from hermes.training.service.client import LoraSpec, connection
     from hermes.training.session import TrainingRunSpec
@@ -150,7 +153,10 @@ def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpe
     model = options.base_model
     if Path(model).is_dir():
         model = str(Path(model).absolute())
-    start = find_weights(options.start, config.home) if options.start else None
+    if (policy := named_policy(config.home, options.start)) is not None:
+        start = policy.weights
+    else:
+        start = find_weights(options.start, config.home) if options.start else None
     run_id = options.name or f"{kind}-{new_id().lower()}"
     return TrainingRunSpec(
         run_id,
@@ -276,9 +282,20 @@ def start_engine(
         yield
 
 
-def _eval_command(options: RlOptions, run: TrainingRunSpec, progress: ProgressCallback) -> Evaluate | None:
+def _evaluation(options: RlOptions, run: TrainingRunSpec, progress: ProgressCallback) -> Evaluate | None:
+    from hermes.errors import UsageError
     from hermes.training.monitor.eval_command import command_evaluation
+    from hermes.training.monitor.eval_environment import environment_evaluation
 
+    if options.eval_environment is not None:
+        if options.eval_config is None or options.eval_folder is None:
+            raise UsageError(
+                "--eval-environment needs the configuration of the environment and a folder",
+                "add --eval-config FILE and --eval-folder FOLDER",
+            )
+        return environment_evaluation(
+            options.eval_environment, options.eval_config, options.eval_folder, progress
+        )
     command = options.eval_command
     return command_evaluation(command, run.id, progress) if command else None
 

@@ -35,8 +35,12 @@ def write_sft(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
 
 
 def write_preference(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
+    yield preference_row(pair, calls)
+
+
+def preference_row(pair: PreferencePair, calls: ToolCallStyle) -> JSONObject:
     prompt, (chosen, rejected), tools = _sides(pair.prompt, (pair.chosen, pair.rejected), pair.tools, calls)
-    yield {
+    return {
         "prompt": prompt,
         "chosen": chosen,
         "rejected": rejected,
@@ -56,14 +60,28 @@ def write_unpaired(example: Example, calls: ToolCallStyle) -> Iterator[JSONObjec
         raise UnfitError("no rating says good or bad" if example.ratings else "not rated")
     for span in spans:
         completion = example.messages[span.start : span.stop]
-        prompt, (shaped,), tools = _sides(example.messages[: span.start], (completion,), example.tools, calls)
-        yield {
-            "id": example.id,
-            "prompt": prompt,
-            "completion": shaped,
-            "label": span.desirable,
-            "tools": tools,
-        }
+        label = span.desirable
+        yield unpaired_row(
+            example.id, example.messages[: span.start], completion, label, example.tools, calls
+        )
+
+
+def unpaired_row(
+    trajectory_id: str,
+    prompt: Sequence[Message],
+    completion: Sequence[Message],
+    label: bool | None,
+    tools: Sequence[JSONObject],
+    calls: ToolCallStyle,
+) -> JSONObject:
+    shaped_prompt, (shaped,), schemas = _sides(prompt, (completion,), tools, calls)
+    return {
+        "id": trajectory_id,
+        "prompt": shaped_prompt,
+        "completion": shaped,
+        "label": label,
+        "tools": schemas,
+    }
 
 
 def write_stepwise(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import time
 from abc import abstractmethod
 from collections import Counter
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hermes.agent.build import open_writer
+from hermes.config.environment import RL_RUN_VARIABLE
 from hermes.config.load import Config, load
 from hermes.core import Message, Sampling, new_id
 from hermes.envs.agent import evaluate as agent_evaluate
@@ -83,7 +85,7 @@ class HermesAgentBaseEnv(BaseEnv):
         super().__init__(config, without_local_probes(server_configs), slurm, testing)
         if uses_results_directly(type(self).compute_reward):
             self.server = cast(ServerManager, LoopBoundServer(self.server))
-        self.run_id = f"{self.display_name}-{new_id()}"
+        self.run_id = os.environ.get(RL_RUN_VARIABLE) or f"{self.display_name}-{new_id()}"
         self.rewards_for_log: list[float] = []
         self.turns_for_log: list[int] = []
         self.tool_errors_for_log: list[int] = []

@@ -72,7 +72,7 @@ def read_result(trajectory: Trajectory) -> AgentResult:
         trajectory=trajectory,
         messages=[to_openai(message) for message in trajectory.messages],
         turns_used=len(model_steps),
-        finished_naturally=trajectory.outcome.stop_reason is StopReason.COMPLETED,
+        finished_naturally=trajectory.outcome.stop_reason in (StopReason.COMPLETED, StopReason.EMPTY),
         reasoning_per_turn=[step.message.reasoning for step in model_steps],
         tool_errors=list(_tool_errors(trajectory.steps)),
         outcome=trajectory.outcome,

@@ -48,7 +48,7 @@ class CodeTestsEnv(SolvableEnv):
     default_toolsets: ClassVar[Sequence[str]] = ("terminal", "file")
 
     def generate(self, split: Split) -> Iterator[CodeProblem]:
-        return draw(code_problem, split, self.config.seed)
+        return draw(code_problem, split, self.seed_of(split))
 
     def format_prompt(self, item: CodeProblem) -> str:
         examples = "\n".join(

@@ -35,7 +35,7 @@ class FormatEnv(SolvableEnv):
     config: FormatConfig
 
     def generate(self, split: Split) -> Iterator[FormTask]:
-        return draw(make_form_task, split, self.config.seed)
+        return draw(make_form_task, split, self.seed_of(split))
 
     def format_prompt(self, item: FormTask) -> str:
         return form_prompt(item)

@@ -2,7 +2,8 @@
 
 A subclass defines where its items come from (`generate`), how an item becomes a prompt (`format_prompt`) and
 how a rollout is graded (`grade`). Items are frozen and have a `key`; the key decides whether an item is
-trained on or held out, so the same seed gives the same items and no seed mixes the two splits.
+trained on or held out, so the same seed gives the same items and no seed mixes the two splits. Without a seed
+in the configuration, each training run has items of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ from hermes.errors import ConfigError
 
 class GeneratedEnvConfig(HermesAgentEnvConfig):
     tokenizer_name: str = Field(default="hermes/smollm2", description="The policy's tokenizer.")
-    seed: int = Field(default=0, description="Decides which items are drawn, and their order.")
+    seed: int | None = Field(
+        default=None,
+        description="Decides which items are drawn, and their order. Default: held-out items as with 0; "
+        "training items as with a number that serve draws for each run and tells nobody.",
+    )
     train_size: int = Field(default=2000, ge=1, description="Distinct items to train on.")
     eval_size: int = Field(default=100, ge=1, description="Held-out items to evaluate on.")
 
@@ -63,6 +68,12 @@ class GeneratedEnv(HermesAgentBaseEnv):
     def generate(self, split: Split) -> Iterator[Any]:
         """Distinct items of a split, in the order the seed decides."""
 
+    def seed_of(self, split: Split) -> int:
+        """The configured seed. Without one, a policy that knows the generator cannot draw its items again."""
+        if self.config.seed is not None:
+            return self.config.seed
+        return self.secret_seed if split is Split.TRAIN and self.secret_seed is not None else 0
+
     async def setup(self) -> None:
         self._train, self._eval = await asyncio.to_thread(self._load)
         self._order: list[Any] = []
@@ -82,7 +93,7 @@ class GeneratedEnv(HermesAgentBaseEnv):
         if not self._order:
             self._order = list(self._train)
             if self._epoch:
-                random.Random(f"{self.config.seed} {self._epoch}").shuffle(self._order)
+                random.Random(f"{self.seed_of(Split.TRAIN)} {self._epoch}").shuffle(self._order)
             self._order.reverse()
             self._epoch += 1
         return self._order.pop()

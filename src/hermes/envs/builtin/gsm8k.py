@@ -76,9 +76,9 @@ class Gsm8kEnv(SolvableEnv):
 
     def generate(self, split: Split) -> Iterator[WordProblem]:
         if not self._hub:
-            return draw(word_problem, split, self.config.seed)
+            return draw(word_problem, split, self.seed_of(split))
         problems = list(self._hub[split])
-        random.Random(f"{split} {self.config.seed}").shuffle(problems)
+        random.Random(f"{split} {self.seed_of(split)}").shuffle(problems)
         return iter(problems)
 
     def format_prompt(self, item: WordProblem) -> str:

@@ -76,7 +76,7 @@ class PreferenceEnv(GeneratedEnv):
         return train, held_out or train[:1]
 
     def generate(self, split: Split) -> Iterator[Instruction]:
-        return draw(instruction, split, self.config.seed)
+        return draw(instruction, split, self.seed_of(split))
 
     def format_prompt(self, item: Item) -> str:
         return item.text if isinstance(item, Instruction) else item.prompts[0]

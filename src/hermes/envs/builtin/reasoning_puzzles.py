@@ -49,7 +49,7 @@ class ReasoningGymEnv(SolvableEnv):
 
     def generate(self, split: Split) -> Iterator[Puzzle]:
         streams = [
-            puzzles(name, self.config.dataset_options.get(name, {}), split, self.config.seed)
+            puzzles(name, self.config.dataset_options.get(name, {}), split, self.seed_of(split))
             for name in self.config.datasets
         ]
         while streams:

@@ -79,7 +79,9 @@ class ToolCallingEnv(SolvableEnv):
     config: ToolCallingConfig
 
     def generate(self, split: Split) -> Iterator[FunctionRequest]:
-        return distinct(lambda rng: make_request(rng, split, self.config.categories), split, self.config.seed)
+        return distinct(
+            lambda rng: make_request(rng, split, self.config.categories), split, self.seed_of(split)
+        )
 
     def format_prompt(self, item: FunctionRequest) -> str:
         return item.text

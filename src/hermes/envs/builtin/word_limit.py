@@ -36,7 +36,7 @@ class WordLimitEnv(SolvableEnv):
     config: WordLimitConfig
 
     def generate(self, split: Split) -> Iterator[Note]:
-        return draw(make_note, split, self.config.seed)
+        return draw(make_note, split, self.seed_of(split))
 
     def format_prompt(self, item: Note) -> str:
         return limit_prompt(item, self.config.limit)

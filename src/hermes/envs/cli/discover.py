@@ -91,13 +91,21 @@ def locate(reference: str, folders: Sequence[Path]) -> Path:
             )
         return path
     environments = find_environments(folders).environments
-    for name in _name_variants(reference):
-        matches = [env for env in environments if name in (env.name, env.class_name, env.path.stem)]
-        if matches:
-            return matches[-1].path
+    listed = find_listed(reference, environments)
+    if listed is not None:
+        return listed.path
     close = get_close_matches(reference, [env.name for env in environments], n=3)
     hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes env list' shows all environments."
     raise UsageError(f"there is no environment '{reference}'.", hint)
+
+
+def find_listed(reference: str, environments: Sequence[EnvironmentInfo]) -> EnvironmentInfo | None:
+    """The environment of that name, class or file name; the last one where several fit."""
+    for name in _name_variants(reference):
+        matches = [env for env in environments if name in (env.name, env.class_name, env.path.stem)]
+        if matches:
+            return matches[-1]
+    return None
 
 
 def _name_variants(reference: str) -> Iterator[str]:

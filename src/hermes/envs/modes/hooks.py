@@ -21,6 +21,7 @@ class EnvHooks(Protocol):
     server: ServerManager
     completion_lengths: list[int]
     process_mode: Any
+    secret_seed: int | None
 
     @property
     def display_name(self) -> str: ...

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ class ServeMode:
                 await self.runner.finish()
 
     async def _serve(self, stop: StopRequest) -> None:
+        self.env.secret_seed = secrets.randbits(48)
         await self.runner.prepare()
         self.runner.session = ApiSession(self.config, self.config.wandb_name or self.env.display_name)
         completed = False

@@ -1,8 +1,9 @@
 """Rewards for mathematical answers: equal in value, whatever the notation (math-verify).
 
 Plain numbers are compared here; anything else is parsed and compared by math-verify in a worker that can be
-killed. A very long answer, or one with nested powers, is wrong without being evaluated. An expected answer
-that does not parse, or a comparison that times out, is a failure of the grader.
+killed. A very long answer, or one with nested powers, is wrong without being evaluated, and so is one whose
+evaluation uses up the time or memory of its process. An expected answer that does not parse, or that cannot
+be compared with itself, is a failure of the grader.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from hermes.envs.rewards.number import final_number, read_number
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
-from hermes.envs.rewards.worker import GraderProcess
+from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
 
 _MAX_CHARS = 300
 _NESTED_POWERS = re.compile(r"(\^|\*\*)\s*[{(]?\s*(\d{4,}|[^}]*(\^|\*\*))|!\s*!|\d{4,}\s*!")
@@ -37,7 +38,11 @@ class MathGrader:
             return passed()
         if len(candidate) > _MAX_CHARS or _NESTED_POWERS.search(candidate):
             return failed("the answer is not in a form that can be compared")
-        verdict = self._worker.call("compare", expected=expected, candidate=candidate)
+        try:
+            verdict = self._worker.call("compare", expected=expected, candidate=candidate)
+        except EvaluationExhaustedError as error:
+            self._worker.call("compare", expected=expected, candidate=expected)  # raises if that is to blame
+            return failed(f"the answer cannot be evaluated: {error.message}")
         if verdict == "unreadable":
             raise GraderError(f"the expected answer '{expected}' cannot be parsed as mathematics")
         return passed() if verdict == "equal" else failed(f"not equal to {expected}")
@@ -64,6 +69,11 @@ def _braced(text: str) -> str:
         if depth == 0:
             return text[:index]
     return text
+
+
+def preload() -> None:
+    """Imports the packages and reads their grammar, once for all calls."""
+    compare("x^2", r"\frac{1}{2}")
 
 
 def compare(expected: str, candidate: str) -> str:

@@ -1,9 +1,10 @@
 """The generators and scorers of reasoning-gym, as items with a key, behind a guard.
 
-Some of its scorers pass the answer to `eval` or to a computer algebra parser. Here a scorer runs in a worker
-with bounded time and memory, and a scorer that evaluates gets only answers that are plain data or arithmetic:
-any other answer counts as wrong and is never run. An answer on which a scorer raises counts as wrong too.
-Puzzles whose own answer would not pass the guard are left out.
+Some of its scorers pass the answer to `eval` or to a computer algebra parser. Here every scorer runs in a
+process that is made for the one answer, and a scorer that evaluates gets only answers whose syntax tree is
+plain data or arithmetic (`plain_answers`): any other answer counts as wrong and is never run. An answer on
+which a scorer raises, or which uses up the process's time or memory, counts as wrong too. Puzzles whose own
+answer would not pass the guard are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 import json
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -21,31 +22,27 @@ from typing import Any
 
 from hermes.core import JSON, JSONObject
 from hermes.envs.rewards.result import RewardResult, failed
-from hermes.envs.rewards.worker import GraderProcess
+from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
+from hermes.envs.tasks.plain_answers import is_arithmetic_of_numbers, is_data, is_expression
 from hermes.envs.tasks.split import Split, split_of
 from hermes.errors import MissingDependencyError, UsageError
 
-EVALUATING = frozenset(
-    {
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    }
-)
-"""Data sets whose scorers evaluate the answer."""
+EVALUATING: Mapping[str, Callable[[str], bool]] = {
+    "binary_matrix": is_data,
+    "countdown": is_arithmetic_of_numbers,
+    "intermediate_integration": is_expression,
+    "n_queens": is_data,
+    "polynomial_multiplication": is_expression,
+    "puzzle24": is_arithmetic_of_numbers,
+    "simple_integration": is_expression,
+    "spiral_matrix": is_data,
+    "string_insertion": is_data,
+}
+"""Data sets whose scorers evaluate the answer, and the texts that such a scorer gets."""
 _BY_TEXT = frozenset({"game_of_life_halting"})
 """Data sets whose scorers read any text as "True"; here the text itself is compared."""
-_FUNCTIONS = frozenset(
-    {"sin", "cos", "tan", "exp", "log", "ln", "sqrt", "Abs", "abs", "asin", "acos", "atan"}
-)
-_CALLED = re.compile(r"([^\W\d]\w*)\s*\(")
-_UNSAFE = re.compile(r"__|\.\s*[^\W\d]|[^\w\s+\-*/^().,\[\]'\"|]|\*\*\s*\(?\s*-?\d{4,}|\*\*[^+\-]*\*\*")
+_GIVEN_NUMBERS = frozenset({"puzzle24"})
+"""Data sets whose scorers accept numbers that the puzzle does not give; here they must be the given ones."""
 _MAX_CHARS, _MAX_EVALUATED_CHARS = 20_000, 2_000
 _PARTICIPATION_SCORE = 0.05
 """Some scorers give this much for any answer at all; it carries no signal."""
@@ -91,7 +88,7 @@ def _all_puzzles(dataset: str, options: JSONObject, seed: int) -> Iterator[Puzzl
 
     The seeds of blocks are a block apart, because other data sets make entry i of seed s from s + i.
     """
-    for block_seed in itertools.count(seed * 10_000_019, _BLOCK):
+    for block_seed in itertools.count(seed * 10_000_019 % 2**31, _BLOCK):
         for entry in _open(dataset, options, block_seed):
             gold = None if entry["answer"] is None else str(entry["answer"])
             if gold is None or _can_be_scored(dataset, gold):
@@ -117,18 +114,21 @@ class PuzzleGrader:
             return failed("the answer is empty")
         if not _can_be_scored(puzzle.dataset, solution):
             return failed("the answer is not in a form that can be scored")
-        score = float(
-            self._worker.call(
-                "score",
-                dataset=puzzle.dataset,
-                options=json.dumps(puzzle.options),
-                entry=base64.b64encode(puzzle.entry).decode(),
-                solution=solution,
-            )
-        )
+        try:
+            score = self._score(puzzle, solution)
+        except EvaluationExhaustedError as error:
+            if puzzle.answer is not None:
+                self._score(puzzle, puzzle.answer)  # raises if the answer is not to blame
+            return failed(f"the answer cannot be evaluated: {error.message}")
         success = float(score >= 1.0)
         partial = min(1.0, score) if score > _PARTICIPATION_SCORE else 0.0
         return RewardResult(partial if shaped else success, {"score": score, "success": success})
+
+    def _score(self, puzzle: Puzzle, solution: str) -> float:
+        opened: JSONObject = {"dataset": puzzle.dataset, "options": json.dumps(puzzle.options)}
+        entry = base64.b64encode(puzzle.entry).decode()
+        prepare = ("open_scorer", opened)
+        return float(self._worker.call("score", prepare=prepare, **opened, entry=entry, solution=solution))
 
     def close(self) -> None:
         self._worker.close()
@@ -136,35 +136,43 @@ class PuzzleGrader:
 
 def _can_be_scored(dataset: str, solution: str) -> bool:
     if dataset in EVALUATING:
-        return 0 < len(solution) <= _MAX_EVALUATED_CHARS and is_plain(solution)
+        return 0 < len(solution) <= _MAX_EVALUATED_CHARS and EVALUATING[dataset](solution)
     return 0 < len(solution.strip()) <= _MAX_CHARS
 
 
-def is_plain(solution: str) -> bool:
-    """True for data and arithmetic: no attribute access, calls of known functions only, no nested powers."""
-    if _UNSAFE.search(solution):
-        return False
-    return all(name in _FUNCTIONS or len(name) == 1 for name in _CALLED.findall(solution))
+def preload() -> None:
+    """Imports reasoning-gym, once for all calls."""
+    _data_sets()
 
 
 def score(dataset: str, options: str, entry: str, solution: str) -> float:
     """The data set's own score. Runs in the worker, which bounds its time and memory."""
-    generator = _reopened(dataset, options)
+    generator = open_scorer(dataset, options)
     puzzle_entry = pickle.loads(base64.b64decode(entry))  # noqa: S301  our own process wrote it
     if dataset in _BY_TEXT:
         return float(solution.casefold() == puzzle_entry["answer"].casefold())
+    if dataset in _GIVEN_NUMBERS and not _uses_numbers(solution, puzzle_entry["metadata"]["numbers"]):
+        return 0.0
     try:
         return float(generator.score_answer(answer=solution, entry=puzzle_entry))
-    except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError):
-        return 0.0  # the scorer cannot parse the solution
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # noqa: BLE001  the scorer cannot read the solution; a right answer never gets here
+        return 0.0
+
+
+def _uses_numbers(solution: str, numbers: Sequence[int]) -> bool:
+    return sorted(map(int, re.findall(r"\d+", solution))) == sorted(numbers)
 
 
 @lru_cache(maxsize=64)
-def _reopened(dataset: str, options: str) -> Any:
+def open_scorer(dataset: str, options: str) -> Any:
+    """The data set as its scorer; opened before the fork, so that calls share it."""
     return _open(dataset, json.loads(options), seed=0)
 
 
-def _open(dataset: str, options: JSONObject, seed: int) -> Any:
+def _data_sets() -> tuple[Mapping[str, Any], Callable[..., Any]]:
+    """The package's data sets by name, and the function that opens one."""
     try:
         from reasoning_gym.factory import (  # type: ignore[import-untyped]
             DATASETS,
@@ -172,8 +180,13 @@ def _open(dataset: str, options: JSONObject, seed: int) -> Any:
         )
     except ModuleNotFoundError as error:
         raise MissingDependencyError("reasoning-gym", "envs", "The environment reasoning_gym") from error
-    if dataset not in DATASETS:
-        near = ", ".join(get_close_matches(dataset, DATASETS)) or "see reasoning_gym.factory.DATASETS"
+    return DATASETS, create_dataset
+
+
+def _open(dataset: str, options: JSONObject, seed: int) -> Any:
+    data_sets, create_dataset = _data_sets()
+    if dataset not in data_sets:
+        near = ", ".join(get_close_matches(dataset, data_sets)) or "see reasoning_gym.factory.DATASETS"
         raise UsageError(f"reasoning-gym has no data set '{dataset}'.", f"Similar names: {near}.")
     try:
         return create_dataset(dataset, **options, seed=seed, size=_BLOCK)

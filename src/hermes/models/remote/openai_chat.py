@@ -100,7 +100,10 @@ class OpenAIChat(RemoteModel, ChatModel):
         self, request: ChatRequest, raw: JSONObject, latency_s: float, first_token_s: float | None
     ) -> ChatReply:
         choice = self._endpoint.first_choice(raw)
-        read = wire.message_from_wire(as_object(choice.get("message")), self._parser, request.tools)
+        message = choice.get("message")
+        if not isinstance(message, dict):
+            raise ProviderError(f"{self._endpoint.ref.url} answered without a message.", retryable=True)
+        read = wire.message_from_wire(message, self._parser, request.tools)
         usage, cost_usd = self._bill(raw)
         call = ModelCall(
             model=self.name,

@@ -127,7 +127,7 @@ def run_process_mode(
     env = {**resolved.section("env"), **overrides, "data_path_to_save_groups": str(output)}
     env["ensure_scores_are_not_same"] = False
     atomic_write(config, dump_yaml({"env": env, "openai": [server.settings]}))
-    command = [sys.executable, "-m", "hermes", "env", "process", resolved.selection.file_path]
+    command = [sys.executable, "-P", "-m", "hermes", "env", "process", resolved.selection.file_path]
     try:
         code = _run([*command, "--config", str(config)], log, timeout_s, output, start_s)
     finally:

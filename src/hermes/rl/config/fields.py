@@ -28,12 +28,20 @@ _COST = "it decides how long a run takes and what it costs"
 _POLICY = "policy, tokenizer and engine have to be one model"
 _COMPARABLE = "results are comparable only under the same value"
 _LENGTH = "engine memory is planned for it"
+_WRITES = "it names a file or folder that a run writes on this machine; a person names it"
+_ADDRESS = "keys and answers are sent to it; a person names it"
 
 LOCKS: Mapping[str, str] = MappingProxyType(
     {
         "env.tokenizer_name": _POLICY,
         "env.rollout_server_url": _SERVERS,
         "env.reward": "it names code that runs on this machine; a person names it",
+        "env.terminal_backend": "it decides whether the policy's commands are isolated; a person sets it",
+        "env.data_path_to_save_groups": _WRITES,
+        "env.data_dir_to_save_evals": _WRITES,
+        "env.judge_cache": _WRITES,
+        "env.judge_base_url": _ADDRESS,
+        "env.reward_model_url": _ADDRESS,
         "env.use_wandb": "it follows the key: W&B is used where WANDB_API_KEY is set",
         "env.max_token_length": _LENGTH,
         "env.max_num_workers": "the engine's own limits pace the environment",
@@ -164,7 +172,7 @@ def fields_of(section: str, model: type[BaseModel], defaults: Mapping[str, Any])
             low,
             high,
             _choices(info.annotation),
-            LOCKS.get(dotted),
+            LOCKS.get(dotted) or (_WRITES if "Path" in str(info.annotation) else None),
         )
     return fields
 

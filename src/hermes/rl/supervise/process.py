@@ -24,7 +24,8 @@ from urllib.error import URLError
 from hermes.config.environment import without_stored
 from hermes.core import JSON, JSONObject
 
-HERMES = (sys.executable, "-m", "hermes")
+HERMES = (sys.executable, "-P", "-m", "hermes")
+"""-P: nothing in the directory it starts in can take the place of a module."""
 _PROBE_S = 2.0
 _POLL_S = 0.05
 TAIL_BYTES = 16_384
@@ -158,10 +159,13 @@ def signal_group(process_id: ProcessId, number: signal.Signals) -> None:
         os.killpg(process_id.pid, number)
 
 
-def fetch_json(url: str) -> JSONObject | None:
+def fetch_json(url: str, token: str | None = None) -> JSONObject | None:
     """The JSON object that a server returns; None if it does not respond."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with urllib.request.urlopen(url, timeout=_PROBE_S) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=_PROBE_S
+        ) as response:
             body: JSONObject = json.loads(response.read() or b"{}")
             return body
     except (URLError, OSError, ValueError):

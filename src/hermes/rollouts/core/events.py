@@ -31,8 +31,14 @@ def env_disconnected(env_id: int) -> JSONObject:
     return {"type": "env_disconnected", "env_id": env_id}
 
 
-def answered(key: str, groups: int) -> JSONObject:
-    return {"type": "answered", "key": key, "groups": groups}
+def posted(key: str | None, groups: int) -> JSONObject:
+    """Written before the groups of a post. A log that ends before the last of them does not have the post."""
+    return {"type": "posted", "key": key, "groups": groups}
+
+
+def announced_groups(event: JSONObject) -> int:
+    """How many of the next records are groups of the same post; 0 for any other event."""
+    return int(event["groups"]) if event["type"] == "posted" else 0
 
 
 def served(lease: Lease) -> JSONObject:
@@ -58,13 +64,19 @@ def replay(state: ApiState, event: JSONObject, groups: Mapping[int, QueuedGroup]
         "started": state.start,
         "env_registered": lambda: state.register_env(EnvRegistration(**event["registration"]), now_s),
         "env_disconnected": lambda: state.disconnect(event["env_id"]),
-        "answered": lambda: state.remember(event["key"], event["groups"]),
+        "posted": lambda: _remember(state, event),
+        "answered": lambda: _remember(state, event),  # in older logs, after the groups
         "served": lambda: _serve(state, event["lease"], groups),
         "renewed": lambda: state.renew(event["lease_ids"], event["expires_s"]),
         "finished": lambda: state.finish(event["lease_id"]),
         "reset": state.reset,
     }
     handlers[event["type"]]()
+
+
+def _remember(state: ApiState, event: JSONObject) -> None:
+    if event["key"] is not None:
+        state.remember(event["key"], event["groups"])
 
 
 def _serve(state: ApiState, data: JSONObject, groups: Mapping[int, QueuedGroup]) -> None:

@@ -7,8 +7,8 @@ first, up to that share.
 
 A size that cannot be part of any batch (no sequences, more than a batch, or no sum with the other sizes that
 is a batch) is set aside: it waits in the queue, and the rest is packed as if it were not there. Where the
-largest size makes no batch, the next one is tried, and at last single groups, so that an odd size holds up
-nothing.
+largest size makes no batch, the next one is tried, then single groups in order of arrival, and at last any
+numbers of groups that add up (`exact_fill`): if the queue holds a batch, it is found.
 
 Cost: linear in the groups of one batch and in the number of lanes, however long they are.
 """
@@ -18,10 +18,12 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from hermes.rollouts.core.exact_fill import Supply, exact_counts
 from hermes.rollouts.core.queue import Lane, LaneKey, QueuedGroup, QueueEntry
 
 Lanes: TypeAlias = Mapping[LaneKey, Lane]
@@ -79,7 +81,7 @@ def choose(lanes: Lanes, demand: Demand) -> list[QueuedGroup]:
         packed = {key: lane for key, lane in lanes.items() if key[1] in lengths}
         if entries := fill(packed, lengths, demand):
             return [entry.group for entry in entries]
-    return []
+    return [entry.group for entry in _fill_exactly(lanes, demand)]
 
 
 def _pack_lengths(sizes: Collection[int]) -> Iterator[dict[int, int]]:
@@ -158,6 +160,49 @@ def _fill_with_minimums(lanes: Lanes, lengths: Mapping[int, int], demand: Demand
     for pack in heapq.merge(*rest, key=_completed_at):
         filling.take(pack[0])
     return [] if filling.room else filling.entries
+
+
+def _fill_exactly(lanes: Lanes, demand: Demand) -> list[QueueEntry]:
+    """Each minimum share first, then the numbers of groups that fill the rest, oldest first.
+
+    A share can leave a rest that nothing fills; then the environments get a little more than their share.
+    """
+    shares = _shares({key: len(lane) for key, lane in lanes.items()}, demand)
+    if shares is None:
+        return []
+    for extra in range(max(size for _, size in lanes) if shares else 1):
+        filling = _Filling(demand.batch_size)
+        for env_id, sequences in shares.items():
+            needed = sequences + extra
+            for entry in heapq.merge(*(lane for key, lane in lanes.items() if key[0] == env_id)):
+                if needed <= 0:
+                    break
+                needed -= filling.take(entry)
+        if _fill_rest_exactly(lanes, filling):
+            return filling.entries
+    return []
+
+
+def _fill_rest_exactly(lanes: Lanes, filling: _Filling) -> bool:
+    """Fills the room to the last sequence, or changes nothing and returns False."""
+    left: dict[LaneKey, list[QueueEntry]] = {}
+    for key, lane in lanes.items():
+        first = filling.taken.get(key, 0)
+        left[key] = list(itertools.islice(lane, first, first + filling.room // key[1]))
+    in_order: Counter[LaneKey] = Counter()
+    room = filling.room
+    for entry in heapq.merge(*left.values()):
+        if room <= 0:
+            break
+        in_order[entry.group.env_id, entry.group.size] += 1
+        room -= entry.group.size
+    supplies = {key: Supply(key[1], len(entries), in_order[key]) for key, entries in left.items()}
+    counts = exact_counts(supplies, filling.room)
+    if counts is None:
+        return False
+    for entry in heapq.merge(*(left[key][:count] for key, count in counts.items())):
+        filling.take(entry)
+    return True
 
 
 def _shares(complete: Collection[LaneKey], demand: Demand) -> dict[int, int] | None:

@@ -44,6 +44,8 @@ class Queue:
         self._sizes: Counter[int] = Counter()
         self._ids: set[int] = set()
         self._next_order = 0
+        self.version = 0
+        """Grows with every change."""
         self.groups = 0
         self.sequences = 0
         self.bytes = 0
@@ -89,6 +91,7 @@ class Queue:
         return min(heads).group if heads else None
 
     def _count(self, group: QueuedGroup, sign: int) -> None:
+        self.version += 1
         self.groups += sign
         self._sizes[group.size] += sign
         if not self._sizes[group.size]:

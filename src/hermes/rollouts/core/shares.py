@@ -2,8 +2,11 @@
 
 Queued groups count. A lost batch does not: its step was counted when it was first served, and an environment
 that adds the queue to the step would count it twice and end one batch too early. Groups that are set aside do
-not count either, or they would pause environments for good. Sums over environments are updated only for those
-whose groups changed, so the cost of a poll does not grow with the number of environments.
+not count either, or they would pause environments for good; nor does a queue that is long enough for a batch
+but whose groups do not add up to one: it needs more groups, not a pause.
+
+Sums over environments are updated only for those whose groups changed, so the cost of a poll does not grow
+with the number of environments.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ class Shares:
         self._sequences: dict[int | None, int] = {}
         self._available: dict[int | None, int] = {}
         """Sequences of each environment beyond its minimum, in whole packs."""
+        self._all_sequences = 0
         self._all_available = 0
         self._all_weight = 0.0
         self._all_minimums = 0.0
@@ -36,6 +40,8 @@ class Shares:
         group_size = max(registration.group_size, *own_sizes, 1)
         own_sequences = self._sequences.get(env_id, 0)
         other_sequences = self._all_available - self._available.get(env_id, 0)
+        if 0 < state.demand().batch_size <= self._all_sequences and not state.adds_up():
+            own_sequences = other_sequences = 0
         weight = _area(registration.max_token_length, registration.weight)
         return {
             "current_step": state.step,
@@ -54,7 +60,8 @@ class Shares:
         changed = state.changed_envs
         if self._basis is None or basis[0] is not self._basis[0] or basis[1:] != self._basis[1:]:
             self._basis = basis
-            self._sequences, self._available, self._all_available = {}, {}, 0
+            self._sequences, self._available = {}, {}
+            self._all_sequences = self._all_available = 0
             changed = {env_id for env_id, _ in state.queue.lanes}
             connected = [env.registration for env in state.envs.values() if env.connected]
             self._all_weight = sum(_area(env.max_token_length, env.weight) for env in connected)
@@ -73,6 +80,7 @@ class Shares:
         available = max(0, -(-sequences // largest) * largest - int(demand.batch_size * share))
         self._all_available += available - self._available.get(env_id, 0)
         self._available[env_id] = available
+        self._all_sequences += sequences - self._sequences.get(env_id, 0)
         self._sequences[env_id] = sequences
 
 

@@ -85,6 +85,8 @@ class ApiState:
     changed_envs: set[int | None] = field(default_factory=set)
     """Environments whose queued groups have changed since `Shares` last cleared this set."""
     _demand: Demand | None = None
+    _adds_up: tuple[tuple[int, Demand], bool] | None = None
+    """The queue and the demand that `adds_up` was computed for, and its result."""
 
     def register(self, registration: Registration) -> None:
         """The first trainer sets up the run; groups posted before it are kept."""
@@ -229,8 +231,22 @@ class ApiState:
         self.leases[lease.id] = lease
         self.changed_envs.update(group.env_id for group in lease.groups)
 
+    def adds_up(self) -> bool:
+        """Whether some of the queued groups have exactly as many sequences as a batch.
+
+        Minimum shares do not count here: a batch that waits for one environment is still supply.
+        """
+        demand = self.demand()
+        version = (self.queue.version, demand)
+        if self._adds_up is None or self._adds_up[0] != version:
+            anyone = replace(demand, minimums={})
+            self._adds_up = (version, bool(choose(self.queue.lanes, anyone)))
+        return self._adds_up[1]
+
     def no_batch_reason(self) -> str:
-        return no_batch_reason(self.queue.lanes, self.demand())
+        reason = no_batch_reason(self.queue.lanes, self.demand())
+        parts = sum(len(buffer.parts) for buffer in self.buffers.values())
+        return f"{reason}; {parts} posts are parts of groups and wait for the rest" if parts else reason
 
     def mark_lost(self, lease_id: int) -> None:
         """The batch did not arrive, or its lease expired: it will be redelivered."""

@@ -2,7 +2,8 @@
 
 A response has arrived if the client sent its next request on the connection, or closed the connection in
 order after every byte was acknowledged. It has not if the connection was reset (as by closing it with unread
-data) or closed with unacknowledged bytes.
+data) or closed with unacknowledged bytes. A server that shuts down waits until its responses are acknowledged
+before it closes their connections.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from hermes.serving.protocol import LimitedHttpProtocol
 
 _READ_AHEAD_BYTES = 4 << 20
+_ACK_PATIENCE_S = 5.0
+"""How long a shutdown waits for the client's kernel to acknowledge a response."""
+_ACK_POLL_S = 0.02
 
 
 class _BodyBuffer:
@@ -30,16 +34,17 @@ class _BodyBuffer:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
-class HttpConnection(HttpToolsProtocol):
+class HttpConnection(LimitedHttpProtocol):
     """Available to the application as `scope["state"]["connection"]`."""
 
-    _on_settled: Callable[[bool], None] | None = None
+    _watchers: tuple[Callable[[bool], None], ...] = ()
+    """Of responses that are not settled: one, or more if the client pipelines its requests."""
     _truncated = False
     _lost = False
 
     def watch(self, on_settled: Callable[[bool], None]) -> None:
         """Calls `on_settled` once: with True when the current response arrived, with False if it did not."""
-        self._on_settled = on_settled
+        self._watchers = (*self._watchers, on_settled)
         if self._lost:
             self._settle(False)
 
@@ -52,7 +57,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         # uvicorn wakes the application for every 64 KB and copies each byte three times; a group is larger.
         cycle: Any = self.cycle
-        if cycle.response_complete:
+        if self._refused or cycle.response_complete:
             return
         if not isinstance(cycle.body, _BodyBuffer):
             cycle.body = _BodyBuffer()
@@ -73,8 +78,20 @@ class HttpConnection(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
 
     def shutdown(self) -> None:
-        if self.cycle is not None and self.cycle.response_complete:
-            self._truncated = _unacknowledged_bytes(self.transport) > 0
+        if not self._watchers:
+            super().shutdown()
+        else:
+            self._shutdown_when_acknowledged(self.loop.time() + _ACK_PATIENCE_S)
+
+    def _shutdown_when_acknowledged(self, deadline_s: float) -> None:
+        if self._lost:
+            return
+        complete = self.cycle is not None and self.cycle.response_complete
+        unacknowledged = _unacknowledged_bytes(self.transport) > 0
+        if (unacknowledged or not complete) and self.loop.time() < deadline_s:
+            self.loop.call_later(_ACK_POLL_S, self._shutdown_when_acknowledged, deadline_s)
+            return
+        self._truncated = complete and unacknowledged
         super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -84,8 +101,8 @@ class HttpConnection(HttpToolsProtocol):
         self._settle(complete and exc is None and not self._truncated)
 
     def _settle(self, arrived: bool) -> None:
-        on_settled, self._on_settled = self._on_settled, None
-        if on_settled is not None:
+        watchers, self._watchers = self._watchers, ()
+        for on_settled in watchers:
             on_settled(arrived)
 
 

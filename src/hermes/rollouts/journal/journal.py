@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 
 from hermes.core.json import JSONObject
 from hermes.disk.filelock import FileLock
+from hermes.disk.files import make_private_dirs
 from hermes.errors import StoreError
 from hermes.rollouts.core.queue import QueuedGroup
 from hermes.rollouts.core.snapshot import describe, describe_group
@@ -51,7 +52,10 @@ class GroupJournal(Protocol):
     def append_groups(
         self, groups: Sequence[NewGroup], accept: Callable[[QueuedGroup], A], event: JSONObject | None
     ) -> asyncio.Future[list[A]]:
-        """Records groups and an event in one write; then calls `accept` for each group in order."""
+        """Records an event and the groups it announces; then calls `accept` for each group in order.
+
+        Without an event there is one group. After a crash either all of it is in the log or nothing.
+        """
         ...
 
     def readers(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
@@ -164,7 +168,7 @@ class FileJournal:
         records = (
             LogRecord(RecordKind.GROUP, group_payload(describe_group(group), body)) for group, body in groups
         )
-        self._log.put(LogWrite(chain(records, [_event_record(event)] if event else ()), on_written))
+        self._log.put(LogWrite(chain([_event_record(event)] if event else (), records), on_written))
         return future
 
     def readers(self, group_ids: Iterable[int]) -> list[Callable[[], bytes]]:
@@ -274,7 +278,7 @@ def _completed_future(result: T) -> asyncio.Future[T]:
 def _lock_directory(directory: Path) -> FileLock:
     """Creates the directory if need be and keeps other servers out of it until the lock is released."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_dirs(directory)
         lock = FileLock(directory / "lock")
         acquired = lock.acquire(blocking=False)
     except OSError as error:

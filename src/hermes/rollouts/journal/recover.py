@@ -1,7 +1,8 @@
 """Rebuilds the state from the files of a state directory.
 
 The state is that of the newest snapshot, changed by every group and event numbered after it; the bytes of
-groups may be in any segment. The torn end of the last segment is truncated. Damage anywhere else, or a
+groups may be in any segment. The torn end of the last segment is truncated, and with it a post of which only
+some groups were written: its client was not answered, and sends all of them again. Damage anywhere else, or a
 missing group that is still needed, is an error: going on would lose data silently.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,17 +97,34 @@ def _read(segment: LogSegment, log: _LogScan, *, last: bool) -> None:
     if segment.read(0, len(MAGIC)) != MAGIC:
         raise StoreError(f"{segment.path} is not a log that this version of Hermes can read", _HINT)
     end = len(MAGIC)
-    for record in scan(segment):
-        log.add(record, segment)
-        end = record.start + len(record.payload)
-        segment.last_number = record.number
+    for records in _whole_writes(scan(segment)):
+        for record in records:
+            log.add(record, segment)
+            end = record.start + len(record.payload)
+            segment.last_number = record.number
     if end == segment.size:
         return
     if not last:
         raise StoreError(f"{segment.path} is damaged at byte {end} of {segment.size}", _HINT)
     _logger.warning("%s: truncated %d bytes that were never acknowledged", segment.path, segment.size - end)
     os.ftruncate(segment.fd, end)
+    os.fsync(segment.fd)  # before a newer segment exists: then a torn end here would be damage
     segment.size = end
+
+
+def _whole_writes(records: Iterable[SegmentRecord]) -> Iterator[list[SegmentRecord]]:
+    """The records of a post together, any other alone; the last post only if all of its groups are there."""
+    post: list[SegmentRecord] = []
+    missing = 0
+    for record in records:
+        post.append(record)
+        if missing:
+            missing -= 1
+        elif record.kind is RecordKind.EVENT:
+            missing = events.announced_groups(json.loads(record.payload))
+        if not missing:
+            yield post
+            post = []
 
 
 def _rebuild(log: _LogScan, now_s: float) -> ApiState:

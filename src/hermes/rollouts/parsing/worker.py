@@ -93,6 +93,7 @@ class Parser:
     async def _start(self) -> asyncio.subprocess.Process:
         self._child = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",
             "-m",
             "hermes.rollouts.parsing.worker",
             stdin=asyncio.subprocess.PIPE,

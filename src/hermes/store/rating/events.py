@@ -28,7 +28,8 @@ CREATE INDEX ratings_by_queue ON ratings (queue, item, rater) WHERE queue IS NOT
 CREATE TABLE rating_queues (
     name TEXT PRIMARY KEY,
     settings TEXT NOT NULL,
-    created_at_ms INTEGER NOT NULL
+    created_at_ms INTEGER NOT NULL,
+    first_open INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE rating_items (
     queue TEXT NOT NULL REFERENCES rating_queues (name),

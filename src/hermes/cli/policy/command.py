@@ -1,0 +1,146 @@
+"""`hermes policy`: which weights answer by the name `policy`, and where they come from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hermes.cli.options import json_option, stored_variables
+
+if TYPE_CHECKING:
+    from hermes.policies.registry import PolicyRegistry
+
+
+@click.group()
+def policy() -> None:
+    """Policies: list, show, promote, roll back, compare, serve.
+
+    `hermes --model policy` talks to the current one, `--model policy:ID` to a certain one.
+    """
+
+
+@policy.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the policies, oldest first; the current one is marked."""
+    import json
+    from dataclasses import asdict
+
+    from hermes.cli.render import local_time
+    from hermes.cli.tables import columns
+    from hermes.policies.registry import BASE_ID
+
+    registry = _registry()
+    current, policies = registry.current(), registry.policies()
+    if as_json:
+        click.echo(json.dumps({"current": current.id, "policies": [asdict(record) for record in policies]}))
+        return
+    table = [("", "policy", "when", "method", "ratings", "compared", "from")]
+    table.append(("*" if current.id == BASE_ID else "", BASE_ID, "", "", "", "", current.base_model))
+    for record in policies:
+        marker = "*" if record.id == current.id else ""
+        when = local_time(record.created_at_ms)
+        counts = (record.method, str(len(record.ratings)), record.decision)
+        table.append((marker, record.id, when, *counts, record.parent))
+    click.echo(columns(table))
+
+
+@policy.command("show")
+@click.argument("name", default="current")
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """Show a policy: weights, lineage, ratings, the comparison that decided."""
+    import json
+    from dataclasses import asdict
+
+    record = _registry().find(name)
+    if as_json:
+        click.echo(json.dumps(asdict(record)))
+        return
+    for label, value in (
+        ("policy", record.id),
+        ("base model", record.base_model),
+        ("weights", record.weights or "(the base model)"),
+        ("sampler", record.sampler or ""),
+        ("from policy", record.parent),
+        ("method", record.method),
+        ("training run", record.run_id or ""),
+        ("compared", record.decision),
+        ("figures", json.dumps(record.facts) if record.facts else ""),
+        ("report", record.report or ""),
+        ("ratings", f"{len(record.ratings)}: {', '.join(record.ratings[:3])} …" if record.ratings else ""),
+    ):
+        if value:
+            click.echo(f"{label:<13} {value}")
+
+
+@policy.command("promote")
+@click.argument("name")
+@click.option("--base-model", default="hermes/smollm2", show_default=True, help="Of weights by their path.")
+@json_option
+def promote(name: str, base_model: str, as_json: bool) -> None:
+    """Make NAME the current policy: an id, 'base', or weights as tinker://RUN/weights/NAME."""
+    import json
+    import time
+
+    from hermes.policies.registry import PolicyRecord, new_policy_id
+
+    registry = _registry()
+    if name.startswith("tinker://"):
+        sampler = name.replace("/weights/", "/sampler_weights/")
+        record = PolicyRecord(
+            new_policy_id(),
+            base_model,
+            name,
+            sampler,
+            parent=registry.current(base_model).id,
+            method="by hand",
+            created_at_ms=time.time_ns() // 1_000_000,
+        )
+        registry.add(record)
+        name = record.id
+    record = registry.promote(name, "by hand")
+    click.echo(json.dumps({"current": record.id}) if as_json else f"the current policy is {record.id}")
+
+
+@policy.command("rollback")
+@json_option
+def rollback(as_json: bool) -> None:
+    """Make the policy before the current one current again."""
+    import json
+
+    record = _registry().rollback()
+    click.echo(json.dumps({"current": record.id}) if as_json else f"the current policy is {record.id}")
+
+
+@policy.command("compare")
+@click.argument("first", default="base")
+@click.argument("second", default="current")
+@click.option("-q", "--query", "queries", multiple=True, required=True, help="A question; repeatable.")
+@json_option
+@stored_variables
+def compare(first: str, second: str, queries: tuple[str, ...], as_json: bool) -> None:
+    """Ask two policies the same questions and show both answers."""
+    from hermes.cli.policy.compare import run_compare
+
+    run_compare(first, second, queries, as_json)
+
+
+@policy.command("serve")
+@click.argument("name", default="current")
+@click.option("--port", type=click.IntRange(1, 65535), help="Default: 8001, or a free port.")
+@stored_variables
+def serve(name: str, port: int | None) -> None:
+    """Serve a policy over the OpenAI API; `hermes batch --model policy` uses it."""
+    from hermes.config.load import load
+    from hermes.policies.open import serve_policy
+
+    serve_policy(load(), _registry().find(name), port, click.echo)
+
+
+def _registry() -> PolicyRegistry:
+    from hermes.config.load import load
+    from hermes.policies.registry import PolicyRegistry
+
+    return PolicyRegistry(load().home)

@@ -1,0 +1,55 @@
+"""`hermes policy compare`: both policies answer, through the ordinary agent loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import click
+
+from hermes.config.load import Config, load
+from hermes.policies.open import open_policy_model
+from hermes.policies.registry import PolicyRecord, PolicyRegistry
+from hermes.safety.text import printable
+
+
+def run_compare(first: str, second: str, queries: tuple[str, ...], as_json: bool) -> None:
+    config = load()
+    registry = PolicyRegistry(config.home)
+    records = [registry.find(name) for name in (first, second)]
+    sides = [asyncio.run(_answers(config, record, queries)) for record in records]
+    rows = [
+        {"question": question, "answers": {records[0].id: left, records[1].id: right}}
+        for question, left, right in zip(queries, *sides, strict=True)
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    for question, left, right in zip(queries, *sides, strict=True):
+        click.secho(f"\n{printable(question)}", bold=True)
+        for record, text in zip(records, (left, right), strict=True):
+            click.echo(f"[{record.id}]\n{printable(text)}")
+    click.echo("\nRate one against the other: hermes rate A --over B (hermes trajectories list)")
+
+
+async def _answers(config: Config, record: PolicyRecord, queries: tuple[str, ...]) -> list[str]:
+    from hermes.agent.build import RolloutPlan, open_writer
+    from hermes.agent.chat import Conversation
+    from hermes.agent.examples import examples_for
+    from hermes.agent.toolset_choice import choose_toolsets
+    from hermes.core import Source
+
+    model = open_policy_model(config, record, lambda line: click.echo(f"({line})", err=True))
+    toolsets = choose_toolsets(config, record.base_model, None, None)
+    plan = RolloutPlan(toolsets=toolsets, examples=examples_for(record.base_model, toolsets))
+    answers = []
+    with open_writer(config) as writer:
+        try:
+            for question in queries:
+                async with Conversation(config, writer, model, plan, Source.QUERY) as chat:
+                    async for _ in chat.send(question):
+                        pass
+                    answers.append(chat.loop.messages[-1].content)
+        finally:
+            await model.close()
+    return answers

@@ -1,0 +1,49 @@
+"""`hermes rate queue`: makes a queue, lists queues, and rates from one with single keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hermes.cli.options import add_options, filter_options, json_option
+
+
+@click.command("queue")
+@click.argument("name", default="default")
+@add_options(
+    click.option(
+        "--rule",
+        type=click.Choice(["random", "spread", "disagreement", "uncertainty", "query"]),
+        help="What comes first; for a new queue. random, groups whose rewards differ, judge against person, "
+        "what a reward model is unsure of, or what the filters select.",
+    ),
+    click.option(
+        "--mode", type=click.Choice(["thumb", "score", "pair", "step"]), help="What is asked; default: thumb."
+    ),
+    click.option("--seed", type=int, help="Of the order; default: 0."),
+    click.option("--raters", "raters_per_item", type=click.IntRange(min=1), help="Raters an item; 1."),
+    click.option("--repeats", "repeat_share", type=click.FloatRange(0, 0.5), help="Share shown twice; 0.05."),
+    click.option("--limit", type=click.IntRange(min=1), help="Most items of a new queue."),
+    click.option("--where", multiple=True, metavar="CONDITION", help="As for 'hermes export'; repeatable."),
+    click.option("--rated-too", is_flag=True, help="Also what a person has rated already."),
+    click.option("--rater", help="Your name; default: your user name."),
+    click.option("--list", "list_", is_flag=True, help="List the queues and their progress."),
+    click.option("--make", is_flag=True, help="Make the queue or add new items, and rate nothing."),
+)
+@filter_options
+@json_option
+def queue(**params: Any) -> None:
+    """Rate one item after another with single keys, from the queue NAME.
+
+    A queue that does not exist is made, from the rule and the filters; naming it again continues it. Two
+    people never have the same item at once.
+    """
+    from hermes.cli.rating.queue_run import list_queues, make_queue, rate_items
+
+    if params["list_"]:
+        list_queues(params["as_json"])
+        return
+    make_queue(params)
+    if not params["make"]:
+        rate_items(params["name"], params["rater"])

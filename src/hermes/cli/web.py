@@ -1,0 +1,35 @@
+"""`hermes web`: the web app."""
+
+from __future__ import annotations
+
+import click
+
+from hermes.cli.options import stored_variables
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8765, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
+)
+@click.option("--no-open", is_flag=True, help="Do not open a browser.")
+@stored_variables
+def web(host: str, port: int, no_open: bool) -> None:
+    """Read, rate and watch in a browser, until interrupted.
+
+    On any address but loopback, HERMES_WEB_TOKEN must hold a token that people sign in with.
+    """
+    import logging
+    import os
+    import sys
+
+    from hermes.config.load import load
+    from hermes.web.server import WebOptions, serve
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    token = os.environ.get("HERMES_WEB_TOKEN") or None
+    serve(
+        load(),
+        WebOptions(host, port, token, open_browser=not no_open and sys.stdout.isatty()),
+        lambda url: click.echo(f"hermes web on {url} (Ctrl-C ends it)"),
+    )

@@ -1,0 +1,371 @@
+"""From ratings to a promoted policy: rows, training, comparison on held-out data, decision, report.
+
+Training runs as `hermes train …` in processes of its own, against an engine that is started for it or a
+service that is named. A candidate is promoted only if the sequential test on held-out ratings says that it is
+better, and a rater of held-out answers, where one is named, does not say that it is worse. Else the old
+policy stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.config.paths import db_path
+from hermes.core import JSONObject
+from hermes.data.formats.base import ToolCallStyle
+from hermes.data.formats.trl import preference_row, unpaired_row
+from hermes.disk.files import atomic_write, ensure_dir
+from hermes.errors import HermesError, UsageError
+from hermes.policies.answers import AnswerPair, answer_both
+from hermes.policies.registry import PolicyRecord, PolicyRegistry, new_policy_id
+from hermes.policies.report import ImprovementFacts, verdict_line, write_report
+from hermes.policies.rows import (
+    HeldOutComparison,
+    ImprovementRows,
+    Method,
+    choose_method,
+    gather_rows,
+    held_out_comparisons,
+)
+from hermes.policies.scoring import ComparisonGain, compare_likelihoods
+from hermes.policies.sequential import (
+    DEFAULT_ERROR_RATE,
+    Decision,
+    SequentialTest,
+    fewest_wins,
+    run_test,
+    spent_error_rate,
+)
+from hermes.rl.supervise import ports
+from hermes.rl.supervise.process import fetch_json
+from hermes.rl.supervise.process_group import ProcessGroup
+from hermes.store import Reader
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.ratings.auto import AutoRater
+
+_PARSER = "hermes"
+
+
+@dataclass(frozen=True)
+class ImproveSettings:
+    base_model: str = "hermes/smollm2"
+    method: Method | None = None
+    """None: chosen by how much there is."""
+    error_rate: float = DEFAULT_ERROR_RATE
+    """Over all candidates against one policy."""
+    eval_share: float = 0.3
+    """Share of tasks whose ratings are held out."""
+    seed: int = 0
+    rank: int = 32
+    learning_rate: float | None = None
+    epochs: int = 3
+    max_steps: int | None = None
+    batch_size: int = 16
+    max_tokens: int = 2048
+    answer_tokens: int = 200
+    examples: int = 16
+    """Held-out tasks that both policies answer; 0: none."""
+    device: str = "auto"
+    service: str | None = None
+    """An engine or service that runs already; None: an engine is started."""
+    everything: bool = False
+    """Learn from all ratings, not only from those since the current policy."""
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """The outcome of one run."""
+
+    record: PolicyRecord
+    promoted: bool
+    sentence: str
+    report: Path
+
+
+Progress = Callable[[str], None]
+
+
+def new_ratings(config: Config) -> int:
+    """Ratings since the last candidate was made."""
+    last = max((record.ratings_until_ms for record in PolicyRegistry(config.home).policies()), default=0)
+    with Reader(db_path(config.home)) as reader:
+        return sum(rating.created_at_ms > last for rating in reader.all_ratings())
+
+
+def improve(
+    config: Config, settings: ImproveSettings, rater: AutoRater | None, progress: Progress
+) -> Improvement:
+    """UsageError if there is too little to learn from, or too little held out to decide anything."""
+    registry = PolicyRegistry(config.home)
+    current = registry.current(settings.base_model)
+    if current.base_model != settings.base_model:
+        raise UsageError(
+            f"the current policy stands on {current.base_model}, not on {settings.base_model}",
+            f"--base-model {current.base_model}, or hermes policy promote base",
+        )
+    until_ms = time.time_ns() // 1_000_000
+    with Reader(db_path(config.home)) as reader:
+        rows = gather_rows(
+            reader, 0 if settings.everything else current.ratings_until_ms, settings.eval_share
+        )
+    method, reason = choose_method(rows, settings.method)
+    progress(reason)
+    error_rate = spent_error_rate(settings.error_rate, registry.attempts(current.id) + 1)
+    comparisons = held_out_comparisons(rows, method, settings.seed)
+    _check_decidable(comparisons, error_rate)
+    policy_id = new_policy_id()
+    folder = ensure_dir(registry.folder / policy_id)
+    with _engine(config, settings, folder, progress) as (processes, url):
+        trainer = _PolicyTrainer(settings, folder, processes, url, current)
+        result = trainer.train(method, rows, progress)
+        record = PolicyRecord(
+            policy_id,
+            settings.base_model,
+            str(result["weights"]),
+            str(result["sampler"]),
+            str(result["run_id"]),
+            current.id,
+            method.value,
+            rows.ratings,
+            until_ms,
+            created_at_ms=until_ms,
+        )
+        progress(f"comparing with policy {current.id} on {len(comparisons)} held-out comparisons")
+        gains = _gains(config, settings, url, current, record, comparisons, folder)
+        answers = _answers(config, settings, url, current, record, comparisons, rater, progress)
+    return _decide(registry, record, reason, rows, gains, answers, rater, error_rate, folder)
+
+
+def _check_decidable(comparisons: list[HeldOutComparison], error_rate: float) -> None:
+    least = fewest_wins(error_rate)
+    if len(comparisons) < least:
+        raise UsageError(
+            f"{len(comparisons)} tasks with held-out ratings can never show that a policy is better:"
+            f" at an error rate of {error_rate:.2g} it takes at least {least}",
+            "rate answers to more tasks, hold out more (--eval-share), or accept a higher --error-rate",
+        )
+
+
+def _decide(
+    registry: PolicyRegistry,
+    record: PolicyRecord,
+    reason: str,
+    rows: ImprovementRows,
+    gains: list[ComparisonGain],
+    answers: list[AnswerPair],
+    rater: AutoRater | None,
+    error_rate: float,
+    folder: Path,
+) -> Improvement:
+    test = run_test([gain.result for gain in gains], error_rate)
+    results = [pair.result for pair in answers if pair.result is not None]
+    answers_test = run_test(results, error_rate) if results else None
+    promoted = should_promote(test, answers_test)
+    record = replace(
+        record,
+        decision=test.decision.value,
+        report=str(folder / "report.md"),
+        facts=_figures(test, answers_test),
+    )
+    facts = ImprovementFacts(
+        record,
+        reason,
+        rows,
+        test,
+        gains,
+        answers,
+        answers_test,
+        rater.name if rater else None,
+        promoted,
+    )
+    report = write_report(facts, folder)
+    registry.add(record)
+    sentence = verdict_line(facts)
+    if promoted:
+        registry.promote(record.id, sentence)
+    return Improvement(record, promoted, sentence, report)
+
+
+def should_promote(ratings: SequentialTest, answers: SequentialTest | None) -> bool:
+    """Better on held-out ratings, and not worse on held-out tasks."""
+    worse = answers is not None and answers.decision is Decision.WORSE
+    return ratings.decision is Decision.BETTER and not worse
+
+
+def _figures(test: SequentialTest, answers: SequentialTest | None) -> JSONObject:
+    figures: JSONObject = {
+        "wins": test.wins,
+        "losses": test.losses,
+        "ties": test.ties,
+        "evidence": test.highest,
+        "error_rate": test.error_rate,
+    }
+    if answers is not None:
+        figures["tasks"] = {"wins": answers.wins, "losses": answers.losses, "ties": answers.ties}
+    return figures
+
+
+@contextmanager
+def _engine(
+    config: Config, settings: ImproveSettings, folder: Path, progress: Progress
+) -> Iterator[tuple[ProcessGroup, str]]:
+    """The processes of the run, and the address of the engine or service that trains."""
+    from hermes.config.environment import without_stored
+
+    environ = {**without_stored(os.environ), "HERMES_HOME": str(config.home)}
+    with ProcessGroup(folder / "logs", folder, environ) as processes:
+        url = settings.service
+        if url is None:
+            port = ports.choose(ports.ENGINE_PORT)
+            url = f"http://127.0.0.1:{port}"
+            progress(f"the engine loads {settings.base_model}")
+            arguments = (
+                *("engine", "serve", "--model", settings.base_model, "--device", settings.device),
+                *("--port", str(port), "--state-dir", str(config.home / "engine")),
+            )
+            processes.serve("engine", arguments, lambda: fetch_json(f"{url}/health") is not None)
+        yield processes, url
+
+
+@dataclass(frozen=True)
+class _PolicyTrainer:
+    settings: ImproveSettings
+    folder: Path
+    processes: ProcessGroup
+    url: str
+    current: PolicyRecord
+
+    def train(self, method: Method, rows: ImprovementRows, progress: Progress) -> JSONObject:
+        """The trainer's result: run_id, weights, sampler."""
+        pairs = self._write("pairs", [preference_row(p, ToolCallStyle.STRUCTURED) for p in rows.pairs])
+        held_out = self._write(
+            "pairs-held-out", [preference_row(p, ToolCallStyle.STRUCTURED) for p in rows.held_out_pairs]
+        )
+        if method is Method.KTO:
+            answers = self._write("answers", _unpaired(rows))
+            progress(f"kto on {len(rows.spans)} answers")
+            return self._run("kto", (str(answers), "--eval-share", "0"))
+        if method is Method.DPO:
+            progress(f"dpo on {len(rows.pairs)} pairs")
+            evaluation = ("--eval-file", str(held_out)) if rows.held_out_pairs else ("--eval-share", "0")
+            return self._run("dpo", (str(pairs), *evaluation))
+        progress(f"reward model on {len(rows.pairs)} pairs")
+        reward = self._run("reward", (str(pairs), "--eval-file", str(held_out)), start=False)
+        prompts = self._write("prompts", [{"prompt": p.prompt[-1].content} for p in rows.pairs])
+        progress("rlhf against the reward model")
+        steps = self.settings.max_steps or max(1, self.settings.epochs * len(rows.pairs) // 64)
+        return self._run(
+            "rlhf",
+            (
+                *("--reward-model", str(reward["run_id"]), "--prompts", str(prompts)),
+                *("--num-steps", str(steps), "--preferences", str(held_out)),
+                *("--answer-tokens", str(self.settings.answer_tokens)),
+            ),
+            offline=False,
+        )
+
+    def _run(
+        self, kind: str, arguments: tuple[str, ...], *, start: bool = True, offline: bool = True
+    ) -> JSONObject:
+        settings = self.settings
+        loop: tuple[str, ...] = ()
+        if offline:
+            loop = ("--epochs", str(settings.epochs), "--batch-size", str(settings.batch_size))
+            if settings.max_steps is not None:
+                loop += ("--max-steps", str(settings.max_steps))
+        rate = settings.learning_rate
+        return self.processes.run(
+            kind,
+            (
+                *("train", kind, *arguments, *loop, "--base-model", settings.base_model),
+                *("--base-url", self.url, "--rank", str(settings.rank), "--seed", str(settings.seed)),
+                *("--max-tokens", str(settings.max_tokens), "--name", f"{self.folder.name.lower()}-{kind}"),
+                *(("--learning-rate", str(rate)) if rate is not None else ()),
+                *(("--start", self.current.weights) if start and self.current.weights else ()),
+                "--json",
+            ),
+        )
+
+    def _write(self, name: str, rows: list[JSONObject]) -> Path:
+        path = self.folder / f"{name}.jsonl"
+        atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+
+def _unpaired(rows: ImprovementRows) -> list[JSONObject]:
+    return [
+        unpaired_row(
+            span.trajectory_id,
+            span.prompt,
+            span.completion,
+            span.desirable,
+            span.tools,
+            ToolCallStyle.STRUCTURED,
+        )
+        for span in rows.spans
+        if span.desirable is not None
+    ]
+
+
+def _gains(
+    config: Config,
+    settings: ImproveSettings,
+    url: str,
+    current: PolicyRecord,
+    record: PolicyRecord,
+    comparisons: list[HeldOutComparison],
+    folder: Path,
+) -> list[ComparisonGain]:
+    from hermes.envs.tokenise import load_tokenizer
+    from hermes.models.render.chat import ChatRenderer
+    from hermes.training.service.client import LoraSpec, connection
+
+    assert record.weights is not None
+    renderer = ChatRenderer.of(load_tokenizer(settings.base_model), _PARSER, settings.max_tokens)
+    return compare_likelihoods(
+        comparisons,
+        renderer,
+        connection(url, config.environ),
+        LoraSpec(settings.base_model, settings.rank, settings.seed),
+        current.weights,
+        record.weights,
+        folder,
+        settings.max_tokens,
+    )
+
+
+def _answers(
+    config: Config,
+    settings: ImproveSettings,
+    url: str,
+    current: PolicyRecord,
+    record: PolicyRecord,
+    comparisons: list[HeldOutComparison],
+    rater: AutoRater | None,
+    progress: Progress,
+) -> list[AnswerPair]:
+    if not settings.examples:
+        return []
+    if fetch_json(f"{url}/health") is None:
+        progress("the service has no OpenAI endpoint: no examples before and after")
+        return []
+    models = (current.sampler or settings.base_model, record.sampler or "")
+    progress(f"both policies answer {min(settings.examples, len(comparisons))} held-out tasks")
+    chosen = comparisons[: settings.examples]
+    try:
+        return asyncio.run(answer_both(config, url, models, chosen, rater, settings.answer_tokens))
+    except HermesError as error:
+        if rater is not None:
+            raise
+        progress(f"no examples before and after: {error.message}")
+        return []

@@ -1,0 +1,94 @@
+"""Uses a policy: in this process, or from an engine that serves it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.disk.files import atomic_write, ensure_dir
+from hermes.errors import HermesError, UsageError
+from hermes.policies.registry import PolicyRecord, PolicyRegistry
+from hermes.rl.supervise import ports
+from hermes.rl.supervise.process import HERMES, fetch_json
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.models.base import ChatModel
+
+_SERVING = "serving.json"
+
+
+def open_policy_model(
+    config: Config, record: PolicyRecord, progress: Callable[[str], None] | None = None
+) -> ChatModel:
+    """The policy in this process, named `policy:ID`; the base model itself before the first promotion."""
+    from hermes.models.open import open_model
+
+    if record.sampler is None:
+        return open_model(config, record.base_model, progress=progress)
+    from hermes.models.local.chat import LocalChat
+
+    folder = merged_folder(config, record, progress)
+    LocalChat.open(str(folder), config.home)  # complains about what is missing
+    return LocalChat(f"policy:{record.id}", lambda: folder)
+
+
+def merged_folder(
+    config: Config, record: PolicyRecord, progress: Callable[[str], None] | None = None
+) -> Path:
+    """The base model with the policy's adapter, as a model folder; made once."""
+    from hermes.rl.weights.export import export_merged
+    from hermes.rl.weights.source import find_source
+
+    target = PolicyRegistry(config.home).folder / record.id
+    if not (target / "merged" / "config.json").exists() and progress is not None:
+        progress(f"merging the weights of policy {record.id}")
+    assert record.weights is not None
+    source = replace(
+        find_source(config, record.weights),
+        base_model=record.base_model,
+        adapter_folder=target / "adapter",
+        merged_folder=target / "merged",
+    )
+    return export_merged(source)
+
+
+def serve_policy(
+    config: Config, record: PolicyRecord, port: int | None, announce: Callable[[str], None]
+) -> None:
+    """Becomes an engine that serves the policy; does not return."""
+    from hermes.config.environment import without_stored
+
+    chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
+    url = f"http://127.0.0.1:{chosen}"
+    model = record.sampler or record.base_model
+    announce(f"serving policy {record.id} at {url}/v1, model {model}")
+    registry = PolicyRegistry(config.home)
+    ensure_dir(registry.folder)
+    atomic_write(registry.folder / _SERVING, json.dumps({"url": url, "base_model": record.base_model}))
+    arguments = ["engine", "serve", "--model", record.base_model, "--port", str(chosen)]
+    command = [*HERMES, *arguments, "--state-dir", str(config.home / "engine")]
+    os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})
+
+
+def policy_endpoint(config: Config, record: PolicyRecord) -> tuple[str, str | None]:
+    """Model name and address for processes that share one policy; no address if it is the base model."""
+    if record.sampler is None:
+        return record.base_model, None
+    path = PolicyRegistry(config.home).folder / _SERVING
+    try:
+        serving = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        serving = {}
+    except (OSError, ValueError) as error:
+        raise HermesError(f"{path} cannot be read: {error}", "remove it, and hermes policy serve") from error
+    url = serving.get("url")
+    if url is None or fetch_json(f"{url}/health") is None:
+        raise UsageError(
+            f"nothing serves the policy {record.id}", "hermes policy serve, in another terminal; then again"
+        )
+    return record.sampler, f"{url}/v1"

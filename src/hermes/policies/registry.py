@@ -1,0 +1,172 @@
+"""The policies of a home: an append-only log of candidates and promotions.
+
+Every candidate keeps where it comes from: the policy it started from, the method, and the ids of the ratings
+it learned from. The current policy is the newest promotion's; before the first it is the base model. A
+rollback is a promotion of an earlier policy: nothing is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from hermes.core import JSONObject, new_id
+from hermes.disk.appendlog import AppendLog, read_lines
+from hermes.disk.files import ensure_dir
+from hermes.errors import HermesError, UsageError
+
+BASE_ID = "base"
+_LOG = "log.jsonl"
+NAME = "policy"
+"""The model name that stands for the current policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRecord:
+    """One policy: an adapter on a base model."""
+
+    id: str
+    base_model: str
+    weights: str | None
+    """tinker://… to train from; None: the base model itself."""
+    sampler: str | None
+    """tinker://… to sample from."""
+    run_id: str | None = None
+    """The training run that made it."""
+    parent: str = BASE_ID
+    """The policy that it started from and was compared with."""
+    method: str = ""
+    """dpo, kto, rlhf; 'by hand' for weights that somebody named."""
+    ratings: tuple[str, ...] = ()
+    """Ids of the rating events that it learned from."""
+    ratings_until_ms: int = 0
+    """Time of the newest rating that was considered."""
+    decision: str = ""
+    """Of the comparison with its parent: better, worse, undecided."""
+    report: str | None = None
+    """Folder of the report."""
+    facts: JSONObject = field(default_factory=dict)
+    """Figures of the comparison."""
+    created_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    policy_id: str
+    at_ms: int
+    reason: str
+
+
+class PolicyRegistry:
+    """Reads the log anew each time: several processes share it."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "policies"
+
+    def policies(self) -> list[PolicyRecord]:
+        """Oldest first."""
+        return [_record(event) for event in self._events() if event["event"] == "candidate"]
+
+    def promotions(self) -> list[Promotion]:
+        """Oldest first."""
+        return [
+            Promotion(event["policy_id"], event["at_ms"], event["reason"])
+            for event in self._events()
+            if event["event"] == "promotion"
+        ]
+
+    def current(self, base_model: str = "hermes/smollm2") -> PolicyRecord:
+        """The promoted policy; the base model before the first promotion."""
+        promotions = self.promotions()
+        if not promotions or promotions[-1].policy_id == BASE_ID:
+            return PolicyRecord(BASE_ID, base_model, None, None)
+        return self.find(promotions[-1].policy_id)
+
+    def find(self, reference: str) -> PolicyRecord:
+        """By its id, a unique beginning or end of it, or 'current'."""
+        if reference in ("current", NAME):
+            return self.current()
+        if reference == BASE_ID:
+            return PolicyRecord(BASE_ID, self.current().base_model, None, None)
+        part = reference.upper()
+        matching = [
+            record for record in self.policies() if record.id.startswith(part) or record.id.endswith(part)
+        ]
+        if len(matching) != 1 or not part:
+            problem = "matches more than one policy" if matching else "matches no policy"
+            raise UsageError(f"'{reference}' {problem}", "see 'hermes policy list' for the ids")
+        return matching[0]
+
+    def attempts(self, policy_id: str) -> int:
+        """Candidates that were compared with this policy."""
+        return sum(record.parent == policy_id and bool(record.decision) for record in self.policies())
+
+    def add(self, record: PolicyRecord) -> None:
+        self._append({"event": "candidate", **asdict(record)})
+
+    def promote(self, policy_id: str, reason: str) -> PolicyRecord:
+        record = self.find(policy_id)
+        self._append({"event": "promotion", "policy_id": record.id, "at_ms": _now_ms(), "reason": reason})
+        return record
+
+    def rollback(self) -> PolicyRecord:
+        """The policy before the current one becomes current again."""
+        promotions = self.promotions()
+        if not promotions or promotions[-1].policy_id == BASE_ID:
+            raise UsageError("no policy was promoted yet; the base model is in use", "hermes improve")
+        current = promotions[-1].policy_id
+        earlier = [entry.policy_id for entry in promotions if entry.policy_id != current]
+        parents = {record.id: record.parent for record in self.policies()}
+        target = parents.get(current, BASE_ID)
+        if target != BASE_ID and target not in parents:
+            target = earlier[-1] if earlier else BASE_ID
+        return self.promote(target, f"rolled back from {current}")
+
+    def _events(self) -> list[JSONObject]:
+        path = self.folder / _LOG
+        if not path.exists():
+            return []
+        events: list[JSONObject] = []
+        for number, line in enumerate(read_lines(path), 1):
+            try:
+                events.append(json.loads(line))
+            except ValueError as error:
+                raise HermesError(f"{path}:{number} is not JSON: {error}", "remove that line") from error
+        return events
+
+    def _append(self, event: JSONObject) -> None:
+        ensure_dir(self.folder)
+        try:
+            with AppendLog(self.folder / _LOG) as log:
+                log.append([json.dumps(event)])
+        except OSError as error:
+            raise HermesError(f"{self.folder / _LOG} cannot be written: {error}", "free the disk") from error
+
+
+def new_policy_id() -> str:
+    return new_id()
+
+
+def is_policy_name(model: str | None) -> bool:
+    """`policy`, or `policy:ID` for a certain one."""
+    return model is not None and (model == NAME or model.startswith(f"{NAME}:"))
+
+
+def named_policy(home: Path, model: str | None) -> PolicyRecord | None:
+    """The policy of a model name; None for any other name. UsageError if there is no such policy."""
+    if not is_policy_name(model):
+        return None
+    assert model is not None
+    registry = PolicyRegistry(home)
+    return registry.find(model.partition(":")[2] or "current")
+
+
+def _record(event: JSONObject) -> PolicyRecord:
+    fields = {name: value for name, value in event.items() if name != "event"}
+    return PolicyRecord(**{**fields, "ratings": tuple(fields["ratings"])})
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,194 @@
+"""The page about one improvement: what was learned, examples before and after, what got worse.
+
+Markdown and HTML with the same content. Text of models is escaped in both.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes.disk.files import atomic_write, ensure_dir
+from hermes.policies.answers import AnswerPair
+from hermes.policies.registry import PolicyRecord
+from hermes.policies.rows import ImprovementRows
+from hermes.policies.scoring import ComparisonGain
+from hermes.policies.sequential import Decision, SequentialTest, fewest_wins
+from hermes.safety.text import printable
+
+_EXAMPLES = 5
+_CHARS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class ImprovementFacts:
+    """Everything that the page is made of."""
+
+    record: PolicyRecord
+    reason: str
+    """Why this method."""
+    rows: ImprovementRows
+    ratings_test: SequentialTest
+    gains: Sequence[ComparisonGain]
+    answers: Sequence[AnswerPair]
+    answers_test: SequentialTest | None
+    rater: str | None
+    promoted: bool
+
+
+def write_report(facts: ImprovementFacts, folder: Path) -> Path:
+    """report.md and report.html in the folder; the path of the first."""
+    blocks = _blocks(facts)
+    ensure_dir(folder)
+    path = folder / "report.md"
+    atomic_write(path, _markdown(blocks))
+    atomic_write(folder / "report.html", _html(blocks))
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A heading with lines, a table, or texts of models."""
+
+    heading: str
+    lines: tuple[str, ...] = ()
+    table: tuple[tuple[str, ...], ...] = ()
+    quotes: tuple[tuple[str, str], ...] = ()
+    """Title and text."""
+
+
+def verdict_line(facts: ImprovementFacts) -> str:
+    """One sentence: what was decided and on which evidence."""
+    test = facts.ratings_test
+    score = f"{test.wins} wins, {test.losses} losses, {test.ties} ties on held-out ratings"
+    evidence = f"evidence {test.highest:.3g} of the {1 / test.error_rate:.0f} that promote"
+    if facts.promoted:
+        return f"Promoted: the candidate is better ({score}; {evidence})."
+    if test.decision is Decision.BETTER:
+        return f"Kept the old policy: better on ratings ({score}), but worse on held-out tasks."
+    word = "worse" if test.decision is Decision.WORSE else "not shown to be better"
+    return f"Kept the old policy: the candidate is {word} ({score}; {evidence})."
+
+
+def _blocks(facts: ImprovementFacts) -> list[Block]:
+    record, rows, test = facts.record, facts.rows, facts.ratings_test
+    blocks = [
+        Block(
+            f"Policy {record.id}",
+            (
+                verdict_line(facts),
+                f"A candidate that is no better is promoted with a probability of at most {test.error_rate:g}"
+                f" (sequential test); it takes {fewest_wins(test.error_rate)} comparisons or more.",
+            ),
+        ),
+        Block(
+            "What was learned",
+            (f"Method: {facts.reason}",),
+            (
+                ("", "to train on", "held out"),
+                ("pairs", str(len(rows.pairs)), str(len(rows.held_out_pairs))),
+                ("rated answers", str(len(rows.spans)), str(len(rows.held_out_spans))),
+                ("rating events", str(len(record.ratings)), ""),
+            ),
+        ),
+        Block(
+            "Lineage",
+            (
+                f"from policy {record.parent}, base model {record.base_model}",
+                f"weights {record.weights}",
+                f"training run {record.run_id}",
+            ),
+        ),
+        *_answer_blocks(facts),
+    ]
+    if rows.left_out:
+        lines = tuple(f"{count}: {reason}" for reason, count in rows.left_out.most_common())
+        blocks.append(Block("Left out", lines))
+    return blocks
+
+
+def _answer_blocks(facts: ImprovementFacts) -> list[Block]:
+    quotes: list[tuple[str, str]] = []
+    for pair in facts.answers[:_EXAMPLES]:
+        scores = "" if pair.result is None else f" ({pair.before_score:.2g} → {pair.after_score:.2g})"
+        quotes += [
+            (f"asked{scores}", pair.prompt[-1].content),
+            ("before", pair.before),
+            ("after", pair.after),
+        ]
+    blocks = [Block("Before and after", quotes=tuple(quotes))] if quotes else []
+    if facts.answers_test is not None:
+        test = facts.answers_test
+        counts = f"{test.wins} better, {test.losses} worse, {test.ties} equal"
+        line = f"{facts.rater}: {counts} ({test.decision.value})"
+        blocks.append(Block("Held-out tasks", (line,)))
+    lost = sorted(
+        (gain for gain in facts.gains if gain.result == 0), key=lambda g: g.better_gain - g.worse_gain
+    )
+    worse: list[tuple[str, str]] = []
+    for gain in lost[:_EXAMPLES]:
+        comparison = gain.comparison
+        worse += [
+            ("asked", comparison.better.prompt[-1].content),
+            (f"preferred, {gain.better_gain:+.3f} a token", _text(comparison.better.completion)),
+            (f"not preferred, {gain.worse_gain:+.3f} a token", _text(comparison.worse.completion)),
+        ]
+    worse += [
+        (f"answered worse ({pair.before_score:.2g} → {pair.after_score:.2g})", pair.after)
+        for pair in facts.answers
+        if pair.result == 0 and pair.before_score is not None and pair.after_score is not None
+    ][:_EXAMPLES]
+    lines = (f"{len(lost)} of {len(facts.gains)} held-out comparisons went against people.",)
+    return [*blocks, Block("What got worse", lines, quotes=tuple(worse))]
+
+
+def _text(messages: Sequence[object]) -> str:
+    return "\n".join(str(getattr(message, "content", "")) for message in messages)
+
+
+def _clip(text: str) -> str:
+    plain = printable(text)
+    return plain if len(plain) <= _CHARS else plain[:_CHARS] + "…"
+
+
+def _markdown(blocks: Sequence[Block]) -> str:
+    parts: list[str] = []
+    for number, block in enumerate(blocks):
+        parts.append(f"{'#' if number == 0 else '##'} {block.heading}")
+        parts += [printable(line) for line in block.lines]
+        if block.table:
+            head, *body = block.table
+            rows = [f"| {' | '.join(row)} |" for row in body]
+            parts.append("\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *rows]))
+        for title, text in block.quotes:
+            quoted = "\n".join(f"    {line}" for line in _clip(text).splitlines() or [""])
+            parts.append(f"*{title}*\n\n{quoted}")
+    return "\n\n".join(parts) + "\n"
+
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse}td,th{border-bottom:1px solid #ccc;padding:.2rem .8rem;text-align:left}"
+    "pre{background:#f4f4f4;padding:.6rem;white-space:pre-wrap}dt{font-weight:600;margin-top:.6rem}"
+)
+
+
+def _html(blocks: Sequence[Block]) -> str:
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        f"<title>{html.escape(blocks[0].heading)}</title><style>{_STYLE}</style>"
+    ]
+    for number, block in enumerate(blocks):
+        level = 1 if number == 0 else 2
+        parts.append(f"<h{level}>{html.escape(block.heading)}</h{level}>")
+        parts += [f"<p>{html.escape(printable(line))}</p>" for line in block.lines]
+        if block.table:
+            rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in block.table)
+            parts.append("<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>")
+        parts += [
+            f"<dt>{html.escape(title)}</dt><pre>{html.escape(_clip(text))}</pre>"
+            for title, text in block.quotes
+        ]
+    return "\n".join(parts) + "</html>\n"

@@ -1,0 +1,168 @@
+"""What an improvement learns from and what it is judged by: rows of ratings, split by task.
+
+Held-out comparisons decide about a promotion, so they must be independent of each other: one for each task. A
+pair is one by itself. Where there are only single verdicts, a good answer of one task meets a bad answer of
+another.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hermes.core import JSONObject, Message
+from hermes.data.export.split import Side, side_of
+from hermes.data.preference.pairs import PreferencePair, PreferenceSource
+from hermes.data.preference.rows import RatedSpan, read_rows
+from hermes.errors import UsageError
+from hermes.store import Reader
+
+_ORIGINS = (PreferenceSource.CHOICE, PreferenceSource.RATING)
+MIN_PAIRS = 16
+MIN_EACH_CLASS = 8
+RLHF_PAIRS = 1000
+
+
+class Method(StrEnum):
+    DPO = "dpo"
+    KTO = "kto"
+    RLHF = "rlhf"
+
+
+@dataclass(frozen=True, slots=True)
+class RatedAnswerText:
+    """Messages that are scored: what the model saw, and what it wrote."""
+
+    prompt: tuple[Message, ...]
+    completion: tuple[Message, ...]
+    tools: tuple[JSONObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutComparison:
+    """Two answers of which people said which is better."""
+
+    better: RatedAnswerText
+    worse: RatedAnswerText
+    task: str
+
+
+@dataclass
+class ImprovementRows:
+    pairs: list[PreferencePair] = field(default_factory=list)
+    """To train on."""
+    spans: list[RatedSpan] = field(default_factory=list)
+    held_out_pairs: list[PreferencePair] = field(default_factory=list)
+    held_out_spans: list[RatedSpan] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    ratings: tuple[str, ...] = ()
+    """The events behind the rows to train on."""
+
+    @property
+    def good(self) -> int:
+        return sum(span.desirable is True for span in self.spans)
+
+    @property
+    def bad(self) -> int:
+        return sum(span.desirable is False for span in self.spans)
+
+
+def gather_rows(reader: Reader, since_ms: int, eval_share: float) -> ImprovementRows:
+    """Rows with at least one rating that is newer than `since_ms`."""
+    rows = read_rows(reader, origins=_ORIGINS)
+    fresh = {rating.id for rating in reader.all_ratings() if rating.created_at_ms > since_ms}
+    split = ImprovementRows(left_out=rows.left_out)
+    used: set[str] = set()
+    for pair in rows.pairs:
+        if fresh.isdisjoint(pair.ratings):
+            split.left_out["used by an earlier improvement"] += 1
+        elif side_of(pair.task, eval_share) is Side.EVAL:
+            split.held_out_pairs.append(pair)
+        else:
+            split.pairs.append(pair)
+            used.update(pair.ratings)
+    for span in rows.spans:
+        if fresh.isdisjoint(span.ratings):
+            continue
+        if side_of(span.task, eval_share) is Side.EVAL:
+            split.held_out_spans.append(span)
+        else:
+            split.spans.append(span)
+            used.update(span.ratings)
+    split.ratings = tuple(sorted(used))
+    return split
+
+
+def choose_method(rows: ImprovementRows, forced: Method | None = None) -> tuple[Method, str]:
+    """The method and the reason for it; UsageError if there is too little for any."""
+    enough_pairs = len(rows.pairs) >= MIN_PAIRS
+    enough_spans = min(rows.good, rows.bad) >= MIN_EACH_CLASS
+    counts = f"{len(rows.pairs)} pairs, {rows.good} good and {rows.bad} bad answers to train on"
+    if forced is not None:
+        if not (enough_spans if forced is Method.KTO else enough_pairs):
+            raise UsageError(f"there is too little for {forced.value}: {counts}", _needs())
+        return forced, f"{forced.value}, as asked: {counts}"
+    if len(rows.pairs) >= RLHF_PAIRS:
+        return Method.RLHF, f"rlhf: {counts}, enough for a reward model ({RLHF_PAIRS} pairs)"
+    if enough_pairs:
+        return Method.DPO, f"dpo: {counts}; too few for a reward model, which needs {RLHF_PAIRS} pairs"
+    if enough_spans:
+        return Method.KTO, f"kto: {counts}; too few pairs for dpo, which needs {MIN_PAIRS}"
+    if not rows.spans and not rows.pairs:
+        raise UsageError("there are no new ratings to learn from", "rate something: hermes rate queue")
+    if rows.good == 0 or rows.bad == 0:
+        missing = "bad" if rows.bad == 0 else "good"
+        raise UsageError(f"there is no {missing} answer among {counts}", _needs())
+    raise UsageError(f"there is too little to learn from: {counts}", _needs())
+
+
+def _needs() -> str:
+    return (
+        f"{MIN_PAIRS} pairs, or {MIN_EACH_CLASS} good and {MIN_EACH_CLASS} bad answers, are the least;"
+        " rate more: hermes rate queue"
+    )
+
+
+def held_out_comparisons(rows: ImprovementRows, method: Method, seed: int = 0) -> list[HeldOutComparison]:
+    """One for each held-out task, in an order that depends on the seed only."""
+    comparisons = (
+        _single_verdicts(rows.held_out_spans) if method is Method.KTO else _pairs(rows.held_out_pairs)
+    )
+    random.Random(seed).shuffle(comparisons)
+    return comparisons
+
+
+def _pairs(pairs: Sequence[PreferencePair]) -> list[HeldOutComparison]:
+    by_task: dict[str, PreferencePair] = {}
+    for pair in sorted(pairs, key=lambda entry: (entry.task, entry.chosen_id, entry.rejected_id)):
+        by_task.setdefault(pair.task, pair)
+    return [
+        HeldOutComparison(
+            RatedAnswerText(pair.prompt, pair.chosen, pair.tools),
+            RatedAnswerText(pair.prompt, pair.rejected, pair.tools),
+            task,
+        )
+        for task, pair in by_task.items()
+    ]
+
+
+def _single_verdicts(spans: Sequence[RatedSpan]) -> list[HeldOutComparison]:
+    """Every task gives one answer only, so that no two comparisons share one."""
+    by_task: dict[str, list[RatedSpan]] = defaultdict(list)
+    for span in spans:
+        if span.desirable is not None:
+            by_task[span.task].append(span)
+    first = [sorted(group, key=lambda span: span.trajectory_id)[0] for _, group in sorted(by_task.items())]
+    good = [span for span in first if span.desirable]
+    bad = [span for span in first if not span.desirable]
+    return [
+        HeldOutComparison(_text(better), _text(worse), f"{better.task} | {worse.task}")
+        for better, worse in zip(good, bad, strict=False)
+    ]
+
+
+def _text(span: RatedSpan) -> RatedAnswerText:
+    return RatedAnswerText(span.prompt, span.completion, span.tools)

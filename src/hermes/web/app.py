@@ -1,0 +1,136 @@
+"""The ASGI application: routes, files, errors as pages."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from hermes.errors import HermesError, HostError, UsageError
+from hermes.safety.access import HttpAccessPolicy
+from hermes.web.context import WebContext
+from hermes.web.pages import (
+    batches,
+    compare,
+    datasets,
+    environments,
+    home,
+    jobs,
+    policies,
+    rate,
+    runs,
+    sign_in,
+    skills,
+    start_run,
+    trajectories,
+    transcript,
+)
+from hermes.web.requests import WebHandler, endpoint
+from hermes.web.responses import STATIC, PageError, error_page
+from hermes.web.security import SIGN_IN_PATH, GuardedApp
+
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_FOR_EVER = "public, max-age=31536000, immutable"
+_logger = logging.getLogger(__name__)
+
+PAGES: tuple[tuple[str, str, WebHandler], ...] = (
+    ("GET", "/", home.show),
+    *trajectories.ROUTES,
+    *transcript.ROUTES,
+    *compare.ROUTES,
+    *rate.ROUTES,
+    *start_run.ROUTES,
+    *runs.ROUTES,
+    runs.RUN_ROUTE,
+    *jobs.ROUTES,
+    *batches.ROUTES,
+    *environments.ROUTES,
+    *datasets.ROUTES,
+    *policies.ROUTES,
+    *skills.ROUTES,
+)
+
+
+def build_app(context: WebContext, policy: HttpAccessPolicy) -> ASGIApp:
+    routes = [Route(path, endpoint(handler), methods=[method]) for method, path, handler in PAGES]
+    routes += [
+        Route("/static/{name:path}", _static, methods=["GET"]),
+        Route(SIGN_IN_PATH, endpoint(sign_in.make_handler(policy)), methods=["GET", "POST"]),
+        Route("/favicon.ico", _favicon, methods=["GET"]),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            PageError: _on_page_error,
+            HermesError: _on_hermes_error,
+            HTTPException: _on_http_error,
+            OSError: _on_disk_error,
+            Exception: _on_bug,
+        },
+    )
+    app.state.context = context
+    return GuardedApp(GZipMiddleware(app, minimum_size=2000, compresslevel=4), policy)
+
+
+async def _static(request: Request) -> Response:
+    """Only files that are listed in the folder: a name is looked up, never joined to a path."""
+    name = request.path_params["name"]
+    path = _static_files().get(name)
+    if path is None:
+        raise PageError(404, f"there is no file '{name[:80]}'")
+    return FileResponse(
+        path, media_type=_TYPES.get(path.suffix, "text/plain"), headers={"cache-control": _FOR_EVER}
+    )
+
+
+def _static_files() -> dict[str, Path]:
+    return {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
+
+
+async def _favicon(request: Request) -> Response:
+    return RedirectResponse("/static/icon.svg", 301)
+
+
+async def _on_page_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PageError)
+    return error_page(request.scope, error.status, error.message, error.hint)
+
+
+async def _on_hermes_error(request: Request, error: Exception) -> Response:
+    """A request that is wrong is 4xx; a machine that cannot go on is 503."""
+    assert isinstance(error, HermesError)
+    status = 404 if isinstance(error, UsageError) and request.method == "GET" else 400
+    if isinstance(error, HostError):
+        status = 503
+    return error_page(request.scope, status, error.message, error.hint)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    sentence = {
+        404: f"there is no page {request.url.path[:200]}",
+        405: f"{request.method[:20]} is not possible here",
+    }.get(error.status_code, str(error.detail))
+    return error_page(request.scope, error.status_code, sentence, "The pages are in the navigation.")
+
+
+async def _on_disk_error(request: Request, error: Exception) -> Response:
+    _logger.error("%s %s: %s", request.method, request.url.path, error)
+    return error_page(request.scope, 503, f"the disk cannot be read: {error}", "Run 'hermes doctor'.")
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    _logger.error("%s %s", request.method, request.url.path, exc_info=error)
+    return error_page(
+        request.scope,
+        500,
+        f"this page failed: {type(error).__name__}",
+        "The terminal of 'hermes web' has the details.",
+    )

@@ -1,0 +1,95 @@
+"""What the handlers of the web app share: the configuration, readers of the store, one writer.
+
+A reader is used by one thread at a time and returned; a store that did not exist when a reader was opened is
+opened again. The writer is opened when it is first needed, so that reading never takes the write lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.config.load import load
+from hermes.config.paths import db_path
+from hermes.store.browse.reader import BrowseReader
+from hermes.web.jobs import Jobs
+from hermes.web.rating.leases import ItemLeases
+from hermes.web.rating.yields import YieldCounter
+from hermes.web.runs.metrics import MetricsCache
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.store import Writer
+
+_IDLE_READERS = 8
+
+
+class WebContext:
+    """Safe to use from any thread."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._idle: list[BrowseReader] = []
+        self._idle_at_file = False
+        self._writer: Writer | None = None
+        self.metrics = MetricsCache()
+        self.jobs = Jobs(config.home)
+        self.leases = ItemLeases()
+        self.yields = YieldCounter()
+        self.stopping = threading.Event()
+        """Set when the server ends: streams of events end with it."""
+
+    @property
+    def home(self) -> Path:
+        return self._config.home
+
+    def config(self) -> Config:
+        """As it is on disk now: a person may have edited it since the server started."""
+        return load(environ={**self._config.environ, "HERMES_HOME": str(self.home)})
+
+    @contextmanager
+    def reader(self) -> Iterator[BrowseReader]:
+        path = db_path(self.home)
+        at_file = path.exists()
+        with self._lock:
+            if at_file != self._idle_at_file:
+                stale, self._idle, self._idle_at_file = self._idle, [], at_file
+            else:
+                stale = []
+            reader = self._idle.pop() if self._idle else None
+        for former in stale:
+            former.close()
+        reader = reader or BrowseReader(path)
+        try:
+            yield reader
+        except BaseException:
+            reader.close()
+            raise
+        with self._lock:
+            if len(self._idle) < _IDLE_READERS and self._idle_at_file == at_file:
+                self._idle.append(reader)
+                return
+        reader.close()
+
+    def writer(self) -> Writer:
+        """The one writer of this process; what it writes has been through the redactor."""
+        from hermes.agent.build import open_writer
+
+        with self._lock:
+            if self._writer is None:
+                self._writer = open_writer(self._config)
+            return self._writer
+
+    def close(self) -> None:
+        self.jobs.close()
+        with self._lock:
+            for reader in self._idle:
+                reader.close()
+            self._idle.clear()
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None

@@ -1,0 +1,255 @@
+"""Runs: the table, one run with its curves, several overlaid, what differs between their configurations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from hermes.errors import HermesError
+from hermes.rl.run import RlRun
+from hermes.store.browse.columns import sql_condition
+from hermes.web.live import event_stream
+from hermes.web.requests import WebRequest
+from hermes.web.responses import PageError
+from hermes.web.runs.curves import curve, panels
+from hermes.web.runs.detail import differences, find_folder, read_config, read_detail
+from hermes.web.runs.listing import LOST, RunRow, list_runs, read_run
+
+_MAX_OVERLAID = 10
+_FIRST_PANELS = 8
+_LIVE_S = 1.0
+_ROLLOUTS = 64
+_METRICS = "metrics.jsonl"
+
+
+def show(request: WebRequest) -> Response:
+    rows = list_runs(request.context.home)
+    template = "runs_table.html" if request.from_script else "runs.html"
+    return request.page(template, {"runs": rows, "lost": LOST})
+
+
+def events(request: WebRequest) -> Response:
+    """Tells the page when anything in the table has changed."""
+    home = request.context.home
+    last_digest = ""
+
+    def next_event() -> dict[str, Any] | None:
+        nonlocal last_digest
+        digest = _digest(list_runs(home))
+        if digest == last_digest:
+            return None
+        last_digest = digest
+        return {"changed": digest}
+
+    return event_stream(request.context.stopping, next_event, _LIVE_S)
+
+
+def show_run(request: WebRequest) -> Response:
+    home = request.context.home
+    folder = find_folder(home, request.path_values["run"])
+    rows = request.context.metrics.rows(folder / _METRICS)
+    detail = read_detail(home, folder, rows)
+    shown_panels = panels(rows)
+    values: dict[str, Any] = {
+        "detail": detail,
+        "run": detail.row,
+        "panels": [
+            (panel, _sparkline(rows, panel.name) if number < _FIRST_PANELS else "")
+            for number, panel in enumerate(shown_panels)
+        ],
+        "first_panels": _FIRST_PANELS,
+        "newest": rows[-1] if rows else {},
+        "others": [row for row in list_runs(home) if row.run_id != folder.name][:20],
+        "overlaid": _overlaid(request, folder.name),
+    }
+    return request.page("run.html", values)
+
+
+def curves(request: WebRequest) -> Response:
+    """The curves of up to ten runs as JSON."""
+    home = request.context.home
+    ids = request.query.getlist("id")
+    names = request.query.getlist("name")
+    if not 1 <= len(ids) <= _MAX_OVERLAID or len(names) > 200:
+        raise PageError(400, f"{len(ids)} runs cannot be drawn", f"Give 1 to {_MAX_OVERLAID} ids.")
+    smoothing = (request.integer("smooth", 90, 0, 99) or 0) / 100
+    runs = []
+    for run_id in dict.fromkeys(ids):
+        folder = find_folder(home, run_id)
+        rows = request.context.metrics.rows(folder / _METRICS)
+        chosen = names or [panel.name for panel in panels(rows)]
+        runs.append(
+            {
+                "id": folder.name,
+                "last": rows[-1]["step"] if rows else 0,
+                "curves": {name: curve(rows, name, smoothing)._asdict() for name in chosen},
+                "markers": _markers(home, folder),
+            }
+        )
+    return JSONResponse({"runs": runs})
+
+
+def run_events(request: WebRequest) -> Response:
+    """The rows that a run appends, as they come, and its state."""
+    home = request.context.home
+    folder = find_folder(home, request.path_values["run"])
+    last_step = request.integer("after", 0) or 0
+    last_state = ""
+    last_version: tuple[int, int] | None = None
+
+    def next_event() -> dict[str, Any] | None:
+        nonlocal last_step, last_state, last_version
+        version = request.context.metrics.version(folder / _METRICS)
+        rows: list[dict[str, Any]] = []
+        rewound = False
+        if version != last_version:
+            last_version = version
+            all_rows = request.context.metrics.rows(folder / _METRICS)
+            newest = all_rows[-1]["step"] if all_rows else 0
+            rewound = newest < last_step
+            rows = [] if rewound else [row for row in all_rows if row["step"] > last_step]
+            last_step = newest
+        run = read_run(home, folder.name)
+        if not rows and run.state == last_state and not rewound:
+            return None
+        last_state = run.state
+        return {
+            "rows": rows[-500:],
+            "state": run.state,
+            "step": last_step,
+            "reload": rewound or len(rows) > 500,
+        }
+
+    return event_stream(request.context.stopping, next_event, _LIVE_S)
+
+
+def rollouts(request: WebRequest) -> Response:
+    """The rollouts that were recorded while one step was made, best first."""
+    folder = find_folder(request.context.home, request.path_values["run"])
+    step: int = request.path_values["step"]
+    rows = request.context.metrics.rows(folder / _METRICS)
+    at = next((position for position, row in enumerate(rows) if row["step"] == step), None)
+    if at is None:
+        raise PageError(404, f"run {folder.name} has no step {step}", f"It has made {len(rows)} steps.")
+    end_ms = int(float(rows[at].get("time_s", 0)) * 1000)
+    begin_ms = int(float(rows[at - 1].get("time_s", 0)) * 1000) if at else 0
+    query = f"run={folder.name} created_at_ms>{begin_ms} created_at_ms<={end_ms}"
+    with request.context.reader() as reader:
+        conditions = [
+            sql_condition("run", "=", folder.name),
+            sql_condition("created_at_ms", ">", str(begin_ms)),
+            sql_condition("created_at_ms", "<=", str(end_ms)),
+        ]
+        listed = reader.page(conditions, limit=_ROLLOUTS).rows
+    listed.sort(
+        key=lambda entry: -(entry.summary.reward if entry.summary.reward is not None else float("-inf"))
+    )
+    values = {"run_id": folder.name, "step": step, "rows": listed, "row": rows[at], "query": query}
+    return request.page("rollouts_part.html" if request.from_script else "rollouts.html", values)
+
+
+def diff(request: WebRequest) -> Response:
+    ids = list(dict.fromkeys(request.query.getlist("id")))
+    if not 2 <= len(ids) <= _MAX_OVERLAID:
+        raise PageError(400, f"{len(ids)} runs cannot be compared", f"Choose 2 to {_MAX_OVERLAID}.")
+    folders = [find_folder(request.context.home, run_id) for run_id in ids]
+    configs = {folder.name: read_config(folder) for folder in folders}
+    differing, equal = differences(configs)
+    names = sorted(
+        {
+            panel.name
+            for folder in folders
+            for panel in panels(request.context.metrics.rows(folder / _METRICS)[-1:])
+        }
+    )
+    values = {"names": list(configs), "differing": differing, "equal": equal, "metric_names": names}
+    return request.page("runs_diff.html", values)
+
+
+def stop(request: WebRequest) -> Response:
+    """Asks the supervisor to stop; the page shows how it goes. Nothing waits here."""
+    folder = find_folder(request.context.home, request.path_values["run"])
+    run = RlRun(request.context.home, folder.name)
+    if not run.status_path.is_file():
+        raise PageError(
+            409, f"{folder.name} has no supervisor", "End the process of 'hermes train' that makes it."
+        )
+    status = run.status()
+    if status.state.ended:
+        raise PageError(409, f"run {folder.name} has ended: {status.state.value}")
+    run.request_stop(now=request.field("now") == "1")
+    if status.supervisor is None or not status.supervisor.alive():
+        from hermes.rl.start import current_status
+
+        current_status(run)  # a run that lost its supervisor gets one, which stops it
+    return RedirectResponse(f"/runs/{folder.name}", 303)
+
+
+def weights(request: WebRequest) -> Response:
+    """Writes the weights to the run's folder, as `hermes rl weights` does."""
+    folder = find_folder(request.context.home, request.path_values["run"])
+    form = request.field("format") or "peft"
+    if form not in ("peft", "merged", "gguf"):
+        raise PageError(400, f"weights cannot be written as '{form[:40]}'", "peft, merged or gguf.")
+    step = request.form_integer("step")
+    arguments: tuple[str, ...] = ("rl", "weights", folder.name, "--format", form)
+    arguments += ("--step", str(step)) if step is not None else ()
+    job = request.context.jobs.start(f"Weights of {folder.name}", arguments, f"/runs/{folder.name}")
+    return RedirectResponse(f"/jobs/{job.job_id}", 303)
+
+
+def _overlaid(request: WebRequest, run_id: str) -> list[str]:
+    ids = [value for value in request.query.getlist("with") if value != run_id]
+    return [find_folder(request.context.home, value).name for value in dict.fromkeys(ids)][
+        : _MAX_OVERLAID - 1
+    ]
+
+
+def _sparkline(rows: list[dict[str, Any]], name: str) -> str:
+    """The points of an SVG polyline in a box of 300 by 100, for browsers without JavaScript."""
+    points = curve(rows[-2000:], name, 0.6)
+    if len(points.steps) < 2:
+        return ""
+    low, high = min(points.smooth), max(points.smooth)
+    first, last = points.steps[0], points.steps[-1]
+    spread, length = (high - low) or 1.0, (last - first) or 1
+    return " ".join(
+        f"{(step - first) / length * 300:.1f},{95 - (value - low) / spread * 90:.1f}"
+        for step, value in zip(points.steps, points.smooth, strict=True)
+    )
+
+
+def _markers(home: Path, folder: Path) -> list[dict[str, Any]]:
+    """Steps at which a checkpoint was saved."""
+    try:
+        from hermes.rl.results import saved_checkpoints
+
+        saved = saved_checkpoints(RlRun(home, folder.name))
+    except (HermesError, ValueError, KeyError, TypeError, IndexError):
+        return []
+    return [{"step": entry["step"], "text": "best" if entry["best"] else "checkpoint"} for entry in saved]
+
+
+def _digest(rows: list[RunRow]) -> str:
+    parts = [(row.run_id, row.state, row.step, row.updated_at_ms) for row in rows]
+    return hashlib.sha256(json.dumps([parts, int(time.time()) // 30]).encode()).hexdigest()[:16]
+
+
+_RUN = "/runs/{run:str}"
+ROUTES = (
+    ("GET", "/runs", show),
+    ("GET", "/runs/events", events),
+    ("GET", "/runs/curves", curves),
+    ("GET", "/runs/diff", diff),
+    ("GET", f"{_RUN}/events", run_events),
+    ("GET", f"{_RUN}/steps/{{step:int}}", rollouts),
+    ("POST", f"{_RUN}/stop", stop),
+    ("POST", f"{_RUN}/weights", weights),
+)
+"""`/runs/new` comes before `/runs/RUN`: see `start_run`."""
+RUN_ROUTE = ("GET", _RUN, show_run)

@@ -1,0 +1,128 @@
+"""Starting a run from a form: fields and locks of `hermes rl config`, checked by `hermes rl start`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+from starlette.responses import RedirectResponse, Response
+
+from hermes.errors import HermesError
+from hermes.rl.config.resolve import list_environments
+from hermes.web.jobs import HERMES
+from hermes.web.requests import WebRequest
+from hermes.web.responses import PageError
+from hermes.web.runs.fields import FormField, find_listed, read_fields
+
+_START_PATIENCE_S = 180.0
+_PREFIX = "field."
+
+
+def show(request: WebRequest) -> Response:
+    return _form(request, request.text("environment", max_chars=200))
+
+
+def submit(request: WebRequest) -> Response:
+    """Starts the run, or shows the form again with what is wrong."""
+    name = request.field("environment", max_chars=200)
+    find_listed(list_environments(request.context.config()), name)
+    unlock = request.field("unlock") == "1"
+    edits = _edits(request, read_fields(request.context.home, name), unlock)
+    arguments = ["rl", "start", "--env", name, *(["--unlock"] if unlock else []), "--json"]
+    for field, value in edits.items():
+        arguments += ["--set", f"{field}={value}"]
+    if request.field("action") == "preflight":
+        return _preflight(request, name, edits, unlock)
+    try:
+        run_id = json.loads(_hermes(request, arguments))["run_id"]
+    except HermesError as error:
+        return _form(request, name, edits, error)
+    return RedirectResponse(f"/runs/{run_id}", 303)
+
+
+def _preflight(request: WebRequest, name: str, edits: dict[str, str], unlock: bool) -> Response:
+    """Samples a few groups from the untrained policy, in a job, with the values of the form."""
+    try:
+        _hermes(request, ["rl", "select", name])
+        for field, value in edits.items():
+            _hermes(request, ["rl", "config", field, value, *(["--unlock"] if unlock else [])])
+    except HermesError as error:
+        return _form(request, name, edits, error)
+    job = request.context.jobs.start(
+        f"Preflight of {name}", ("rl", "preflight"), f"/runs/new?environment={name}"
+    )
+    return RedirectResponse(f"/jobs/{job.job_id}", 303)
+
+
+def _form(
+    request: WebRequest, name: str, edits: dict[str, str] | None = None, problem: HermesError | None = None
+) -> Response:
+    discovery = list_environments(request.context.config())
+    fields: list[FormField] = []
+    if name:
+        environment = find_listed(discovery, name)
+        changes = edits or {}
+        fields = [
+            replace(field, value=changes.get(field.name, field.value))
+            for field in read_fields(request.context.home, environment.name)
+        ]
+    values: dict[str, Any] = {
+        "environments": discovery.environments,
+        "environment": name,
+        "fields": fields,
+        "problem": problem,
+        "unlock": request.form.get("unlock") == "1",
+    }
+    return request.page("run_new.html", values, 400 if problem else 200)
+
+
+def _edits(request: WebRequest, fields: list[FormField], unlock: bool) -> dict[str, str]:
+    """What differs from the present values. A locked field is left alone unless locks are lifted."""
+    known = {field.name: field for field in fields}
+    edits: dict[str, str] = {}
+    for key in request.form:
+        if not key.startswith(_PREFIX):
+            continue
+        field = known.get(key.removeprefix(_PREFIX))
+        if field is None:
+            raise PageError(
+                400, f"there is no field '{key.removeprefix(_PREFIX)[:80]}'", "Open the form again."
+            )
+        value = request.field(key, max_chars=4000)
+        if value != field.value and (field.lock is None or unlock):
+            edits[field.name] = value
+    return edits
+
+
+def _hermes(request: WebRequest, arguments: list[str]) -> str:
+    """What a command of Hermes prints. HermesError with its two lines if it fails."""
+    import os
+
+    from hermes.config.environment import without_stored
+
+    try:
+        done = subprocess.run(
+            [*HERMES, *arguments],
+            env={**without_stored(os.environ), "HERMES_HOME": str(request.context.home)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_START_PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HermesError(
+            f"'hermes {' '.join(arguments[:2])}' took longer than {_START_PATIENCE_S:.0f} s"
+        ) from error
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        message = next(
+            (line for line in lines if line.startswith("error: ")), lines[-1] if lines else "it failed"
+        )
+        hint = next((line for line in lines if line.startswith("  fix: ")), "")
+        raise HermesError(message.removeprefix("error: "), hint.removeprefix("  fix: "))
+    return done.stdout.decode(errors="replace")
+
+
+ROUTES = (("GET", "/runs/new", show), ("POST", "/runs/new", submit))

@@ -1,0 +1,217 @@
+"""One trajectory: its steps as cards, a step in full, its raw JSON, its tokens, its images."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any
+
+from starlette.responses import PlainTextResponse, Response
+
+from hermes.core import Relation
+from hermes.data.record import to_record
+from hermes.store import Filter, Summary
+from hermes.store.browse.reader import BrowseReader, TrajectoryHead
+from hermes.web.render.text import search_words
+from hermes.web.render.tokens import token_view
+from hermes.web.render.transcript import make_cards, raster_type, read_arguments, sort_verdicts
+from hermes.web.requests import WebRequest
+from hermes.web.responses import PageError
+from hermes.web.tokenizer import find_decoder
+
+WINDOW = 100
+_PART_CHARS = 200_000
+_MAX_RAW_BYTES = 64 << 20
+
+
+def show(request: WebRequest) -> Response:
+    """A window of the transcript; for htmx only its cards."""
+    find = request.text("find", max_chars=200)
+    with request.context.reader() as reader:
+        head = _head(request, reader)
+        at_step = request.integer("step", high=max(0, head.steps - 1)) if head.steps else None
+        start = request.integer("from", (at_step or 0) // WINDOW * WINDOW) or 0
+        window = reader.window(head, start, WINDOW)
+        verdicts = sort_verdicts(reader.ratings(head.header.id), reader.rewards(head.header.id))
+        values: dict[str, Any] = {
+            "head": head,
+            "cards": make_cards(window, verdicts),
+            "words": search_words(find),
+            "next_start": _next_start(head, window[-1].step.index + 1 if window else start),
+            "window_size": WINDOW,
+            "find": find,
+        }
+        if request.from_script:
+            return request.page("transcript_cards.html", values)
+        newer, older = reader.neighbours(head.seq)
+        (summary,) = reader.summaries(Filter(ids=(head.header.id,)))
+        values |= {
+            "summary": summary,
+            "verdicts": verdicts,
+            "relatives": _sorted_relatives(head, reader.relatives(head)),
+            "newer": newer,
+            "older": older,
+            "matches": reader.find_in(head, find) if find else [],
+            "start": start,
+            "starts": list(range(0, head.steps, WINDOW)),
+        }
+    return request.page("transcript.html", values)
+
+
+def show_step(request: WebRequest) -> Response:
+    """One step in full, a part at a time, with its raw JSON."""
+    index = _step_index(request)
+    part = request.integer("part", 0, high=1_000_000) or 0
+    with request.context.reader() as reader:
+        head = _head(request, reader)
+        step = reader.step(head, index)
+        raw = _step_json(reader, head, index)
+    content = step.message.content
+    parts = max(1, -(-len(content) // _PART_CHARS))
+    if part >= parts:
+        raise PageError(404, f"step {index} has {parts} parts, numbered from 0")
+    values = {
+        "head": head,
+        "step": step,
+        "content": content[part * _PART_CHARS : (part + 1) * _PART_CHARS],
+        "part": part,
+        "parts": parts,
+        "calls": [(call, *read_arguments(call)) for call in step.message.tool_calls],
+        "raw": raw[:_PART_CHARS],
+        "raw_cut": len(raw) > _PART_CHARS,
+    }
+    template = (
+        "step_text.html" if request.from_script and request.query.get("view") == "text" else "step.html"
+    )
+    return request.page(template, values)
+
+
+def show_raw(request: WebRequest) -> Response:
+    """The raw JSON of one step, for htmx."""
+    with request.context.reader() as reader:
+        raw = _step_json(reader, _head(request, reader), _step_index(request))
+    return request.page("step_raw.html", {"raw": raw[:_PART_CHARS], "raw_cut": len(raw) > _PART_CHARS})
+
+
+def download(request: WebRequest) -> Response:
+    """The whole trajectory as JSON."""
+    with request.context.reader() as reader:
+        head = _head(request, reader)
+        record = to_record(reader, reader.get(head.header.id), with_inputs=False)
+    text = json.dumps(record, ensure_ascii=False, indent=1, default=str)
+    body = text.encode("utf-8", "replace")
+    if len(body) > _MAX_RAW_BYTES:
+        raise PageError(
+            413, "the trajectory is too large for a page", f"hermes trajectories show {head.header.id} --json"
+        )
+    name = f"trajectory-{head.header.id}.json"
+    return Response(
+        body, media_type="application/json", headers={"content-disposition": f'attachment; filename="{name}"'}
+    )
+
+
+def show_tokens(request: WebRequest) -> Response:
+    """The tokens of one model call, coloured by logprob, with the mask that training sees."""
+    with request.context.reader() as reader:
+        head = _head(request, reader)
+        step = reader.step(head, _step_index(request))
+    if step.call is None:
+        raise PageError(404, f"step {step.index} is not a model call")
+    values: dict[str, Any] = {"head": head, "step": step, "view": None}
+    if step.call.tokens is not None:
+        decode = find_decoder(request.context.home, head.header, step.call.model)
+        values["view"] = token_view(step.call.tokens, decode)
+    return request.page("step_tokens.html" if request.from_script else "step_tokens_page.html", values)
+
+
+def show_image(request: WebRequest) -> Response:
+    """An image that is part of the record. Only raster formats: nothing that can hold a script."""
+    position = request.path_values["position"]
+    with request.context.reader() as reader:
+        step = reader.step(_head(request, reader), _step_index(request))
+    if position >= len(step.message.images):
+        raise PageError(404, f"step {step.index} has {len(step.message.images)} images")
+    address = step.message.images[position]
+    kind = raster_type(address)
+    if kind is None:
+        raise PageError(404, "this image is not part of the record", "Only its address was recorded.")
+    try:
+        data = base64.b64decode(address.partition(",")[2], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PageError(422, f"the image is damaged: {error}") from error
+    return Response(data, media_type=kind, headers={"cache-control": "private, max-age=86400"})
+
+
+def show_id(request: WebRequest) -> Response:
+    """The full id of a trajectory, for scripts that hold the end of one."""
+    with request.context.reader() as reader:
+        return PlainTextResponse(reader.resolve(request.path_values["trajectory"]))
+
+
+def _head(request: WebRequest, reader: BrowseReader) -> TrajectoryHead:
+    reference = request.path_values["trajectory"]
+    if len(reference) > 64 or not reference.isascii():
+        raise PageError(404, "this is no id of a trajectory", "The list of trajectories has all of them.")
+    return reader.head(reader.resolve(reference))
+
+
+def _step_index(request: WebRequest) -> int:
+    index: int = request.path_values["step"]
+    if index > 10**9:
+        raise PageError(404, f"there is no step {index}")
+    return index
+
+
+def _next_start(head: TrajectoryHead, end: int) -> int | None:
+    return end if end < head.steps else None
+
+
+def _step_json(reader: BrowseReader, head: TrajectoryHead, index: int) -> str:
+    from dataclasses import asdict, replace
+
+    from hermes.core import Trajectory
+
+    step = reader.step(head, index)
+    record = to_record(reader, Trajectory(head.header, (step,), head.outcome), with_inputs=False)["steps"][0]
+    if step.call is not None and step.call.tokens is not None:
+        trace = step.call.tokens
+        short = replace(trace, prompt_ids=trace.prompt_ids[:64])
+        record["call"]["tokens"] = asdict(short) | {"prompt_tokens": len(trace.prompt_ids)}
+    return json.dumps(record, ensure_ascii=False, indent=2, default=str)
+
+
+def _sorted_relatives(head: TrajectoryHead, relatives: list[Summary]) -> dict[str, list[Summary]]:
+    """By what they are to this trajectory."""
+    header = head.header
+    groups: dict[str, list[Summary]] = {
+        "parent": [],
+        "siblings": [],
+        "sub-agents": [],
+        "compressed": [],
+        "retries": [],
+    }
+    for summary in relatives:
+        if summary.id == header.parent_id:
+            groups["parent"].append(summary)
+        elif summary.relation == Relation.DELEGATE.value and summary.parent_id == header.id:
+            groups["sub-agents"].append(summary)
+        elif summary.relation == Relation.COMPRESSED.value:
+            groups["compressed"].append(summary)
+        elif summary.relation in (Relation.RETRY.value, Relation.CONTINUED.value):
+            groups["retries"].append(summary)
+        elif summary.relation is None:
+            groups["siblings"].append(summary)
+    return {name: members for name, members in groups.items() if members}
+
+
+_BASE = "/trajectories/{trajectory:str}"
+ROUTES = (
+    ("GET", _BASE, show),
+    ("GET", f"{_BASE}/download", download),
+    ("GET", f"{_BASE}/id", show_id),
+    ("GET", f"{_BASE}/steps/{{step:int}}", show_step),
+    ("GET", f"{_BASE}/steps/{{step:int}}/raw", show_raw),
+    ("GET", f"{_BASE}/steps/{{step:int}}/tokens", show_tokens),
+    ("GET", f"{_BASE}/steps/{{step:int}}/images/{{position:int}}", show_image),
+)

@@ -1,0 +1,203 @@
+// Keys, completion, themes. Every page works without this file; it only makes them quick.
+"use strict";
+(() => {
+  const $ = (selector, root = document) => root.querySelector(selector);
+  const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const body = document.body;
+
+  let toastTimer = 0;
+  function toast(text, bad = false) {
+    const box = $("#toast");
+    box.textContent = text;
+    box.className = bad ? "on bad" : "on";
+    clearTimeout(toastTimer);
+    toastTimer = setTimeout(() => { box.className = ""; }, bad ? 8000 : 2500);
+  }
+  window.hermes = { toast, $, $$, typing, keys: {} };
+
+  // A key is ignored while somebody types, with a modifier, in a dialog, and while a letter is composed.
+  function typing(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return true;
+    if (event.getModifierState && event.getModifierState("AltGraph")) return true;
+    if ($("dialog[open]")) return true;
+    const target = event.target;
+    return target.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
+  }
+
+  // themes: automatic, light, dark; the server renders what the cookie says, so nothing flashes
+  $$("[data-theme-toggle]").forEach((button) => button.addEventListener("click", () => {
+    const order = ["auto", "light", "dark"];
+    const next = order[(order.indexOf(document.documentElement.dataset.theme) + 1) % 3];
+    document.documentElement.dataset.theme = next;
+    document.cookie = `hermes_theme=${next}; path=/; max-age=31536000; samesite=strict`;
+    toast(`Theme: ${next === "auto" ? "as the system" : next}`);
+    document.dispatchEvent(new Event("hermes:theme"));
+  }));
+
+  function help() {
+    const dialog = $("#help");
+    if (!dialog.open) dialog.showModal();
+  }
+  $$("[data-help]").forEach((button) => button.addEventListener("click", help));
+
+  // moving through rows of a list or steps of a transcript
+  let at = -1;
+  const items = () => $$("[data-step], [data-row]");
+  function go(index) {
+    const all = items();
+    if (!all.length) return;
+    at = Math.max(0, Math.min(all.length - 1, index));
+    all.forEach((item, position) => item.classList.toggle("at", position === at));
+    const item = all[at];
+    item.scrollIntoView({ block: item.matches("[data-row]") ? "nearest" : "start" });
+    if (item.id) {
+      $$(".outline a").forEach((link) => link.classList.toggle("at", link.hash === `#${item.id}`));
+      const mark = $(".outline a.at");
+      if (mark) mark.scrollIntoView({ block: "nearest" });
+      history.replaceState(null, "", `#${item.id}`);
+    }
+  }
+  function current() {
+    const all = items();
+    if (at >= 0 && at < all.length) return all[at];
+    return all.find((item) => item.getBoundingClientRect().bottom > 40) || all[0];
+  }
+  function place() {
+    const target = location.hash && document.getElementById(location.hash.slice(1));
+    const card = target && target.closest("[data-step]");
+    if (card) { at = items().indexOf(card); go(at); }
+  }
+  const click = (selector, root = document) => { const link = root && $(selector, root); if (link) link.click(); return Boolean(link); };
+  const position = () => (at >= 0 ? at : items().indexOf(current()) - 1);
+
+  let prefix = "";
+  const places = { t: "/trajectories", r: "/rate", u: "/runs", h: "/", b: "/batches", e: "/environments", p: "/policies", d: "/datasets", s: "/skills" };
+  const keys = {
+    "?": help,
+    "/": () => { const box = $("[data-search]"); if (box) { box.focus(); box.select(); } },
+    j: () => go(position() + 1),
+    k: () => go(Math.max(0, position() - 1)),
+    G: () => go(items().length - 1),
+    J: () => click("a[rel=next]"),
+    K: () => click("a[rel=prev]"),
+    f: () => body.classList.toggle("focus"),
+    o: outline,
+    r: () => slot("[data-raw]"),
+    t: () => slot("[data-tokens]"),
+    e: () => click(".unfold", current()),
+    d: () => click("[data-diff]") || toast("There is nothing to compare it with"),
+    c: copyLink,
+    Enter: () => { const row = current(); if (at >= 0 && row) click("a", row); },
+  };
+  document.addEventListener("keydown", (event) => {
+    if (typing(event)) {
+      if (event.key === "Escape" && document.activeElement) document.activeElement.blur();
+      return;
+    }
+    if (event.target.tagName === "A" && event.key === "Enter") return;
+    if (event.target.tagName === "BUTTON" && (event.key === "Enter" || event.key === " ")) return;
+    if (prefix === "g") {
+      prefix = "";
+      if (event.key === "g" && $("[data-step], [data-row]")) { go(0); return; }
+      if (places[event.key]) { location.href = places[event.key]; return; }
+    }
+    if (window.hermes.keys[event.key]) { event.preventDefault(); window.hermes.keys[event.key](event); return; }
+    if (event.key === "g") { prefix = "g"; return; }
+    const action = keys[event.key];
+    if (action && (event.key === "?" || event.key === "/" || $("[data-step], [data-row]"))) {
+      event.preventDefault();
+      action();
+    }
+  });
+
+  function outline() {
+    const narrow = matchMedia("(max-width: 1100px)").matches;
+    body.classList.toggle(narrow ? "with-outline" : "no-outline");
+  }
+  function slot(selector) {
+    const card = current();
+    if (!card) return;
+    const filled = $(".slot", card);
+    if (filled && filled.firstChild && filled.dataset.view === selector) { filled.replaceChildren(); filled.dataset.view = ""; return; }
+    if (click(selector, card)) filled.dataset.view = selector; else toast(selector === "[data-tokens]" ? "This step has no recorded tokens" : "Nothing to show");
+  }
+  function copyLink() {
+    const card = current();
+    if (!card) return;
+    const url = `${location.origin}${location.pathname}?step=${card.id.replace("step-", "")}#${card.id}`;
+    (navigator.clipboard ? navigator.clipboard.writeText(url) : Promise.reject()).then(() => toast("Link copied"), () => toast(url));
+  }
+  $$("[data-outline]").forEach((button) => button.addEventListener("click", outline));
+  $$("[data-focus]").forEach((button) => button.addEventListener("click", keys.f));
+
+  // steps that htmx adds get their line in the outline
+  document.addEventListener("htmx:afterSettle", () => {
+    const list = $(".outline ol");
+    if (!list) return;
+    const listed = new Set($$("a", list).map((link) => link.hash));
+    $$("[data-step]").forEach((card) => {
+      if (listed.has(`#${card.id}`)) return;
+      const line = document.createElement("li"), link = document.createElement("a"), number = document.createElement("span"), label = document.createElement("span");
+      link.href = `#${card.id}`;
+      link.className = card.classList.contains("model") ? "model" : "";
+      number.className = "num";
+      number.textContent = card.id.replace("step-", "");
+      label.className = "clip";
+      const name = $(".call .name", card);
+      label.textContent = name ? name.textContent : ($(".prose, .output", card) || card).textContent.trim().slice(0, 48);
+      link.append(number, label);
+      line.append(link);
+      list.append(line);
+    });
+  });
+  document.addEventListener("htmx:responseError", (event) => toast(`The server refused this (${event.detail.xhr.status})`, true));
+  document.addEventListener("htmx:sendError", () => toast("The server does not answer", true));
+
+  // completion of the query box: fields, then values that occur
+  const box = $("[data-fields]");
+  if (box) {
+    const list = $("#completions"), fields = box.dataset.fields.split(" "), values = JSON.parse(box.dataset.values);
+    let chosen = -1, options = [];
+    const word = () => { const end = box.selectionStart, begin = box.value.lastIndexOf(" ", end - 1) + 1; return { begin, end, text: box.value.slice(begin, end) }; };
+    const hide = () => { list.hidden = true; chosen = -1; box.setAttribute("aria-expanded", "false"); box.removeAttribute("aria-activedescendant"); };
+    const show = () => {
+      const { text } = word();
+      const match = /^([a-z_]+)(=|!=|~)(.*)$/.exec(text);
+      if (match && values[match[1]]) options = values[match[1]].filter((value) => value.toLowerCase().includes(match[3].toLowerCase()) && value !== match[3]).map((value) => match[1] + match[2] + (/\s/.test(value) ? `"${value}"` : value));
+      else options = text && !match ? fields.filter((field) => field.startsWith(text) && field !== text) : [];
+      options = options.slice(0, 8);
+      if (!options.length) { hide(); return; }
+      list.replaceChildren(...options.map((option, index) => {
+        const item = document.createElement("li");
+        item.id = `completion-${index}`;
+        item.setAttribute("role", "option");
+        item.setAttribute("aria-selected", String(index === chosen));
+        item.textContent = option;
+        item.addEventListener("mousedown", (event) => { event.preventDefault(); take(index); });
+        return item;
+      }));
+      list.hidden = false;
+      box.setAttribute("aria-expanded", "true");
+      if (chosen >= 0) box.setAttribute("aria-activedescendant", `completion-${chosen}`);
+    };
+    const take = (index) => {
+      const { begin, end } = word();
+      box.setRangeText(options[index], begin, end, "end");
+      hide();
+    };
+    box.addEventListener("input", () => { chosen = -1; show(); });
+    box.addEventListener("blur", hide);
+    box.addEventListener("keydown", (event) => {
+      if (list.hidden) return;
+      if (event.key === "ArrowDown") chosen = Math.min(options.length - 1, chosen + 1);
+      else if (event.key === "ArrowUp") chosen = Math.max(-1, chosen - 1);
+      else if (event.key === "Tab" || (event.key === "Enter" && chosen >= 0)) { event.preventDefault(); take(Math.max(0, chosen)); return; }
+      else if (event.key === "Escape") { hide(); return; }
+      else return;
+      event.preventDefault();
+      show();
+    });
+  }
+  addEventListener("hashchange", place);
+  place();
+})();

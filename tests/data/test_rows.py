@@ -1,0 +1,365 @@
+"""Rows for training hold exactly the rated messages, after exactly what the model saw."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hermes.core import (
+    Header,
+    Message,
+    RaterSource,
+    Rating,
+    RatingKind,
+    Relation,
+    Reward,
+    Role,
+    Source,
+    Step,
+    StepKind,
+    ToolCall,
+    ToolResult,
+    new_id,
+)
+from hermes.data.diff import message_content
+from hermes.data.export.run import ExportPlan, preview
+from hermes.data.formats.registry import FORMATS
+from hermes.data.preference.pairs import PreferenceSource
+from hermes.data.preference.rows import RatedSpan, read_rows
+from hermes.store import Reader, Writer
+from tests import records
+
+PENDING: list[Future[None]] = []
+"""Ratings that are on their way to the disk: one flush for many."""
+
+
+@dataclass
+class Recorded:
+    """A trajectory as a test wrote it: what each step is, and what each call saw."""
+
+    id: str
+    steps: list[Step]
+    contexts: dict[int, tuple[Message, ...]]
+    ratings: list[Rating] = field(default_factory=list)
+
+    @property
+    def answers(self) -> list[int]:
+        return [step.index for step in self.steps if step.kind is StepKind.MODEL]
+
+    def turn(self, index: int) -> list[Step]:
+        """The steps of the turn that a model step belongs to."""
+        first = last = next(i for i, step in enumerate(self.steps) if step.index == index)
+        while self.steps[first - 1].message.role in (Role.ASSISTANT, Role.TOOL):
+            first -= 1
+        while last + 1 < len(self.steps) and self.steps[last + 1].message.role in (Role.ASSISTANT, Role.TOOL):
+            last += 1
+        return self.steps[first : last + 1]
+
+
+def write(
+    writer: Writer,
+    turns: Sequence[tuple[str, Sequence[str]]],
+    *,
+    history: Sequence[Message] = (),
+    examples: bool = False,
+    memory: str = "",
+    parent: str | None = None,
+    relation: Relation | None = None,
+) -> Recorded:
+    """A chat: (question, texts of the assistant; all but the last one call a tool). What the model saw has
+    examples and a remembered fact that the dataset's version lacks."""
+    header = Header(new_id(), Source.CHAT, "test/model", 1, parent_id=parent, relation=relation)
+    writer.begin(header)
+    recorded = Recorded(header.id, [], {})
+    seen: list[Message] = []
+
+    def add(
+        kind: StepKind, message: Message, *, as_seen: Message | None = None, ephemeral: bool = False
+    ) -> None:
+        index = len(recorded.steps)
+        call = records.model_call() if kind is StepKind.MODEL else None
+        result = ToolResult(message.tool_call_id or "", "calc", True, 1.0) if kind is StepKind.TOOL else None
+        step = Step(index, kind, message, index, call=call, result=result, ephemeral=ephemeral)
+        context = tuple(seen) if call else None
+        if context is not None:
+            recorded.contexts[index] = context
+        writer.append(header.id, step, context=context, tools=records.TOOLS if call else ())
+        recorded.steps.append(step)
+        seen.append(as_seen or message)
+
+    add(StepKind.INPUT, Message.system("Be kind."), as_seen=Message.system(f"Be kind.{memory}"))
+    if examples:
+        add(StepKind.INPUT, Message.user("1+1?"), ephemeral=True)
+        add(StepKind.INPUT, Message.assistant("2"), ephemeral=True)
+    for message in history:
+        add(StepKind.INPUT, message)
+    for question, texts in turns:
+        add(StepKind.INPUT, Message.user(question))
+        for position, text in enumerate(texts):
+            last = position == len(texts) - 1
+            call = ToolCall(f"c{new_id()}", "calc", '{"x": 1}')
+            add(StepKind.MODEL, Message.assistant(text, tool_calls=() if last else (call,)))
+            if not last:
+                add(StepKind.TOOL, Message.tool(call, f"result of {text}"))
+    writer.finish(header.id, records.COMPLETED)
+    return recorded
+
+
+texts = st.sampled_from(["yes", "no", "4", "5"])
+chats = st.lists(
+    st.tuples(st.sampled_from(["q1", "q2"]), st.lists(texts, min_size=1, max_size=3)), min_size=1, max_size=3
+)
+
+
+@st.composite
+def stores(draw: st.DrawFn, writer: Writer) -> list[Recorded]:
+    """Chats that begin alike, retries, a sub-agent; ratings of all kinds, some replaced or withdrawn."""
+    base = draw(chats)
+    examples, memory = draw(st.booleans()), draw(st.sampled_from(["", " The user is Ann."]))
+    chosen = []
+    for _ in range(draw(st.integers(2, 4))):
+        cut = draw(st.integers(0, len(base)))
+        turns = base[:cut] + draw(
+            st.lists(st.tuples(st.just("q1"), st.lists(texts, min_size=1, max_size=2)), max_size=2)
+        )
+        other_memory = draw(st.booleans()) and draw(st.booleans())
+        chosen.append(
+            write(writer, turns or base, examples=examples, memory=" Else." if other_memory else memory)
+        )
+    first = chosen[0]
+    if draw(st.booleans()):  # a retry of the last turn: the history is input
+        last = first.turn(first.answers[-1])[0].index
+        history = [step.message for step in first.steps[1 : last - 1] if not step.ephemeral]
+        question = first.steps[last - 1].message.content
+        chosen.append(
+            write(
+                writer,
+                [(question, draw(st.lists(texts, min_size=1, max_size=2)))],
+                history=history,
+                parent=first.id,
+                relation=Relation.RETRY,
+            )
+        )
+    if draw(st.booleans()):
+        chosen.append(write(writer, draw(chats), parent=first.id, relation=Relation.DELEGATE))
+    for number in range(draw(st.integers(0, 8))):
+        add_rating(draw, writer, chosen, number)
+    return chosen
+
+
+def add_rating(draw: st.DrawFn, writer: Writer, chosen: list[Recorded], number: int) -> None:
+    target = draw(st.sampled_from(chosen))
+    others = [recorded for recorded in chosen if recorded is not target]
+    kind = draw(st.sampled_from(RatingKind))
+    rating = Rating(
+        new_id(),
+        target.id,
+        kind,
+        -1.0,
+        draw(st.sampled_from(["ann", "bob"])),
+        number,
+        source=draw(st.sampled_from([RaterSource.PERSON, RaterSource.PERSON, RaterSource.JUDGE])),
+    )
+    step = draw(st.sampled_from(target.answers))
+    if kind is RatingKind.WITHDRAW:
+        if not target.ratings:
+            return
+        replaced = draw(st.sampled_from(target.ratings))
+        target.ratings.remove(replaced)
+        rating = replace(rating, value=0.0, replaces=replaced.id)
+    elif kind is RatingKind.SCORE:
+        rating = replace(
+            rating, value=float(draw(st.integers(1, 5))), step_index=draw(st.sampled_from([None, step]))
+        )
+    elif kind is RatingKind.THUMB:
+        rating = replace(
+            rating, value=draw(st.sampled_from([1.0, -1.0])), step_index=draw(st.sampled_from([None, step]))
+        )
+    elif kind in (RatingKind.STEP, RatingKind.FIRST_BAD):
+        value = draw(st.sampled_from([1.0, 0.0, -1.0])) if kind is RatingKind.STEP else -1.0
+        rating = replace(rating, value=value, step_index=step)
+    else:
+        other = draw(st.sampled_from(others))
+        named = draw(st.booleans())
+        rating = replace(
+            rating,
+            value=draw(st.sampled_from([1.0, 0.5, 0.0, -1.0])) if kind is RatingKind.PAIR else -1.0,
+            other_id=other.id,
+            step_index=step if named else None,
+            other_step=draw(st.sampled_from(other.answers)) if named else None,
+        )
+    if kind is not RatingKind.WITHDRAW and target.ratings and draw(st.integers(0, 3)) == 0:
+        replaced = draw(st.sampled_from(target.ratings))
+        target.ratings.remove(replaced)
+        rating = replace(rating, replaces=replaced.id)
+    PENDING.append(writer.add_rating(rating))
+    if kind is not RatingKind.WITHDRAW:
+        target.ratings.append(rating)
+
+
+def expected_spans(chosen: list[Recorded]) -> dict[tuple[str, int, int], float]:
+    """(trajectory, first step, last step) → score, straight from the events as the test knows them."""
+    verdicts: dict[tuple[str, int, int], list[tuple[Rating, float]]] = {}
+    by_id = {recorded.id: recorded for recorded in chosen}
+
+    def add(recorded: Recorded, rating: Rating, first: int, last: int, score: float) -> None:
+        verdicts.setdefault((recorded.id, first, last), []).append((rating, score))
+
+    def add_turn(recorded: Recorded, rating: Rating, step: int | None, score: float) -> None:
+        turn = recorded.turn(recorded.answers[-1] if step is None else step)
+        add(recorded, rating, turn[0].index, turn[-1].index, score)
+
+    for rating in sorted((r for c in chosen for r in c.ratings), key=lambda r: r.created_at_ms):
+        recorded = by_id[rating.trajectory_id]
+        if rating.kind in (RatingKind.THUMB, RatingKind.SCORE):
+            score = rating.value if rating.kind is RatingKind.SCORE else 3 + 2 * rating.value
+            add_turn(recorded, rating, rating.step_index, score)
+        elif rating.kind is RatingKind.STEP:
+            add(recorded, rating, rating.step_index or 0, rating.step_index or 0, 3 + 2 * rating.value)
+        elif rating.kind is RatingKind.FIRST_BAD:
+            for index in recorded.answers:
+                if index <= (rating.step_index or 0):
+                    add(recorded, rating, index, index, 1.0 if index == rating.step_index else 5.0)
+        elif rating.kind is RatingKind.BOTH_BAD:
+            add_turn(recorded, rating, rating.step_index, 1.0)
+            add_turn(by_id[rating.other_id or ""], rating, rating.other_step, 1.0)
+    scores = {}
+    for key, events in verdicts.items():
+        people = [event for event in events if event[0].source is RaterSource.PERSON] or events
+        newest = {(event[0].source, event[0].rater): event[1] for event in people}
+        scores[key] = sum(newest.values()) / len(newest)
+    return scores
+
+
+def check_span(span: RatedSpan, recorded: Recorded, scores: dict[tuple[str, int, int], float]) -> None:
+    first = next(
+        i
+        for i in recorded.answers
+        if recorded.contexts[i] == span.prompt and recorded.steps[i].message == span.completion[0]
+    )
+    last = first + len(span.completion) - 1
+    assert tuple(step.message for step in recorded.steps[first : last + 1]) == span.completion
+    assert span.score == scores[recorded.id, first, last]
+    assert span.desirable == (None if span.score == 3 else span.score > 3)
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_row_holds_exactly_the_rated_messages_after_what_the_model_saw(data: st.DataObject) -> None:
+    check_store(data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@given(data=st.data())
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_row_holds_exactly_the_rated_messages_two_thousand_times(data: st.DataObject) -> None:
+    check_store(data)
+
+
+def check_store(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        db = Path(folder) / "hermes.db"
+        with Writer(db) as writer:
+            chosen = data.draw(stores(writer))
+            while PENDING:
+                PENDING.pop().result()
+        by_id = {recorded.id: recorded for recorded in chosen}
+        scores = expected_spans(chosen)
+        with Reader(db) as reader:
+            rows = read_rows(reader)
+            unpaired, _ = preview(reader, ExportPlan(FORMATS["trl-unpaired"], Path("x.jsonl")), 1000)
+        assert len(rows.spans) == len(scores)
+        for span in rows.spans:
+            check_span(span, by_id[span.trajectory_id], scores)
+        assert len(unpaired) == sum(score != 3 for score in scores.values())
+        events = {rating.id: rating for recorded in chosen for rating in recorded.ratings}
+        for pair in rows.pairs:
+            sides = ((pair.chosen_id, pair.chosen), (pair.rejected_id, pair.rejected))
+            contexts = []
+            for trajectory_id, completion in sides:
+                recorded = by_id[trajectory_id]
+                starts = [i for i in recorded.answers if recorded.steps[i].message == completion[0]]
+                (context,) = {
+                    recorded.contexts[i]
+                    for i in starts
+                    if [message_content(m) for m in recorded.contexts[i]]
+                    == [message_content(m) for m in pair.prompt]
+                }
+                contexts.append(context)
+                turn = recorded.turn(starts[0]) if len(starts) == 1 else None
+                if turn is not None:
+                    rest = tuple(step.message for step in turn if step.index >= starts[0])
+                    assert rest == completion
+            assert contexts[0] == pair.prompt
+            assert pair.chosen != pair.rejected
+            if pair.origin is PreferenceSource.CHOICE:
+                assert set(pair.ratings) <= events.keys()
+                assert all(
+                    {events[i].trajectory_id, events[i].other_id} == {pair.chosen_id, pair.rejected_id}
+                    for i in pair.ratings
+                )
+            elif pair.origin is PreferenceSource.RATING:
+                assert pair.ratings and set(pair.ratings) <= events.keys()
+
+
+def test_a_choice_names_its_turn(tmp_path: Path) -> None:
+    """Two chats differ in both turns; the choice was between the second answers, which share no context."""
+    with Writer(tmp_path / "db") as writer:
+        a = write(writer, [("q", ["x"]), ("r", ["good"])])
+        b = write(writer, [("q", ["x"]), ("r", ["bad"]), ("s", ["later"])])
+        c = write(writer, [("q", ["y"]), ("r", ["bad"])])
+        for other, steps in ((b, (4, 4)), (c, (4, 4))):
+            writer.add_rating(
+                Rating(
+                    *(new_id(), a.id, RatingKind.PAIR, 1.0, "ann", 1),
+                    other_id=other.id,
+                    step_index=steps[0],
+                    other_step=steps[1],
+                )
+            ).result()
+    with Reader(tmp_path / "db") as reader:
+        rows = read_rows(reader)
+    (pair,) = rows.pairs
+    assert (pair.chosen[0].content, pair.rejected[0].content) == ("good", "bad")
+    assert pair.rejected_id == b.id
+    assert rows.left_out["the two do not answer the same context"] == 1
+
+
+def test_contradictions_ties_and_both_bad_make_no_pair_and_are_counted(tmp_path: Path) -> None:
+    with Writer(tmp_path / "db") as writer:
+        made = [write(writer, [("q", [text])]) for text in ("a", "b", "c", "d", "e", "f")]
+        pairs = zip(made[::2], made[1::2], strict=True)
+        verdicts = ([("ann", 1.0), ("bob", -1.0)], [("ann", 0.0)], [("ann", None)])
+        for (left, right), events in zip(pairs, verdicts, strict=True):
+            for rater, value in events:
+                kind = RatingKind.BOTH_BAD if value is None else RatingKind.PAIR
+                rating = Rating(new_id(), left.id, kind, -1.0 if value is None else value, rater, 1)
+                writer.add_rating(replace(rating, other_id=right.id)).result()
+    with Reader(tmp_path / "db") as reader:
+        rows = read_rows(reader)
+    assert rows.pairs == ()
+    assert rows.left_out == {
+        "choice: the raters contradict each other": 1,
+        "choice: no clear difference": 1,
+        "choice: both are bad": 1,
+    }
+    assert [(span.score, span.desirable) for span in rows.spans] == [(1.0, False), (1.0, False)]
+
+
+def test_a_reward_pairs_attempts_and_a_rating_of_one_is_none(tmp_path: Path) -> None:
+    with Writer(tmp_path / "db") as writer:
+        good, bad = (write(writer, [("q", [text])]) for text in ("a", "b"))
+        for recorded, value in ((good, 1.0), (bad, 0.0)):
+            writer.add_reward(Reward(recorded.id, value, "rule")).result()
+    with Reader(tmp_path / "db") as reader:
+        (pair,) = read_rows(reader).pairs
+        assert (pair.chosen_id, pair.origin, pair.ratings) == (good.id, PreferenceSource.REWARD, ())
+        assert read_rows(reader, origins=(PreferenceSource.RATING,)).pairs == ()

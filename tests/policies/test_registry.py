@@ -1,0 +1,66 @@
+"""The record of policies: lineage, promotion, rollback, and the names that stand for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes.errors import UsageError
+from hermes.policies.registry import BASE_ID, PolicyRecord, PolicyRegistry, named_policy, new_policy_id
+
+
+def policy(registry: PolicyRegistry, parent: str = BASE_ID, **known: object) -> PolicyRecord:
+    record = PolicyRecord(
+        new_policy_id(),
+        "hermes/smollm2",
+        "tinker://r/weights/1",
+        "tinker://r/sampler_weights/1",
+        parent=parent,
+    )
+    record = PolicyRecord(**{**{name: getattr(record, name) for name in record.__slots__}, **known})
+    registry.add(record)
+    return record
+
+
+def test_promotion_and_rollback_follow_the_lineage(tmp_path: Path) -> None:
+    registry = PolicyRegistry(tmp_path)
+    assert registry.current().id == BASE_ID
+    with pytest.raises(UsageError, match="no policy was promoted"):
+        registry.rollback()
+    first = policy(registry, ratings=("R1", "R2"), decision="better")
+    second = policy(registry, first.id, decision="better")
+    kept = policy(registry, first.id, decision="undecided")
+    assert registry.current().id == BASE_ID  # a candidate is not current by itself
+    registry.promote(first.id, "better")
+    registry.promote(second.id, "better")
+    assert registry.current() == second
+    assert registry.attempts(first.id) == 2
+    assert registry.find(kept.id[-8:].lower()) == kept
+    assert registry.rollback() == first
+    assert registry.rollback().id == BASE_ID
+    assert PolicyRegistry(tmp_path).current().id == BASE_ID
+    assert len(registry.promotions()) == 4  # nothing is removed
+    assert registry.find(first.id).ratings == ("R1", "R2")
+
+
+def test_names(tmp_path: Path) -> None:
+    registry = PolicyRegistry(tmp_path)
+    record = policy(registry)
+    registry.promote(record.id, "by hand")
+    assert named_policy(tmp_path, "policy") == record
+    assert named_policy(tmp_path, f"policy:{record.id}") == record
+    assert named_policy(tmp_path, "openrouter/policy") is None
+    assert named_policy(tmp_path, None) is None
+    with pytest.raises(UsageError, match="matches no policy"):
+        named_policy(tmp_path, "policy:NOPE")
+
+
+def test_a_torn_line_of_a_killed_process_is_no_policy(tmp_path: Path) -> None:
+    registry = PolicyRegistry(tmp_path)
+    record = policy(registry)
+    with (tmp_path / "policies" / "log.jsonl").open("a") as file:
+        file.write('{"event": "promotion", "policy')
+    assert registry.policies() == [record]
+    registry.promote(record.id, "by hand")
+    assert registry.current() == record

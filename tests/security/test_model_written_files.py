@@ -1,0 +1,206 @@
+"""A file that a model wrote does not run in our process unless a person saw its source and agreed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.config.load import load
+from hermes.errors import ToolError
+from hermes.rl.config.resolve import current_selection
+from hermes.rl.tools import TOOLS
+from tests.rl.world import ENVIRONMENTS
+from tests.tools.bench import open_bench
+
+SOURCE = (ENVIRONMENTS / "letters.py").read_text()
+
+
+class Person:
+    """Answers, and remembers what was shown."""
+
+    def __init__(self, agrees: bool) -> None:
+        self.agrees = agrees
+        self.shown: list[tuple[str, str]] = []
+
+    async def approve(self, kind: str, action: str) -> None:
+        self.shown.append((kind, action))
+        if not self.agrees:
+            raise ToolError("the user refused", kind="refused")
+
+
+def _trap(path: Path, trace: Path, source: str = SOURCE) -> Path:
+    """An environment that leaves a trace when it is imported."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    first = "from __future__ import annotations\n"
+    path.write_text(source.replace(first, f"{first}open({str(trace)!r}, 'a').write('ran ')\n"))
+    return path
+
+
+async def _call(
+    home: Path,
+    workspace: Path,
+    person: Person,
+    tool_name: str,
+    *,
+    folders: tuple[Path, ...] = (),
+    **arguments: Any,
+) -> dict[str, Any]:
+    settings = {"rl.environments": [str(folder) for folder in folders], "rl.model": "Qwen/Qwen3-8B"}
+    config = load(settings, {"HERMES_HOME": str(home)})
+    tool = next(tool for tool in TOOLS if tool.name == tool_name)
+    async with open_bench("local", workspace, person) as bench:
+        bench.resources |= {"config": config, "task": "t", "workspace": workspace}
+        output = await tool.handler(arguments, bench)
+    result: dict[str, Any] = json.loads(output if isinstance(output, str) else output.content)
+    return result
+
+
+async def test_a_file_that_the_model_wrote_is_not_imported_without_a_person(tmp_path: Path) -> None:
+    home, workspace, trace = tmp_path / "home", tmp_path / "work", tmp_path / "trace"
+    trap = _trap(workspace / "x.py", trace)
+    for name in (str(trap), os.path.relpath(trap), str(workspace / ".." / "work" / "x.py")):
+        person = Person(agrees=False)
+        with pytest.raises(ToolError):
+            await _call(home, workspace, person, "rl_select_environment", name=name)
+        assert person.shown == [("rl_environment", f"{trap}\n{trap.read_text()}")]
+    assert not trace.exists()
+
+
+async def test_a_listed_file_in_the_workspace_is_asked_about_too(tmp_path: Path) -> None:
+    home, workspace, trace = tmp_path / "home", tmp_path / "work", tmp_path / "trace"
+    _trap(workspace / "envs" / "letters.py", trace)
+    person = Person(agrees=False)
+    with pytest.raises(ToolError):
+        await _call(
+            home, workspace, person, "rl_select_environment", folders=(workspace / "envs",), name="letters"
+        )
+    assert person.shown and not trace.exists()
+
+
+async def test_a_link_from_a_listed_folder_into_the_workspace_is_asked_about(tmp_path: Path) -> None:
+    home, workspace, trace = tmp_path / "home", tmp_path / "work", tmp_path / "trace"
+    trap = _trap(workspace / "letters.py", trace)
+    (tmp_path / "listed").mkdir()
+    (tmp_path / "listed" / "letters.py").symlink_to(trap)
+    person = Person(agrees=False)
+    with pytest.raises(ToolError):
+        await _call(
+            home, workspace, person, "rl_select_environment", folders=(tmp_path / "listed",), name="letters"
+        )
+    assert person.shown and not trace.exists()
+
+
+async def test_a_file_named_like_a_listed_environment_does_not_take_its_place(tmp_path: Path) -> None:
+    home, workspace = tmp_path / "home", tmp_path / "work"
+    workspace.mkdir()
+    (workspace / "calculator").write_text("raise SystemExit")
+    before = Path.cwd()
+    os.chdir(workspace)
+    try:
+        result = await _call(home, workspace, Person(False), "rl_select_environment", name="calculator")
+    finally:
+        os.chdir(before)
+    assert result["environment"] == "calculator" and "builtin" in result["file_path"]
+
+
+async def test_what_runs_is_a_copy_of_what_was_shown(tmp_path: Path) -> None:
+    """A change of the file after the approval, and a module beside it, have no effect."""
+    home, workspace, trace = tmp_path / "home", tmp_path / "work", tmp_path / "trace"
+    source = _trap(workspace / "mine.py", trace)
+    person = Person(agrees=True)
+    result = await _call(home, workspace, person, "rl_select_environment", name=str(source))
+    copy = Path(result["file_path"])
+    assert copy.is_relative_to(home) and copy.read_text() == source.read_text()
+    assert copy.stat().st_mode & 0o777 == 0o600
+    source.write_text("raise SystemExit('changed')")
+    (workspace / "random.py").write_text(f"open({str(trace)!r}, 'a').write('neighbour ')")
+    assert "error" not in await _call(home, workspace, person, "rl_get_current_config")
+    assert len(person.shown) == 1 and "neighbour" not in trace.read_text()
+
+
+@pytest.mark.parametrize(
+    "tool, arguments",
+    [
+        ("rl_get_current_config", {}),
+        ("rl_edit_config", {"field": "group_size", "value": 4}),
+        ("rl_start_training", {}),
+        ("rl_test_inference", {}),
+    ],
+)
+async def test_a_selection_of_the_person_s_is_asked_about_once_the_agent_can_write_it(
+    tmp_path: Path, tool: str, arguments: dict[str, Any]
+) -> None:
+    home, workspace, trace = tmp_path / "home", tmp_path / "work", tmp_path / "trace"
+    source = _trap(workspace / "mine.py", trace)
+    (home / "rl").mkdir(parents=True)
+    selection = {"environment": "mine", "file_path": str(source), "edits": {}}
+    (home / "rl" / "selection.json").write_text(json.dumps(selection))
+    person = Person(agrees=False)
+    with pytest.raises(ToolError):
+        await _call(home, workspace, person, tool, **arguments)
+    assert person.shown == [("rl_environment", f"{source}\n{source.read_text()}")]
+    assert not trace.exists() and current_selection(home).file_path == str(source)
+
+
+@pytest.mark.parametrize(
+    "head", ["# coding: utf-7\n# +AAo-import os", "# -*- coding: latin-1 -*-", "\xff", "#" + "x" * 600_000]
+)
+async def test_source_that_python_reads_otherwise_than_a_person_is_refused(tmp_path: Path, head: str) -> None:
+    home, workspace, trace = tmp_path / "home", tmp_path / "work", tmp_path / "trace"
+    trap = _trap(workspace / "x.py", trace)
+    trap.write_bytes(head.encode("latin-1") + b"\n" + trap.read_bytes())
+    person = Person(agrees=True)
+    result = await _call(home, workspace, person, "rl_select_environment", name=str(trap))
+    assert str(trap) in result["error"] and "calculator" in result["available"]
+    assert not person.shown and not trace.exists()
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("terminal_backend", "docker"),
+        ("data_path_to_save_groups", "/tmp/x.jsonl"),
+        ("data_dir_to_save_evals", "/tmp/x"),
+        ("judge_cache", "/tmp/x"),
+        ("judge_base_url", "http://elsewhere"),
+        ("rollout_server_url", "http://elsewhere"),
+    ],
+)
+async def test_the_agent_sets_no_field_that_writes_sends_or_lifts_isolation(
+    tmp_path: Path, field: str, value: str
+) -> None:
+    home, workspace = tmp_path / "home", tmp_path / "work"
+    workspace.mkdir()
+    await _call(home, workspace, Person(False), "rl_select_environment", name="web_research")
+    result = await _call(home, workspace, Person(False), "rl_edit_config", field=field, value=value)
+    assert "is locked" in result["error"], result
+
+
+async def test_the_agent_names_no_reward_function(tmp_path: Path) -> None:
+    home, workspace = tmp_path / "home", tmp_path / "work"
+    workspace.mkdir()
+    await _call(home, workspace, Person(False), "rl_select_environment", name="reward_function")
+    result = await _call(home, workspace, Person(False), "rl_edit_config", field="reward", value="x.py:f")
+    assert "is locked" in result["error"], result
+
+
+def test_modules_in_the_current_directory_are_not_imported(tmp_path: Path) -> None:
+    """An agent could leave a click.py there, which the next start would run."""
+    for name in ("click", "ruamel", "json", "httpx"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')")
+    done = subprocess.run(
+        [sys.executable, "-m", "hermes", "config", "show"],
+        cwd=tmp_path,
+        env={"HERMES_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "trace").exists()
