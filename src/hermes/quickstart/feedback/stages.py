@@ -14,7 +14,7 @@ from pathlib import Path
 from hermes.core import JSONObject
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.envs.tasks.split import Split
-from hermes.quickstart.feedback import rule
+from hermes.quickstart.feedback import rule, true_reward
 from hermes.quickstart.feedback.answers import (
     PolicyAnswers,
     held_out_answers,
@@ -152,7 +152,7 @@ class FeedbackStages:
         prompts = self._folder / "answers" / "questions.jsonl"
         arguments = (
             *("train", "rlhf", "--reward-model", reward_model, "--prompts", str(prompts)),
-            *("--true-reward", f"{rule.__file__}:{rule.true_reward.__name__}"),
+            *("--true-reward", f"{true_reward.__file__}:{true_reward.stars.__name__}"),
             *("--num-steps", str(recipe.rl_steps), "--batch-size", str(recipe.rl_batch)),
             *("--rollouts-per-prompt", str(recipe.rl_group), "--environments", str(recipe.environments)),
             *("--answer-tokens", str(recipe.answer_tokens), "--kl", str(kl)),
