@@ -196,5 +196,6 @@ def _preference(
         longest=rl.max_tokens,
         eval_share=0.0,
         left_out=Counter(),
+        min_rows=1,
     )
     return HeldOutPreference(run, rows.train, reference or BASE)

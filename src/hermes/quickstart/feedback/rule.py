@@ -12,13 +12,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from hermes.core import JSONObject, Message
 from hermes.envs.tasks.split import Split, draw
-
-if TYPE_CHECKING:
-    from hermes.batch.reward import RewardContext
 
 SYSTEM_PROMPT = "You answer questions."
 SHORT_WORDS = 10
@@ -109,8 +105,3 @@ def judge(text: str) -> RuleVerdict:
         short=0 < words <= SHORT_WORDS,
         polite=_POLITE.search(text) is not None,
     )
-
-
-def true_reward(ctx: RewardContext) -> float:
-    """The stars as a reward from 0 to 1, for `--true-reward`."""
-    return (judge(ctx.answer).stars - 1.0) / 4.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from hermes.core import JSONObject
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.envs.tasks.split import Split
-from hermes.quickstart.feedback import rule
+from hermes.quickstart.feedback import rule, true_reward
 from hermes.quickstart.feedback.answers import (
     PolicyAnswers,
     held_out_answers,
@@ -104,7 +104,7 @@ class FeedbackStages:
                     *("--output", str(path), "--json"),
                 ),
             )
-        trained, held_out = _split_pairs(pairs, self._recipe.eval_share)
+        trained, held_out = split_pairs(pairs, self._recipe.eval_share)
         stars = sum(verdict.stars for verdict in verdicts.values()) / max(1, len(verdicts))
         return RatedFiles(trained, held_out, unpaired, count, stars)
 
@@ -132,7 +132,7 @@ class FeedbackStages:
     def reward(self, files: RatedFiles, noise: float = 0.0, members: int = 1) -> JSONObject:
         """Trains a reward model; `noise`: the share of training pairs whose verdict is flipped."""
         recipe = self._recipe
-        pairs = _with_noise(files.pairs, noise, self._seed) if noise else files.pairs
+        pairs = flip_labels(files.pairs, noise, self._seed) if noise else files.pairs
         return self._train(
             "reward",
             recipe.reward_steps,
@@ -152,7 +152,7 @@ class FeedbackStages:
         prompts = self._folder / "answers" / "questions.jsonl"
         arguments = (
             *("train", "rlhf", "--reward-model", reward_model, "--prompts", str(prompts)),
-            *("--true-reward", f"{rule.__file__}:{rule.true_reward.__name__}"),
+            *("--true-reward", f"{true_reward.__file__}:{true_reward.stars.__name__}"),
             *("--num-steps", str(recipe.rl_steps), "--batch-size", str(recipe.rl_batch)),
             *("--rollouts-per-prompt", str(recipe.rl_group), "--environments", str(recipe.environments)),
             *("--answer-tokens", str(recipe.answer_tokens), "--kl", str(kl)),
@@ -201,7 +201,7 @@ def rlhf_point(row: JSONObject) -> JSONObject:
     return {label: row[name] for name, label in names.items() if name in row}
 
 
-def _split_pairs(path: Path, share: float) -> tuple[Path, Path]:
+def split_pairs(path: Path, share: float) -> tuple[Path, Path]:
     """By prompt, as everywhere: no held-out pair has a question that is trained on."""
     from hermes.data.export.split import Side, side_of
 
@@ -216,7 +216,8 @@ def _split_pairs(path: Path, share: float) -> tuple[Path, Path]:
     return files
 
 
-def _with_noise(path: Path, share: float, seed: int) -> Path:
+def flip_labels(path: Path, share: float, seed: int) -> Path:
+    """The pairs with that share of verdicts turned round, in a file beside them."""
     rng = random.Random(f"noise {seed}")
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     for row in rows:

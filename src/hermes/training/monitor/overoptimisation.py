@@ -3,8 +3,9 @@
 The proxy is the reward that is trained on. The truth is a measure that is not trained on: the true reward
 where an environment has one, or the share of held-out human preferences that the policy agrees with. A run
 is over-optimised once the truth has fallen clearly below its best while the proxy is above what it was then.
-Both are means over a window of measurements, and "clearly" is in units of the truth's own noise: the median
-change from one measurement to the next.
+Both are means over a window of measurements, and "clearly" is in units of the measure's own noise, the median
+change from one measurement to the next: the best of many windows is above a constant by three units, so that
+less than five are no fall.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from hermes.disk.files import read_text
@@ -21,7 +23,7 @@ from hermes.disk.files import read_text
 OVEROPTIMISED = "over-optimised"
 """How the reason of such an end begins."""
 WINDOW = 4
-_NOISE_UNITS = 2.0
+_NOISE_UNITS = 5.0
 _LEAST_FALL = 0.02
 
 
@@ -43,7 +45,7 @@ class OveroptimisationGuard:
         proxies, truths = _means(self._proxies, self.window), _means(self._truths, self.window)
         best = max(range(len(truths)), key=truths.__getitem__)
         fall, rise = truths[best] - truths[-1], proxies[-1] - proxies[best]
-        if fall <= self._clear_fall() or rise <= 0:
+        if fall <= max(_LEAST_FALL, self._noise(self._truths)) or rise <= self._noise(self._proxies):
             return None
         return (
             f"{OVEROPTIMISED}: the reward model's score rose by {rise:.3f} while what it stands for fell by "
@@ -62,10 +64,10 @@ class OveroptimisationGuard:
         for row in rows:
             self.judge(row)
 
-    def _clear_fall(self) -> float:
-        changes = [abs(new - old) for old, new in zip(self._truths, self._truths[1:], strict=False)]
-        noise: float = statistics.median(changes) / math.sqrt(self.window)
-        return max(_LEAST_FALL, _NOISE_UNITS * noise)
+    def _noise(self, values: list[float]) -> float:
+        """A difference of two windows that is no chance."""
+        changes = [abs(new - old) for old, new in pairwise(values)]
+        return _NOISE_UNITS * statistics.median(changes) / math.sqrt(self.window)
 
 
 def _means(values: list[float], window: int) -> list[float]:
