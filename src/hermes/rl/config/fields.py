@@ -33,6 +33,7 @@ LOCKS: Mapping[str, str] = MappingProxyType(
     {
         "env.tokenizer_name": _POLICY,
         "env.rollout_server_url": _SERVERS,
+        "env.sampling_seed": "it is the run's own (tinker.seed)",
         "env.reward": "it names code that runs on this machine; a person names it",
         "env.use_wandb": "it follows the key: W&B is used where WANDB_API_KEY is set",
         "env.max_token_length": _LENGTH,
@@ -95,7 +96,7 @@ class TrainerFields(BaseModel):
     kl_coefficient: float = Field(
         default=0.0, ge=0, le=10, description="Weight of the KL divergence to the base model; 0: none."
     )
-    seed: int = Field(default=0, ge=0, description="Of the adapter's first weights.")
+    seed: int = Field(default=0, ge=0, description="Of the adapter's first weights and of sampling.")
     start_from: str = Field(
         default="",
         description="Weights to begin with: the name of a run, the folder of a PEFT adapter, or a tinker:// "
@@ -176,7 +177,11 @@ def find_field(name: str, fields: Mapping[str, FieldInfo]) -> FieldInfo:
             return fields[candidate]
     short_names = [field.rpartition(".")[2] for field in fields]
     close = get_close_matches(name.rpartition(".")[2], short_names, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "'hermes rl config' lists the fields"
+    hint = (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else "'hermes rl config' lists the fields (the tool: rl_get_current_config)"
+    )
     raise UsageError(f"there is no field '{name}'", hint)
 
 

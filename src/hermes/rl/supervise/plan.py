@@ -125,12 +125,13 @@ class RunPlan:
         file = self._config["run"]["environment_file"]
         # The trainer evaluates: the weights of one step, and the last ones too.
         no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if self._config["run"].get("evaluates") else ()
+        seed = ("--env.sampling_seed", str(self._config["tinker"]["seed"]))
         return ProcessSpec(
             "env",
-            (*HERMES, "env", "serve", file, "--config", str(self._run.config_path), *no_evaluation),
+            (*HERMES, "env", "serve", file, "--config", str(self._run.config_path), *no_evaluation, *seed),
             self._run.log_path("env"),
             self._env_connected,
-            environ=wandb_environ(self._config),
+            environ={**wandb_environ(self._config), "HERMES_UNSENT_DIR": str(self._run.folder)},
         )
 
     def _all_steps_made(self) -> bool:
