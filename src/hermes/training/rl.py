@@ -43,6 +43,8 @@ from hermes.training.session import (
 from hermes.training.update import Update
 
 KIND = "rl"
+PLATEAU = "the evaluation stopped rising"
+"""Why a run with `patience` ends before its last step."""
 _POLL_S = 0.2
 
 Evaluate = Callable[[int, str], dict[str, float]]
@@ -202,11 +204,7 @@ class RlLoop:
         if step >= last:
             self._batch_guard.check_any_signal()
         return session.finish(
-            "all steps made"
-            if step >= last
-            else "the evaluation stopped rising"
-            if self._is_plateau()
-            else "stopped"
+            "all steps made" if step >= last else PLATEAU if self._is_plateau() else "stopped"
         )
 
     def _evaluate_baseline(self) -> None:

@@ -54,6 +54,10 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "tinker.lora_rank": _LENGTH,
         "tinker.learning_rate": "the default fits the model's size; a wrong one wastes the run",
         "tinker.max_token_trainer_length": _LENGTH,
+        "tinker.teacher_url": "rollouts are sent there; a person names it",
+        "tinker.teacher_model": "rollouts are sent there; a person names it",
+        "tinker.engine_memory_gib": _LENGTH,
+        "tinker.engine_kv_gib": _LENGTH,
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
         "tinker.save_checkpoint_interval": "a run that is killed resumes from here",
     }
@@ -95,6 +99,38 @@ class TrainerFields(BaseModel):
     )
     kl_coefficient: float = Field(
         default=0.0, ge=0, le=10, description="Weight of the KL divergence to the base model; 0: none."
+    )
+    schedule: typing.Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="How the learning rate falls towards the last step."
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="Steps in which the learning rate rises.")
+    epochs: int = Field(default=1, ge=1, le=16, description="Updates from one batch.")
+    clip: list[float] | None = Field(
+        default=None,
+        min_length=2,
+        max_length=2,
+        description="Bounds of the ratio, for ppo and cispo: [0.8, 1.2]; null: the cap, or the engine's own.",
+    )
+    correction_cap: float = Field(
+        default=2.0, ge=0, description="Cap of the importance weight for sampler-trainer mismatch; 0: none."
+    )
+    eval_patience: int | None = Field(
+        default=None, ge=1, description="Evaluations without a new best that end the run; null: none do."
+    )
+    distill: float = Field(default=0.0, ge=0, description="Weight of the teacher's logprobs; 0: no teacher.")
+    reward_weight: float = Field(
+        default=1.0, ge=0, description="Weight of the scores; 0: only the teacher's logprobs train."
+    )
+    teacher_url: str = Field(default="", description="The teacher: a Tinker API, or SGLang's /generate.")
+    teacher_model: str = Field(default="", description="The teacher's name there; empty: what it serves.")
+    engine_dtype: typing.Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="Of the base model in the run's engine."
+    )
+    engine_memory_gib: float | None = Field(
+        default=None, gt=0, description="Memory of the run's engine on a CPU; null: its default."
+    )
+    engine_kv_gib: float | None = Field(
+        default=None, gt=0, description="Memory of the engine for keys and values; null: its default."
     )
     seed: int = Field(default=0, ge=0, description="Of the adapter's first weights and of sampling.")
     start_from: str = Field(
