@@ -94,7 +94,9 @@ class BatchAudit:
         return [*farthest, *remaining[:_BY_CHANCE]]
 
     def _score(self, sequence: TrainSequence) -> ScoredSequence | None:
-        """None: the weights that sampled it are no longer there."""
+        """None: the weights that sampled it are no longer there, or its distribution is not known."""
+        if sequence.reshaped:
+            return None
         published = list(self._published())
         paths = [path for version in sequence.policy_versions if (path := _find(version, published))]
         if len(paths) == len(sequence.policy_versions) and paths:
