@@ -37,13 +37,15 @@ class BatchAudit:
         base_model: str,
         start_unit: float,
         seed: int,
+        *,
+        exact: bool,
     ) -> None:
-        """`published`: the paths of the weights that can still be sampled, oldest first. `start_unit`: see
-        `LogprobProof`."""
+        """`published`: the paths of the weights that can still be sampled, oldest first. `start_unit` and
+        `exact`: see `LogprobProof`."""
         self._scorer = scorer
         self._published = published
         self._base_model = base_model
-        self._proof = LogprobProof(start_unit)
+        self._proof = LogprobProof(start_unit, exact)
         self._seed = seed
 
     def check(
