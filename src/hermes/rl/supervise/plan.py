@@ -97,11 +97,11 @@ class RunPlan:
         )
 
     def _engine(self) -> ProcessSpec:
-        run, tinker = self._config["run"], self._config.get("tinker", {})
+        run, fields = self._config["run"], self._config.get("tinker", {})
         options = {
-            "--dtype": tinker.get("engine_dtype"),
-            "--memory-gib": tinker.get("engine_memory_gib"),
-            "--kv-gib": tinker.get("engine_kv_gib"),
+            "--dtype": fields.get("engine_dtype"),
+            "--memory-gib": fields.get("engine_memory_gib"),
+            "--kv-gib": fields.get("engine_kv_gib"),
         }
         return ProcessSpec(
             "engine",
