@@ -84,6 +84,17 @@ def test_the_template_is_listed_and_passes_the_check(home: Path, sums: Path) -> 
     assert not db_path(home).exists()
 
 
+def test_configured_folders_are_known_and_options_come_in_any_order(home: Path, sums: Path) -> None:
+    named = hermes(home, "env", "check", "sums", "--dir", str(sums.parent), "--json")
+    assert named.returncode == 0, named.stderr
+    assert json.loads(named.stdout)["passed"]
+    assert hermes(home, "env", "check", "--dir", str(sums.parent), "sums").returncode == 0
+    assert "sums" not in hermes(home, "env", "list").stdout
+    (home / "config.yaml").write_text(f"rl:\n  environments: [{sums.parent}]\n")
+    assert "sums" in hermes(home, "env", "list").stdout
+    assert hermes(home, "env", "check", "sums").returncode == 0
+
+
 def test_new_refuses_a_bad_name_and_an_existing_file(home: Path, sums: Path) -> None:
     error, _ = failure(hermes(home, "env", "new", "sums", "--dir", str(sums.parent)), 2)
     assert "already exists" in error

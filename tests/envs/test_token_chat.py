@@ -398,3 +398,22 @@ async def test_the_bundled_model_gives_its_tokens_the_logprobs_that_were_recorde
         if mask != MASKED:
             assert float(logits[place - 1, token]) == pytest.approx(logprob, abs=1e-3)
     assert sequence.trained_tokens >= 12
+
+
+async def test_each_call_of_a_seeded_rollout_has_its_own_seed(bundled_home: Path) -> None:
+    """The same seed twice would draw the same numbers twice."""
+    tokenizer = _tokenizer(bundled_home, FAMILIES[0])
+    ids = [*_ids(tokenizer, "Hi", 1), tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    seeds = []
+    for _ in range(2):
+        with TokenServer(lambda prompt, params: said(ids)) as server:
+            source = GenerateModel(_target(server.base_url))
+            chat = TokenChat(source, ChatRenderer.of(tokenizer, "hermes", LONG))
+            messages: tuple[Message, ...] = (Message.user("Q"),)
+            for _ in range(3):
+                reply = await chat.complete(ChatRequest(messages, sampling=Sampling(seed=3)))
+                messages = (*messages, reply.message, Message.user("Go on"))
+            await source.close()
+        seeds.append([body["sampling_params"]["sampling_seed"] for _, body in server.requests])
+    assert seeds[0] == seeds[1], "the same rollout again has the same seeds"
+    assert seeds[0][0] == 3 and len(set(seeds[0])) == 3

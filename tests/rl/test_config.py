@@ -84,3 +84,34 @@ def test_the_last_step_is_read_from_the_end_of_the_metrics(tmp_path: Path) -> No
     assert last_step(run) == 1000, "neither the torn last line counts, nor what was long before"
     run.metrics_path.write_text(json.dumps({"step": 7, "more": "x" * 40_000}) + "\n")
     assert last_step(run) == 7, "a row longer than the end that is read"
+
+
+OWN_SIZE = """
+from hermes.envs.builtin.format import *
+from hermes.envs.builtin import format as original
+
+class SizedEnv(original.{name}):
+    name = "sized"
+
+    @classmethod
+    def config_init(cls):
+        config, servers = super().config_init()
+        return type(config)(**{{**config.model_dump(exclude_unset=True), "group_size": {size}}}), servers
+"""
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_a_group_size_that_the_environment_sets_is_kept_even_if_it_is_the_common_default(
+    tmp_path: Path, size: int
+) -> None:
+    from hermes.envs.builtin import format as original
+
+    (name,) = [
+        key
+        for key, value in vars(original).items()
+        if key.endswith("Env") and value.__module__ == original.__name__
+    ]
+    path = tmp_path / "sized.py"
+    path.write_text(OWN_SIZE.format(name=name, size=size))
+    config = load({}, {"HERMES_HOME": str(tmp_path / "home")})
+    assert resolve(config, select(config, str(path))).values["env.group_size"] == size

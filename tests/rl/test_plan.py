@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hermes.config.load import load
 from hermes.errors import ConfigError
+from hermes.rl.config.resolve import resolve, select
 from hermes.rl.run import RlRun
 from hermes.rl.service import engine_url, service_of
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.plan import RunPlan, with_ports, write_config
+from tests.rl.world import ENVIRONMENTS
 
 
 def _run(home: Path, api_port: int, service: str | None = None) -> RlRun:
@@ -79,3 +82,44 @@ def test_a_wrong_setting_is_named_with_its_place(tmp_path: Path, text: str, said
     with pytest.raises(ConfigError) as caught:
         load(environ={"HERMES_HOME": str(tmp_path)})
     assert said in caught.value.message and "config.yaml:1:" in caught.value.message
+
+
+def test_what_hermes_train_takes_a_run_takes_too(tmp_path: Path) -> None:
+    """Schedule, epochs, bounds, cap, teacher, early stop; and what its engine takes."""
+    config = load({}, {"HERMES_HOME": str(tmp_path)})
+    selection = select(config, str(ENVIRONMENTS / "letters.py"))
+    edits = {
+        "tinker.schedule": "cosine",
+        "tinker.warmup_steps": 3,
+        "tinker.epochs": 2,
+        "tinker.loss": "ppo",
+        "tinker.clip": [0.8, 1.28],
+        "tinker.correction_cap": 1.5,
+        "tinker.eval_patience": 4,
+        "tinker.teacher_url": "http://127.0.0.1:9/generate",
+        "tinker.distill": 0.5,
+        "tinker.engine_dtype": "bfloat16",
+        "tinker.engine_memory_gib": 3.5,
+    }
+    resolved = resolve(config, replace(selection, edits=edits))
+    run = RlRun(tmp_path, "0123abcd")
+    run.folder.mkdir(parents=True)
+    section = {
+        **{"run_id": run.run_id, "environment": "letters", "environment_file": "x.py", "service": None},
+        **{"model": resolved.model, "device": "cpu", "ports": {"api": 1, "engine": 2}, "evaluates": True},
+    }
+    run.config_path.write_text(resolved.as_yaml(section))
+    commands = {spec.name: spec.command for spec in RunPlan(run).processes()}
+    trainer = " ".join(commands["trainer"])
+    for words in (
+        *("--schedule=cosine", "--warmup-steps=3", "--epochs=2", "--loss=ppo", "--clip 0.8 1.28"),
+        *("--correction-cap=1.5", "--eval-patience=4", "--teacher-url=http://127.0.0.1:9/generate"),
+        *("--distill=0.5", "--eval-environment=x.py", "--eval-every=25"),
+    ):
+        assert words in trainer
+    assert "--dtype bfloat16 --memory-gib 3.5" in " ".join(commands["engine"])
+    assert "--env.sampling_seed 0" in " ".join(commands["env"])
+    from hermes.cli.train.command import train
+
+    options = {name for parameter in train.commands["grpo"].params for name in parameter.opts}
+    assert {word.partition("=")[0] for word in commands["trainer"] if word.startswith("--")} <= options

@@ -136,6 +136,9 @@ class SmallPolicy:
     def delete(self, path: str) -> None:
         self.published.pop(path, None)
 
+    def rounds_nothing(self) -> bool:
+        return self._rounding < 1e-3
+
     def release_samplers(self) -> None:
         """Nothing is held."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hermes.core.sequence import TrainSequence, from_group
+from hermes.core.sequence import TrainSequence, from_group, to_group
 from hermes.training.data.advantages import Baseline, advantages
 from hermes.training.data.batch import BatchConfig, prepare, with_penalty
 from hermes.training.data.correction import bounds_of, engine_loss, importance_weights, surrogate
@@ -228,3 +228,21 @@ def test_default_rates_are_those_known_to_work() -> None:
     assert 1e-4 <= default_rl_rate(parameters_of("hermes/smollm2")) <= 3e-4
     assert 1.2e-3 <= default_sft_rate(135e6) <= 1.4e-3
     assert parameters_of("Qwen/Qwen3-0.6B") == 0.6e9 and parameters_of("some/model") is None
+
+
+def test_the_parts_of_a_reward_are_curves_and_come_over_the_wire() -> None:
+    overrides = [{"reward/format": 1.0, "reward/correct": 0.0}, {"reward/format": 0.5}]
+    metrics = prepare([served([1.0, 0.0], overrides=overrides)], BatchConfig(), 0).metrics
+    assert metrics["reward_part/format"] == 0.75 and metrics["reward_part/correct"] == 0
+    sequence = from_group(served([1.0], overrides=overrides[:1])).sequences[0]
+    assert to_group([sequence])["overrides"][0]["reward/format"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("params", "reshaped"),
+    [({"top_p": 0.9}, False), ({"min_p": 0.1}, True), ({"repetition_penalty": 1.0}, False)],
+)
+def test_the_sampling_distribution_is_stated_by_the_group(params: dict[str, float], reshaped: bool) -> None:
+    sequence = from_group(served([1.0], generation_params={"temperature": 0.7, **params})).sequences[0]
+    assert (sequence.temperature, sequence.top_p) == (0.7, params.get("top_p", 1.0))
+    assert sequence.reshaped == reshaped

@@ -21,6 +21,7 @@ from tests.training.world import Environment, metrics
 
 def causes(make_run: MakeRun, environment: Environment, change: Any = None, **more: Any) -> list[Cause]:
     run = make_run()
+    change = change(environment) if change is always_the_first else change
     with contextlib.suppress(HermesError):  # as one that never had any signal ends
         trained(run, environment, change, **{"steps": 4, **more})
     return diagnose(metrics(run.folder), "running", None)
@@ -58,7 +59,7 @@ def half_blind(made: dict[str, Any]) -> None:
         (half_blind, {}, "untrainable rollouts", "2.0 of ", "token-exact"),
         (None, {"schedule": Schedule(3.0)}, "learning rate too high", "nats a step", "divide it by 3"),
         (
-            always_the_first(),
+            always_the_first,
             {"steps": 9, "rules": BatchConfig(max_staleness=20)},
             "old rollouts",
             "4.0 steps old on average",
@@ -81,4 +82,4 @@ def test_a_run_that_the_proof_has_ended_says_so_first(
     with proxy(engine.url, stale_sampler()) as url, pytest.raises(HermesError) as caught:
         trained(make_run(url=url), environment, steps=9)
     (first, *_) = diagnose([], "failed", f"trainer exited (1): {caught.value.message}")
-    assert first.evidence.startswith("trainer exited (1): stale adapter: the trainer's weights moved")
+    assert first.evidence.startswith("trainer exited (1): stale adapter: ")

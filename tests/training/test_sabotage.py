@@ -408,6 +408,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "cispo, cold": {"loss": "cispo", "temperature": 0.7},
     "other kernels": {"rounding": 1e-4, "age": 1},
     "bf16": {"rounding": 0.02},
+    "bf16 whose probe agrees exactly": {"rounding": 0.03, "agreeing": True},
     "bf16, cold and old": {"rounding": 0.02, "temperature": 0.7, "age": 2},
     "bf16, merged": {"rounding": 0.06, "age": 1},
     "bf16, merged, confident": {"rounding": 0.06, "confidence": 3.0, "age": 2},
@@ -421,6 +422,11 @@ HEALTHY: dict[str, dict[str, Any]] = {
 def test_a_healthy_run_raises_no_alarm(tmp_path: Path, kind: str, seed: int) -> None:
     options = dict(HEALTHY[kind])
     policy = SmallPolicy(seed, options.pop("rounding", 1e-6), options.pop("confidence", 1.0))
+    if options.pop("agreeing", False):
+        # Trainer and prompt scores have the same kernels; sampling has others.
+        policy.score = lambda weights, sequences: [  # type: ignore[method-assign]
+            policy._scored(policy.published[weights], tokens, kind=1) for tokens in sequences
+        ]
     run = SmallRun(tmp_path, policy, seed=seed, **options)
     strikes = sum(run.healthy_step().get("proof/strike", 0.0) for _ in range(15))
     assert strikes == 0

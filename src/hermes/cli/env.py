@@ -32,7 +32,10 @@ def env() -> None:
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 def list_(folders: tuple[Path, ...], as_json: bool) -> None:
-    """List the environments: built-in, in ~/.hermes/environments, and in FOLDERS. Nothing is imported."""
+    """List the environments: built-in, in ~/.hermes/environments, of rl.environments, and in FOLDERS.
+
+    Nothing is imported.
+    """
     from hermes.cli.tables import table_lines
     from hermes.config.paths import home
     from hermes.envs.cli.discover import environment_folders, find_environments
@@ -42,7 +45,7 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
     for folder in folders:
         if not folder.exists():
             raise UsageError(f"there is no folder {folder}.", "Name a folder with environment files.")
-    listing = find_environments(environment_folders(home(), folders))
+    listing = find_environments(environment_folders(home(), _with_configured(folders)))
     if as_json:
         broken = [{"file_path": str(file.path), "error": file.reason} for file in listing.broken]
         rows = [environment.to_json() for environment in listing.environments]
@@ -95,10 +98,10 @@ def check(
     """
     from hermes.envs.cli.check import check_class
 
+    own, remaining = _split_options(settings)
     as_json, red_team = as_json or "--json" in settings, red_team or "--red-team" in settings
-    path = _locate(environment, folders)
-    env_settings = [word for word in settings if word not in ("--json", "--red-team")]
-    report = check_class(lambda: _load(path), env_settings, red_team=red_team)
+    path = _locate(environment, (*folders, *own))
+    report = check_class(lambda: _load(path), remaining, red_team=red_team)
     _print_report(report, as_json)
     ctx.exit(0 if report.passed else 1)
 
@@ -125,9 +128,10 @@ def _mode(name: str, summary: str) -> click.Command:
         from hermes.compat import atropos
         from hermes.envs.cli.run import run_file
 
-        path = _locate(environment, folders)
+        own, remaining = _split_options(settings, json_too=False)
+        path = _locate(environment, (*folders, *own))
         atropos.install()
-        run_file(path, name, settings)
+        run_file(path, name, remaining)
 
     run.__doc__ = summary
     return env.command(name, context_settings=_PASS_ON)(run)
@@ -146,7 +150,28 @@ def _locate(environment: str, folders: tuple[Path, ...]) -> Path:
     from hermes.config.paths import home
     from hermes.envs.cli.discover import environment_folders, locate
 
-    return locate(environment, environment_folders(home(), folders))
+    return locate(environment, environment_folders(home(), _with_configured(folders)))
+
+
+def _with_configured(folders: tuple[Path, ...]) -> list[Path]:
+    """The folders, and those of the setting rl.environments."""
+    from hermes.config.load import load
+
+    return [*folders, *(Path(folder).expanduser() for folder in load().settings.rl.environments)]
+
+
+def _split_options(settings: tuple[str, ...], json_too: bool = True) -> tuple[list[Path], tuple[str, ...]]:
+    """The values of --dir after the environment, and the arguments that are the environment's."""
+    folders, remaining = [], []
+    words = iter(settings)
+    for word in words:
+        if word == "--dir":
+            folders.append(Path(next(words, ".")))
+        elif word.startswith("--dir="):
+            folders.append(Path(word.removeprefix("--dir=")))
+        elif word != "--json" or not json_too:
+            remaining.append(word)
+    return folders, tuple(remaining)
 
 
 def _load(path: Path) -> type:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,6 +23,11 @@ MASKED = -100
 """The mask of a token that is not trained on."""
 MASKED_LOGPROB = 1.0
 """The logprob of a token that was not sampled; no real one is above 0."""
+_RESHAPING = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+SAMPLING_FIELDS = ("top_p", "top_k", *_RESHAPING)
+"""Sampling parameters that change the distribution of tokens, besides the temperature."""
+_PART = "reward/"
+"""The prefix of a reward's parts among the overrides."""
 _STEP = re.compile(r"step-(\d+)")
 """The training step in the name of sampler weights; `TrainingSession.publish` names them so."""
 
@@ -41,6 +46,8 @@ class RolloutInfo:
     stop_reason: str | None = None
     tool_calls: int = 0
     tool_errors: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named signals behind the score."""
     not_trainable: str | None = None
     """Why its tokens are not exact; None: they are."""
     true_reward: float | None = None
@@ -65,6 +72,8 @@ class TrainSequence:
     top_p: float = 1.0
     top_k: int = -1
     """-1: all tokens."""
+    reshaped: bool = False
+    """Other parameters changed the distribution (min_p, penalties): the logprobs cannot be computed again."""
     exclude_from_loss: bool = False
     """The sequence counts in the mean of its group, and is not trained on."""
     advantages: tuple[float, ...] = ()
@@ -164,6 +173,7 @@ def _overrides(sequence: TrainSequence, part: int, parts: int) -> JSONObject:
     }
     if rollout.kind is not None:
         overrides["kind"] = rollout.kind
+    overrides |= {f"{_PART}{name}": value for name, value in rollout.parts.items()}
     if rollout.not_trainable is not None:
         overrides["not_trainable"] = rollout.not_trainable
     if rollout.true_reward is not None:
@@ -226,6 +236,7 @@ def _sequence(group: JSONObject, index: int, overrides: JSONObject) -> TrainSequ
         temperature=float(_sampling_value(group, overrides, "temperature", 1.0)),
         top_p=float(_sampling_value(group, overrides, "top_p", 1.0)),
         top_k=int(_sampling_value(group, overrides, "top_k", -1)),
+        reshaped=any(_sampling_value(group, overrides, name, 0) not in (0, 1) for name in _RESHAPING),
         exclude_from_loss=bool(overrides.get("set_advantage_to_zero")),
         advantages=_by_token(group.get("advantages"), index, len(tokens)),
         ref_logprobs=_by_token(group.get("ref_logprobs"), index, len(tokens)),
@@ -249,6 +260,11 @@ def _rollout(group: JSONObject, index: int, overrides: JSONObject) -> RolloutInf
         tool_calls=int(overrides.get("tool_calls") or 0),
         tool_errors=int(overrides.get("tool_errors") or 0),
         true_reward=_number(overrides.get("true_reward")),
+        parts={
+            name.removeprefix(_PART): float(value)
+            for name, value in overrides.items()
+            if name.startswith(_PART) and isinstance(value, int | float)
+        },
     )
 
 

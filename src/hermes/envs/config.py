@@ -54,6 +54,11 @@ class BaseEnvConfig(BaseModel):
         default=True,
         description="Report to W&B, where a key or WANDB_MODE is set; otherwise nothing is sent.",
     )
+    sampling_seed: int | None = Field(
+        default=None,
+        description="Agent rollouts are sampled with seeds made of it, the task, the attempt and the sample; "
+        "none: random. A run sets it to its own seed.",
+    )
     rollout_server_url: str = Field(default="http://localhost:8000", description="The trajectory API.")
     total_steps: int = Field(default=1000, description="Steps to serve, groups to write; -1: the trainer's.")
     wandb_name: str | None = Field(

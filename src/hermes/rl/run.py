@@ -211,7 +211,7 @@ def find_run(home: Path, run_id: str) -> RlRun:
             f"'{run_id}' is a run of hermes train, which has no supervisor and no environment",
             f"its weights: hermes rl weights {run_id}; to start from them: --set start_from={run_id}",
         )
-    raise UsageError(f"there is no run '{run_id}'", "'hermes rl runs' lists them")
+    raise UsageError(f"there is no run '{run_id}'", "'hermes rl runs' lists them (the tool: rl_list_runs)")
 
 
 def named_run(home: Path, model: str | None) -> RlRun | None:

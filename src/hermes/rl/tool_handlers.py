@@ -88,13 +88,18 @@ def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObje
 
     resolved = resolve(config, current_selection(config.home))
     run = start(config, resolved, task=task)
-    status = run.status()
+    status, started = run.status(), run.config()
+    addresses = {
+        "env.rollout_server_url": started["env"]["rollout_server_url"],
+        "openai.base_url": started["openai"][0]["base_url"],
+    }
     return {
         "run_id": run.run_id,
         "status": status.state.value,
         "environment": resolved.selection.environment,
         "base_model": resolved.model,
-        "config": resolved.values,
+        "config": {**resolved.values, **addresses},
+        "ports": started["run"]["ports"],
         "wandb_project": resolved.values["tinker.wandb_project"],
         "wandb_run_name": resolved.values["env.wandb_name"],
         "config_path": str(run.config_path),

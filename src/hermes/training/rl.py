@@ -44,6 +44,8 @@ from hermes.training.session import (
 from hermes.training.update import Update
 
 KIND = "rl"
+PLATEAU = "the evaluation stopped rising"
+"""Why a run with `patience` ends before its last step."""
 _POLL_S = 0.2
 
 Evaluate = Callable[[int, str], dict[str, float]]
@@ -247,7 +249,7 @@ class RlLoop:
         if step >= last:
             self._batch_guard.check_any_signal()
         if ending == "stopped" and self._is_plateau():
-            ending = "the evaluation stopped rising"
+            ending = PLATEAU
         return session.finish("all steps made" if step >= last else ending)
 
     def _evaluate_baseline(self) -> None:

@@ -148,7 +148,14 @@ class TrainingSession:
         first = self._reading()
         self._proof = probe.begin_proof(first, self.client.forward([self.state.probe])[0])
         lora = self.run.lora
-        self._audit = BatchAudit(self.client, self.samplers, lora.base_model, self._proof.unit, lora.seed)
+        self._audit = BatchAudit(
+            self.client,
+            self.samplers,
+            lora.base_model,
+            self._proof.unit,
+            lora.seed,
+            exact=self.client.rounds_nothing(),
+        )
 
     @property
     def audit(self) -> BatchAudit | None:

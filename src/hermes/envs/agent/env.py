@@ -94,6 +94,8 @@ class HermesAgentBaseEnv(BaseEnv):
         self._tasks: list[dict[str, Any]] = []
         self._next_task = 0
         self._groups = 0
+        self._attempts: Counter[str] = Counter()
+        """Groups that were begun, by the key of their task."""
         self._rollout_slots = asyncio.Semaphore(self.config.tool_pool_size)
         self._resources = AgentResources()
 
@@ -155,10 +157,13 @@ class HermesAgentBaseEnv(BaseEnv):
     async def collect_trajectories(self, item: Item) -> tuple[ScoredDataGroup, list[Item]]:
         """A group of rollouts of one task."""
         self._groups += 1
+        key = self.item_key(item)
+        attempt = self._attempts[key]
+        self._attempts[key] += 1
         toolsets = self.toolsets_for(item)
         results = await asyncio.gather(
             *(
-                self.run_item(item, toolsets=toolsets, sample_index=index)
+                self.run_item(item, toolsets=toolsets, sample_index=index, attempt=attempt)
                 for index in range(self.config.group_size)
             ),
             return_exceptions=True,
@@ -184,15 +189,16 @@ class HermesAgentBaseEnv(BaseEnv):
         toolsets: Sequence[str] | None = None,
         temperature: float | None = None,
         sample_index: int = 0,
+        attempt: int = 0,
     ) -> ScoredRollout:
-        """One rollout and its reward; raises if there is no reward."""
+        """One rollout and its reward; raises if there is no reward. `attempt`: earlier groups of the item."""
         offered = self.toolsets_for(item) if toolsets is None else toolsets
         if isinstance(self.server, LoopBoundServer):
             self.server.bind_to_running_loop()
         async with self._rollout_slots:
             return await run_scored(
                 self.rollout_context(),
-                lambda: self._rollout_spec(item, offered, temperature, sample_index),
+                lambda: self._rollout_spec(item, offered, temperature, sample_index, attempt),
                 self.compute_reward,
             )
 
@@ -316,7 +322,12 @@ class HermesAgentBaseEnv(BaseEnv):
         return self._resources.writer
 
     def _rollout_spec(
-        self, item: Item, toolsets: Sequence[str], temperature: float | None, sample_index: int
+        self,
+        item: Item,
+        toolsets: Sequence[str],
+        temperature: float | None,
+        sample_index: int,
+        attempt: int,
     ) -> RolloutSpec:
         return RolloutSpec(
             item=item,
@@ -329,11 +340,19 @@ class HermesAgentBaseEnv(BaseEnv):
                 temperature=self.config.agent_temperature if temperature is None else temperature,
                 max_tokens=self.config.max_token_length,
                 extra_body=self.config.extra_body,
+                seed=self._seed(item, attempt, sample_index),
             ),
             task_id=self.item_key(item),
             sample_index=sample_index,
             metadata={"phase": current_phase()},
         )
+
+    def _seed(self, item: Item, attempt: int, sample_index: int) -> int | None:
+        """The sampling seed of a rollout: of the run, the task, how often it was tried, and the sample."""
+        if self.config.sampling_seed is None:
+            return None
+        parts = (self.config.sampling_seed, self.item_key(item), attempt, sample_index)
+        return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big") >> 1
 
     def _check_exact(self, rollouts: Sequence[ScoredRollout]) -> None:
         """Raises if a rollout has no exact tokens: it cannot be sent to a trainer."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from hermes.core.sequence import RolloutInfo, TrainSequence, to_group
+from hermes.core.sequence import SAMPLING_FIELDS, RolloutInfo, TrainSequence, to_group
 from hermes.envs.failures import GroupDroppedError
 from hermes.envs.rewards.result import TRUE_REWARD, GraderError
 from hermes.envs.types import Message, ScoredDataGroup
@@ -32,7 +32,7 @@ def build_group(
         for sequence in rollout.result.sequences or (_EMPTY,)
     ]
     group = cast("ScoredDataGroup", to_group([sequence for sequence, _ in sequences]))
-    group["generation_params"] = {"temperature": config.agent_temperature}
+    group["generation_params"] = _generation_params(config)
     if config.include_messages:
         group["messages"] = cast("list[list[Message]]", [messages for _, messages in sequences])
     if len(sequences) != config.group_size:
@@ -52,7 +52,17 @@ def _rollout_info(rollout: ScoredRollout, kind: str | None) -> RolloutInfo:
         tool_errors=len(result.tool_errors),
         not_trainable=result.exactness.inexact,
         true_reward=rollout.reward.parts.get(TRUE_REWARD),
+        parts={name: value for name, value in rollout.reward.parts.items() if name != TRUE_REWARD},
     )
+
+
+def _generation_params(config: HermesAgentEnvConfig) -> dict[str, Any]:
+    """The distribution that the tokens were sampled from, which the trainer checks their logprobs against."""
+    extra = config.extra_body or {}
+    return {
+        "temperature": config.agent_temperature,
+        **{name: extra[name] for name in SAMPLING_FIELDS if extra.get(name) is not None},
+    }
 
 
 def group_error(error: BaseException) -> BaseException:

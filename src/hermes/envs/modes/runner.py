@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +37,8 @@ from hermes.errors import HermesError
 
 logger = logging.getLogger(__name__)
 
+UNSENT_VARIABLE = "HERMES_UNSENT_DIR"
+"""The folder for groups that were not sent; the supervisor of a run sets it."""
 MAX_FAILED = 16
 """Groups in a row that may fail before the run ends."""
 
@@ -77,7 +80,8 @@ class EnvRunner:
     @property
     def spool_path(self) -> Path:
         """Where groups are written that the trajectory API did not accept before the run ended."""
-        output = self.config.data_path_to_save_groups or f"data/{self.env.display_name}.jsonl"
+        folder = os.environ.get(UNSENT_VARIABLE, "data")
+        output = self.config.data_path_to_save_groups or f"{folder}/{self.env.display_name}.jsonl"
         return Path(output).with_suffix(".unsent.jsonl")
 
     async def prepare(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
 from hermes.core import Message, ModelCall, Role, Sampling
@@ -72,7 +73,11 @@ class TokenChat:
                 f"{self.name} is sampled by token ids, which cannot hold images.", "Leave the images out."
             )
         previous, prompt = self._prompt(request)
-        sampling = replace(request.sampling, max_tokens=self._max_tokens(request.sampling, prompt))
+        sampling = replace(
+            request.sampling,
+            max_tokens=self._max_tokens(request.sampling, prompt),
+            seed=self._seed(request.sampling.seed, len(prompt.ids)),
+        )
         started_at = time.perf_counter()
         reply = await self._source.complete_tokens(prompt.ids, sampling, request.timeout_s)
         latency_ms = (time.perf_counter() - started_at) * 1000
@@ -124,6 +129,16 @@ class TokenChat:
             if messages[end - 1].role is Role.ASSISTANT and messages[:end] in self._contexts:
                 return self._contexts[messages[:end]]
         return None
+
+    def _seed(self, seed: int | None, prompt_tokens: int) -> int | None:
+        """The seed of a call: the request's for the first of a rollout, one made of it for each later one.
+
+        With the same seed it would draw the same numbers, and not be independent of the answer before.
+        """
+        if seed is None or not self._contexts:
+            return seed
+        digest = blake2b(f"{seed}:{prompt_tokens}".encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "big") >> 1
 
     def _max_tokens(self, sampling: Sampling, prompt: _Context) -> int:
         used, limit = len(prompt.ids), self._renderer.context_tokens

@@ -35,6 +35,7 @@ LOCKS: Mapping[str, str] = MappingProxyType(
     {
         "env.tokenizer_name": _POLICY,
         "env.rollout_server_url": _SERVERS,
+        "env.sampling_seed": "it is the run's own (tinker.seed)",
         "env.reward": "it names code that runs on this machine; a person names it",
         "env.terminal_backend": "it decides whether the policy's commands are isolated; a person sets it",
         "env.data_path_to_save_groups": _WRITES,
@@ -61,6 +62,10 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "tinker.lora_rank": _LENGTH,
         "tinker.learning_rate": "the default fits the model's size; a wrong one wastes the run",
         "tinker.max_token_trainer_length": _LENGTH,
+        "tinker.teacher_url": "rollouts are sent there; a person names it",
+        "tinker.teacher_model": "rollouts are sent there; a person names it",
+        "tinker.engine_memory_gib": _LENGTH,
+        "tinker.engine_kv_gib": _LENGTH,
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
         "tinker.save_checkpoint_interval": "a run that is killed resumes from here",
     }
@@ -103,7 +108,39 @@ class TrainerFields(BaseModel):
     kl_coefficient: float = Field(
         default=0.0, ge=0, le=10, description="Weight of the KL divergence to the base model; 0: none."
     )
-    seed: int = Field(default=0, ge=0, description="Of the adapter's first weights.")
+    schedule: typing.Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="How the learning rate falls towards the last step."
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="Steps in which the learning rate rises.")
+    epochs: int = Field(default=1, ge=1, le=16, description="Updates from one batch.")
+    clip: list[float] | None = Field(
+        default=None,
+        min_length=2,
+        max_length=2,
+        description="Bounds of the ratio, for ppo and cispo: [0.8, 1.2]; null: the cap, or the engine's own.",
+    )
+    correction_cap: float = Field(
+        default=2.0, ge=0, description="Cap of the importance weight for sampler-trainer mismatch; 0: none."
+    )
+    eval_patience: int | None = Field(
+        default=None, ge=1, description="Evaluations without a new best that end the run; null: none do."
+    )
+    distill: float = Field(default=0.0, ge=0, description="Weight of the teacher's logprobs; 0: no teacher.")
+    reward_weight: float = Field(
+        default=1.0, ge=0, description="Weight of the scores; 0: only the teacher's logprobs train."
+    )
+    teacher_url: str = Field(default="", description="The teacher: a Tinker API, or SGLang's /generate.")
+    teacher_model: str = Field(default="", description="The teacher's name there; empty: what it serves.")
+    engine_dtype: typing.Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="Of the base model in the run's engine."
+    )
+    engine_memory_gib: float | None = Field(
+        default=None, gt=0, description="Memory of the run's engine on a CPU; null: its default."
+    )
+    engine_kv_gib: float | None = Field(
+        default=None, gt=0, description="Memory of the engine for keys and values; null: its default."
+    )
+    seed: int = Field(default=0, ge=0, description="Of the adapter's first weights and of sampling.")
     start_from: str = Field(
         default="",
         description="Weights to begin with: the name of a run, the folder of a PEFT adapter, or a tinker:// "
@@ -184,7 +221,11 @@ def find_field(name: str, fields: Mapping[str, FieldInfo]) -> FieldInfo:
             return fields[candidate]
     short_names = [field.rpartition(".")[2] for field in fields]
     close = get_close_matches(name.rpartition(".")[2], short_names, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "'hermes rl config' lists the fields"
+    hint = (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else "'hermes rl config' lists the fields (the tool: rl_get_current_config)"
+    )
     raise UsageError(f"there is no field '{name}'", hint)
 
 

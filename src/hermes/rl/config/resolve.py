@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 POLICY = "policy"
 """The engine's name of the newest weights of a run."""
 _ENVIRONMENT_FIRST = ("group_size", "batch_size")
-"""Fields that the recipe sets only if the environment has the default."""
+"""Fields that the recipe sets only if the environment does not."""
 _SMALL = 3e9
 """Parameters below which the recipe is the one for small models."""
 
@@ -144,7 +144,10 @@ def current_selection(home: Path) -> EnvSelection:
     """The current selection; UsageError if there is none."""
     text = read_text(_selection_path(home))
     if text is None:
-        raise UsageError("no environment is selected", "select one first: hermes rl select NAME")
+        raise UsageError(
+            "no environment is selected",
+            "select one first: hermes rl select NAME (the tool: rl_select_environment)",
+        )
     try:
         data = json.loads(text)
         return EnvSelection(data["environment"], data["file_path"], data["edits"])
@@ -213,7 +216,8 @@ class LockedFieldError(UsageError):
     def __init__(self, field: FieldInfo, value: JSON) -> None:
         short = field.name.rpartition(".")[2]
         unlock = (
-            f"a person can unlock it for the agent (hermes config set rl.unlock '[{short}]'), or use --unlock"
+            f"leave it at {value!r}; a person can unlock it (hermes config set rl.unlock '[{short}]', or "
+            "--unlock)"
         )
         super().__init__(
             f"{field.name} is locked at {value!r}: {field.lock}",
@@ -241,7 +245,8 @@ def resolve(config: Config, selection: EnvSelection) -> Resolved:
     model = chosen_model(settings, selection.edits)
     recipe = _recipe(model, defaults_by_section["env"], wandb=bool(config.environ.get("WANDB_API_KEY")))
     for name in _ENVIRONMENT_FIRST:
-        if defaults_by_section["env"][name] != BaseEnvConfig.model_fields[name].default:
+        declared = BaseEnvConfig.model_fields[name].default
+        if name in defaults.model_fields_set or defaults_by_section["env"][name] != declared:
             del recipe[f"env.{name}"]
     fields = {
         name: info

@@ -24,7 +24,9 @@ from hermes.rl.run import RlRun, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process import HERMES, ProcessSpec, fetch_json
+from hermes.training.checkpoints import StateFile
 from hermes.training.data.api import TOKEN_VARIABLE
+from hermes.training.rl import PLATEAU
 from hermes.training.service.token_meter import read_tokens
 
 _TOKEN_FILE = "api_token"
@@ -103,11 +105,17 @@ class RunPlan:
         )
 
     def _engine(self) -> ProcessSpec:
-        run = self._config["run"]
+        run, fields = self._config["run"], self._config.get("tinker", {})
+        options = {
+            "--dtype": fields.get("engine_dtype"),
+            "--memory-gib": fields.get("engine_memory_gib"),
+            "--kv-gib": fields.get("engine_kv_gib"),
+        }
         return ProcessSpec(
             "engine",
             (
                 *(*HERMES, "engine", "serve", "--model", run["model"], "--device", run["device"]),
+                *(word for name, value in options.items() if value for word in (name, str(value))),
                 *("--port", str(run["ports"]["engine"])),
                 *("--state-dir", str(self._run.folder / "engine")),
             ),
@@ -133,15 +141,17 @@ class RunPlan:
         file = self._config["run"]["environment_file"]
         # The trainer evaluates: the weights of one step, and the last ones too.
         no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if self._config["run"].get("evaluates") else ()
+        seed = ("--env.sampling_seed", str(self._config.get("tinker", {}).get("seed", 0)))
         return ProcessSpec(
             "env",
-            (*HERMES, "env", "serve", file, "--config", str(self._run.config_path), *no_evaluation),
+            (*HERMES, "env", "serve", file, "--config", str(self._run.config_path), *no_evaluation, *seed),
             self._run.log_path("env"),
             self._env_connected,
             environ={
                 **wandb_environ(self._config),
                 **self._api_environ,
                 RL_RUN_VARIABLE: self._run.run_id,
+                "HERMES_UNSENT_DIR": str(self._run.folder),
             },
         )
 
@@ -158,6 +168,9 @@ class RunPlan:
 
     def _all_steps_made(self) -> bool:
         total: int = self._config["env"]["total_steps"]
+        state = StateFile(self._run.folder).state()
+        if state is not None and state.finished == PLATEAU:
+            return True
         return any(checkpoint["step"] >= total for checkpoint in saved_checkpoints(self._run))
 
     def _env_connected(self) -> bool:
@@ -196,8 +209,10 @@ def trainer_arguments(run: RlRun, config: JSONObject) -> tuple[str, ...]:
             "eval-config": run.config_path,
             "eval-every": env["steps_per_eval"],
         }
+    bounds = flags.pop("clip", None)
+    clip = ("--clip", *map(str, bounds)) if bounds else ()
     sinks = (f"--sink={name}" for name in tinker["sinks"])
-    return ("train", "grpo", *(f"--{name}={value}" for name, value in flags.items()), *sinks)
+    return ("train", "grpo", *(f"--{name}={value}" for name, value in flags.items()), *clip, *sinks)
 
 
 def trainer_environ(config: JSONObject) -> dict[str, str]:

@@ -78,7 +78,8 @@ def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, flo
         metrics["reward/positive"] = sum(score > 0 for score in scores) / len(scores)
     if sequences:
         metrics["data/sequence_tokens"] = statistics.fmean(len(sequence.tokens) for sequence in sequences)
-    return metrics | _true_reward_metrics(groups) | _behaviour_metrics(sequences) | _success_metrics(groups)
+    behaviour = _behaviour_metrics(sequences) | _success_metrics(groups)
+    return metrics | _true_reward_metrics(groups) | behaviour | _part_metrics(groups)
 
 
 def _true_reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -90,6 +91,16 @@ def _true_reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         if rollout.true_reward is not None
     ]
     return {"reward/true": statistics.fmean(values)} if values else {}
+
+
+def _part_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """The mean of each named signal behind the scores, over the rollouts that have it."""
+    values: dict[str, list[float]] = {}
+    for group in groups:
+        for rollout in {sequence.rollout.id: sequence.rollout for sequence in group.sequences}.values():
+            for name, value in rollout.parts.items():
+                values.setdefault(name, []).append(value)
+    return {f"reward_part/{name}": statistics.fmean(numbers) for name, numbers in sorted(values.items())}
 
 
 def _success_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:

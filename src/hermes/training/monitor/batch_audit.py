@@ -37,13 +37,15 @@ class BatchAudit:
         base_model: str,
         start_unit: float,
         seed: int,
+        *,
+        exact: bool,
     ) -> None:
-        """`published`: the paths of the weights that can still be sampled, oldest first. `start_unit`: see
-        `LogprobProof`."""
+        """`published`: the paths of the weights that can still be sampled, oldest first. `start_unit` and
+        `exact`: see `LogprobProof`."""
         self._scorer = scorer
         self._published = published
         self._base_model = base_model
-        self._proof = LogprobProof(start_unit)
+        self._proof = LogprobProof(start_unit, exact)
         self._seed = seed
 
     def check(
@@ -94,7 +96,9 @@ class BatchAudit:
         return [*farthest, *remaining[:_BY_CHANCE]]
 
     def _score(self, sequence: TrainSequence) -> ScoredSequence | None:
-        """None: the weights that sampled it are no longer there."""
+        """None: the weights that sampled it are no longer there, or its distribution is not known."""
+        if sequence.reshaped:
+            return None
         published = list(self._published())
         paths = [path for version in sequence.policy_versions if (path := _find(version, published))]
         if len(paths) == len(sequence.policy_versions) and paths:

@@ -9,8 +9,8 @@ tokens, and a run is judged by the distribution over tokens, not by a mean that 
 - bias: the median of the differences, which rounding leaves at 0 and a wrong temperature or factor does not;
 - tail: how many tokens are far off, which a mask that is wrong in a few places shows.
 
-The limits follow from `unit`, the size of the noise. Before the first batch it is the difference of trainer
-and sampler on the probe, which shows the dtype; then that of the run's first healthy batches. A strike is
+The limits follow from `unit`, the size of the noise. Before the first batch it is that of the dtype, and the
+difference of trainer and sampler on the probe; then that of the run's first healthy batches. A strike is
 not forgotten when the next batch is healthy: two strikes among the last batches end the run. A batch that is
 wrong beyond doubt, sampled by weights that are known, ends it immediately.
 """
@@ -124,6 +124,8 @@ class LogprobProof:
 
     start_unit: float
     """The noise between trainer and sampler before any update."""
+    exact: bool = True
+    """The service computes in fp32: a probe that agrees does not show that sampling does."""
     _healthy: list[float] = field(default_factory=list)
     _strikes: deque[bool] = field(default_factory=lambda: deque(maxlen=_JUDGED_BATCHES))
     _recent: deque[CheckedSequence] = field(default_factory=lambda: deque(maxlen=4 * ENOUGH_TOKENS))
@@ -131,7 +133,7 @@ class LogprobProof:
 
     @property
     def limits(self) -> NoiseLimits:
-        exact = self.start_unit < _EXACT_UNIT
+        exact = self.exact and self.start_unit < _EXACT_UNIT
         if not self._healthy:
             return NoiseLimits(_EXACT_UNIT if exact else _clamped(max(self.start_unit, _ROUNDED_UNIT)))
         return NoiseLimits(_clamped(max(*self._healthy, _EXACT_UNIT if exact else _LEAST_ROUNDED_UNIT)))

@@ -7,6 +7,7 @@ client): the run resumes from its last checkpoint with a new one. Only public ca
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import urllib.error
@@ -261,6 +262,20 @@ class AdapterClient:
         self._samplers.clear()
         if scoring is not None:
             _finish(scoring, "success")
+
+    def rounds_nothing(self) -> bool:
+        """Whether the service computes in fp32 on a CPU, so that sampler and trainer agree to rounding errors
+        of fp32. False where it does not say so."""
+        if self._connection.base_url is None:
+            return False
+        headers = {"X-API-Key": self._connection.key}
+        try:
+            request = urllib.request.Request(f"{self._connection.base_url}/v1/models", headers=headers)
+            with urllib.request.urlopen(request, timeout=_PROBE_TIMEOUT_S) as response:
+                metadata = json.load(response)["data"][0]["metadata"]
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return False
+        return (metadata.get("device"), metadata.get("dtype")) == ("cpu", "float32")
 
     def delete(self, path: str) -> None:
         """Deletes a checkpoint; one that does not exist is no error."""

@@ -73,7 +73,15 @@ class Models:
             "root": base_names[0],
             "parent": None if name in base_names else base_names[0],
             "max_model_len": self._backend.engine.spec.max_length,
-            "metadata": {"weight_version": version},
+            "metadata": {"weight_version": version, **self._arithmetic()},
+        }
+
+    def _arithmetic(self) -> dict[str, str]:
+        """Device and dtype of the base model, where the backend is an engine of this process."""
+        names = ("device", "dtype")
+        values = {name: getattr(self._backend.engine, name, None) for name in names}
+        return {
+            name: str(value).removeprefix("torch.") for name, value in values.items() if value is not None
         }
 
 
