@@ -226,7 +226,7 @@ def _engine(
     with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, environ) as processes:
         url = settings.service
         if url is None:
-            port = ports.choose(ports.ENGINE_PORT)
+            port = ports.choose(0, reserved=(0,))  # any: 8001 is where others look for an engine
             url = f"http://127.0.0.1:{port}"
             progress(f"the engine loads {settings.base_model}")
             arguments = (

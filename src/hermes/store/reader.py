@@ -18,7 +18,7 @@ from hermes.store import facts, metrics, migrations, owner, sqlite
 from hermes.store.encode import decode_header, decode_outcome, decode_step
 from hermes.store.query import ALL, JOINED, Filter, fts_query
 from hermes.store.rating import events, queues
-from hermes.store.rating.attempts import Attempt, select_attempts
+from hermes.store.rating.attempts import TaskAttempt, select_attempts
 from hermes.store.record import ModelInput, Record
 from hermes.store.rows import cut_outcome
 from hermes.store.stats import Stats, statistics
@@ -234,7 +234,7 @@ class Reader:
         """Rater → ratings in the queue, most first."""
         return queues.raters(self._db, name)
 
-    def attempts(self, filters: Filter = ALL) -> list[Attempt]:
+    def attempts(self, filters: Filter = ALL) -> list[TaskAttempt]:
         """One short line for each matching trajectory, oldest first."""
         return select_attempts(self._db, filters)
 
