@@ -203,7 +203,7 @@ class Reader:
 
     def ratings_about(self, trajectory_id: str) -> list[Rating]:
         """Like `ratings`, and the pairs in which the trajectory is the other one."""
-        return list(events.select(self._db, "(t.id = ?1 OR r.other_id = ?1)", (trajectory_id,)))
+        return list(events.select(self._db, events.ABOUT, (trajectory_id,)))
 
     def all_ratings(self, *, everything: bool = False, since_ms: int | None = None) -> Iterator[Rating]:
         """Of all trajectories, oldest first. `everything`: also replaced ones, and the withdrawals."""
