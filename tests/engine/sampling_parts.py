@@ -14,6 +14,7 @@ from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.policy import Policy
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.load import wrap_model
+from hermes.engine.sampling.prefill import PrefillLimits
 from hermes.engine.sampling.request import SampleJob, SamplerLimits, parse_request
 from hermes.engine.sampling.runner import TorchRunner
 from hermes.engine.sampling.scheduler import SamplingScheduler
@@ -80,7 +81,7 @@ class Bench:
         spec = self.backbone.spec
         self.pool = KvPool(spec, kv_tokens, self.backbone.device, self.backbone.dtype)
         self.runner = runner(self.backbone, self.pool)
-        self.sampler = SamplingScheduler(self.runner, kv_tokens, max_batch, prefill_tokens)
+        self.sampler = SamplingScheduler(self.runner, kv_tokens, max_batch, PrefillLimits(prefill_tokens))
         self.limits = SamplerLimits(spec.vocab, spec.max_length, kv_tokens)
         self.stops = StopParser(tiny_tokenizer(), spec.eos_ids, spec.vocab)
 

@@ -11,7 +11,7 @@ from hermes.config.load import load
 from hermes.envs.builtin.gsm8k import Gsm8kEnv
 from hermes.envs.modes.commandline import build, parse
 from hermes.errors import ConfigError
-from hermes.rl.config.resolve import apply_run_file, select
+from hermes.rl.config.resolve import current_selection, select, with_run_file
 from hermes.rl.config.run_file import read_run_file
 from tests.cli.process import failure
 from tests.rl.world import answer, hermes
@@ -31,7 +31,7 @@ def test_the_files_that_the_text_names_are_there() -> None:
 def test_every_file_is_good_for_an_rl_run_and_for_the_environment(path: Path, tmp_path: Path) -> None:
     config = load(environ={"HERMES_HOME": str(tmp_path)})
     select(config, "gsm8k_tinker")
-    resolved = apply_run_file(config, path)
+    resolved = with_run_file(config, current_selection(config.home), path)
     written = read_run_file(path, resolved.classes["env"].model_fields)
     assert resolved.model == resolved.values["env.tokenizer_name"] == written.base_model
     for name in ("env.group_size", "env.total_steps", "tinker.lora_rank", "tinker.learning_rate"):
@@ -63,10 +63,13 @@ def test_an_rl_run_takes_the_file_and_then_the_flags(tmp_path: Path) -> None:
     words = ("rl", "start", "--env", "gsm8k", "--config", str(CONFIGS / "quick_test_cpu.yaml"))
     what, _ = failure(hermes(home, *words, "--set", "group_size=7"), 2)
     assert "batch_size 16 is not a multiple of group_size 7" in what
+    config = answer(home, "rl", "config")
     fields = {
-        field["name"]: field["current_value"] for field in answer(home, "rl", "config")["locked_fields"]
+        field["name"]: field["current_value"]
+        for field in (*config["locked_fields"], *config["configurable_fields"])
     }
     assert (fields["env.total_steps"], fields["tinker.lora_rank"]) == (10, 8)
+    assert fields["env.group_size"] != 7, "--set holds for that start only"
     (tmp_path / "wrong.yaml").write_text("env:\n  soruce: hub\n")
     wrong = hermes(home, "rl", "start", "--env", "gsm8k", "--config", str(tmp_path / "wrong.yaml"))
     what, fix = failure(wrong, 2)

@@ -30,12 +30,20 @@ def test_the_environments_own_evaluation_chooses_the_best_checkpoint(
             "    async def compute_reward", f"{EVALUATION.lstrip(chr(10))}    async def compute_reward"
         )
     )
-    home = home_with(total_steps=12, steps_per_eval=2)
+    home = home_with(total_steps=4, steps_per_eval=3, save_checkpoint_interval=2)
     run = start_run(home, environment=str(environment))
-    assert how_it_ended(run) == "completed: None"
+    assert how_it_ended(run, timeout_s=500) == "completed: None"
+    report = answer(home, "rl", "results", run.run_id)
+    rows = {row["step"]: row for row in report["evaluations"]}
+    assert list(rows) == [0, 3, 4], "a baseline, every third step, and the last weights"
+    assert all(row["eval/samples"] == 2 for row in rows.values())
+    for step in rows:
+        recorded = json.loads((run.folder / "evals" / f"step-{step}" / "metrics.json").read_text())
+        assert recorded["results"]["all"]["eval/mean_reward"] == rows[step]["eval/mean_reward"]
     step, _, _, value, evaluated = json.loads((run.folder / "training.json").read_text())["best"]
-    assert evaluated and 2 <= step < 12 and step % 2 == 0
-    found = json.loads((run.folder / "evals" / "metrics.json").read_text())["results"]["all"]
-    assert found["eval/samples"] == 2 and 0 <= value <= 1
-    (best,) = [one for one in answer(home, "rl", "results", run.run_id)["checkpoints"] if one["best"]]
+    trained = {step: row["eval/mean_reward"] for step, row in rows.items() if step}
+    assert evaluated and value == trained[step] == max(trained.values())
+    (best,) = [one for one in report["checkpoints"] if one["best"]]
     assert best["step"] == step and Path(best["folder"]).is_dir()
+    log = run.log_path("env").read_text()
+    assert "the evaluation is saved" not in log, "the trainer evaluates, not the environment"

@@ -10,7 +10,7 @@ import pytest
 from hermes.config.load import load
 from hermes.rl.checks.doctor import diagnose
 from hermes.rl.checks.estimate import estimate
-from hermes.rl.checks.preflight import _suggestions, summarise, verdict
+from hermes.rl.checks.preflight import _suggestions, pass_rate, summarise, verdict
 from hermes.rl.config.resolve import resolve, select
 from tests.rl.world import ENVIRONMENTS
 
@@ -89,23 +89,40 @@ def test_a_failed_run_and_one_without_steps_say_so_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passed", "mean", "signal", "begins"),
+    ("scores", "signal", "begins"),
     [
-        (0.0, 0.0, 0.0, "will not learn: no rollout earned"),
-        (1.0, 1.0, 0.0, "little to learn"),
-        (1.0, 0.5, 0.0, "will not learn: within each group"),
-        (0.98, 0.97, 0.2, "little to learn"),
-        (0.98, 0.3, 1.0, "will learn:"),
-        (0.3, 0.3, 0.2, "will learn slowly"),
-        (0.3, 0.3, 0.9, "will learn:"),
+        ([0.0] * 8, 0.0, "will not learn: no rollout earned anything"),
+        ([-1.0] * 8, 0.0, "will not learn: every rollout earned -1"),
+        ([10.0] * 8, 0.0, "will not learn: every rollout earned 10"),
+        ([1.0] * 8, 0.0, "little to learn"),
+        ([0.0, 0.0, 1.0, 1.0], 0.0, "will not learn: within each group"),
+        ([1.0] * 49 + [0.0], 0.2, "little to learn: nearly every rollout earns 1 "),
+        ([-1.0, 0.0, 0.0, -1.0], 1.0, "will learn:"),
+        ([-0.2, -0.9, -0.5, -0.7], 1.0, "will learn:"),
+        ([4.0, 5.0, 6.0, 4.6], 1.0, "will learn:"),
+        ([0.0, 10.0, 3.0, 7.0], 0.9, "will learn:"),
+        ([0.0, 0.0, 0.0, 1.0], 0.2, "will learn slowly"),
     ],
 )
-def test_the_verdict_is_plain(passed: float, mean: float, signal: float, begins: str) -> None:
-    assert verdict(passed, mean, signal, 0.1).startswith(begins)
-    assert "cut off" not in verdict(passed, mean, signal, 0.1)
-    assert verdict(passed, mean, signal, 0.8).endswith(
-        "80% of the rollouts are cut off: raise max_token_length"
-    )
+def test_the_verdict_is_plain_whatever_the_range_of_the_rewards(
+    scores: list[float], signal: float, begins: str
+) -> None:
+    assert verdict(scores, signal, 0.1).startswith(begins)
+    assert "cut off" not in verdict(scores, signal, 0.1)
+    assert verdict(scores, signal, 0.8).endswith("80% of the rollouts are cut off: raise max_token_length")
+
+
+def test_a_rollout_passes_if_it_earned_more_than_the_least() -> None:
+    assert pass_rate([0.0, 0.5, 1.0, 0.0]) == 0.5
+    assert pass_rate([-1.0, -0.5, 0.0, -1.0]) == 0.5
+    assert pass_rate([4.0, 5.0]) == 1.0
+
+
+def test_the_line_of_the_authors_code_is_the_first_cause() -> None:
+    slow = diagnose(_rows(), "running", None, "grading has taken 120 s in my_env.py:31")[0]
+    assert (slow.name, slow.evidence) == ("the grader hangs", "grading has taken 120 s in my_env.py:31")
+    failing = "a group failed (grader): GraderError: compute_reward raised KeyError: 'x' (my_env.py:9)"
+    assert diagnose(_rows(), "running", None, failing)[0].evidence == failing
 
 
 def test_samples_are_summed_up_as_the_trainer_would_see_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from hermes.rl.run import RlRun, RunState, RunStatus
+from hermes.rl.results import waiting_for
+from hermes.rl.run import RlRun, RunState, RunStatus, last_step
 from hermes.rl.supervise.process import ProcessSpec
 from hermes.rl.supervise.supervisor import ExitAction, exit_action
+from tests import disks
 from tests.rl import drive
 
 
@@ -268,3 +271,26 @@ def test_an_environment_that_ended_early_is_started_again_while_the_trainer_wait
     assert status.processes["env"].starts == 5
     notes = [event["text"] for event in status.events]
     assert "env ended and the trainer waits for a batch; env is started again" in notes
+
+
+def test_a_full_disk_is_waited_for_and_the_run_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    with disks.disk(tmp_path / "disk", "80m") as place:
+        run = drive.start(place / "home", lambda run: _all(run, 600, 0.01))
+        drive.wait(run, lambda status: status.state is RunState.RUNNING)
+        ballast = place / "ballast"
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * 4096)
+        trainer = run.status().processes["trainer"].process_id
+        assert trainer is not None
+        while trainer.alive():
+            time.sleep(0.02)
+        assert (waiting_for(run, run.status()) or "").startswith("the disk is full (0 MB were left at ")
+        time.sleep(1)  # long enough for five restarts without a wait
+        ballast.unlink()
+        status = drive.wait(run, drive.ended)
+        assert status.state is RunState.COMPLETED and status.waiting is None, status
+        assert last_step(run) == 600
+        texts = [event["text"] for event in status.events]
+        assert sum(text.startswith("the disk is full") for text in texts) == 1
+        assert "the disk has room again; the run goes on" in texts

@@ -50,6 +50,7 @@ command -v python3
 jq .name package.json
 tree -L 2
 stat a.txt
+awk '{print}' a.txt
 """.strip().splitlines()
 
 ASKED = """
@@ -103,7 +104,6 @@ git stash
 git config user.name x
 git grep -O./x foo
 rg --pre ./x foo
-awk '{print}' a.txt
 awk 'BEGIN{system("id")}'
 python x.py
 python -c 'print(1)'

@@ -68,7 +68,8 @@ def test_simple_commands_are_found(command: str, expected: list[list[str | None]
         *(
             "echo `a`",
             'echo "`a`"',
-            "echo $((1+1))",
+            "echo $((x+1))",
+            "echo $((a[$(b)]))",
             "echo $[1]",
             "echo ${x:=a}",
             "echo ${x@P}",

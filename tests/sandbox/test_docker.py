@@ -10,6 +10,7 @@ from hermes.config.settings import SandboxSettings
 from hermes.errors import SandboxError
 from hermes.sandbox import open_sandbox, unusable_reason
 from hermes.sandbox.docker_args import exec_argv, kill_argv, run_argv, shell_argv
+from hermes.sandbox.workspace import Workspace
 from tests.sandbox.conftest import need
 
 SETTINGS = SandboxSettings(
@@ -28,6 +29,25 @@ def test_the_container_is_started_with_every_restriction() -> None:
         " --workdir /workspace --env HOME=/workspace --env LANG=C.UTF-8"
     )
     assert argv[argv.index("--entrypoint") :][:3] == ["--entrypoint", "/bin/sh", "python:3.11-slim"]
+
+
+def test_repositories_of_a_given_workspace_are_mounted_read_only() -> None:
+    odd = ("sub/.git", "a,source=/etc,target=/x/.git")
+    argv = run_argv("docker", SETTINGS, Path("/w"), "n", (1, 1), rootless=True, read_only=odd)
+    mounts = [argv[index + 1] for index, word in enumerate(argv) if word == "--mount"]
+    assert mounts == [
+        "type=bind,source=/w,target=/workspace",
+        "type=bind,source=/w/sub/.git,target=/workspace/sub/.git,readonly",
+    ]
+
+
+def test_no_set_uid_file_stays_in_a_workspace_that_was_given(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    file = tmp_path / "deep" / "tool"
+    file.touch()
+    file.chmod(0o6755)
+    Workspace.existing(tmp_path).drop_set_uid()
+    assert file.stat().st_mode & 0o7777 == 0o755
 
 
 def test_the_network_is_there_only_if_allowed() -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from hermes.config.settings import SandboxSettings
 from hermes.sandbox import open_sandbox
-from hermes.sandbox.base import Sandbox
+from hermes.sandbox.base import Sandbox, end_processes
+from hermes.sandbox.docker_args import KILL_ALL
 from hermes.sandbox.guards import seccomp
 from hermes.sandbox.guards.git_guard import harmless_config
 from hermes.sandbox.open import unusable_reason
@@ -225,3 +226,57 @@ async def test_no_set_uid_file_is_left_in_a_workspace_of_root(tmp_path: Path) ->
         await sandbox.close()
     modes = {path.name: path.stat().st_mode & 0o6000 for path in tmp_path.iterdir()}
     assert "s" in modes and set(modes.values()) == {0}
+
+
+async def test_what_a_policy_makes_unreadable_is_its_failure_and_not_the_sandboxs(sandbox: Sandbox) -> None:
+    await sandbox.run("ln -s /proc/self/mem a; mkfifo b; ln -s c c; mkdir d; ln -s /dev/zero e")
+    for path in (
+        "/proc/self/mem",
+        "/proc/kcore",
+        "/dev/zero",
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+        "/proc/1/mem",
+        "no\nsuch",
+    ):
+        with pytest.raises(OSError):
+            await sandbox.read_file(path, 1000)
+
+
+async def test_nothing_runs_any_more_when_grading_begins(sandbox: Sandbox) -> None:
+    beat = "while :; do date +%N > beat; sleep 0.01; done"
+    background = await sandbox.start(beat)
+    await sandbox.run(f"setsid sh -c '{beat}' > /dev/null 2>&1 & sleep 0.2")
+    await end_processes(sandbox, [])  # even what is not in the list of background processes
+    assert background.exit_code is not None
+    await sandbox.write_file("beat", b"still")
+    await sandbox.run("sleep 0.2")
+    assert await sandbox.read_file("beat") == b"still"
+
+
+def test_the_killer_of_containers_spares_init_and_the_main_process_only(tmp_path: Path) -> None:
+    """The script that docker and podman run before grading, in a process namespace of its own."""
+    (tmp_path / "kill.sh").write_text(KILL_ALL)
+    # The shell of this script is the oldest process: it stands for the container's main process.
+    (tmp_path / "main.sh").write_text(
+        f"""
+cp /bin/sleep "{tmp_path}/x) S 1 1"; "{tmp_path}/x) S 1 1" 300 &
+env -i setsid sh -c 'while :; do sleep 0.01; done' &
+(trap '' TERM HUP INT; sh -c 'sleep 300; :') &
+sh -c 'for i in 1 2 3; do setsid sleep 300 & done'
+sleep 0.3
+show() {{ for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2> /dev/null; echo; done; }}
+show > {tmp_path}/before
+sh {tmp_path}/kill.sh; echo $? > {tmp_path}/code
+show > {tmp_path}/after
+"""
+    )
+    command = ["bwrap", "--unshare-all", "--dev-bind", "/", "/", "--proc", "/proc", "--", "sh"]
+    subprocess.run([*command, str(tmp_path / "main.sh")], capture_output=True, timeout=60, check=True)
+    assert (tmp_path / "before").read_text().count("300") >= 5
+    assert (tmp_path / "code").read_text() == "0\n"
+    after = (tmp_path / "after").read_text()
+    assert "300" not in after and "while" not in after and "main.sh" in after

@@ -178,8 +178,8 @@ async def test_nothing_outside_the_workspace_is_touched_locally_without_approval
     assert (fenced / "secret").read_text() == "canary"
     assert len(asked) == 4 * len(paths)
     assert {kind for kind, _ in asked} == {"path"}
-    assert {action.split(" ", 1)[0] for _, action in asked} == {"read", "write", "search"}
-    assert all(action.endswith(str(fenced / "secret")) for _, action in asked)
+    assert {action.split(" ", 1)[0] for _, action in asked} == {"read", "write", "change", "search"}
+    assert all(action.partition("\n")[0].endswith(str(fenced / "secret")) for _, action in asked)
 
 
 async def test_an_approved_path_outside_the_workspace_is_used(fenced: Path) -> None:

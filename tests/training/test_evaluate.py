@@ -30,25 +30,37 @@ def test_evaluations_are_logged_and_decide_the_best_checkpoint(
     make_run: MakeRun, environment: Environment
 ) -> None:
     run = make_run(every=1)
-    told = {1: 0.1, 2: 0.9, 3: 0.5}
+    told = {0: 0.05, 1: 0.1, 2: 0.9, 3: 0.5}
     with feeding(environment):
         given = settings(environment.api_url, 3, eval_every=1)
         done = train(run, given, services(run, evaluate=lambda step, sampler: {"reward": told[step]}))
-    assert [row["eval/reward"] for row in metrics(run.folder)] == [0.1, 0.9, 0.5]
+    assert [row["eval/reward"] for row in metrics(run.folder)] == [0.05, 0.1, 0.9, 0.5]
+    assert [row["step"] for row in metrics(run.folder)] == [0, 1, 2, 3], "row 0 is the baseline"
     assert done.best is not None and done.best.step == 2
+
+
+def test_a_run_whose_evaluation_stops_rising_ends_there(make_run: MakeRun, environment: Environment) -> None:
+    run = make_run()
+    told = [0.1, 0.2, 0.5, 0.4, 0.5, 0.3]
+    with feeding(environment):
+        given = settings(environment.api_url, 20, eval_every=1, patience=2)
+        done = train(run, given, services(run, evaluate=lambda step, sampler: {"reward": told[step]}))
+    assert (done.step, done.reason) == (4, "the evaluation stopped rising")
+    assert done.best is not None and (done.best.step, done.best.value) == (2, 0.5)
 
 
 def test_only_evaluations_decide_what_is_best_where_there_are_some(
     make_run: MakeRun, environment: Environment
 ) -> None:
-    """Checkpoints come every 2 steps and evaluations every 3: none is judged by its training reward."""
+    """Checkpoints come every 2 steps and evaluations every 3: none is judged by its training reward, and what
+    was evaluated is a checkpoint."""
     run = make_run(every=2)
-    told = {2: -0.4, 3: 0.9, 4: -0.2, 6: -0.3}  # all rewards in training are higher than those at checkpoints
+    told = {0: -1.0, 2: -0.4, 3: -0.1, 4: -0.2, 6: -0.3}  # all rewards in training are higher
     with feeding(environment):
         given = settings(environment.api_url, 6, eval_every=3)
         done = train(run, given, services(run, evaluate=lambda step, sampler: {"reward": told[step]}))
     assert {row["step"]: row["eval/reward"] for row in metrics(run.folder) if "eval/reward" in row} == told
-    assert done.best is not None and (done.best.step, done.best.value) == (4, -0.2)
+    assert done.best is not None and (done.best.step, done.best.value) == (3, -0.1)
 
 
 def test_an_evaluation_that_fails_at_a_checkpoint_does_not_make_it_the_best(
@@ -111,7 +123,7 @@ def test_a_command_evaluates_what_the_trainer_has_published(
         )
         assert process.wait() == 0, process.output
     rows = metrics(tmp_path / "home" / "runs" / "r")
-    assert [(row["eval/reward"], row["eval/tokens"]) for row in rows] == [(1, 2), (2, 2)]
+    assert [(row["eval/reward"], row["eval/tokens"]) for row in rows] == [(0, 2), (1, 2), (2, 2)]
     best = json.loads(process.output.splitlines()[-1])["best"]
     assert (best["step"], best["value"]) == (2, 2.0)
 
@@ -137,9 +149,10 @@ def test_the_environments_own_evaluation_is_told_once_with_the_step_it_began_wit
     evaluation(tmp_path, 0, began_s, mean_reward=0.25, success_rate=0.5)
     time.sleep(0.01)
     watcher.record_published(2)
-    assert watcher.poll() == (1, 0.25) and watcher.poll() is None
+    assert watcher.poll() == (1, 0.25, {"eval/mean_reward": 0.25, "eval/success_rate": 0.5})
+    assert watcher.poll() is None
     evaluation(tmp_path, 60, began_s + 60, success_rate=0.75)
-    assert watcher.poll() == (1, 0.75), "its weights are those of when it began"
+    assert watcher.poll() == (1, 0.75, {"eval/success_rate": 0.75}), "its weights are those of when it began"
     evaluation(tmp_path, 3600, success_rate=0.75)
     assert watcher.poll() is None
     (tmp_path / "metrics.json").write_text("{")
@@ -149,19 +162,22 @@ def test_the_environments_own_evaluation_is_told_once_with_the_step_it_began_wit
 def test_an_evaluation_counts_before_any_reward_of_training() -> None:
     kept = tuple(CheckpointRecord(step, f"w{step}", f"s{step}", 0.1 * step) for step in (4, 6, 8))
     state = TrainingState("rl", {}, kept, CheckpointRecord(2, "w2", "s2", 0.9))
-    state, gone = update_score(state, 7, 0.2, higher_is_better=True)
+    state, gone = update_score(state, 6, 0.2, higher_is_better=True)
     assert state.best == CheckpointRecord(6, "w6", "s6", 0.2, True) == state.kept[1] and [
         one.step for one in gone
     ] == [2]
-    state, gone = update_score(state, 7, 0.9, higher_is_better=True)
+    state, gone = update_score(state, 6, 0.9, higher_is_better=True)
     assert state.best is not None and state.best.value == 0.2, "the checkpoint has its evaluation"
-    state, gone = update_score(state, 9, 0.1, higher_is_better=True)
+    state, gone = update_score(state, 8, 0.1, higher_is_better=True)
     assert state.best is not None and state.best.step == 6 and state.kept[2].evaluated and not gone
     state, _ = add_checkpoint(
         state, CheckpointRecord(10, "w10", "s10", 5.0), RetentionPolicy(2, 3), higher_is_better=True
     )
     assert state.best is not None and state.best.step == 6
     assert update_score(state, 3, 1.0, higher_is_better=True) == (state, [])
+    assert update_score(state, 9, 1.0, higher_is_better=True) == (state, []), (
+        "no checkpoint has these weights"
+    )
 
 
 def test_what_the_environment_found_on_held_out_tasks_decides_which_checkpoint_is_kept(
@@ -171,7 +187,7 @@ def test_what_the_environment_found_on_held_out_tasks_decides_which_checkpoint_i
     run, evals = make_run(every=2, last=1), tmp_path / "evals"
 
     def tell(line: str) -> None:
-        if line.startswith("step 3/"):
+        if line.startswith("step 2/"):
             evaluation(evals, 0, mean_reward=-1.0)
 
     with feeding(environment):
@@ -179,3 +195,5 @@ def test_what_the_environment_found_on_held_out_tasks_decides_which_checkpoint_i
         done = train(run, settings(environment.api_url, 6), found)
     assert done.best is not None and (done.best.step, done.best.value) == (2, -1.0)
     assert done.step == 6
+    (row,) = [row for row in metrics(run.folder) if "eval/mean_reward" in row]
+    assert (row["step"], row["eval/step"], row["eval/mean_reward"]) == (3, 2, -1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import HermesError, UsageError
+from hermes.rl.run import read_metrics
 from hermes.store import Reader, Writer
 from hermes.training.checkpoints import (
     CheckpointRecord,
@@ -159,3 +160,12 @@ def test_the_state_survives_writing_and_a_damaged_one_is_named(tmp_path: Path) -
     file.path.write_text(file.path.read_text()[:40])
     with pytest.raises(HermesError, match="is damaged"):
         file.read("rl", {"rank": 8})
+
+
+def test_a_torn_line_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    sink = JsonLines(tmp_path)
+    sink.write(1, {"reward/mean": 0.5})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "rew')
+    sink.write(3, {"reward/mean": 0.7})
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 3]

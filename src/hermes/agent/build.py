@@ -24,6 +24,7 @@ from hermes.errors import UsageError
 from hermes.models.base import ChatModel, OnDelta
 from hermes.models.budget import Budget
 from hermes.safety.approval import AllowAll, ApprovalPolicy, Approver, Ask, PolicyApprover
+from hermes.safety.private import PrivatePlaces
 from hermes.safety.redact import Redactor
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
@@ -103,11 +104,24 @@ async def open_agent(
             workspaces=paths.workspaces_dir(config.home),
         )
         stack.push_async_callback(sandbox.close)
+        if sandbox.isolated and plan.workspace is not None:
+            _check_workspace(plan.workspace, config)
         for path, data in plan.files.items():
             await sandbox.write_file(path, data)
         if plan.directory is not None:
             sandbox = await work_in(sandbox, plan.directory)
         yield await _assemble(config, writer, model, header, plan, sandbox, stack)
+
+
+def _check_workspace(workspace: Path, config: Config) -> None:
+    """UsageError if an isolated agent would have the whole home, whose files it could use unasked."""
+    places, real = PrivatePlaces.of(config.home), workspace.resolve()
+    if places.user_home.is_relative_to(real) or places.hermes_home.is_relative_to(real):
+        raise UsageError(
+            f"the workspace {real} contains your home or Hermes's own, and commands in the sandbox would "
+            "read and write all of it.",
+            "start in the directory of a project, or use --sandbox local, where you are asked",
+        )
 
 
 def _sandbox_settings(config: Config, plan: RolloutPlan) -> SandboxSettings:
@@ -219,6 +233,7 @@ def _approver(config: Config, plan: RolloutPlan, sandbox: Sandbox) -> Approver:
         interactive=plan.user is not None,
         isolated=sandbox.isolated,
         workspace=sandbox.workspace,
+        places=PrivatePlaces.of(config.home),
     )
     return PolicyApprover(policy, plan.user.approve if plan.user else None)
 

@@ -20,7 +20,7 @@ from hermes.config.load import Config
 from hermes.core import JSONObject, Message, Reward, Sampling, Source, Step, StopReason, Trajectory
 from hermes.data.formats import sharegpt
 from hermes.models.base import ChatModel
-from hermes.sandbox.base import Sandbox
+from hermes.sandbox.base import Sandbox, end_processes
 from hermes.store import Writer
 from hermes.tools.distributions import sample as draw_toolsets
 
@@ -126,6 +126,7 @@ async def _reward(
         return None, None
 
     async def sandbox() -> Sandbox:
+        await end_processes(loop.bench.sandbox, loop.bench.processes.values())
         return loop.bench.sandbox
 
     try:

@@ -52,6 +52,11 @@ from hermes.cli.options import stored_variables
     is_flag=True,
     help="Accept groups of unregistered environments, as the original server does.",
 )
+@click.option(
+    "--no-token",
+    is_flag=True,
+    help="On loopback without HERMES_API_TOKEN: answer every user of this machine, not only you.",
+)
 @stored_variables
 def api(
     host: str,
@@ -62,10 +67,12 @@ def api(
     max_body_mb: int,
     env_timeout_s: float,
     accept_unknown_envs: bool,
+    no_token: bool,
 ) -> None:
     """Serve the trajectory API until interrupted: environments post groups, a trainer fetches batches.
 
-    On any address but loopback, HERMES_API_TOKEN must hold a token that clients send.
+    On any address but loopback, HERMES_API_TOKEN must hold a token that clients send. On loopback without
+    one, only connections of the user who started it are answered.
     """
     import logging
     import os
@@ -84,8 +91,10 @@ def api(
     )
     storage = f"state in {state_dir}" if state_dir else "state in memory only"
     token = os.environ.get(TOKEN_VARIABLE) or None
+    if no_token and token is None:
+        click.echo("--no-token: every user of this machine can read, score and reset the run", err=True)
     serve(
-        TrajectoryServerOptions(host, port, state_dir, token, limits),
+        TrajectoryServerOptions(host, port, state_dir, token, no_token, limits),
         lambda address: click.echo(f"trajectory API on {address}, {storage}"),
     )
 

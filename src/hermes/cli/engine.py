@@ -82,6 +82,11 @@ def engine() -> None:
     show_default=True,
     help="Tool-call format of the model in chat; hermes renders the tools as text.",
 )
+@click.option(
+    "--no-token",
+    is_flag=True,
+    help="On loopback without HERMES_ENGINE_TOKEN: answer every user of this machine, not only you.",
+)
 @stored_variables
 def serve(
     model: str,
@@ -96,12 +101,14 @@ def serve(
     state_dir: Path | None,
     client_timeout_s: float,
     tool_parser: str,
+    no_token: bool,
 ) -> None:
     """Serve one base model and many adapters until interrupted.
 
     Clients set TINKER_BASE_URL to its address and TINKER_API_KEY to any key that begins with tml-; OpenAI
     clients use the address with /v1. On any address but loopback, HERMES_ENGINE_TOKEN must hold a token; the
-    keys are then tml-TOKEN and TOKEN.
+    keys are then tml-TOKEN and TOKEN. On loopback without one, only connections of the user who started it
+    are answered.
     """
     import logging
     import os
@@ -132,7 +139,12 @@ def serve(
         token=os.environ.get(TOKEN_VARIABLE) or None,
         client_timeout_s=client_timeout_s,
         parser=get_parser(tool_parser).name,
+        any_user=no_token,
     )
+    if no_token and options.token is None:
+        click.echo(
+            "--no-token: every user of this machine can use, download and delete the adapters", err=True
+        )
     serve(options, lambda address: click.echo(f"engine on {address}, model {names[0]}"))
 
 

@@ -75,13 +75,19 @@ def new(name: str, folder: Path, as_json: bool) -> None:
 
 @env.command(context_settings=_PASS_ON)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--red-team", is_flag=True, help="Play cheating policies too: none may earn more than nothing.")
 @_dirs
 @click.argument("environment")
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 @stored_variables
 def check(
-    ctx: click.Context, environment: str, settings: tuple[str, ...], folders: tuple[Path, ...], as_json: bool
+    ctx: click.Context,
+    environment: str,
+    settings: tuple[str, ...],
+    folders: tuple[Path, ...],
+    as_json: bool,
+    red_team: bool,
 ) -> None:
     """Check an environment without a model: whether it runs, and whether its reward is sound.
 
@@ -89,9 +95,10 @@ def check(
     """
     from hermes.envs.cli.check import check_class
 
-    as_json = as_json or "--json" in settings
+    as_json, red_team = as_json or "--json" in settings, red_team or "--red-team" in settings
     path = _locate(environment, folders)
-    report = check_class(lambda: _load(path), [word for word in settings if word != "--json"])
+    env_settings = [word for word in settings if word not in ("--json", "--red-team")]
+    report = check_class(lambda: _load(path), env_settings, red_team=red_team)
     _print_report(report, as_json)
     ctx.exit(0 if report.passed else 1)
 

@@ -82,7 +82,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "skills": ("hermes.cli.setup.skills:skills", "Browse, search, view, install and check skills."),
     "tools": ("hermes.cli.setup.tools:tools", "List the tools and why one is unavailable."),
-    "train": ("hermes.cli.train.command:train", "Train a LoRA adapter: sft, dpo, kto, reward, grpo, ppo."),
+    "train": ("hermes.cli.train.command:train", "Train a LoRA adapter: sft, dpo, kto, reward, rlhf, grpo."),
     "trajectories": (
         "hermes.cli.data.trajectories:trajectories",
         "List, show, search and compare what was recorded.",

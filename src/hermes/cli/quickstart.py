@@ -10,6 +10,7 @@ from hermes.cli.options import json_option
 
 
 @click.command()
+@click.argument("act", required=False, type=click.Choice(["feedback"]))
 @click.option("--fast", is_flag=True, help="Run every stage briefly, as a test; too little to learn.")
 @click.option(
     "--full", is_flag=True, help="All steps and rollouts even on a slow CPU, which gets fewer by default."
@@ -29,12 +30,15 @@ from hermes.cli.options import json_option
     help="Parent of the quickstart's folder.",
 )
 @json_option
-def quickstart(fast: bool, full: bool, device: str, output: Path, as_json: bool) -> None:
+def quickstart(act: str | None, fast: bool, full: bool, device: str, output: Path, as_json: bool) -> None:
     """Generate, evaluate, warm up, reinforce, evaluate again. Two CPU cores, no key, no network.
 
     It measures the machine first and estimates the duration; a slow CPU gets fewer steps and rollouts.
     Ends with a table, a picture of the reward curve and what to try next. Progress goes to standard error
     with --json.
+
+    `hermes quickstart feedback` is the second act: the model answers, a stated rule rates as a person would
+    (short, polite answers with the figure first), then DPO, a reward model and RLHF.
     """
     import json
 
@@ -45,6 +49,9 @@ def quickstart(fast: bool, full: bool, device: str, output: Path, as_json: bool)
     from hermes.quickstart.stages import QuickstartOptions, run
 
     torch_device = choose_device(device)
+    if act == "feedback":
+        _feedback(torch_device, fast, output, as_json)
+        return
     if fast and full:
         raise UsageError("--fast and --full exclude each other", "leave one of them out")
     options = QuickstartOptions(
@@ -56,3 +63,14 @@ def quickstart(fast: bool, full: bool, device: str, output: Path, as_json: bool)
         click.echo(json.dumps(outcome.to_json()))
     else:
         click.echo("\n" + report.text(outcome, files))
+
+
+def _feedback(device: str, fast: bool, output: Path, as_json: bool) -> None:
+    import json
+
+    from hermes.quickstart.feedback import act
+    from hermes.quickstart.feedback.recipe import choose
+
+    recipe = choose(fast=fast, cuda=device == "cuda")
+    outcome = act.run(recipe, device, output, lambda line: click.echo(line, err=as_json))
+    click.echo(json.dumps(outcome.to_json()) if as_json else f"\n{act.text(outcome)}")

@@ -28,6 +28,7 @@ from hermes.envs.agent.rollout import (
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.phase import current_phase
 from hermes.errors import UsageError
+from hermes.sandbox.base import end_processes
 
 if TYPE_CHECKING:
     from hermes.envs.agent.env import HermesAgentBaseEnv
@@ -103,7 +104,7 @@ class HermesAgentLoop:
         async with AsyncExitStack() as stack:
             rollout = finished_rollout(self._context(), self._spec(opening, prompt))
             result, bench = await stack.enter_async_context(rollout)
-            await asyncio.gather(*(process.kill() for process in bench.processes.values()))
+            await end_processes(bench.sandbox, bench.processes.values())
             open_rollout = OpenRollout(bench, stack.pop_all())
         _rollouts[self.task_id] = open_rollout
         self._env._resources.finished_rollouts[self.task_id] = open_rollout

@@ -1,7 +1,8 @@
 """Which values are secrets, and how a value is shown without them.
 
-Names decide, not the look of values: a variable is a secret if its name ends like one. Too short values
-are left out of `find`, since hiding them would hide ordinary words as well.
+Names decide, not the look of values: a variable is a secret if one of the words of its name says so, and the
+last word does not say that it only describes one. Too short values are left out of `find`, since hiding them
+would hide ordinary words as well.
 """
 
 from __future__ import annotations
@@ -18,29 +19,72 @@ if TYPE_CHECKING:
     from hermes.config.settings import Settings
 
 MIN_LENGTH = 8
-_ENDINGS = (
-    "KEY",
-    "KEYS",
-    "TOKEN",
-    "SECRET",
-    "SECRETS",
-    "PASSWORD",
-    "PASSWD",
-    "PASSPHRASE",
-    "CREDENTIAL",
-    "CREDENTIALS",
-    "_PASS",
-    "_PWD",
-    "_PAT",
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET_WORDS = frozenset(
+    (
+        *("KEY", "KEYS", "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE"),
+        *("PASSCODE", "PASS", "PWD", "PW", "CREDENTIAL", "CREDENTIALS", "CREDS", "CRED", "PAT", "AUTH"),
+        *("AUTHORIZATION", "BEARER", "JWT", "DSN", "COOKIE", "COOKIES", "WEBHOOK", "MNEMONIC", "SAS", "HMAC"),
+    )
 )
+_SECRET_ENDINGS = (
+    *("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEYS"),
+)
+"""Of a word: PGPASSWORD, GHTOKEN."""
+_SECRET_PHRASES = (
+    "CONNECTION_STRING",
+    "CONNECTIONSTRING",
+    "CONN_STR",
+    "CONNSTR",
+    "SEED_PHRASE",
+    "WEBHOOK_URL",
+)
+_ORDINARY_NAME_WORDS = frozenset(("MONKEY", "TURKEY", "DONKEY", "HOTKEY", "HOCKEY", "JOCKEY", "WHISKEY"))
+_DESCRIBING = frozenset(
+    (
+        *(
+            "LIMIT",
+            "COUNT",
+            "LENGTH",
+            "LEN",
+            "SIZE",
+            "BUDGET",
+            "TYPE",
+            "MODE",
+            "METHOD",
+            "ENABLED",
+            "DISABLED",
+        ),
+        *("URL", "URI", "ENDPOINT", "HOST", "PORT", "DOMAIN", "TTL", "EXPIRY", "EXPIRES", "TIMEOUT", "NAME"),
+        *("PATH", "FILE", "DIR", "SOCK", "ENV", "LAYOUT", "REPEAT", "DELAY", "MAP", "ALGORITHM", "FORMAT"),
+        *("PREFIX", "HEADER", "PROVIDER", "SERVICE", "COLUMN", "RATE", "AGE", "USER", "USERNAME", "EMAIL"),
+        *("ROTATION", "VERSION", "POLICY", "PROMPT", "S", "MS", "MIN", "MAX"),
+    )
+)
+"""Last words of names that describe a secret, or say where it is, without being one."""
 _ORDINARY_WORDS = frozenset({"disabled", "optional", "required", "undefined"})
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)([^/\s@]+)(?=@)")
 HIDDEN = "(hidden)"
 
 
 def looks_secret(name: str) -> bool:
-    """True for OPENROUTER_API_KEY, github_token, PGPASSWORD and their like."""
-    return name.upper().endswith(_ENDINGS)
+    """True for OPENROUTER_API_KEY, github_token, PGPASSWORD, AWS_ACCESS_KEY_ID, dbPassword and their like;
+    False for MAX_TOKENS, KEYBOARD_LAYOUT, TOKEN_URL."""
+    words = [word.upper() for word in _WORD.findall(name)]
+    joined = "_".join(words)
+    if joined in ("PWD", "OLDPWD", "OLD_PWD"):  # the shell's directory
+        return False
+    if any(phrase in joined for phrase in _SECRET_PHRASES):
+        return True
+    if not words or words[-1] in _DESCRIBING or "PUBLIC" in words:
+        return False
+    return any(map(_is_secret_word, words))
+
+
+def _is_secret_word(word: str) -> bool:
+    if word in _ORDINARY_NAME_WORDS:
+        return False
+    return word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS)
 
 
 def find(environ: Mapping[str, str], settings: Settings | None = None) -> dict[str, str]:

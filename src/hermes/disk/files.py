@@ -18,15 +18,20 @@ from hermes.errors import ConfigError, HermesError
 
 def ensure_dir(path: Path) -> Path:
     """Creates the directory and its missing parents, all private to the user; returns it."""
-    missing = [path, *path.parents]
     try:
-        while missing and missing[-1].is_dir():
-            missing.pop()
-        for directory in reversed(missing):
-            directory.mkdir(mode=0o700, exist_ok=True)
+        make_private_dirs(path)
     except OSError as error:
         raise _config_error("create the directory", path, error) from error
     return path
+
+
+def make_private_dirs(path: Path) -> None:
+    """The same, with the system's error. (`mkdir` with a mode leaves the parents open to everyone.)"""
+    missing = [path, *path.parents]
+    while missing and missing[-1].is_dir():
+        missing.pop()
+    for directory in reversed(missing):
+        directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def read_text(path: Path) -> str | None:

@@ -19,6 +19,7 @@ from hermes.engine.memory import free_bytes
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.cpu_prepacked import has_bf16
 from hermes.engine.model.load import load_backbone
+from hermes.engine.sampling.prefill import PrefillLimits
 from hermes.engine.sampling.request import SamplerLimits
 from hermes.engine.sampling.runner import ModelRunner, TorchRunner
 from hermes.engine.sampling.scheduler import SamplingScheduler
@@ -34,6 +35,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _MAX_BATCH = {"cpu": 64, "cuda": 1024}
 _CPU_PREFILL_TOKENS = 512
+_CPU_PREFILL_S = 1.0
+"""Of one prefill step: a request that comes meanwhile waits for it."""
 _PREFILL_MULTIPLICATIONS = 16e12
 """Of one prefill step on a GPU, about 40 ms: small models compute more tokens at once."""
 _CPU_TRAIN_TOKENS = (256, 2048)
@@ -92,7 +95,7 @@ def build(options: EngineOptions) -> EngineParts:
     runner = _runner(backbone, kv_tokens, max_batch)
     return EngineParts(
         backbone=backbone,
-        sampler=SamplingScheduler(runner, kv_tokens, max_batch, _prefill_tokens(spec, device)),
+        sampler=SamplingScheduler(runner, kv_tokens, max_batch, _prefill_limits(spec, device)),
         stops=StopParser(_tokenizer(options.model), spec.eos_ids, spec.vocab),
         limits=SamplerLimits(spec.vocab, max_length, kv_tokens),
         train_tokens=_train_tokens(backbone, room),
@@ -143,11 +146,13 @@ def _runner(backbone: Backbone, kv_tokens: int, max_batch: int) -> ModelRunner:
     return CudaRunner(backbone, pool, max_batch)
 
 
-def _prefill_tokens(spec: ModelSpec, device: torch.device) -> int:
-    """Prompt tokens computed between two decode steps."""
-    if device.type != "cuda":
-        return _CPU_PREFILL_TOKENS
-    return max(2048, min(65536, int(_PREFILL_MULTIPLICATIONS / _parameter_count(spec))))
+def _prefill_limits(spec: ModelSpec, device: torch.device) -> PrefillLimits:
+    """What is computed of prompts between two decode steps."""
+    parameters = _parameter_count(spec)
+    if device.type == "cuda":
+        return PrefillLimits(max(2048, min(65536, int(_PREFILL_MULTIPLICATIONS / parameters))))
+    attention = 2 * spec.layers * spec.heads * spec.head_dim
+    return PrefillLimits(_CPU_PREFILL_TOKENS, attention / parameters, _CPU_PREFILL_S)
 
 
 def _train_tokens(backbone: Backbone, room: int | None) -> int:

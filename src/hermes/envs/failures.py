@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from hermes.batch.reward import GraderError
 from hermes.core.stall_guard import StallGuard
+from hermes.envs.author_code import error_location
 from hermes.errors import (
     ConfigError,
     HermesError,
@@ -85,7 +86,8 @@ def classify(error: BaseException) -> GroupFailure:
         return GroupFailure("grader", text, infrastructure=False)
     if isinstance(error, ConnectionError | TimeoutError) or _from_model_client(error):
         return _provider_failure(text, getattr(error, "status_code", None))
-    return GroupFailure("environment", text, infrastructure=False)
+    location = error_location(error)
+    return GroupFailure("environment", f"{text} ({location})" if location else text, infrastructure=False)
 
 
 def _provider_failure(text: str, status: int | None) -> GroupFailure:

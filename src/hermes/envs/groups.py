@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
@@ -137,6 +138,7 @@ class GroupWriter:
         """Appends to an existing file after its first `at_bytes` bytes; the rest is cut off."""
         self.path = path
         self._file = path.open("r+b")
+        os.fchmod(self._file.fileno(), 0o600)
         self._file.truncate(at_bytes)
         self._file.seek(0, 2)
 
@@ -163,7 +165,9 @@ def _create(path: Path) -> tuple[BinaryIO, Path]:
     counter, candidate = 0, path
     while True:
         try:
-            return candidate.open("xb"), candidate
+            # Private: the answers of a policy can hold what it read.
+            descriptor = os.open(candidate, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            return os.fdopen(descriptor, "r+b"), candidate
         except FileExistsError:
             counter += 1
             candidate = path.with_stem(f"{path.stem}_{counter}")

@@ -18,7 +18,7 @@ from hermes.policies.rows import HeldOutComparison, RatedAnswerText
 
 if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
-    from hermes.training.preference.examples import Completion
+    from hermes.training.preference.examples import RatedCompletion
     from hermes.training.service.client import LoraSpec, ServiceConnection
 
 
@@ -76,7 +76,7 @@ def compare_likelihoods(
     ]
 
 
-def _render(text: RatedAnswerText, renderer: ChatRenderer) -> Completion:
+def _render(text: RatedAnswerText, renderer: ChatRenderer) -> RatedCompletion:
     from hermes.training.preference.examples import render_completion
 
     return render_completion(text.prompt, text.completion, text.tools, renderer)
@@ -86,7 +86,7 @@ def _logprobs(
     connection: ServiceConnection,
     lora: LoraSpec,
     weights: str | None,
-    completions: Sequence[Completion],
+    completions: Sequence[RatedCompletion],
     folder: Path,
 ) -> list[float]:
     from dataclasses import replace

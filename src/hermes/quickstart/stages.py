@@ -18,10 +18,11 @@ from hermes.errors import HermesError
 from hermes.quickstart import pace
 from hermes.quickstart.engine_metrics import engine_tokens
 from hermes.quickstart.evaluate import PolicyEvaluation, evaluate, tokenizer
-from hermes.quickstart.generate import GeneratedData, generate
+from hermes.quickstart.generate import generate
 from hermes.quickstart.outcome import EngineTokens, Point, QuickstartOutcome, Stage
 from hermes.quickstart.progress import StageMeter
 from hermes.quickstart.recipe import ENVIRONMENT, MODEL, QuickstartRecipe
+from hermes.quickstart.warm_start import export_right, step_reporter, warm_start
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process import fetch_json
@@ -29,8 +30,6 @@ from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.training.session import ProgressCallback
 
 BASE, AFTER_SFT, AFTER_GRPO = "base", "after SFT", "after GRPO"
-_BUDGET_TOKENS = 512
-"""Tokens above which the compressor shortens a generated trajectory."""
 _STARVING_S = 5.0
 """A trainer that has waited this long after every environment ended will get no batch."""
 _ENV_PATIENCE_S = 300.0
@@ -86,13 +85,15 @@ class _QuickstartRun:
             data = generate(recipe, self._engine_url, self._folder, self._name, self._progress)
             self._progress(f"   {data.right} of {data.trajectories} right; all of them are stored")
         with self._stage("the right ones are compressed and exported, without the examples", "export"):
-            rows = self._export(data)
+            rows = export_right(self._processes, self._folder, data, self._progress)
         with self._stage(f"supervised warm start, {recipe.sft_steps} steps of {recipe.sft_batch}", "SFT"):
-            weights, sampler, losses = self._warm_start(rows)
-        warm = self._evaluate(AFTER_SFT, sampler)
+            warm_policy = warm_start(
+                self._processes, recipe, self._engine_url, self._name, self._folder, rows, self._progress
+            )
+        warm = self._evaluate(AFTER_SFT, warm_policy.sampler)
         size = f"{recipe.rl_steps} steps of {recipe.groups} tasks × {recipe.group_size} rollouts"
         with self._stage(f"GRPO: api, trainer and environment, {size}", "GRPO"):
-            learned, curve = self._reinforce(weights)
+            learned, curve = self._reinforce(warm_policy.weights)
         policies = ((BASE, base), (AFTER_SFT, warm), (AFTER_GRPO, self._evaluate(AFTER_GRPO, learned)))
         return QuickstartOutcome(
             run_name=self._name,
@@ -100,7 +101,7 @@ class _QuickstartRun:
             generated=data.trajectories,
             right=data.right,
             policies=policies,
-            losses=losses,
+            losses=warm_policy.losses,
             curve=curve,
             stages=tuple(self._stages),
             weights=learned,
@@ -154,41 +155,6 @@ class _QuickstartRun:
             )
         return measured
 
-    def _export(self, data: GeneratedData) -> Path:
-        right, rows = f"run={data.run_name} reward>=1", self._folder / "sft.jsonl"
-        self._processes.run(
-            "compress",
-            (
-                *("compress", "--input", right, "--output", str(self._folder / "compressed.jsonl")),
-                *("--target-max-tokens", str(_BUDGET_TOKENS), "--json"),
-            ),
-        )
-        summary = self._processes.run(
-            "export",
-            (
-                *("export", "--run", data.run_name, "--min-reward", "1", "--compressed"),
-                *("--format", "sharegpt", "--output", str(rows), "--json"),
-            ),
-        )
-        self._progress(f"   {summary['rows']} rows in {rows}")
-        return rows
-
-    def _warm_start(self, rows: Path) -> tuple[str, str, tuple[float, ...]]:
-        recipe, folder = self._recipe, self._folder / "sft"
-        meter = StageMeter("step", recipe.sft_steps, self._progress)
-        result = self._processes.run(
-            "sft",
-            (
-                *("train", "sft", str(rows), "--base-model", MODEL, "--base-url", self._engine_url),
-                *("--name", f"{self._name}-sft", "--run-dir", str(folder), "--rank", str(recipe.rank)),
-                *("--learning-rate", str(recipe.sft_rate), "--batch-size", str(recipe.sft_batch)),
-                *("--max-steps", str(recipe.sft_steps), "--epochs", str(recipe.sft_steps), "--json"),
-            ),
-            _step_reporter(folder, meter, "train/loss", "loss"),
-        )
-        losses = tuple(row["train/loss"] for row in read_metrics(folder / "metrics.jsonl"))
-        return result["weights"], result["sampler"], losses
-
     def _reinforce(self, weights: str) -> tuple[str, tuple[Point, ...]]:
         recipe, folder = self._recipe, self._folder / "grpo"
         api = f"http://127.0.0.1:{self._start_api()}"
@@ -200,7 +166,7 @@ class _QuickstartRun:
         self._processes.wait_until_ready("trainer", _status_has(api, "started"))
         self._processes.wait_until_ready(envs[0], _status_has(api, "envs"))
         meter = StageMeter("step", recipe.rl_steps, self._progress)
-        show_steps = _step_reporter(folder, meter, "reward/mean", "reward")
+        show_steps = step_reporter(folder, meter, "reward/mean", "reward")
 
         def on_poll() -> None:
             show_steps()
@@ -276,17 +242,3 @@ def reward_curve(metrics: Path) -> tuple[Point, ...]:
         for row in read_metrics(metrics)
         if "reward/mean" in row
     )
-
-
-def _step_reporter(folder: Path, meter: StageMeter, name: str, label: str) -> Callable[[], None]:
-    """Reports the steps of a trainer as they appear in its metrics."""
-    reported = 0
-
-    def report_new_steps() -> None:
-        nonlocal reported
-        rows = [row for row in read_metrics(folder / "metrics.jsonl") if name in row]
-        for row in rows[reported:]:
-            meter.add(note=f"{label} {row[name]:.3f}")
-        reported = len(rows)
-
-    return report_new_steps

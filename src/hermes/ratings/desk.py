@@ -95,8 +95,11 @@ class RatingDesk:
         with Reader(self._db) as reader:
             return reader.queue_names()
 
-    def next_item(self, queue: str, rater: str) -> QueueItem | None:
-        """Leases an item to the rater; the same one again as long as their lease runs. None: all done."""
+    def next_item(self, queue: str, rater: str, besides: tuple[str, ...] = ()) -> QueueItem | None:
+        """Leases an item to the rater; the same one again as long as their lease runs. None: all done.
+
+        `besides`: keys of items that the rater has before them and keeps, so that the next can be prepared.
+        """
         settings = self.settings(queue)
         request = TakeRequest(
             queue,
@@ -106,6 +109,7 @@ class RatingDesk:
             settings.raters_per_item,
             settings.repeat_share,
             seed=settings.seed,
+            besides=besides,
         )
         lease = self._writer.take_item(request)
         return None if lease is None else _queue_item(lease, queue, settings, rater)

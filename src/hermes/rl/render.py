@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 from hermes.safety.text import printable
 
+EVAL_SHOWN = ("eval/mean_reward", "eval/success_rate", "eval/percent_correct", "eval/samples", "eval/failed")
+"""Of an evaluation, what is printed."""
+
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.core import JSONObject
@@ -53,9 +56,9 @@ def run_text(description: JSONObject) -> str:
         *(f"{name}: {value:.4g}" for name, value in metrics.items() if name != "step"),
         *(f"{name}: {state}" for name, state in description["processes"].items()),
     ]
-    for key in ("error", "reason"):
+    for key in ("error", "reason", "waiting", "environment_problem"):
         if key in description:
-            lines.append(f"{key}: {description[key]}")
+            lines.append(f"{key.replace('_', ' ')}: {description[key]}")
     lines += [f"  | {line}" for line in description.get("last_log_lines", [])]
     lines.append(f"logs: {Path(next(iter(description['logs'].values()))).parent}")
     return "\n".join(map(printable, lines))
@@ -71,6 +74,10 @@ def results_text(results: JSONObject) -> str:
         names = ["step", *(name for name in history[-1] if name != "step")]
         rows = [[_shorten(row.get(name)) for name in names] for row in history]
         lines += _columns([names, *rows])
+    measured = results.get("evaluations", [])
+    if measured:
+        names = ["step", *(name for name in EVAL_SHOWN if any(name in row for row in measured))]
+        lines += _columns([names, *([_shorten(row.get(name)) for name in names] for row in measured)])
     if "weights_path" in results:
         lines.append(f"weights: {results['weights_path']}")
     return "\n".join(map(printable, lines))

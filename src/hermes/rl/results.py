@@ -6,6 +6,7 @@ The figures come from the run's metrics.jsonl and evaluations on disk, so they n
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
@@ -15,8 +16,15 @@ from hermes.core import JSONObject
 from hermes.disk.files import read_text
 from hermes.rl.config.fields import WANDB_PROJECT
 from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, now_ms, read_metrics
+from hermes.rl.supervise.disk_room import DiskRoom
+from hermes.rl.supervise.process import read_tail
+from hermes.safety.text import printable
 from hermes.training.monitor.sinks import read_wandb
 
+_PROBLEM = re.compile(
+    r"WARNING \S+: (grading has taken .*|a group failed \((?:grader|environment)\): .*)$", re.M
+)
+_LOG_BYTES = 1 << 16
 _HISTORY_ROWS = 10
 _RECENT_STEPS = 20
 _QUIET_S, _SLOWER = 600.0, 5.0
@@ -50,12 +58,33 @@ def describe(run: RlRun, status: RunStatus) -> JSONObject:
     }
     if status.reason is not None:
         description["error" if status.state is RunState.FAILED else "reason"] = status.reason
+    if (waiting := waiting_for(run, status)) is not None:
+        description["waiting"] = waiting
+    if (problem := environment_problem(run)) is not None:
+        description["environment_problem"] = problem
     metrics = newest_metrics(run)
     if (process := _process_to_show(status, metrics is not None)) is not None:
         description["last_log_lines"] = run.last_lines(process)
     if metrics is not None:
         description["metrics"] = metrics
     return description
+
+
+def waiting_for(run: RlRun, status: RunStatus) -> str | None:
+    """What the run waits for before it can go on; None: nothing, or it has ended.
+
+    A supervisor that cannot write its status, because the disk is full, cannot say so there.
+    """
+    if status.state.ended:
+        return None
+    full = DiskRoom.if_full(run.folder)
+    return status.waiting or (full.sentence() if full else None)
+
+
+def environment_problem(run: RlRun) -> str | None:
+    """The newest failure of the author's code in the environment's log, with file and line; None: none."""
+    problems = [match[1] for match in _PROBLEM.finditer(read_tail(run.log_path("env"), _LOG_BYTES))]
+    return printable(problems[-1]) if problems else None
 
 
 def _process_to_show(status: RunStatus, has_steps: bool) -> str | None:
@@ -74,6 +103,8 @@ def is_healthy(run: RlRun, status: RunStatus) -> bool:
     alive = [process.process_id is not None and process.process_id.alive() for process in processes]
     done = [process.exit_code == 0 for process in processes]
     ends_s = [row["time_s"] for row in step_rows(run)[-_RECENT_STEPS:] if "time_s" in row]
+    if waiting_for(run, status) is not None:
+        return False
     if status.state is not RunState.RUNNING or not all(map(or_, alive, done)) or not ends_s:
         return False
     longest_s = max((later - before for before, later in pairwise(ends_s)), default=0.0)
@@ -126,6 +157,8 @@ def results(run: RlRun, status: RunStatus) -> JSONObject:
         report["history"] = [_shown_metrics(row) for row in evenly_spaced(rows, _HISTORY_ROWS)]
     if (success := _eval_success(run)) is not None:
         report["eval_percent_correct"] = 100 * success
+    if measured := evaluations(run):
+        report["evaluations"] = measured
     if checkpoints := saved_checkpoints(run):
         newest = checkpoints[-1]
         report["weights_path"] = str(newest["folder"]) if newest["folder"].is_dir() else newest["path"]
@@ -137,7 +170,18 @@ def results(run: RlRun, status: RunStatus) -> JSONObject:
 
 def step_rows(run: RlRun) -> list[dict[str, Any]]:
     """One row per step, in order; of a step that was written twice the later row counts."""
-    by_step = {int(row["step"]): row for row in read_metrics(run.metrics_path) if "step" in row}
+    by_step = {int(row["step"]): row for row in read_metrics(run.metrics_path) if row.get("step")}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def evaluations(run: RlRun) -> list[JSONObject]:
+    """Every evaluation, in order of the steps whose weights were measured; step 0 is the baseline."""
+    by_step: dict[int, JSONObject] = {}
+    for row in read_metrics(run.metrics_path):
+        metrics = {name: value for name, value in row.items() if name.startswith("eval/")}
+        if metrics and "step" in row:
+            step = int(metrics.pop("eval/step", row["step"]))
+            by_step[step] = {"step": step, **metrics}
     return [by_step[step] for step in sorted(by_step)]
 
 

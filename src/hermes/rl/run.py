@@ -93,6 +93,8 @@ class RunStatus:
     processes: dict[str, ProcessStatus] = field(default_factory=dict)
     events: tuple[JSONObject, ...] = ()
     """Oldest first: {at_ms, text}."""
+    waiting: str | None = None
+    """What the run waits for before it can go on (room on the disk); None: nothing."""
 
     def with_event(self, text: str) -> RunStatus:
         event: JSONObject = {"at_ms": now_ms(), "text": text}
@@ -108,6 +110,7 @@ class RunStatus:
             "supervisor": self.supervisor.to_json() if self.supervisor else None,
             "parts": {name: process.to_json() for name, process in self.processes.items()},
             "events": list(self.events),
+            "waiting": self.waiting,
         }
 
     @classmethod
@@ -121,6 +124,7 @@ class RunStatus:
             ProcessId.from_json(data["supervisor"]),
             {name: ProcessStatus.from_json(process) for name, process in data["parts"].items()},
             tuple(data["events"]),
+            data.get("waiting"),
         )
 
 

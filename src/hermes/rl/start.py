@@ -41,8 +41,8 @@ def start(config: Config, resolved: Resolved, *, task: str | None = None) -> RlR
     `task`: the task of the agent that starts the run, whose budget applies; None: a person starts it.
     """
     check_together(resolved)
-    _check_machine(config, resolved)
-    with _start_lock(config.home):
+    check_machine(config, resolved)
+    with start_lock(config.home):
         granted = None if task is None else grant(config, resolved, task)
         run = RlRun(config.home, os.urandom(4).hex())
         ensure_dir(run.folder)
@@ -118,7 +118,7 @@ def _has_supervisor(run: RlRun, status: RunStatus) -> bool:
 def _run_section(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
     """The section `run` of the configuration, which the supervisor reads."""
     service = service_of(config.settings.rl, config.environ)
-    reserved = _reserved_ports(config.home)
+    reserved = reserved_ports(config.home)
     toolsets = resolved.values.get("env.enabled_toolsets")
     api = ports.choose(ports.API_PORT, reserved)
     policy = ports.choose(ports.ENGINE_PORT, {*reserved, api})
@@ -126,6 +126,7 @@ def _run_section(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
         "run_id": run.run_id,
         "environment": resolved.selection.environment,
         "environment_file": resolved.selection.file_path,
+        "evaluates": resolved.evaluates,
         "model": resolved.model,
         "device": config.settings.rl.device,
         "toolsets": resolved.toolsets if toolsets is None else toolsets,
@@ -155,7 +156,7 @@ def _as_data(resolved: Resolved, run_section: JSONObject) -> JSONObject:
     return yaml_file.parse(resolved.as_yaml(run_section), "config").data
 
 
-def _reserved_ports(home: Path) -> set[int]:
+def reserved_ports(home: Path) -> set[int]:
     """Ports of runs that have not ended."""
     return {
         port
@@ -165,7 +166,7 @@ def _reserved_ports(home: Path) -> set[int]:
     }
 
 
-def _check_machine(config: Config, resolved: Resolved) -> None:
+def check_machine(config: Config, resolved: Resolved) -> None:
     """HermesError if this machine lacks something that the run needs."""
     from hermes.rl.checks.machine import missing_requirement
 
@@ -180,6 +181,6 @@ def _check_machine(config: Config, resolved: Resolved) -> None:
         raise HermesError(missing.problem, missing.fix)
 
 
-def _start_lock(home: Path) -> FileLock:
+def start_lock(home: Path) -> FileLock:
     """Held by a start, so that two starts at the same moment do not choose the same ports."""
     return FileLock(ensure_dir(home / "runs") / ".lock")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hermes.core import JSONObject, ToolErrorKind
@@ -22,6 +23,7 @@ from hermes.rl.environment_consent import (
     consented_environment,
 )
 from hermes.tools.base import Tool, ToolOutput, Workbench
+from hermes.tools.workspace import permit_path
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -81,6 +83,23 @@ async def _named_environment(bench: Workbench, config: Config, arguments: JSONOb
     return {**arguments, "name": str(await consented_environment(bench, config, arguments["name"]))}
 
 
+async def _edited_field(bench: Workbench, config: Config, arguments: JSONObject) -> JSONObject:
+    """A value that names something on this machine, such as a file of tasks, is a path that the agent
+    reads."""
+    await consent_to_selection(bench, config)
+    value = arguments["value"]
+    if isinstance(value, str) and _names_file(value):
+        await permit_path(bench, str(Path(value).expanduser().absolute()), "use in a run")
+    return arguments
+
+
+def _names_file(value: str) -> bool:
+    try:
+        return "/" in value and Path(value).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long for a name, no home, a NUL: not a path
+        return False
+
+
 async def _selected_environment(bench: Workbench, config: Config, arguments: JSONObject) -> JSONObject:
     await consent_to_selection(bench, config)
     return arguments
@@ -125,7 +144,7 @@ TOOLS = (
             "value": {"description": "The new value, of the field's type."},
         },
         ("field", "value"),
-        consent=_selected_environment,
+        consent=_edited_field,
     ),
     _tool(
         "rl_start_training",

@@ -10,6 +10,9 @@ from types import ModuleType
 GZIP_FROM_BYTES = 1000
 """Smaller responses are sent uncompressed."""
 _GZIP_WINDOW = 31  # zlib's `wbits` for the gzip format
+_WINDOW_BYTES = 64 << 10
+_MAX_MEMBERS = 20_000
+"""bgzip, the tool that writes the most, writes one for 64 KB."""
 _INLINE_BYTES = 256 << 10
 _INLINE_INFLATED_BYTES = 2 << 20
 _INLINE_DEFLATE_BYTES = 64 << 10
@@ -46,15 +49,51 @@ async def decompress(data: bytes, limit_bytes: int) -> bytes:
 
 def inflate(data: bytes, limit_bytes: int) -> bytes:
     """All members of a gzip stream, concatenated. BadGzip; TooLarge."""
-    parts: list[bytes] = []
-    room = limit_bytes
-    while data:
-        part, data = _inflate_member(data, room)
-        if len(part) > room:
-            raise TooLarge(f"more than {limit_bytes} bytes once decompressed")
-        parts.append(part)
-        room -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    if not data:
+        return b""
+    part, rest = _inflate_member(data, limit_bytes)
+    if not rest:
+        return _within(part, limit_bytes)
+    return _inflate_further(_within(part, limit_bytes), rest, limit_bytes)
+
+
+def _within(part: bytes, limit_bytes: int) -> bytes:
+    if len(part) > limit_bytes:
+        raise _too_much(limit_bytes)
+    return part
+
+
+def _too_much(limit_bytes: int) -> TooLarge:
+    return TooLarge(f"more than {limit_bytes} bytes once decompressed")
+
+
+def _inflate_further(first: bytes, data: bytes, limit_bytes: int) -> bytes:
+    """The first member and those after it, read in windows: a member costs no copy of all that follows."""
+    zlib_like = codec()
+    output, members = bytearray(first), 1
+    member, position, window = zlib_like.decompressobj(_GZIP_WINDOW), 0, b""
+    while window or position < len(data):
+        if not window:
+            window, position = data[position : position + _WINDOW_BYTES], position + _WINDOW_BYTES
+        try:
+            output += member.decompress(window, limit_bytes - len(output) + 1)
+        except zlib_like.error as error:
+            raise BadGzip(str(error)) from error
+        if len(output) > limit_bytes:
+            raise _too_much(limit_bytes)
+        window = member.unconsumed_tail
+        if member.eof:
+            window = member.unused_data.lstrip(b"\0")
+            members += 1
+            if members > _MAX_MEMBERS:
+                raise BadGzip(f"more than {_MAX_MEMBERS} members")
+            member = zlib_like.decompressobj(_GZIP_WINDOW)
+            while not window and position < len(data):
+                window = data[position : position + _WINDOW_BYTES].lstrip(b"\0")
+                position += _WINDOW_BYTES
+            if not window:
+                return bytes(output)
+    raise BadGzip("the stream ends early")
 
 
 def _inflate_member(data: bytes, room: int) -> tuple[bytes, bytes]:

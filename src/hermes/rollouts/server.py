@@ -31,6 +31,8 @@ class TrajectoryServerOptions:
     state_dir: Path | None = None
     """Where the journal is stored; None: in memory, lost when the process ends."""
     token: str | None = field(default=None, repr=False)
+    any_user: bool = False
+    """On loopback without a token: answer every user of this machine, not only the one who started it."""
     limits: IntakeLimits = field(default_factory=IntakeLimits)
 
 
@@ -78,10 +80,12 @@ async def _run(options: TrajectoryServerOptions, listener: Listener, announce: C
     service = TrajectoryService(journal, options.limits)
     parser = Parser()
     app = build_app(service, policy_for(TOKEN_SCHEME, options.host, options.token), parser)
+    only_user = options.token is None and not options.any_user
+    settings = HttpSettings(http=HttpConnection, keep_alive_s=30, only_user=only_user)
     clock = asyncio.create_task(_expire_every_second(service))
     announce(listener.url)
     try:
-        await serve_until_signal(app, listener, HttpSettings(http=HttpConnection, keep_alive_s=30))
+        await serve_until_signal(app, listener, settings)
     finally:
         clock.cancel()
         await parser.close()

@@ -61,7 +61,17 @@ class HttpAccessPolicy:
             return Refusal(403, "requests from other sites are refused")
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             return Refusal(403, "requests from other sites are refused")
+        referer = headers.get(b"referer")
+        if (
+            referer is not None and _host_of(referer.decode("latin-1")) != host
+        ):  # browsers without Sec-Fetch-*
+            return Refusal(403, "requests from other sites are refused")
         return None
+
+
+def is_browser(headers: Headers) -> bool:
+    """Whether a browser sent the request, such as for an address that was typed, bookmarked or prefetched."""
+    return any(name.startswith(b"sec-fetch-") or name == b"sec-purpose" for name in headers)
 
 
 def policy_for(scheme: TokenScheme, host: str, token: str | None) -> HttpAccessPolicy:

@@ -19,7 +19,9 @@ from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 
 from hermes.errors import ConfigError, ToolError
-from hermes.safety.harmless import is_harmless, is_inside
+from hermes.safety.harmless import is_harmless
+from hermes.safety.private import PrivatePlaces
+from hermes.safety.programs.surroundings import Surroundings
 from hermes.safety.shell import GlobWord, Simple, split
 from hermes.safety.text import clip
 
@@ -30,6 +32,8 @@ _UNATTENDED_HINT = (
     "Use an isolating sandbox (--sandbox bubblewrap), allow the command in approval.allow, "
     "or allow everything with --yes."
 )
+_COMMANDS = frozenset(("command", "process_input"))
+"""Kinds of actions that run as the sandbox's processes do."""
 _WORD_BREAKS = re.compile(r"[\s;&|()<>`$\"'{}\\]+")
 
 
@@ -45,7 +49,8 @@ class Approver(Protocol):
     async def approve(self, kind: str, action: str) -> None:
         """Returns if the action is approved; raises ToolError(kind='refused') if not.
 
-        `kind` is the sort of action ('command', 'mcp_server'), `action` its exact text.
+        `kind` is the sort of action ('command', 'process_input', 'path', 'mcp_server', 'mcp_tools', 'skill',
+        'rl_environment'), `action` its exact text.
         """
         ...
 
@@ -63,6 +68,8 @@ class ApprovalPolicy:
     """True if the sandbox isolates commands from the host."""
     workspace: str | None = None
     """The agent's directory; read-only commands may read absolute paths inside it."""
+    places: PrivatePlaces = field(default_factory=PrivatePlaces.of_this_user)
+    """What is asked about even inside the workspace."""
 
     def __post_init__(self) -> None:
         for pattern in (*self.allow, *self.deny):
@@ -74,7 +81,7 @@ class ApprovalPolicy:
         if self.isolated:
             return Verdict.ALLOW
         parts = split(command)
-        if parts is not None and all(map(self._is_safe, parts)):
+        if parts is not None and self._are_safe(parts):
             return Verdict.ALLOW
         return self.default_verdict
 
@@ -87,12 +94,21 @@ class ApprovalPolicy:
     def default_verdict(self) -> Verdict:
         return Verdict.ASK if self.interactive else Verdict.REFUSE
 
-    def _is_safe(self, part: Simple) -> bool:
+    def _are_safe(self, parts: Sequence[Simple]) -> bool:
+        surroundings: Surroundings | None = Surroundings(self.workspace, self.places)
+        for part in parts:
+            if surroundings is None or not self._is_safe(part, surroundings):
+                return False
+            if part.argv[:1] == ("cd",):
+                surroundings = surroundings.after_cd(part.argv[1] or "")
+        return True
+
+    def _is_safe(self, part: Simple, surroundings: Surroundings) -> bool:
         if part.assigns or part.writes:
             return False
-        if not all(file is not None and is_inside(file, self.workspace) for file in part.reads):
+        if not all(file is not None and surroundings.permits(file) for file in part.reads):
             return False
-        if not part.argv or is_harmless(part.argv, self.workspace):
+        if not part.argv or is_harmless(part.argv, surroundings):
             return True
         return any(_allows(_words(pattern), part.argv) for pattern in self.allow)
 
@@ -108,7 +124,7 @@ class PolicyApprover:
 
     async def approve(self, kind: str, action: str) -> None:
         description = f"the {kind.replace('_', ' ')} {clip(action, 500)!r}"
-        if kind == "command":
+        if kind in _COMMANDS:
             pattern = self.policy.deny_pattern(action)
             if pattern is not None:
                 raise _refusal(
@@ -117,7 +133,11 @@ class PolicyApprover:
                 )
         if (kind, action) in self.approved:
             return
-        verdict = self.policy.decide(action) if kind == "command" else self.policy.default_verdict
+        verdict = self.policy.default_verdict
+        if kind == "command":
+            verdict = self.policy.decide(action)
+        elif kind == "process_input" and self.policy.isolated:
+            verdict = Verdict.ALLOW
         if verdict is Verdict.ALLOW:
             return
         if verdict is Verdict.REFUSE or self.ask is None:

@@ -1,117 +1,102 @@
 """Commands that are read-only and stay inside the workspace.
 
-They write no file, start no program and change no state; and they read nothing outside the workspace, so
-running them without approval exposes no more than the file tools do. Each rule lists the arguments with which
-a program stays harmless; with any other argument the command needs approval. Programs are matched by bare
-name: `./ls` is not `ls`.
-
-The check uses the text alone: links are not resolved, and configuration that changes a program (a git hook or
-filter) is not inspected. So it is safe only where an agent cannot create links or write git's configuration
-without approval; the local sandbox ensures that.
+They write no file, start no program and change no state; and they read nothing outside the workspace and
+nothing private, so running them without approval exposes no more than the file tools do. Each rule lists the
+arguments with which a program stays harmless; with any other argument the command needs approval. Programs
+are matched by bare name, and must not lie in the workspace: `./ls` is not `ls`, and neither is an `ls` that
+the workspace puts on PATH. Programs that run code of the workspace (pytest, make) are not harmless: an agent
+writes that code.
 """
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from hermes.safety.programs import readers
+from hermes.safety.programs.git import is_plain_repository
+from hermes.safety.programs.scripts import is_plain_awk, is_plain_jq, is_plain_sed
+from hermes.safety.programs.surroundings import Surroundings
 from hermes.safety.shell import GlobWord
 
-Rule = Callable[[Sequence[str]], bool]
+
+@dataclass(frozen=True, slots=True)
+class FileReads:
+    """What a harmless command reads."""
+
+    files: Sequence[str] = ()
+    recursive: bool = False
+    """Whether it reads the contents of everything below its directories."""
+
+
+Rule = Callable[[Sequence[str]], FileReads | None]
+"""Arguments → what is read; None: not known to be harmless."""
+NOTHING = FileReads()
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+_BUILTINS = _words("[ cd command echo false printf pwd test true type")
 _NO_FILES = _words(
-    "arch basename df dirname echo false free groups id nproc ps pwd seq sleep true type uname uptime "
-    "which whoami"
+    "arch basename cal df dirname echo expr factor false free getconf groups id locale lscpu nproc pwd seq "
+    "sleep true tty type uname uptime which whoami"
 )
 """They read no file that the arguments name, so arguments that are known only at run time are fine too."""
-_READERS = _words(
-    "b2sum base64 cat cksum cmp comm cut diff du egrep expand fgrep fmt fold grep head jq join ls md5sum nl "
-    "od paste readlink realpath rev sha1sum sha224sum sha256sum sha384sum sha512sum stat sum tac tail tr "
-    "unexpand wc"
-)
-"""None of their options writes or runs anything."""
 _SHOW_VERSION = _words(
     "bash clang cmake g++ gcc git java javac make node perl php pip pip3 python python3 ruby sh"
-)
-_FIND_TESTS = _words(
-    "-a -amin -and -anewer -atime -cmin -cnewer -ctime -daystart -depth -empty -executable -false -group "
-    "-ilname -iname -inum -ipath -iregex -iwholename -links -lname -ls -maxdepth -mindepth -mmin -mount "
-    "-mtime -name -newer -nogroup -not -nouser -o -or -P -path -perm -print -print0 -printf -prune -quit "
-    "-readable -regex -regextype -samefile -size -true -type -user -wholename -writable -xdev -xtype"
 )
 _GIT_READS = _words(
     "blame describe diff log ls-files ls-tree merge-base name-rev rev-list rev-parse shortlog show status"
 )
-_GIT_OPTIONS = ("output", "output-directory", "ext-diff", "textconv")
+_GIT_OPTIONS = ("output", "output-directory", "ext-diff", "textconv", "remerge-diff")
 """Long options of the reading git commands that write files or run programs."""
 _NUMBER = re.compile(r"-\d+[bcwkMG]?")
 _PLAIN = re.compile(r"[\w./:=!@%+,-]*\]?")
-_SORT = re.compile(
-    r"-[bcCdfghimMnrRsuVz]+|-k[\w.,]*|-t.?|--(reverse|unique|numeric-sort|human-numeric-sort|version-sort)"
-)
-_UNIQ = re.compile(r"-[cdDiuz]+|-[fsw]\d*")
 _DATE = re.compile(r"\+.*|-u|-R|-I\w*|-d.+|--(utc|date=.*|iso-8601(=\w+)?|rfc-3339=\w+)", re.DOTALL)
-_FILE = re.compile(r"-[bhikLNprs0]+|--(brief|mime|mime-type|mime-encoding)")
-_TREE = re.compile(r"-[aAcCdDfFgGhilnNpqrsStuUvx]+|-[LIP]|--(dirsfirst|noreport|gitignore|du)")
-_SED_PRINT = re.compile(r"(\d+|\$)(,(\d+|\$))?p")
 _STORES_COUNT = re.compile(r"%[^%a-zA-Z]*n")
 
 
-def is_harmless(argv: Sequence[str | None], workspace: str | None = None) -> bool:
-    """True if the command is read-only. None stands for an argument whose value is not known.
-
-    `workspace` is the directory in which absolute paths may be read as well as relative ones.
-    """
+def is_harmless(argv: Sequence[str | None], surroundings: Surroundings) -> bool:
+    """True if the command is read-only. None stands for an argument whose value is not known."""
     name, arguments = argv[0], argv[1:]
+    if name is None or isinstance(name, GlobWord) or "/" in name:
+        return False
+    if name not in _BUILTINS and not surroundings.runs_trusted(name):
+        return False
     if name in _NO_FILES:
         return True
     values = [argument for argument in arguments if argument is not None]
-    if name is None or len(values) < len(arguments):
+    if len(values) < len(arguments):
         return False
     if values == ["--version"] or (values == ["-V"] and name.startswith("python")):
         return name in _SHOW_VERSION
-    if name in _FREE_TEXT:
-        return _FREE_TEXT[name](values)
-    if name not in _READERS and any(isinstance(argument, GlobWord) for argument in values):
+    rule = _RULES.get(name)
+    if rule is None:
         return False
-    files = values if name not in _SEARCHERS else _without_pattern(values)
-    inside = all(is_inside(file, workspace) for file in files)
-    return inside and (name in _READERS or (name in _RULES and _RULES[name](values)))
-
-
-def is_inside(argument: str, workspace: str | None = None) -> bool:
-    """True if the argument, as a path or as an option with one, stays inside the workspace."""
-    path = argument
-    if argument.startswith("--"):
-        path = argument.partition("=")[2]
-    elif argument.startswith("-") and ("/" in argument or "~" in argument):
+    checked = name in readers.FILE_READERS or name in readers.SEARCHERS  # every match is looked at
+    if not checked and any(map(_may_be_option, values)):
         return False
-    if path == "/dev/null":
-        return True
-    if path.startswith("/"):
-        clean = posixpath.normpath(path)
-        return workspace is not None and (clean == workspace or clean.startswith(workspace.rstrip("/") + "/"))
-    return not path.startswith("~") and ".." not in path.split("/")
+    reads = rule(values)
+    if reads is None:
+        return False
+    if not all(surroundings.permits(file, recursive=reads.recursive) for file in reads.files):
+        return False
+    return name != "git" or _is_plain_repository(surroundings)
 
 
-def _without_pattern(arguments: Sequence[str]) -> list[str]:
-    """The files of a grep: its arguments without the expression, which may look like a path."""
-    has_pattern_option = any(
-        re.match(r"-[^-]*[ef]", argument) or abbreviates(argument, "regexp") or abbreviates(argument, "file")
-        for argument in arguments
+def _may_be_option(value: str) -> bool:
+    """A glob at the beginning of a word could match a file that is named like an option."""
+    return isinstance(value, GlobWord) and value[:1] in ("*", "?", "[")
+
+
+def _is_plain_repository(surroundings: Surroundings) -> bool:
+    workspace = surroundings.workspace
+    return workspace is None or all(
+        is_plain_repository(directory, workspace) for directory in surroundings.directories
     )
-    rest = list(arguments)
-    if not has_pattern_option:
-        pattern = next((i for i, argument in enumerate(rest) if not argument.startswith("-")), None)
-        if pattern is not None:
-            del rest[pattern]
-    return rest
 
 
 def abbreviates(option: str, long: str) -> bool:
@@ -120,83 +105,168 @@ def abbreviates(option: str, long: str) -> bool:
     return option.startswith("--") and name != "" and long.startswith(name)
 
 
-def _options_like(pattern: re.Pattern[str], max_files: int | None = None) -> Rule:
-    """Every argument that begins with a dash must match; the others are files."""
+def _reader(name: str) -> Rule:
+    table = readers.FILE_READERS[name]
 
-    def rule(arguments: Sequence[str]) -> bool:
-        options = [argument for argument in arguments if argument.startswith("-") and argument != "-"]
-        files = len(arguments) - len(options)
-        return all(map(pattern.fullmatch, options)) and (max_files is None or files <= max_files)
+    def rule(arguments: Sequence[str]) -> FileReads | None:
+        parsed = table.parse(arguments)
+        if parsed is None or (name in readers.ONE_FILE and len(parsed.operands) > 1):
+            return None
+        if name in ("less", "more") and any(operand.startswith("+") for operand in parsed.operands):
+            return None
+        # diff compares directories file by file.
+        return FileReads(parsed.operands, recursive=name == "diff")
 
     return rule
 
 
-def _only(*allowed: str) -> Rule:
-    return lambda arguments: all(argument in allowed for argument in arguments)
+def _searcher(name: str) -> Rule:
+    table = readers.SEARCHERS[name]
+
+    def rule(arguments: Sequence[str]) -> FileReads | None:
+        parsed = table.parse(arguments)
+        if parsed is None:
+            return None
+        has_expression = parsed.has("-e", "--regexp", "--files", "--type-list")
+        files = parsed.operands if has_expression else parsed.operands[1:]
+        if not has_expression and parsed.operands and isinstance(parsed.operands[0], GlobWord):
+            return None  # one of its matches would be the expression, the others files
+        if name == "rg":
+            return FileReads(files or ("-",))
+        recursive = parsed.has("-r", "--recursive") or "recurse" in parsed.values("-d", "--directories")
+        return FileReads(files or ((".",) if recursive else ()), recursive)
+
+    return rule
 
 
-def _find(arguments: Sequence[str]) -> bool:
+def _find(arguments: Sequence[str]) -> FileReads | None:
     options = (argument for argument in arguments if argument.startswith("-"))
-    return all(option in _FIND_TESTS or _NUMBER.fullmatch(option) for option in options)
+    if not all(option in readers.FIND_TESTS or _NUMBER.fullmatch(option) for option in options):
+        return None
+    return FileReads([argument for argument in arguments if not argument.startswith("-")])
 
 
-def _sed(arguments: Sequence[str]) -> bool:
-    """Only `sed -n 10,20p file …`: the language can also write files and run commands."""
-    if len(arguments) < 2 or arguments[0] != "-n" or not _SED_PRINT.fullmatch(arguments[1]):
-        return False
-    return not any(argument.startswith("-") for argument in arguments[2:])
+def _sed(arguments: Sequence[str]) -> FileReads | None:
+    parsed = readers.SED.parse(arguments)
+    if parsed is None:
+        return None
+    scripts, files = parsed.values("-e", "--expression"), list(parsed.operands)
+    if not scripts:
+        scripts, files = files[:1], files[1:]
+    return FileReads(files) if scripts and all(map(is_plain_sed, scripts)) else None
 
 
-def _git(arguments: Sequence[str]) -> bool:
+def _awk(arguments: Sequence[str]) -> FileReads | None:
+    parsed = readers.AWK.parse(arguments)
+    if parsed is None or not parsed.operands or not is_plain_awk(parsed.operands[0]):
+        return None
+    return FileReads(parsed.operands[1:])
+
+
+def _jq(arguments: Sequence[str]) -> FileReads | None:
+    parsed = readers.JQ.parse(arguments)
+    if parsed is None or not parsed.operands or not is_plain_jq(parsed.operands[0]):
+        return None
+    return FileReads(parsed.operands[1:])
+
+
+def _ps(arguments: Sequence[str]) -> FileReads | None:
+    """Without options that show environments: `e` without a dash, and columns of that kind."""
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument in ("-o", "o", "-O", "--format", "--sort", "k") and rest:
+            columns = re.split(r"[,\s]+", rest.pop(0))
+            if not all(column.partition("=")[0].lstrip("+-") in readers.PS_COLUMNS for column in columns):
+                return None
+        elif argument in ("-p", "-u", "-C", "-t", "--pid", "--ppid", "-U") and rest:
+            rest.pop(0)
+        elif argument in ("--no-headers", "--forest", "-w", "-ww", "w", "ww"):
+            continue
+        elif argument.startswith("-"):
+            if not re.fullmatch(r"-[aAdefFHjlTwNx]+", argument):
+                return None
+        elif not re.fullmatch(r"[afgjlruvwxTS]+|\d+", argument):
+            return None
+    return NOTHING
+
+
+def _git(arguments: Sequence[str]) -> FileReads | None:
     rest = list(arguments)
     while rest and rest[0] in ("--no-pager", "-P"):
         rest.pop(0)
     if not rest:
-        return False
+        return None
     verb, options = rest[0], rest[1:]
-    if verb in _GIT_READS:
-        return not any(abbreviates(option, long) for option in options for long in _GIT_OPTIONS)
-    return verb in _GIT_LISTS and _GIT_LISTS[verb](options)
+    if verb in _GIT_LISTS:
+        return _GIT_LISTS[verb](options)
+    if verb not in _GIT_READS:
+        return None
+    if any(abbreviates(option, long) for option in options for long in _GIT_OPTIONS):
+        return None
+    if any(option.startswith("-") and not option.startswith("--") and "/" in option for option in options):
+        return None
+    files = [option.partition("=")[2] if option.startswith("--") else option for option in options]
+    return FileReads([file for file in files if file and not file.startswith("-")])
 
 
-def _rg(arguments: Sequence[str]) -> bool:
-    return not any(argument.startswith(("--pre", "--hostname-bin")) for argument in arguments)
-
-
-def _test(arguments: Sequence[str]) -> bool:
+def _test(arguments: Sequence[str]) -> FileReads | None:
     # bash evaluates the index of an array, so no argument may contain one.
-    return all(map(_PLAIN.fullmatch, arguments))
+    if not all(map(_PLAIN.fullmatch, arguments)):
+        return None
+    return FileReads([argument for argument in arguments if not argument.startswith("-") and argument != "]"])
 
 
-def _printf(arguments: Sequence[str]) -> bool:
+def _printf(arguments: Sequence[str]) -> FileReads | None:
     # -v sets a variable, and so does %n: PATH, for example.
-    return bool(arguments) and not arguments[0].startswith("-") and not _STORES_COUNT.search(arguments[0])
+    if not arguments or arguments[0].startswith("-") or _STORES_COUNT.search(arguments[0]):
+        return None
+    return NOTHING
+
+
+def _cd(arguments: Sequence[str]) -> FileReads | None:
+    if len(arguments) != 1 or arguments[0].startswith("-") or isinstance(arguments[0], GlobWord):
+        return None
+    return FileReads(arguments)
+
+
+def _only(*allowed: str) -> Rule:
+    return lambda arguments: NOTHING if all(argument in allowed for argument in arguments) else None
+
+
+def _when(check: Callable[[Sequence[str]], bool]) -> Rule:
+    return lambda arguments: NOTHING if check(arguments) else None
 
 
 _GIT_LISTS: dict[str, Rule] = {
     "branch": _only("-a", "-r", "-v", "-vv", "--all", "--remotes", "--list", "--show-current"),
     "remote": _only("-v", "--verbose"),
     "tag": _only("-l", "--list"),
-    "stash": lambda arguments: list(arguments) == ["list"],
-    "config": _only("--list", "-l", "--show-origin", "--local"),
+    "stash": _when(lambda arguments: list(arguments) == ["list"]),
+    "config": _when(
+        lambda arguments: (
+            "--local" in arguments
+            and all(argument in ("--list", "-l", "--show-origin", "--local") for argument in arguments)
+        )
+    ),
 }
-_FREE_TEXT: dict[str, Rule] = {
-    "command": lambda arguments: arguments[:1] in (["-v"], ["-V"]),
-    "date": lambda arguments: all(map(_DATE.fullmatch, arguments)),
-    "hostname": _only(),
-    "printf": _printf,
-}
-_SEARCHERS = frozenset(("grep", "egrep", "fgrep", "rg"))
 _RULES: dict[str, Rule] = {
+    **{name: _reader(name) for name in readers.FILE_READERS},
+    **{name: _searcher(name) for name in readers.SEARCHERS},
     "[": _test,
-    "cd": lambda arguments: len(arguments) == 1 and not arguments[0].startswith("-"),
-    "file": _options_like(_FILE),
+    "awk": _awk,
+    "cd": _cd,
+    "command": _when(lambda arguments: arguments[:1] in (["-v"], ["-V"])),
+    "date": _when(lambda arguments: all(map(_DATE.fullmatch, arguments))),
     "find": _find,
+    "gawk": _awk,
     "git": _git,
-    "rg": _rg,
+    "hostname": _only(),
+    "jq": _jq,
+    "mawk": _awk,
+    "printf": _printf,
+    "ps": _ps,
     "sed": _sed,
-    "sort": _options_like(_SORT),
     "test": _test,
-    "tree": _options_like(_TREE),
-    "uniq": _options_like(_UNIQ, max_files=1),
+    "tr": _when(lambda arguments: True),
 }

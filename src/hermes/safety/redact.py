@@ -1,10 +1,13 @@
 """Replaces known secrets by their names before text is stored.
 
 A secret is found verbatim and as a program may have encoded it: JSON-escaped (short escapes, `\\uXXXX`,
-`\\/`, at any depth of nesting), URL-encoded (also twice), base64 (standard or URL-safe, at any offset
-in the encoded text, also broken into lines) and hexadecimal. All forms of all secrets are one
-RE2 expression, so the time is linear in the text. Unknown secrets are not found, nor are
-ones that were compressed, encrypted, split up or encoded in another way.
+`\\/`, at any depth of nesting), escaped by a language or shell (`\\x41`, `\\101`), as HTML (`&#65;`),
+URL-encoded (also twice), base64 and base32 (standard or URL-safe, at any offset in the encoded text, also
+broken into lines) and hexadecimal (also with spaces, colons, commas, `0x` or `\\x` between the bytes). Line
+breaks and terminal sequences inside it do not hide it. All forms of all secrets are one RE2 expression, so
+the time is linear in the text. Unknown secrets are not found, nor are ones that were compressed, encrypted,
+reversed, printed with other text between their parts (a hex dump over several rows) or encoded in another
+way.
 
 Serialised JSON stays valid JSON.
 """
@@ -24,6 +27,12 @@ from hermes.core import JSON
 _MAX_MEM_BYTES = 1 << 30
 """Limit of RE2's tables, far above their size: if it were reached, RE2 would fall back to slow matching."""
 _SHORT_ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+_NAMED_ENTITIES = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "(?:apos|#0*39)"}
+_HEX_GAP = r"(?:[ :;,._\n-]{0,3}(?:\\+[nr])?(?:0[xX]|\\+[xX])?)"
+_GAP = r"(?:(?:\\+[rn]|[\r\n\\])+[ \t]*|(?:(?:\x1b|\\+u001b)\[[0-9;]*[mK])+)?"
+"""What may stand between two characters of a secret: a line break or colours, as they are or in JSON."""
+_BASE32_BREAK = r"(?:\n|\\+n)?"
+_BASE32_ANY = "[A-Za-z2-7]"
 _BASE64_BREAK = r"(?:[\r\n]|\\+[rn])*"
 _BASE64_CHARS = {"+": r"(?:[+-]|%2[bB]|\\+u002[bB])", "/": r"(?:\\*/|_|%2[fF]|\\+u002[fF])"}
 _BASE64_ANY = f"(?:[A-Za-z0-9]|{_BASE64_CHARS['+']}|{_BASE64_CHARS['/']})"
@@ -41,12 +50,17 @@ class Redactor:
         self._names = [re.sub(r"[^A-Za-z0-9_.-]", "_", name) for name, _ in pairs]
         self._values = [value for _, value in pairs]
 
+    @property
+    def has_secrets(self) -> bool:
+        return bool(self._values)
+
     def text(self, text: str) -> str:
         """The text without the secrets. Idempotent."""
         redacted = self._replace(text)
         if redacted != text and _is_json(text) and not _is_json(redacted):
             # A match crossed JSON's punctuation: redact inside the values instead.
-            return json.dumps(self._json(json.loads(text)), ensure_ascii=False, separators=(",", ":"))
+            values = json.loads(text, parse_int=_NumberText, parse_float=_NumberText)
+            return json.dumps(self._json(values), ensure_ascii=False, separators=(",", ":"))
         return redacted
 
     def contains_secret(self, text: str) -> bool:
@@ -74,10 +88,10 @@ class Redactor:
             return {self._replace(key): self._json(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self._json(item) for item in value]
-        if isinstance(value, str):
-            return self._replace(value)
-        written = json.dumps(value)
-        return self._replace(written) if self.contains_secret(written) else value
+        if isinstance(value, _NumberText):
+            redacted = self._replace(value)
+            return json.loads(value) if redacted == value else redacted
+        return self._replace(value) if isinstance(value, str) else value
 
     def _hits(self, data: bytes) -> Iterator[_Hit]:
         if not self._values:
@@ -102,6 +116,10 @@ class Redactor:
         return pattern
 
 
+class _NumberText(str):
+    """A number of a JSON text, as it is written there."""
+
+
 class _Pattern(Protocol):
     """The part of RE2's interface used here; the package has no type hints of its own."""
 
@@ -118,8 +136,11 @@ class _Hit(NamedTuple):
 def _all_forms(value: str) -> str:
     """An expression for the secret in every encoding, over the Latin-1 reading of its UTF-8 bytes."""
     data = value.encode("utf-8", "surrogatepass")
+    plain = _GAP.join(_char_form(char) for char in value)
+    spaced_hex = _HEX_GAP.join(_hex_form(bytes([byte])) for byte in data)
     aligned = (_base64_form(data, before) for before in range(3))
-    return "|".join(("".join(_char_form(char) for char in value), _hex_form(data), *aligned))
+    base32 = (_base32_form(data, before) for before in range(5))
+    return "|".join((plain, spaced_hex, *aligned, *base32))
 
 
 def _char_form(char: str) -> str:
@@ -128,6 +149,10 @@ def _char_form(char: str) -> str:
     units = char.encode("utf-16-be", "surrogatepass")
     forms = [_literal(data), "".join(f"%(?:25)*{_hex_form(bytes([byte]))}" for byte in data)]
     forms.append("".join(rf"\\+u{_hex_form(units[i : i + 2])}" for i in range(0, len(units), 2)))
+    forms.append("".join(rf"\\+(?:[xX]{_hex_form(bytes([byte]))}|0?{byte:03o})" for byte in data))
+    forms.append(rf"&#(?:0*{ord(char)}|[xX]0*(?i:{ord(char):x}));?")
+    if char in _NAMED_ENTITIES:
+        forms.append(f"&{_NAMED_ENTITIES[char]};?")
     if char in _SHORT_ESCAPES:
         forms.append(rf"\\+{_SHORT_ESCAPES[char]}")
     if char in '"/':
@@ -159,6 +184,19 @@ def _base64_form(data: bytes, before: int) -> str:
     if shared_end:
         chars.append(f"{_BASE64_ANY}?{_BASE64_PADDING}")
     return _BASE64_BREAK.join(chars)
+
+
+def _base32_form(data: bytes, before: int) -> str:
+    """The same in base32, `before` bytes after a multiple of five; in upper or lower case."""
+    text = base64.b32encode(bytes(before) + data).decode("ascii")
+    start, shared_start = -(-before * 8 // 5), before * 8 % 5 != 0
+    end, shared_end = (before + len(data)) * 8 // 5, (before + len(data)) * 8 % 5 != 0
+    chars = list(text[start:end])
+    if shared_start:
+        chars[0] = f"{_BASE32_ANY}?{_BASE32_BREAK}{chars[0]}"
+    if shared_end:
+        chars.append(f"{_BASE32_ANY}?=*")
+    return f"(?i:{_BASE32_BREAK.join(chars)})"
 
 
 def _literal(data: bytes) -> str:

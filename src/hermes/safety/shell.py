@@ -1,9 +1,9 @@
 """Splits a shell command into the simple commands that it would run.
 
 This is not a shell: it supports the part of the language that ordinary commands use, and returns `None` for
-everything else: loops, functions, here-documents, arithmetic, backquotes, process substitution, expansions
-that do more than insert a variable. A result is valid for sh and for bash. A caller that gets `None` must
-assume the worst.
+everything else: loops, functions, here-documents, arithmetic with variables, backquotes, process
+substitution, expansions that do more than insert a variable. A result is valid for sh and for bash. A caller
+that gets `None` must assume the worst.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9?#$!@*-]|\{[A-Za-z_]\w*\})")
 _REDIRECTION = re.compile(r"(?:\d*|&)(>>|>\||>&|>|<&|<)(?![<>(&])")
 _BLANK = re.compile(r"(?:[ \t]|\\\n)*(?:#.*)?")
 _BLANK_LINES = re.compile(r"(?:[ \t\n]|\\\n|#.*)*")
+_ARITHMETIC = re.compile(r"\$\(\((?:[0-9 ()+*/%<>=!&|^~?:,-]|\*\*)*\)\)")
+"""Of numbers only: a variable's value would be evaluated, and in an index it can run a command."""
 _GLOBS = "*?["
 _SPECIAL = " \t\n;&|()<>"
 
 
 class GlobWord(str):
-    """A word that expands to the matching names in a directory; one of them may look like an option."""
+    """A word that expands to the matching paths. If it begins with the glob, one may look like an option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,10 @@ class _Parser:
         elif char in "$`":
             self._expansion(word, after_dollar=("", " ", "\n"))
         else:
-            lone_bracket = char == "[" and self.text[self.at + 1 : self.at + 2] in ("", " ", "\t")
-            word.globbed |= char in _GLOBS and not word.text and not lone_bracket
+            lone_bracket = (
+                char == "[" and not word.text and self.text[self.at + 1 : self.at + 2] in ("", " ", "\t")
+            )
+            word.globbed |= char in _GLOBS and not lone_bracket
             word.dynamic |= char in "{}"  # braces expand to several words
             word.text += char
             self.at += 1
@@ -186,7 +190,9 @@ class _Parser:
 
     def _expansion(self, word: _Word, after_dollar: tuple[str, ...]) -> None:
         """`after_dollar` is what may follow a literal dollar sign."""
-        if self.text.startswith("$(", self.at) and not self.text.startswith("$((", self.at):
+        if arithmetic := _ARITHMETIC.match(self.text, self.at):
+            self.at = arithmetic.end()
+        elif self.text.startswith("$(", self.at) and not self.text.startswith("$((", self.at):
             self.at += 2
             self.script(end=")")
         elif variable := _VARIABLE.match(self.text, self.at):

@@ -7,7 +7,8 @@ Which commands may run is decided elsewhere (safety.approval); what a command ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,6 +82,18 @@ class Sandbox(Protocol):
         """Creates parent directories; atomic if the back end supports it."""
         ...
 
+    async def kill_all(self) -> None:
+        """Ends every process that commands have left running: nothing sees or changes what follows."""
+        ...
+
     async def close(self) -> None:
         """Kills everything that is running and removes a workspace that the sandbox created."""
         ...
+
+
+async def end_processes(sandbox: Sandbox, background: Iterable[BackgroundProcess]) -> None:
+    """Ends everything that a rollout left running: before its files are graded, in every back end."""
+    await asyncio.gather(*(process.kill() for process in background))
+    kill_all = getattr(sandbox, "kill_all", None)  # a plug-in may be older than this method
+    if kill_all is not None:
+        await kill_all()

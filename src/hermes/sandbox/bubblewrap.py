@@ -146,6 +146,9 @@ class BubblewrapSandbox:
         except PermissionError:
             await write_with(self._run_argv, posixpath.join(WORKSPACE, path), data)
 
+    async def kill_all(self) -> None:
+        await self._supervisor.kill_all()  # a command's descendants end with it
+
     async def close(self) -> None:
         await self._supervisor.close()
         if not self._workspace.fresh:

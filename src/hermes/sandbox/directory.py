@@ -65,6 +65,9 @@ class _DirectorySandbox:
     async def write_file(self, path: str, data: bytes) -> None:
         await self._sandbox.write_file(self._in_directory(path), data)
 
+    async def kill_all(self) -> None:
+        await self._sandbox.kill_all()
+
     async def close(self) -> None:
         await self._sandbox.close()
 

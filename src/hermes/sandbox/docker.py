@@ -6,7 +6,8 @@ ordinary user, and hard limits on the memory, processes and CPUs of the whole co
 with the sandbox, and also if Hermes is killed: its main process reads from a client that ends with Hermes.
 
 A command's processes are identified by a variable in their environment. At a time-out all processes with it
-are killed; one that has cleared its environment runs until the container ends. Processes that a command
+are killed; one that has cleared its environment runs until the container ends, or until `kill_all`, which is
+called before a rollout is graded. Processes that a command
 leaves running when it exits also run until then, unlike in the other back ends.
 """
 
@@ -25,8 +26,17 @@ from hermes.core import new_id
 from hermes.errors import SandboxError
 from hermes.sandbox.base import BackgroundProcess, CommandResult
 from hermes.sandbox.capture import DEFAULT_BYTES
-from hermes.sandbox.docker_args import READY, WORKSPACE, exec_argv, kill_argv, run_argv, shell_argv
+from hermes.sandbox.docker_args import (
+    READY,
+    WORKSPACE,
+    exec_argv,
+    kill_all_argv,
+    kill_argv,
+    run_argv,
+    shell_argv,
+)
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
+from hermes.sandbox.guards import git_guard
 from hermes.sandbox.process import Process
 from hermes.sandbox.supervisor import Launch, ProcessResult, SandboxSupervisor
 from hermes.sandbox.workspace import Workspace
@@ -58,6 +68,7 @@ class DockerSandbox:
         self._engine = engine
         self._name = name
         self._supervisor = supervisor
+        self._repositories = () if workspace.fresh else git_guard.repositories(workspace.path)
         self._container: Process | None = None
 
     @classmethod
@@ -81,6 +92,7 @@ class DockerSandbox:
             self._name,
             self._owner,
             rootless=os.geteuid() != 0,
+            read_only=self._repositories,
         )
         container = await self._supervisor.start(_launch(argv, "container"), stdin=True)
         with suppress(TimeoutError):
@@ -132,14 +144,28 @@ class DockerSandbox:
             return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:
+        if not self._workspace.fresh:
+            git_guard.refuse_metadata(self._workspace.path, path, WORKSPACE)
         owner = self._owner if os.geteuid() == 0 else None
         try:
             await asyncio.to_thread(write_inside, self._workspace.path, path, data, WORKSPACE, owner)
         except PermissionError:
             await write_with(self._run_argv, posixpath.join(WORKSPACE, path), data)
 
+    async def kill_all(self) -> None:
+        """SandboxError if something is still alive: what it could do to the files would be graded."""
+        self._check_alive()
+        launch = _launch(kill_all_argv(self._engine, self._name), "kill")
+        result = await self._supervisor.run(launch, timeout_s=_KILL_TIMEOUT_S)
+        self._check_alive()
+        if result.exit_code:
+            raise SandboxError(f"processes in the container cannot be ended: {result.capture.text().strip()}")
+
     async def close(self) -> None:
         await self._supervisor.close()
+        if not self._workspace.fresh:
+            await asyncio.to_thread(git_guard.neutralise_new, self._workspace.path, self._repositories)
+            await asyncio.to_thread(self._workspace.drop_set_uid)
         await asyncio.to_thread(self._workspace.remove)
 
     async def _run(

@@ -29,6 +29,32 @@ done
 """
 
 
+KILL_ALL = """
+main= ; oldest=
+for process in /proc/[0-9]*; do
+  pid=${process#/proc/}
+  [ "$pid" = 1 ] || [ "$pid" = "$$" ] && continue
+  read -r stat 2> /dev/null < "$process/stat" || continue
+  set -- ${stat##*) }
+  [ "${20:-x}" -ge 0 ] 2> /dev/null || continue
+  if [ -z "$oldest" ] || [ "${20}" -lt "$oldest" ]; then oldest=${20} main=$pid; fi
+done
+for pass in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  alive=
+  for process in /proc/[0-9]*; do
+    pid=${process#/proc/}
+    [ "$pid" = 1 ] || [ "$pid" = "$$" ] || [ "$pid" = "$main" ] && continue
+    read -r stat 2> /dev/null < "$process/stat" || continue
+    case "${stat##*) }" in Z*) continue ;; esac
+    kill -KILL "$pid" 2> /dev/null && alive=yes
+  done
+  [ -z "$alive" ] && exit 0
+done
+exit 1
+"""
+"""Kills everything but the container's first processes: init, and the one that has run longest."""
+
+
 def run_argv(
     engine: str,
     settings: SandboxSettings,
@@ -37,8 +63,12 @@ def run_argv(
     user: tuple[int, int],
     *,
     rootless: bool,
+    read_only: Sequence[str] = (),
 ) -> list[str]:
-    """Starts the container and stays attached to it. `rootless`: Hermes itself does not run as root."""
+    """Starts the container and stays attached to it. `rootless`: Hermes itself does not run as root.
+
+    `read_only`: paths in the workspace that stay as they are.
+    """
     memory = f"{settings.memory_mb}m"
     argv = [engine, "run", "--interactive", "--rm", "--init", "--name", name, "--label", LABEL]
     argv += ["--network", "bridge" if settings.network else "none"]
@@ -47,6 +77,11 @@ def run_argv(
     argv += ["--pids-limit", str(settings.max_processes), "--memory", memory, "--memory-swap", memory]
     argv += ["--cpus", str(_MAX_CPUS), "--ulimit", f"cpu={settings.cpu_s}", "--ulimit", "core=0"]
     argv += ["--user", f"{user[0]}:{user[1]}", "--mount", f"type=bind,source={workspace},target={WORKSPACE}"]
+    for path in read_only:
+        if any(char in path for char in ',"\n'):  # they would end the value of an option
+            continue
+        target = f"{WORKSPACE}/{path}"
+        argv += ["--mount", f"type=bind,source={workspace / path},target={target},readonly"]
     argv += ["--workdir", WORKSPACE, "--env", f"HOME={WORKSPACE}", "--env", "LANG=C.UTF-8"]
     if Path(engine).name == "podman" and rootless:
         argv += ["--userns", f"keep-id:uid={user[0]},gid={user[1]}"]
@@ -71,3 +106,8 @@ def shell_argv(command: str) -> list[str]:
 def kill_argv(engine: str, name: str, mark: str) -> list[str]:
     """Kills every process of a command, which ending the client does not."""
     return [engine, "exec", name, "/bin/sh", "-c", _KILL, "sh", mark]
+
+
+def kill_all_argv(engine: str, name: str) -> list[str]:
+    """Kills whatever any command has left running, whatever it calls itself."""
+    return [engine, "exec", name, "/bin/sh", "-c", KILL_ALL]

@@ -23,6 +23,8 @@ MAX_READ_BYTES = 1 << 30
 """Limit of a read without `max_bytes`."""
 _MISSING, _DIRECTORY, _DENIED = 64, 65, 66
 _ERRORS = {_MISSING: errno.ENOENT, _DIRECTORY: errno.EISDIR, _DENIED: errno.EACCES}
+_SHELL_FAILED = 126
+"""From this exit code on, the shell or its program did not run to its end."""
 _READ = f"""
 [ -e "$1" ] || exit {_MISSING}
 [ -d "$1" ] && exit {_DIRECTORY}
@@ -102,5 +104,7 @@ def _check(result: ProcessResult, path: str) -> None:
     if result.exit_code in _ERRORS:
         number = _ERRORS[result.exit_code]
         raise OSError(number, os.strerror(number), path)
+    if 0 < result.exit_code < _SHELL_FAILED:  # the file's doing, such as /proc/self/mem: it cannot be read
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
     if result.exit_code:
         raise SandboxError(f"'{path}' cannot be reached in the sandbox: {result.capture.text().strip()}")

@@ -30,7 +30,9 @@ _ROOT = Path("/")
 _DEFAULTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
 # A directory of ordinary files must not be treated as a repository: its configuration could name programs to
 # run, and read-only git commands run without approval.
-_GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.bareRepository", "GIT_CONFIG_VALUE_0": "explicit"}
+_GIT = ("safe.bareRepository", "explicit")
+_UNWANTED = frozenset(("LESSOPEN", "LESSCLOSE"))
+"""They make `less` run a program on each file, and `less` runs without approval."""
 
 
 class LocalSandbox:
@@ -38,9 +40,7 @@ class LocalSandbox:
         self._workspace = workspace
         self._supervisor = LazySupervisor(SandboxSupervisor.open)
         self._command_timeout_s = command_timeout_s
-        self._env = {**_DEFAULTS, **without_secrets(without_stored(os.environ))}
-        if "GIT_CONFIG_COUNT" not in self._env:
-            self._env |= _GIT
+        self._env = _with_git_setting({**_DEFAULTS, **without_secrets(without_stored(os.environ))})
         self._shell = shutil.which("bash") or "/bin/sh"
 
     @classmethod
@@ -82,6 +82,9 @@ class LocalSandbox:
         """Refuses paths in `.git`: git executes what is configured there without approval."""
         await asyncio.to_thread(_write, self._absolute(path), data)
 
+    async def kill_all(self) -> None:
+        await self._supervisor.kill_all()  # a command's descendants end with it
+
     async def close(self) -> None:
         await self._supervisor.close()
         await asyncio.to_thread(self._workspace.remove)
@@ -98,6 +101,16 @@ def _write(path: str, data: bytes) -> None:
     if ".git" in (part.lower() for part in resolve_inside(_ROOT, path).parts):
         raise PermissionError(errno.EACCES, "files in .git can only be changed by commands", path)
     write_inside(_ROOT, path, data, "/")
+
+
+def _with_git_setting(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with `_GIT` behind the settings of git that it may already carry."""
+    count = environ.get("GIT_CONFIG_COUNT", "0")
+    number = int(count) if count.isdecimal() else 0
+    key, value = _GIT
+    setting = {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    variables = {name: text for name, text in environ.items() if name not in _UNWANTED}
+    return {**variables, **setting, "GIT_CONFIG_COUNT": str(number + 1)}
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:

@@ -179,6 +179,15 @@ class SandboxSupervisor:
         duration_ms = (time.perf_counter() - begin) * 1000
         return ProcessResult(TIMED_OUT if code is None else code, process.capture, duration_ms, timed_out)
 
+    async def kill_all(self) -> None:
+        """Ends the programs that are running, and waits until they have ended."""
+        for process in tuple(self._running):
+            process.kill_now()
+        if self._running:
+            await asyncio.wait([process.ended for process in self._running], timeout=_CLOSE_TIMEOUT_S)
+        if self._running:
+            raise SandboxError("processes in the sandbox cannot be ended.")
+
     async def close(self) -> None:
         """Ends everything and waits until it has ended."""
         self._channel.close()
@@ -213,6 +222,11 @@ class LazySupervisor:
         self, launch: Launch, *, timeout_s: float | None, stdin: bytes | None = None
     ) -> ProcessResult:
         return await (await self._get()).run(launch, timeout_s=timeout_s, stdin=stdin)
+
+    async def kill_all(self) -> None:
+        async with self._opening:
+            if self._supervisor is not None:
+                await self._supervisor.kill_all()
 
     async def close(self) -> None:
         async with self._opening:

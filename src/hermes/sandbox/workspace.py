@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hermes.disk.files import make_private_dirs
 from hermes.errors import HostError, UsageError
 
 UNPRIVILEGED_ID = 59_999
@@ -34,7 +35,7 @@ class Workspace:
         """An empty directory that only this user can access, under `parent` or the temporary directory."""
         try:
             if parent is not None:
-                parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private_dirs(parent)
             path = tempfile.mkdtemp(prefix="hermes-", dir=parent)
         except OSError as error:
             where = parent or tempfile.gettempdir()
@@ -54,6 +55,16 @@ class Workspace:
         """Makes an unprivileged user the owner of a fresh workspace if Hermes is root."""
         if self.fresh and os.geteuid() == 0:
             os.chown(self.path, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
+
+    def drop_set_uid(self) -> None:
+        """Takes set-uid and set-gid from the files of a workspace that outlives its sandbox."""
+        for directory, _, names in os.walk(self.path):
+            for name in names:
+                path = Path(directory, name)
+                with suppress(OSError):
+                    mode = path.lstat().st_mode
+                    if stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID):
+                        path.chmod(stat.S_IMODE(mode) & 0o777)
 
     def remove(self) -> None:
         """Removes a fresh workspace, whatever the permissions of its contents.

@@ -60,9 +60,9 @@ class TrainingState:
     probe: tuple[int, ...] = ()
     """The tokens on which sampler and trainer are compared."""
     best_loss: float | None = None
-    """SFT: the lowest held-out loss up to the checkpoint."""
+    """The lowest held-out loss of SFT, or the highest evaluation of RL, up to the checkpoint."""
     waited: int = 0
-    """SFT: evaluations since the lowest held-out loss."""
+    """Evaluations since then."""
     finished: str | None = None
     """Why the run ended; None: it has not."""
     published: tuple[str, ...] = ()
@@ -165,9 +165,11 @@ def add_checkpoint(
 def update_score(
     state: TrainingState, step: int, value: float, *, higher_is_better: bool
 ) -> tuple[TrainingState, list[CheckpointRecord]]:
-    """The state with an evaluation of the newest checkpoint up to that step, and the checkpoints no longer
-    kept."""
-    candidates = [checkpoint for checkpoint in state.kept if checkpoint.step <= step]
+    """The state with an evaluation of the checkpoint of that step, and the checkpoints no longer kept.
+
+    An evaluation of weights that are no checkpoint says nothing about those that are.
+    """
+    candidates = [checkpoint for checkpoint in state.kept if checkpoint.step == step]
     if not candidates or candidates[-1].evaluated:
         return state, []
     scored = candidates[-1]._replace(value=value, evaluated=True)

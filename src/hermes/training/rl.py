@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -26,7 +26,7 @@ from hermes.training.data.correction import IMPORTANCE_SAMPLING
 from hermes.training.data.waiting import ENV_PATIENCE_S, BatchWait, NoEnvironmentError
 from hermes.training.distill import Teacher, add_teacher_logprobs
 from hermes.training.monitor.batch_guard import BatchGuard
-from hermes.training.monitor.eval_watcher import EvalWatcher
+from hermes.training.monitor.eval_watcher import EVAL_SCORES, EvalWatcher
 from hermes.training.monitor.overoptimisation import OVEROPTIMISED, OveroptimisationGuard, read_rows
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.schedule import Schedule
@@ -77,6 +77,10 @@ class RlTrainerConfig:
     beta2: float = 0.95
     clip_norm: float = 1.0
     eval_every: int = 25
+    eval_checkpoints: bool = True
+    """Every checkpoint is evaluated, not only every `eval_every` steps."""
+    patience: int | None = None
+    """Evaluations without a new best score that end the run; None: no early stopping."""
     api_url: str = DEFAULT_URL
     api_patience_s: float = 60.0
     env_patience_s: float = ENV_PATIENCE_S
@@ -216,7 +220,9 @@ class RlLoop:
     def run(self) -> TrainResult:
         session, last = self._session, self._settings.num_steps
         step, ending = session.state.step, "stopped"
-        while step < last:
+        if step == 0:
+            self._evaluate_baseline()
+        while step < last and not self._is_plateau():
             try:
                 batch = self._wait_for_batch(step)
             except NoEnvironmentError:
@@ -229,7 +235,7 @@ class RlLoop:
             metrics = self.make_step(step, batch)
             session.log(step, metrics)
             self._services.progress(_progress_line(step, last, metrics))
-            if session.checkpoint_due(step, last):
+            if session.checkpoint_due(step, last) or eval_score(metrics) is not None:
                 self._checkpoint(step, metrics)
             if self._services.guard is not None and (reason := self._services.guard.judge(metrics)):
                 self._services.progress(reason)
@@ -240,7 +246,29 @@ class RlLoop:
             self._checkpoint(step, {})
         if step >= last:
             self._batch_guard.check_any_signal()
+        if ending == "stopped" and self._is_plateau():
+            ending = "the evaluation stopped rising"
         return session.finish("all steps made" if step >= last else ending)
+
+    def _evaluate_baseline(self) -> None:
+        """The score before any update, as row 0 of the metrics."""
+        if self._services.evaluate is None:
+            return
+        metrics = self._evaluation(0)
+        self._session.log(0, metrics)
+        score = eval_score(metrics)
+        if score is not None:
+            self._session.update_state(best_loss=score)
+            self._services.progress(f"step 0: evaluation {score:.4g}")
+
+    def _evaluation(self, step: int) -> dict[str, float]:
+        assert self._services.evaluate is not None
+        evaluation = self._services.evaluate(step, self._session.sampler)
+        return {f"eval/{name}": value for name, value in evaluation.items()}
+
+    def _is_plateau(self) -> bool:
+        patience = self._settings.patience
+        return patience is not None and self._session.state.waited >= patience
 
     def _wait_for_batch(self, step: int) -> LeasedBatch | None:
         """The batch for the step after `step`, recorded in the state; None once the run is to stop."""
@@ -311,17 +339,30 @@ class RlLoop:
         self._services.eval_watcher.record_published(step)
         if batch.sequences:
             metrics |= session.prove(pushed=rate > 0 and metrics.get("optim/grad_norm", 1.0) > 0)
-        due = step % settings.eval_every == 0 or session.checkpoint_due(step, settings.num_steps)
+        due = self._evaluation_due(step)
         if self._services.evaluate is not None and due:
-            evaluation = self._services.evaluate(step, session.sampler)
-            metrics |= {f"eval/{name}": value for name, value in evaluation.items()}
+            metrics |= self._evaluation(step)
         if self._services.preference is not None and due:
             metrics[PREFERENCE] = self._services.preference(session.client)
+        metrics |= self._poll_evaluation()
         metrics["time/step_s"] = time.monotonic() - began_s
         # Of a run that is guarded the best checkpoint is decided by what the reward stands for.
         measures = (TRUE_REWARD, "reward/mean") if self._services.guard else ("reward/mean",)
         self._rewards += [metrics[name] for name in measures if name in metrics][:1]
         return metrics
+
+    def _evaluation_due(self, step: int) -> bool:
+        settings = self._settings
+        is_checkpoint = settings.eval_checkpoints and self._session.checkpoint_due(step, settings.num_steps)
+        return step % settings.eval_every == 0 or step >= settings.num_steps or is_checkpoint
+
+    def _poll_evaluation(self) -> dict[str, float]:
+        """The evaluation that the environment ran by itself, if there is a new one, with its step."""
+        evaluation = self._services.eval_watcher.poll()
+        if evaluation is None:
+            return {}
+        self._session.update_score(evaluation.step, evaluation.value)
+        return {**evaluation.metrics, "eval/step": float(evaluation.step)}
 
     def _prepare(self, leased: LeasedBatch, step: int) -> TrainBatch:
         settings, groups = self._settings, leased.groups
@@ -347,17 +388,31 @@ class RlLoop:
         return self._session.client.forward([sequence.tokens for sequence in batch.sequences])
 
     def _checkpoint(self, step: int, metrics: dict[str, float]) -> None:
-        """The best checkpoint is decided by one metric: of an evaluation if there is one, else the reward."""
-        evaluation = self._services.eval_watcher.poll()
-        if evaluation is not None:
-            self._session.update_score(evaluation.step, evaluation.value)
+        """The best checkpoint is decided by evaluations of its own weights; without any, by the reward."""
         rewards, self._rewards = self._rewards, []
         reward = statistics.fmean(rewards) if rewards else None
-        evaluated = self._services.evaluate is not None
-        score = metrics.get("eval/reward") if evaluated else reward
-        self._session.checkpoint(step, score, self._unacked, evaluated=evaluated)
+        score = eval_score(metrics)
+        if score is not None:
+            self._count_evaluation(score)
+        value = reward if score is None and self._services.evaluate is None else score
+        self._session.checkpoint(step, value, self._unacked, evaluated=score is not None)
         for lease_id in self._session.state.settled:
             self._api.acknowledge(lease_id)
+
+    def _count_evaluation(self, score: float) -> None:
+        """For early stopping: how many evaluations there were since the best one."""
+        best = self._session.state.best_loss
+        if best is None or score > best:
+            self._session.update_state(best_loss=score, waited=0)
+        else:
+            self._session.update_state(waited=self._session.state.waited + 1)
+
+
+def eval_score(metrics: Mapping[str, float]) -> float | None:
+    """The score of an evaluation of this step's weights; None: they were not evaluated."""
+    if "eval/step" in metrics:
+        return None  # of the weights of that step, by the environment itself
+    return next((metrics[name] for name in EVAL_SCORES if name in metrics), None)
 
 
 def _identity(run: TrainingRunSpec, settings: RlTrainerConfig) -> JSONObject:

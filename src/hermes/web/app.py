@@ -7,6 +7,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -15,7 +16,22 @@ from starlette.types import ASGIApp
 from hermes.errors import HermesError, HostError, UsageError
 from hermes.safety.access import HttpAccessPolicy
 from hermes.web.context import WebContext
-from hermes.web.pages import compare, home, jobs, runs, sign_in, start_run, trajectories, transcript
+from hermes.web.pages import (
+    batches,
+    compare,
+    datasets,
+    environments,
+    home,
+    jobs,
+    policies,
+    rate,
+    runs,
+    sign_in,
+    skills,
+    start_run,
+    trajectories,
+    transcript,
+)
 from hermes.web.requests import WebHandler, endpoint
 from hermes.web.responses import STATIC, PageError, error_page
 from hermes.web.security import SIGN_IN_PATH, GuardedApp
@@ -29,10 +45,16 @@ PAGES: tuple[tuple[str, str, WebHandler], ...] = (
     *trajectories.ROUTES,
     *transcript.ROUTES,
     *compare.ROUTES,
+    *rate.ROUTES,
     *start_run.ROUTES,
     *runs.ROUTES,
     runs.RUN_ROUTE,
     *jobs.ROUTES,
+    *batches.ROUTES,
+    *environments.ROUTES,
+    *datasets.ROUTES,
+    *policies.ROUTES,
+    *skills.ROUTES,
 )
 
 
@@ -54,7 +76,7 @@ def build_app(context: WebContext, policy: HttpAccessPolicy) -> ASGIApp:
         },
     )
     app.state.context = context
-    return GuardedApp(app, policy)
+    return GuardedApp(GZipMiddleware(app, minimum_size=2000, compresslevel=4), policy)
 
 
 async def _static(request: Request) -> Response:

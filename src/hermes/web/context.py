@@ -16,6 +16,8 @@ from hermes.config.load import load
 from hermes.config.paths import db_path
 from hermes.store.browse.reader import BrowseReader
 from hermes.web.jobs import Jobs
+from hermes.web.rating.leases import ItemLeases
+from hermes.web.rating.yields import YieldCounter
 from hermes.web.runs.metrics import MetricsCache
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ class WebContext:
         self._writer: Writer | None = None
         self.metrics = MetricsCache()
         self.jobs = Jobs(config.home)
+        self.leases = ItemLeases()
+        self.yields = YieldCounter()
         self.stopping = threading.Event()
         """Set when the server ends: streams of events end with it."""
 

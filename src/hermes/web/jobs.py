@@ -64,8 +64,11 @@ class Jobs:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
 
-    def start(self, title: str, arguments: tuple[str, ...], back: str) -> Job:
-        """Starts `hermes ARGUMENTS`. UsageError if four jobs run already."""
+    def start(self, title: str, arguments: tuple[str, ...], back: str, log_name: str | None = None) -> Job:
+        """Starts `hermes ARGUMENTS`. UsageError if four jobs run already.
+
+        `log_name`: the output stays under this name, for a page that shows the last one.
+        """
         with self._lock:
             running = [job for job in self._jobs.values() if job.running]
             if len(running) >= _MAX_RUNNING:
@@ -74,7 +77,8 @@ class Jobs:
                     f"{len(running)} jobs are running: {titles}", "Wait for one to end, or stop one."
                 )
             job_id = os.urandom(8).hex()
-            log = ensure_dir(logs_dir(self._home) / "web") / f"{job_id}.log"
+            log = self.log_path(log_name or job_id)
+            ensure_dir(log.parent)
             with log.open("wb") as output:
                 log.chmod(0o600)
                 process = subprocess.Popen(
@@ -90,6 +94,9 @@ class Jobs:
             while len(self._jobs) > _MAX_KNOWN:
                 self._jobs.pop(next(iter(self._jobs)))
             return job
+
+    def log_path(self, log_name: str) -> Path:
+        return logs_dir(self._home) / "web" / f"{re.sub(r'[^A-Za-z0-9_-]', '_', log_name)}.log"
 
     def get(self, job_id: str) -> Job:
         job = self._jobs.get(job_id) if _ID.fullmatch(job_id) else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import Scope
 
 from hermes import __version__
@@ -100,6 +100,9 @@ def page(template: str, scope: Scope, values: Mapping[str, Any], status: int = 2
 
 
 def error_page(scope: Scope, status: int, message: str, hint: str = "") -> Response:
+    """A page; for a script that accepts JSON, the same as JSON."""
+    if dict(scope["headers"]).get(b"accept", b"").startswith(b"application/json"):
+        return JSONResponse({"error": message, "hint": hint}, status)
     return page("error.html", scope, {"status": status, "message": message, "hint": hint}, status)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hermes.engine.checkpoints.store import CheckpointPath, CheckpointStore, TrainingRun
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
-from hermes.engine.server.policies import MAX_IN_MEMORY, Policies, PolicyNames
+from hermes.engine.server.policies import MAX_IN_MEMORY, MAX_ON_DISK, Policies, PolicyNames
 from hermes.engine.types import (
     AdamParams,
     Datum,
@@ -127,6 +127,22 @@ async def test_beyond_its_room_memory_is_left_for_disk_and_the_weights_stay_the_
     for number in range(MAX_IN_MEMORY + 3):
         desk.names.drop(str(number))
     assert len(desk.engine.policies()) == before
+    assert list((tmp_path / ".ephemeral").iterdir()) == []
+
+
+async def test_weights_without_a_checkpoint_do_not_fill_the_disk(desk: Desk, tmp_path: Path) -> None:
+    """A client that opens a sampler at every step never closes one."""
+    policies, count = desk.names.policies, MAX_IN_MEMORY + MAX_ON_DISK + 5
+    for number in range(count):
+        policies.add_snapshot(str(number), desk.snapshot())
+        desk.names.set(str(number), str(number))
+        await policies.trim()
+    assert len(list((tmp_path / ".ephemeral").iterdir())) == MAX_ON_DISK
+    with pytest.raises(EngineUserError, match="these weights are gone: 32 newer ones"):
+        await desk.meaning("4")
+    await desk.meaning("5")
+    for number in range(count):
+        desk.names.drop(str(number))
     assert list((tmp_path / ".ephemeral").iterdir()) == []
 
 

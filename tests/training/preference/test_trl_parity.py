@@ -27,7 +27,7 @@ from hermes.training.data.correction import LossSpec
 from hermes.training.data.datums import sft_datum
 from hermes.training.offline import LOSS, OfflineObjective, rows_of_step
 from hermes.training.preference.dpo import DpoObjective
-from hermes.training.preference.examples import Completion
+from hermes.training.preference.examples import RenderedCompletion
 from hermes.training.preference.kto import KtoObjective
 from hermes.training.preference.losses import DpoConfig, DpoLoss, KtoConfig
 from hermes.training.preference.reference import BASE
@@ -135,7 +135,7 @@ def check_equal(mine: Measured, theirs: Measured) -> None:
     assert float((together[0] - together[1]).norm() / together[1].norm()) < 1e-3
 
 
-def split(side: Completion) -> tuple[list[int], list[int]]:
+def split(side: RenderedCompletion) -> tuple[list[int], list[int]]:
     context, cut = side.contexts[0], side.prompt_tokens
     return list(context.tokens[:cut]), list(context.tokens[cut:])
 

@@ -75,13 +75,13 @@ def doctor(run_id: str, as_json: bool) -> None:
     """Diagnose why a run does not learn: named causes with their evidence."""
     from hermes.config.load import load
     from hermes.rl.checks.doctor import diagnose
-    from hermes.rl.results import step_rows
+    from hermes.rl.results import environment_problem, step_rows
     from hermes.rl.run import find_run
     from hermes.rl.start import current_status
 
     run = find_run(load().home, run_id)
     status = current_status(run)
-    causes = diagnose(step_rows(run), status.state.value, status.reason)
+    causes = diagnose(step_rows(run), status.state.value, status.reason, environment_problem(run))
     if as_json:
         click.echo(json.dumps([cause.to_json() for cause in causes], indent=2, ensure_ascii=False))
         return

@@ -132,7 +132,9 @@ def _parse_value(text: str) -> Any:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="YAML file with the sections env, openai and tinker; it may change locked fields.",
 )
-@click.option("--set", "edits", multiple=True, metavar="FIELD=VALUE", help="Set a field first; repeatable.")
+@click.option(
+    "--set", "edits", multiple=True, metavar="FIELD=VALUE", help="Set a field for this run only; repeatable."
+)
 @click.option("--unlock", is_flag=True, help="Let --set change locked fields.")
 @click.option("--service", metavar="URL|managed", help="Train with this Tinker service; see rl.service.")
 @json_option
@@ -173,23 +175,56 @@ def _resolve_selected(
     edits: tuple[str, ...],
     unlock: bool,
 ) -> Resolved:
-    from hermes.errors import UsageError
-    from hermes.rl.config.resolve import apply_run_file, current_selection, edit, resolve
+    from hermes.rl.config.resolve import current_selection, resolve, save, with_edit, with_run_file
     from hermes.rl.config.resolve import select as choose
 
     if environment is not None:
         choose(settings, environment)
+    resolved = resolve(settings, current_selection(settings.home))
     if config_file is not None:
-        apply_run_file(settings, config_file)
+        resolved = with_run_file(settings, resolved.selection, config_file)
+        save(settings.home, resolved.selection)
     if toolsets is not None:
         names = [] if toolsets == "none" else [name.strip() for name in toolsets.split(",")]
-        edit(settings, "env.enabled_toolsets", names, unlock=True)
+        resolved = with_edit(settings, resolved.selection, "env.enabled_toolsets", names, unlock=True)
+    for field, value in _assignments(edits):
+        resolved = with_edit(settings, resolved.selection, field, value, unlock=unlock)
+    return resolved
+
+
+def _assignments(edits: tuple[str, ...]) -> list[tuple[str, Any]]:
+    from hermes.errors import UsageError
+
+    pairs = []
     for assignment in edits:
         field, equals, value = assignment.partition("=")
         if not equals:
             raise UsageError(f"--set {assignment} has no value", "write --set FIELD=VALUE")
-        edit(settings, field, _parse_value(value), unlock=unlock)
-    return resolve(settings, current_selection(settings.home))
+        pairs.append((field, _parse_value(value)))
+    return pairs
+
+
+@rl.command()
+@_run_argument
+@click.option(
+    "--set", "edits", multiple=True, metavar="FIELD=VALUE", help="Change a field from now on; repeatable."
+)
+@json_option
+def resume(run_id: str, edits: tuple[str, ...], as_json: bool) -> None:
+    """Continue a run that was stopped, failed or completed, from its last checkpoint.
+
+    With --set total_steps=N a completed run makes more steps.
+    """
+    from hermes.rl.resume import resume as resume_run
+    from hermes.rl.run import find_run
+
+    settings = _config()
+    run = find_run(settings.home, run_id)
+    step = resume_run(settings, run, dict(_assignments(edits)))
+    if as_json:
+        _print({"run_id": run.run_id, "status": run.status().state.value, "from_step": step})
+    else:
+        click.echo(f"run {run.run_id} continues from step {step}; 'hermes rl status {run.run_id}' shows it")
 
 
 @rl.command()

@@ -10,6 +10,7 @@ import click
 from hermes.cli.options import add_options, filter_options, json_option, stored_variables
 from hermes.cli.train.common import COMMON, OFFLINE, POSITIVE
 from hermes.cli.train.preference import dpo, kto, reward
+from hermes.cli.train.rlhf import DEFAULT_KL, RLHF
 
 _RL = (
     click.option(
@@ -95,6 +96,21 @@ _RL = (
         help="Command that prints a JSON object; its 'reward' selects the best checkpoint.",
     ),
     click.option(
+        "--eval-environment",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="Environment whose held-out tasks evaluate the weights; needs --eval-config and --eval-folder.",
+    ),
+    click.option(
+        "--eval-config",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="Its configuration, with the server of the policy.",
+    ),
+    click.option(
+        "--eval-patience",
+        type=POSITIVE,
+        help="Stop after so many evaluations without a new best; default: never.",
+    ),
+    click.option(
         "--eval-folder",
         type=click.Path(path_type=Path, file_okay=False),
         help="Folder of the environment's own evaluations, which select the best checkpoint.",
@@ -174,16 +190,51 @@ def grpo(ctx: click.Context, /, **params: Any) -> None:
 
 
 @train.command()
-@add_options(*COMMON, *_RL)
+@click.option("--reward-model", metavar="NAME", help="Train against this reward model, as rlhf does.")
+@add_options(*COMMON, *_RL, *RLHF)
+@filter_options
 @json_option
 @click.pass_context
 @stored_variables
 def ppo(ctx: click.Context, /, **params: Any) -> None:
-    """Like grpo, with the clipped loss of PPO."""
+    """Like grpo, with the clipped loss of PPO. With --reward-model it is rlhf."""
     from hermes.cli.train.options import read_rl_options
+    from hermes.cli.train.rlhf import read_rlhf_options, run_rlhf
     from hermes.cli.train.run import run_rl
 
-    run_rl(read_rl_options(ctx, params, loss="ppo"))
+    options = read_rl_options(ctx, params, loss="ppo")
+    if params["reward_model"]:
+        run_rlhf(options, read_rlhf_options(params))
+    else:
+        run_rl(options)
+
+
+@train.command()
+@click.option(
+    "--reward-model",
+    required=True,
+    metavar="NAME",
+    help="A reward model of `hermes train reward`, its folder, or the address of one that is served.",
+)
+@add_options(*COMMON, *_RL, *RLHF)
+@filter_options
+@json_option
+@click.pass_context
+@stored_variables
+def rlhf(ctx: click.Context, /, **params: Any) -> None:
+    """PPO against a reward model: answers to prompts, with a KL penalty towards the reference.
+
+    Starts the trajectory API, the reward model and the environments, and stops them at the end. The baseline
+    of an answer is the mean of the answers to its prompt.
+    """
+    from click.core import ParameterSource
+
+    from hermes.cli.train.options import read_rl_options
+    from hermes.cli.train.rlhf import read_rlhf_options, run_rlhf
+
+    if ctx.get_parameter_source("kl") is ParameterSource.DEFAULT:
+        params["kl"] = DEFAULT_KL
+    run_rlhf(read_rl_options(ctx, params, loss="ppo"), read_rlhf_options(params))
 
 
 for command in (dpo, kto, reward):

@@ -72,6 +72,9 @@ class RlOptions(TrainOptions):
     kl: float
     max_staleness: int
     eval_command: str | None
+    eval_environment: Path | None
+    eval_config: Path | None
+    eval_patience: int | None
     eval_folder: Path | None
     teacher_url: str | None
     teacher_model: str | None

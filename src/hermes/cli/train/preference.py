@@ -33,6 +33,13 @@ _ROWS = (
         type=click.FloatRange(0, 0.9),
         help="Share of tasks held out for evaluation.",
     ),
+    click.option(
+        "--eval-file",
+        "eval_files",
+        multiple=True,
+        type=click.Path(path_type=Path, exists=True),
+        help="Rows to evaluate on, instead of a share of the tasks; repeatable.",
+    ),
     click.option("--min-rows", default=8, show_default=True, type=click.IntRange(min=1), help="Least rows."),
     click.option("--all", "everything", is_flag=True, help="Store: also trajectories that did not complete."),
 )

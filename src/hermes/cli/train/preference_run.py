@@ -37,6 +37,7 @@ class VerdictOptions(TrainOptions):
     patience: int | None
     parser: str
     eval_share: float
+    eval_files: tuple[Path, ...]
     min_rows: int
     everything: bool
 
@@ -82,14 +83,10 @@ def run_dpo(options: DpoOptions) -> None:
     config = load()
     run = run_spec(config, options, KIND)
     data = read_verdicts(config, options, options.pairs_from, options.min_margin)
-    rows = pair_examples(
-        data.pairs,
-        chat_renderer(options),
-        longest=options.max_tokens,
-        eval_share=options.eval_share,
-        left_out=data.left_out,
-        min_rows=options.min_rows,
-    )
+    renderer = chat_renderer(options)
+    rows = pair_examples(data.pairs, renderer, **row_limits(options, data))
+    if (held_out := eval_data(options)) is not None:
+        rows.held_out = pair_examples(held_out.pairs, renderer, **eval_limits(options, held_out)).train
     progress = progress_printer(options)
     loss = DpoConfig(
         DpoLoss(options.loss),
@@ -119,14 +116,10 @@ def run_kto(options: KtoOptions) -> None:
     config = load()
     run = run_spec(config, options, KIND)
     data = read_verdicts(config, options, (), 0.0)
-    rows = unpaired_examples(
-        data.rated,
-        chat_renderer(options),
-        longest=options.max_tokens,
-        eval_share=options.eval_share,
-        left_out=data.left_out,
-        min_rows=options.min_rows,
-    )
+    renderer = chat_renderer(options)
+    rows = unpaired_examples(data.rated, renderer, **row_limits(options, data))
+    if (held_out := eval_data(options)) is not None:
+        rows.held_out = unpaired_examples(held_out.rated, renderer, **eval_limits(options, held_out)).train
     progress = progress_printer(options)
     good, bad = balanced_weights(rows.train)
     if options.desirable_weight is not None or options.undesirable_weight is not None:
@@ -152,6 +145,27 @@ def read_verdicts(
     with Reader(db_path(config.home)) as reader:
         selection = TrajectorySelection(options.filters.build(), only_completed=not options.everything)
         return from_store(reader, selection, origins or DEFAULT_ORIGINS, min_margin)
+
+
+def row_limits(options: VerdictOptions, data: PreferenceData) -> dict[str, Any]:
+    """Which rows are used, and which of them are held out."""
+    return {
+        "longest": options.max_tokens,
+        "eval_share": 0.0 if options.eval_files else options.eval_share,
+        "left_out": data.left_out,
+        "min_rows": options.min_rows,
+    }
+
+
+def eval_data(options: VerdictOptions) -> PreferenceData | None:
+    """The rows of --eval-file; None: there are none."""
+    from hermes.training.preference.sources import from_files
+
+    return from_files(options.eval_files) if options.eval_files else None
+
+
+def eval_limits(options: VerdictOptions, data: PreferenceData) -> dict[str, Any]:
+    return {"longest": options.max_tokens, "eval_share": 0.0, "left_out": data.left_out, "min_rows": 1}
 
 
 def chat_renderer(options: VerdictOptions) -> ChatRenderer:

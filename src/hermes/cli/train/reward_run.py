@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hermes.cli.options import FilterOptions, make_options
-from hermes.cli.train.preference_run import VerdictOptions, chat_renderer, offline_settings, read_verdicts
+from hermes.cli.train.preference_run import (
+    VerdictOptions,
+    chat_renderer,
+    eval_data,
+    eval_limits,
+    offline_settings,
+    read_verdicts,
+    row_limits,
+)
 from hermes.cli.train.run import open_sinks, progress_printer, run_spec, stop_on_signals
 
 if TYPE_CHECKING:
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
 
     from hermes.training.preference.calibration import RewardReport
     from hermes.training.preference.examples import RowSplit
-    from hermes.training.preference.reward import RewardPair
+    from hermes.training.preference.reward import RewardPair, RewardPoint
     from hermes.training.preference.reward_model import RewardModelSpec, RewardScorer
     from hermes.training.session import TrainingRunSpec
 
@@ -43,7 +51,7 @@ def run_reward(options: RewardOptions) -> None:
     from hermes.config.load import load
     from hermes.training.offline import train_offline
     from hermes.training.preference import reward
-    from hermes.training.preference.readout import QUESTION, ReadOut
+    from hermes.training.preference.readout import QUESTION, ReadOut, readout_tokens
     from hermes.training.preference.reward_model import RewardModelSpec, RewardScorer, write_spec
     from hermes.training.schedule import default_sft_rate
 
@@ -52,17 +60,22 @@ def run_reward(options: RewardOptions) -> None:
     data = read_verdicts(config, options, options.pairs_from, options.min_margin)
     renderer, progress = chat_renderer(options), progress_printer(options)
     readout = ReadOut(options.question or QUESTION, *options.words)
-    limits: dict[str, Any] = {
-        "longest": options.max_tokens,
-        "eval_share": options.eval_share,
-        "left_out": data.left_out,
-        "min_rows": options.min_rows,
-    }
-    is_pointwise = options.loss == reward.RewardLoss.POINTWISE
-    pairs = None if is_pointwise else reward.reward_pairs(data.pairs, readout, renderer, **limits)
-    rows = pairs or reward.reward_points(data.rated, readout, renderer, **limits)
+    limits = row_limits(options, data)
+    held_out = eval_data(options)
+    pairs: RowSplit[RewardPair] | None = None
+    rows: RowSplit[RewardPair] | RowSplit[RewardPoint]
+    if options.loss == reward.RewardLoss.POINTWISE:
+        rows = points = reward.reward_points(data.rated, readout, renderer, **limits)
+        if held_out is not None:
+            used = eval_limits(options, held_out)
+            points.held_out = reward.reward_points(held_out.rated, readout, renderer, **used).train
+    else:
+        rows = pairs = reward.reward_pairs(data.pairs, readout, renderer, **limits)
+        if held_out is not None:
+            used = eval_limits(options, held_out)
+            pairs.held_out = reward.reward_pairs(held_out.pairs, readout, renderer, **used).train
     loss = reward.RewardConfig(reward.RewardLoss(options.loss), options.margin, options.centre)
-    objective = reward.RewardObjective(rows, loss, readout, renderer)
+    objective = reward.RewardObjective(rows, loss, readout, readout_tokens(readout, renderer))
     settings = offline_settings(options, objective, default_sft_rate)
     progress(f"run {run.id}: {len(rows.train)} rows, {len(rows.held_out)} held out")
     for reason, count in data.left_out.most_common():

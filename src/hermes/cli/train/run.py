@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
     from hermes.training.data.sft_examples import SftExamples
     from hermes.training.distill import Teacher
+    from hermes.training.monitor.overoptimisation import OveroptimisationGuard
     from hermes.training.monitor.sinks import Sinks
-    from hermes.training.rl import Evaluate, OpenAIProxyConfig
+    from hermes.training.rl import Evaluate, OpenAIProxyConfig, PreferenceCheck
     from hermes.training.schedule import Schedule
     from hermes.training.session import ProgressCallback, TrainingRunSpec, TrainResult
 
@@ -65,6 +66,27 @@ def run_sft(options: SftOptions) -> None:
 
 def run_rl(options: RlOptions) -> None:
     from hermes.config.load import load
+
+    config = load()
+    run = run_spec(config, options, "rl")
+    progress = progress_printer(options)
+    with start_engine(config, run, options, progress):
+        train_rl(config, run, options, progress, stop_on_signals())
+
+
+def train_rl(
+    config: Config,
+    run: TrainingRunSpec,
+    options: RlOptions,
+    progress: ProgressCallback,
+    stop: threading.Event,
+    *,
+    reference: str | None = None,
+    measure_kl: bool = False,
+    guard: OveroptimisationGuard | None = None,
+    preference: PreferenceCheck | None = None,
+) -> None:
+    """Trains and prints the result; see `RlTrainerConfig` and `RunServices`."""
     from hermes.config.providers import trajectory_api_url
     from hermes.training.data.advantages import Baseline
     from hermes.training.data.api import DEFAULT_URL
@@ -73,8 +95,6 @@ def run_rl(options: RlOptions) -> None:
     from hermes.training.rl import RlTrainerConfig, RunServices, train
     from hermes.training.schedule import default_rl_rate
 
-    config = load()
-    run = run_spec(config, options, "rl")
     settings = RlTrainerConfig(
         schedule=learning_schedule(options, default_rl_rate, options.num_steps),
         num_steps=options.num_steps,
@@ -84,6 +104,8 @@ def run_rl(options: RlOptions) -> None:
         clip=options.clip,
         epochs=options.epochs,
         kl=options.kl,
+        reference=reference,
+        measure_kl=measure_kl,
         rules=BatchConfig(
             Baseline(options.advantage),
             options.max_staleness,
@@ -92,6 +114,8 @@ def run_rl(options: RlOptions) -> None:
             options.reward_weight,
         ),
         eval_every=options.eval_every,
+        eval_checkpoints=options.eval_environment is None,
+        patience=options.eval_patience,
         api_url=options.api_url or trajectory_api_url(config.environ) or DEFAULT_URL,
         api_patience_s=options.api_patience_s,
         env_patience_s=options.env_patience_s,
@@ -100,18 +124,19 @@ def run_rl(options: RlOptions) -> None:
         wandb_group=options.wandb_group,
     )
     teacher = _teacher(config, options, run)
-    progress = progress_printer(options)
     progress(
         f"run {run.id}: {settings.num_steps} steps of {settings.batch_size} sequences from {settings.api_url}"
     )
-    with start_engine(config, run, options, progress), open_sinks(config, run, options, settings) as sinks:
+    with open_sinks(config, run, options, settings) as sinks:
         services = RunServices(
             sinks,
             progress,
-            stop_on_signals(),
-            _eval_command(options, run, progress),
-            EvalWatcher(options.eval_folder),
+            stop,
+            _evaluation(options, run, progress),
+            EvalWatcher(options.eval_folder if options.eval_environment is None else None),
             teacher,
+            guard,
+            preference,
             proxy=_openai_proxy(config, options),
         )
         print_result(run, train(run, settings, services), options)
@@ -149,6 +174,7 @@ def _read_examples(config: Config, options: SftOptions) -> SftExamples:
     from hermes.models.render.chat import ChatRenderer
     from hermes.store import Reader
     from hermes.training.data import sft_examples
+    from hermes.training.preference.rated_sft import from_ratings
 
     left_out: Counter[str] = Counter()
     longest = options.max_tokens
@@ -162,7 +188,12 @@ def _read_examples(config: Config, options: SftOptions) -> SftExamples:
         return sft_examples.gather(sequences, left_out, longest=longest, eval_share=options.eval_share)
     with Reader(db_path(config.home)) as reader:
         selection = TrajectorySelection(options.filters.build(), only_completed=not options.everything)
-        sequences = sft_examples.from_store(reader, selection, renderer(), left_out)
+        min_rating = options.filters.min_rating
+        sequences = (
+            sft_examples.from_store(reader, selection, renderer(), left_out)
+            if min_rating is None
+            else from_ratings(reader, selection, min_rating, renderer(), left_out)
+        )
         return sft_examples.gather(sequences, left_out, longest=longest, eval_share=options.eval_share)
 
 
@@ -251,9 +282,20 @@ def start_engine(
         yield
 
 
-def _eval_command(options: RlOptions, run: TrainingRunSpec, progress: ProgressCallback) -> Evaluate | None:
+def _evaluation(options: RlOptions, run: TrainingRunSpec, progress: ProgressCallback) -> Evaluate | None:
+    from hermes.errors import UsageError
     from hermes.training.monitor.eval_command import command_evaluation
+    from hermes.training.monitor.eval_environment import environment_evaluation
 
+    if options.eval_environment is not None:
+        if options.eval_config is None or options.eval_folder is None:
+            raise UsageError(
+                "--eval-environment needs the configuration of the environment and a folder",
+                "add --eval-config FILE and --eval-folder FOLDER",
+            )
+        return environment_evaluation(
+            options.eval_environment, options.eval_config, options.eval_folder, progress
+        )
     command = options.eval_command
     return command_evaluation(command, run.id, progress) if command else None
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hermes.disk.files import make_private_dirs
 from hermes.engine.checkpoints.files import link, lock_root, recover, replace_folder, sync, write_json
 from hermes.engine.types import EngineUserError, LoraConfig
 from hermes.errors import HostError
@@ -90,7 +91,7 @@ class CheckpointStore:
         self._runs: dict[str, TrainingRun] = {}
         self._checkpoints: dict[CheckpointPath, Checkpoint] = {}
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            make_private_dirs(root)
             self._root_lock = lock_root(root)
             recover(root)
             for folder in sorted(path for path in root.iterdir() if (path / _RUN).is_file()):
@@ -117,6 +118,8 @@ class CheckpointStore:
             return self._runs.get(run_id)
 
     def add_run(self, run: TrainingRun) -> None:
+        """EngineUserError: the run's id is not safe in a path."""
+        check_name(run.id)
         with self._lock:
             folder = self.root / run.id
             folder.mkdir(parents=True, exist_ok=True)
@@ -125,6 +128,7 @@ class CheckpointStore:
 
     def drop_run(self, run_id: str) -> None:
         """Deletes the run with all its checkpoints."""
+        check_name(run_id)
         removed = self.root / f".{os.urandom(6).hex()}.part"
         with self._lock:
             with contextlib.suppress(FileNotFoundError):
@@ -155,6 +159,11 @@ class CheckpointStore:
         return checkpoint
 
     def folder(self, path: CheckpointPath) -> Path:
+        """EngineUserError: a part of the path would lead out of its folder."""
+        check_name(path.run_id)
+        check_name(path.name)
+        if path.kind not in KINDS:
+            raise EngineUserError(f"'{path.kind}' is not one of {', '.join(KINDS)}")
         return self.root / path.run_id / path.kind / path.name
 
     def draft(self, path: CheckpointPath, *, overwrite: bool = False) -> Path:
@@ -250,12 +259,15 @@ class CheckpointStore:
     def _read_run(self, folder: Path) -> None:
         record = json.loads((folder / _RUN).read_text(encoding="utf-8"))
         run = TrainingRun(**{**record, "lora": LoraConfig(**record["lora"])})
+        if run.id != folder.name:
+            raise ValueError(f"it calls itself {run.id!r}")
         self._runs[run.id] = run
         for kind in KINDS:
             kind_folder = folder / kind
             if kind_folder.is_dir():
                 recover(kind_folder)
-                for checkpoint in sorted(kind_folder.iterdir()):
+                names = [entry for entry in sorted(kind_folder.iterdir()) if _NAME.fullmatch(entry.name)]
+                for checkpoint in names:
                     self._read_checkpoint(CheckpointPath(run.id, kind, checkpoint.name))
 
     def _read_checkpoint(self, path: CheckpointPath) -> None:
@@ -268,7 +280,7 @@ def check_name(name: str) -> None:
     """EngineUserError: the name is not safe in a path or a URL."""
     if not _NAME.fullmatch(name):
         raise EngineUserError(
-            f"'{name}' cannot be the name of a checkpoint",
+            f"{name[:200]!r} cannot be the name of a checkpoint or a run",
             "use letters, digits and . _ - : = + @ , (at most 200)",
         )
 

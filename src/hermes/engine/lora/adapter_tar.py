@@ -5,10 +5,10 @@ Only regular files at the top level of the tar are unpacked, and only those with
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from hermes.engine.types import EngineUserError
 
@@ -17,6 +17,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 1 << 20
 _END = bytes(2 * _BLOCK)
+_MAX_MEMBERS = 1000
 
 
 class Tar:
@@ -45,14 +46,42 @@ class Tar:
 
 
 def unpack(source: Path, folder: Path, names: Sequence[str]) -> None:
-    """Unpacks the files with these names, if the tar has them. EngineUserError: it is not a tar."""
+    """Unpacks the files with these names, if the tar has them. EngineUserError: it is not a tar.
+
+    A file is written as it lies in the tar, so that no more is written than was sent: a sparse file, which
+    would expand, is refused, and extended headers are skipped.
+    """
     try:
-        with tarfile.open(source, "r:") as tar:
-            for member in tar:
-                if member.name in names and member.isreg():
-                    content = tar.extractfile(member)
-                    assert content is not None, "a regular file has content"
-                    with (folder / member.name).open("wb") as file:
-                        shutil.copyfileobj(content, file)
+        with source.open("rb") as stream:
+            for info in _members(stream, source.stat().st_size):
+                if info.name in names and info.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+                    with (folder / info.name).open("wb") as file:
+                        _copy_bytes(stream, file, info.size)
     except tarfile.TarError as error:
         raise EngineUserError(f"the upload is not a tar that can be read: {error}") from error
+
+
+def _members(stream: BinaryIO, total_bytes: int) -> Iterator[tarfile.TarInfo]:
+    """The headers of a tar, each with the stream at the beginning of its content."""
+    for _ in range(_MAX_MEMBERS):
+        block = stream.read(_BLOCK)
+        if not block.strip(b"\0"):
+            return
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        begin = stream.tell()
+        if not 0 <= info.size <= total_bytes - begin:
+            raise tarfile.ReadError(f"{info.name[:200]!r} is longer than the archive")
+        if info.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError(f"{info.name[:200]!r} is a sparse file")
+        yield info
+        stream.seek(begin + info.size + -info.size % _BLOCK)
+    raise tarfile.ReadError(f"it has more than {_MAX_MEMBERS} entries")
+
+
+def _copy_bytes(stream: BinaryIO, file: BinaryIO, size: int) -> None:
+    while size:
+        chunk = stream.read(min(size, _CHUNK_BYTES))
+        if not chunk:
+            raise tarfile.ReadError("it ends in the middle of a file")
+        file.write(chunk)
+        size -= len(chunk)

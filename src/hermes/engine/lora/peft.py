@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hermes.engine.lora.adapter_tar import ADAPTER_FILES
+from hermes.engine.lora.patterns import matches
 from hermes.engine.lora.weights import LoraGroup, LoraPart, LoraWeights
 from hermes.engine.spec import ModelSpec, Site
 from hermes.engine.types import EngineUserError, LoraConfig
@@ -38,6 +39,11 @@ _UNSUPPORTED_SETTINGS = (
     "trainable_token_indices",
     "exclude_modules",
 )
+
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_TENSORS, _MAX_NAME_CHARS = 20_000, 300
+_MAX_PATTERNS = 2_000
+_MAX_ALPHA = 1e6
 
 LoraMatrices = tuple[Tensor, Tensor, float]
 """A [rank, in], B [out, rank] and the scale."""
@@ -72,13 +78,13 @@ def load_peft(folder: Path, spec: ModelSpec) -> tuple[LoraWeights, LoraConfig]:
     for name, tensor in tensors.items():
         match = _MATRIX.fullmatch(name.removeprefix(_PREFIX))
         if match and match["path"] in paths:
-            matrices.setdefault(paths[match["path"]], {})[match["which"]] = tensor.float()
+            matrices.setdefault(paths[match["path"]], {})[match["which"]] = _finite(folder, name, tensor)
         elif match or not _COPY.fullmatch(name):
             raise _unusable_error(folder, f"this model has no place for {name}")
     pairs = {site: _pair(folder, spec, settings, site, ab) for site, ab in matrices.items()}
     if not pairs:
         raise _unusable_error(folder, "it contains no matrices")
-    return assemble(pairs, spec), _lora_config(settings, pairs, spec)
+    return assemble(pairs, spec), _lora_config(_alpha(folder, settings), pairs, spec)
 
 
 def assemble(pairs: Mapping[Site, LoraMatrices], spec: ModelSpec) -> LoraWeights:
@@ -134,14 +140,27 @@ def _targets(pairs: Mapping[Site, LoraMatrices], spec: ModelSpec) -> list[str]:
     return sorted(complete | {spec.linears[site].path for site in pairs if short[site] not in complete})
 
 
+def _finite(folder: Path, name: str, tensor: Tensor) -> Tensor:
+    """The tensor in fp32. EngineUserError: it is no matrix of finite real numbers."""
+    if tensor.dim() != 2 or tensor.numel() == 0 or tensor.is_complex():
+        raise _unusable_error(folder, f"{name} is not a matrix")
+    matrix = tensor.float()
+    if not bool(torch.isfinite(matrix).all()):
+        raise _unusable_error(folder, f"{name} has values that are not finite")
+    return matrix
+
+
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
+        if (folder / CONFIG_FILE).stat().st_size > _MAX_CONFIG_BYTES:
+            raise ValueError(f"{CONFIG_FILE} is larger than {_MAX_CONFIG_BYTES} bytes")
         settings = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        _check_names(folder / WEIGHTS_FILE)
         tensors = load_file(folder / WEIGHTS_FILE)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RecursionError, RuntimeError, SafetensorError) as error:
         raise EngineUserError(
             f"{folder} is not an adapter that can be read: {error}",
             f"Use a PEFT folder with {CONFIG_FILE} and {WEIGHTS_FILE}.",
@@ -149,6 +168,17 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(settings, dict):
         raise _unusable_error(folder, f"{CONFIG_FILE} is not an object")
     return settings, tensors
+
+
+def _check_names(path: Path) -> None:
+    """ValueError: more or longer names than any adapter has. Reads the header only."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        names = list(file.keys())
+    if len(names) > _MAX_TENSORS or any(len(name) > _MAX_NAME_CHARS for name in names):
+        limits = f"{_MAX_TENSORS} tensors, and names of {_MAX_NAME_CHARS} characters"
+        raise ValueError(f"{WEIGHTS_FILE} may have at most {limits}")
 
 
 def _pair(
@@ -164,25 +194,29 @@ def _pair(
         raise _unusable_error(
             folder, f"{linear.path} maps {linear.inputs} to {linear.outputs}, but has {shapes}"
         )
-    alpha = float(_match_pattern(settings.get("alpha_pattern"), linear.path, settings.get("lora_alpha", 8)))
+    alpha = _alpha(folder, settings, linear.path)
     return a, b, alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
-def _match_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
-    for pattern, value in (patterns or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", path):
-            return value
-    return default
+def _alpha(folder: Path, settings: Mapping[str, Any], path: str | None = None) -> float:
+    """The alpha of a linear layer, or of the whole adapter. EngineUserError: it is not a finite number."""
+    overrides = settings.get("alpha_pattern") or {}
+    if not isinstance(overrides, dict) or len(overrides) > _MAX_PATTERNS:
+        raise _unusable_error(folder, f"alpha_pattern is not an object of at most {_MAX_PATTERNS} patterns")
+    alpha = settings.get("lora_alpha", 8)
+    if path is not None:
+        alpha = next((value for pattern, value in overrides.items() if matches(pattern, path)), alpha)
+    if not isinstance(alpha, int | float) or not abs(alpha) < _MAX_ALPHA:
+        raise _unusable_error(folder, "lora_alpha or a value of alpha_pattern is not a usable number")
+    return float(alpha)
 
 
-def _lora_config(
-    settings: Mapping[str, Any], pairs: Mapping[Site, LoraMatrices], spec: ModelSpec
-) -> LoraConfig:
+def _lora_config(alpha: float, pairs: Mapping[Site, LoraMatrices], spec: ModelSpec) -> LoraConfig:
     parts = {spec.linears[site].part for site in pairs}
     rank = Counter(a.shape[0] for a, _, _ in pairs.values()).most_common(1)[0][0]
     return LoraConfig(
         rank=rank,
-        alpha=float(settings.get("lora_alpha", 8)),
+        alpha=alpha,
         train_attn="attn" in parts,
         train_mlp="mlp" in parts,
         train_unembed="unembed" in parts,

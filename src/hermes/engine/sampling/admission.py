@@ -33,6 +33,11 @@ class PrefillPrompt:
     def done(self) -> int:
         return self.entry.ready
 
+    @property
+    def left(self) -> int:
+        """Tokens that are not computed yet."""
+        return len(self.job.prompt) - self.done
+
     def chunk(self, size: int) -> PrefillChunk:
         """The next `size` tokens to compute."""
         job, start = self.job, self.done

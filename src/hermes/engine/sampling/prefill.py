@@ -1,4 +1,10 @@
-"""Chunked prefill: computes a bounded number of prompt tokens at a time, in order of arrival.
+"""Chunked prefill: a step computes a bounded amount of prompts, so that others do not wait for a long one.
+
+The oldest prompt has at least half of every step; shorter ones that came later share the rest, the shortest
+first, then the others in order of arrival. A step is bounded by its cost: a token far into a prompt attends
+to more positions, and on a CPU costs several times as much as one at the beginning. It is also bounded by
+its time, which is what counts on a busy machine, except for a prompt that is alone and fits into one step:
+that is always computed as one chunk, so that the same requests one after the other give the same bits.
 
 A step reports which prompts are complete and which jobs failed; the scheduler starts the former and ends the
 latter. Chunks that do not fit into memory together are computed one by one.
@@ -6,6 +12,8 @@ latter. Chunks that do not fit into memory together are computed one by one.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +26,9 @@ from hermes.engine.sampling.request import SampleJob
 from hermes.engine.sampling.runner import ModelRunner, PrefillChunk
 from hermes.engine.types import NotFiniteError
 
+_MIN_TOKENS = 32.0
+"""The least that a step computes, in first tokens: less would read the weights for too little."""
+
 
 @dataclass(slots=True)
 class PrefillStep:
@@ -26,10 +37,41 @@ class PrefillStep:
     failed: dict[SampleJob, BaseException] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """How much of the prompts one step computes."""
+
+    tokens: int
+    """At the beginning of a prompt."""
+    position_cost: float = 0.0
+    """What attending to one more position costs, in units of the cost of a first token."""
+    seconds: float | None = None
+    """Of one step; None: not bounded by time."""
+
+    def cost(self, offset: int, tokens: int) -> float:
+        """Of a chunk, in first tokens."""
+        return tokens * (1.0 + self.position_cost * (offset + tokens / 2))
+
+    def fitting_tokens(self, offset: int, budget: float) -> int:
+        """How many tokens from `offset` on the budget pays for; at least 1."""
+        base, slope = 1.0 + self.position_cost * offset, self.position_cost
+        if slope * budget < 1e-6:
+            return max(1, int(budget / base))
+        return max(1, int((math.sqrt(base * base + 2 * slope * budget) - base) / slope))
+
+
 class Prefill:
-    def __init__(self, runner: ModelRunner, budget_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        limits: PrefillLimits,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._runner = runner
-        self._budget_tokens = budget_tokens
+        self._limits = limits
+        self._clock = clock
+        self._timed_budget = float(limits.tokens)
+        """What a step may compute so that it takes about as long as it may."""
         self.prompts: list[PrefillPrompt] = []
 
     @property
@@ -43,19 +85,22 @@ class Prefill:
         self.prompts = [prompt for prompt in self.prompts if prompt.job is not job]
         return removed
 
-    def step(self, order: Callable[[Policy], int]) -> PrefillStep:
-        """Computes the next chunks of the oldest prompts; `order` sorts those of one policy together."""
-        chosen: list[tuple[PrefillPrompt, PrefillChunk]] = []
-        budget = self._budget_tokens
-        for prompt in self.prompts:
-            if budget <= 0:
-                break
-            size = min(budget, len(prompt.job.prompt) - prompt.done)
-            budget -= size
-            chosen.append((prompt, prompt.chunk(size)))
+    def step(self, order: Callable[[Policy], int], *, others_wait: bool) -> PrefillStep:
+        """Computes the next chunks; `order` sorts those of one policy together.
+
+        `others_wait`: sequences are running, or requests wait for a slot.
+        """
+        limits, oldest = self._limits, self.prompts[0]
+        alone = not others_wait and len(self.prompts) == 1
+        whole = alone and limits.cost(oldest.done, oldest.left) <= limits.tokens
+        budget = float(limits.tokens) if whole else self._timed_budget
+        chosen = self._choose(budget)
         chosen.sort(key=lambda pair: order(pair[0].job.policy))
         step = PrefillStep()
-        for (prompt, chunk), hidden in zip(chosen, self._compute(chosen, step), strict=True):
+        started_s = self._clock()
+        hidden_states = self._compute(chosen, step)
+        self._adapt(budget, self._clock() - started_s)
+        for (prompt, chunk), hidden in zip(chosen, hidden_states, strict=True):
             if hidden is None or not self._score(prompt, chunk, hidden, step):
                 continue
             prompt.entry.ready += len(chunk.tokens)
@@ -65,6 +110,32 @@ class Prefill:
         done = [prompt for prompt, _ in step.ready]
         self.prompts = [prompt for prompt in self.prompts if prompt not in done]
         return step
+
+    def _choose(self, budget: float) -> list[tuple[PrefillPrompt, PrefillChunk]]:
+        oldest = self.prompts[0]
+        shorter = sorted(
+            (prompt for prompt in self.prompts[1:] if prompt.left < oldest.left),
+            key=lambda prompt: prompt.left,
+        )
+        rest = [prompt for prompt in self.prompts[1:] if prompt.left >= oldest.left]
+        cost_of_shorter = sum(self._limits.cost(prompt.done, prompt.left) for prompt in shorter)
+        reserved = budget - min(budget / 2, cost_of_shorter)
+        chosen: list[tuple[PrefillPrompt, PrefillChunk]] = []
+        for prompt in (oldest, *shorter, *rest):
+            allowed = min(budget, reserved) if prompt is oldest else budget
+            if allowed < 1:
+                break
+            size = min(self._limits.fitting_tokens(prompt.done, allowed), prompt.left)
+            budget -= self._limits.cost(prompt.done, size)
+            chosen.append((prompt, prompt.chunk(size)))
+        return chosen
+
+    def _adapt(self, budget: float, seconds: float) -> None:
+        """Makes the next step take about as long as it may, after one of this budget took `seconds`."""
+        if self._limits.seconds is None or seconds <= 0:
+            return
+        scaled = budget * min(2.0, self._limits.seconds / seconds)
+        self._timed_budget = max(_MIN_TOKENS, min(float(self._limits.tokens), scaled))
 
     def _compute(
         self, chosen: list[tuple[PrefillPrompt, PrefillChunk]], step: PrefillStep

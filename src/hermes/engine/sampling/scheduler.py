@@ -22,7 +22,7 @@ from hermes.engine.lora.policy import Policy
 from hermes.engine.memory import capacity_error, is_out_of_memory
 from hermes.engine.sampling.admission import Admission, PrefillPrompt
 from hermes.engine.sampling.policy_load import PolicyLoad
-from hermes.engine.sampling.prefill import Prefill
+from hermes.engine.sampling.prefill import Prefill, PrefillLimits
 from hermes.engine.sampling.prefix_cache import CachedSlot
 from hermes.engine.sampling.request import SampleJob
 from hermes.engine.sampling.runner import ModelRunner, SampledTokens, SampleFuture
@@ -41,11 +41,11 @@ class SamplerCounts:
 
 
 class SamplingScheduler:
-    def __init__(self, runner: ModelRunner, kv_tokens: int, max_batch: int, prefill_tokens: int) -> None:
+    def __init__(self, runner: ModelRunner, kv_tokens: int, max_batch: int, prefill: PrefillLimits) -> None:
         self._runner = runner
         self._admission = Admission(runner, kv_tokens)
         self._running = RunningBatch(max_batch)
-        self._prefill = Prefill(runner, prefill_tokens)
+        self._prefill = Prefill(runner, prefill)
         self._last_token_pending: list[CachedSlot] = []
         """Prompts whose last token is computed by the next decode step."""
         self._rows: Ints = np.zeros(0, np.int64)
@@ -157,7 +157,7 @@ class SamplingScheduler:
         ]
 
     def _step_prefill(self) -> None:
-        step = self._prefill.step(self._load.order)
+        step = self._prefill.step(self._load.order, others_wait=bool(len(self._rows) or self._admission.jobs))
         for job, error in step.failed.items():
             self.end(job, error)
         if step.ready:

@@ -7,8 +7,10 @@ complete a text at all; bytes are compared only where it can.
 
 from __future__ import annotations
 
+import bisect
 import json
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,10 @@ from hermes.engine.types import EngineUserError, Ints
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MAX_STOPS = 64
+MAX_STOPS = 64
 """Stops of one request, and stop texts that are cached."""
+_MAX_TEXT_BYTES, MAX_STOP_BYTES = 1000, 4000
+"""Of one stop text, and of all stop texts of a request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +60,7 @@ class StopParser:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._vocab = vocab
-        self._token_bytes: tuple[bytes, ...] | None = None
+        self._vocabulary: Vocabulary | None = None
         self._cache: dict[tuple[tuple[bytes, ...], tuple[int, ...]], Stops] = {}
         self._lock = threading.Lock()  # requests are parsed in their callers' threads
 
@@ -67,12 +71,15 @@ class StopParser:
         """
         if stop is None:
             return Stops(self._eos_ids)
-        if len(stop) > _MAX_STOPS:
-            raise EngineUserError(f"A request may have at most {_MAX_STOPS} stops, not {len(stop)}.")
+        if len(stop) > MAX_STOPS:
+            raise EngineUserError(f"A request may have at most {MAX_STOPS} stops, not {len(stop)}.")
         texts = tuple(text.encode() for text in stop if isinstance(text, str))
         ids = tuple(int(token) for token in stop if not isinstance(token, str))
         if b"" in texts:
             raise EngineUserError("A stop text is empty.", "Use an empty list to stop at max_tokens only.")
+        if max(map(len, texts), default=0) > _MAX_TEXT_BYTES or sum(map(len, texts)) > MAX_STOP_BYTES:
+            limits = f"{_MAX_TEXT_BYTES} bytes, and all of them {MAX_STOP_BYTES}"
+            raise EngineUserError(f"A stop text may have at most {limits}.", "Shorten the stop texts.")
         for token in ids:
             if not 0 <= token < self._vocab:
                 raise EngineUserError(f"Stop id {token} is not in the vocabulary of {self._vocab} tokens.")
@@ -84,19 +91,51 @@ class StopParser:
     def _parse_texts(self, texts: tuple[bytes, ...], ids: tuple[int, ...]) -> Stops:
         stops = self._cache.get((texts, ids))
         if stops is None:
-            if self._token_bytes is None:
-                self._token_bytes = token_bytes(self._tokenizer, self._vocab)
-            suffixes = tuple({text[start:] for text in texts for start in range(len(text))})
-            may_complete = [
-                token.startswith(suffixes) or any(text in token for text in texts)
-                for token in self._token_bytes
-            ]
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(token_bytes(self._tokenizer, self._vocab))
             all_ids = tuple(dict.fromkeys((*self._eos_ids, *ids)))
-            stops = Stops(all_ids, texts, np.array(may_complete), self._token_bytes)
-            while len(self._cache) >= _MAX_STOPS:
+            may_complete = self._vocabulary.may_complete(texts)
+            stops = Stops(all_ids, texts, may_complete, self._vocabulary.token_bytes)
+            while len(self._cache) >= MAX_STOPS:
                 del self._cache[next(iter(self._cache))]
             self._cache[texts, ids] = stops
         return stops
+
+
+class Vocabulary:
+    """The bytes of all tokens, arranged so that a request's stop texts cost milliseconds, however long."""
+
+    def __init__(self, tokens: tuple[bytes, ...]) -> None:
+        self.token_bytes = tokens
+        self._order = sorted(range(len(tokens)), key=tokens.__getitem__)
+        self._sorted = [tokens[index] for index in self._order]
+        self._joined = b"".join(tokens)
+        self._ends = np.cumsum([len(token) for token in tokens])
+        self._longest = max(map(len, tokens), default=0)
+
+    def may_complete(self, texts: tuple[bytes, ...]) -> NDArray[np.bool_]:
+        """[vocab]: whether a text can end with this token: in its middle, or by a prefix of the token."""
+        table = np.zeros(len(self.token_bytes), bool)
+        # A suffix longer than every token is the prefix of none.
+        for suffix in {
+            text[-size:] for text in texts for size in range(1, min(len(text), self._longest) + 1)
+        }:
+            first = bisect.bisect_left(self._sorted, suffix)
+            while first < len(self._sorted) and self._sorted[first].startswith(suffix):
+                table[self._order[first]] = True
+                first += 1
+        for text in texts:
+            starts = np.fromiter(self._occurrences(text), np.int64)
+            indexes = np.searchsorted(self._ends, starts, side="right")
+            table[indexes[starts + len(text) <= self._ends[indexes]]] = True
+        return table
+
+    def _occurrences(self, text: bytes) -> Iterator[int]:
+        """Where the text begins in the joined tokens; it may lie across two of them."""
+        start = self._joined.find(text)
+        while start >= 0:
+            yield start
+            start = self._joined.find(text, start + 1)
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase | None, vocab: int) -> tuple[bytes, ...]:

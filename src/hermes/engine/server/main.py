@@ -16,7 +16,7 @@ from hermes.engine.server.security import TOKEN_SCHEME
 from hermes.errors import MissingDependencyError
 from hermes.models.local.torch_threads import import_torch
 from hermes.safety.access import policy_for
-from hermes.serving import Listener, listen, run_event_loop, serve_until_signal
+from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve_until_signal
 
 if TYPE_CHECKING:
     from hermes.engine.checkpoints.store import CheckpointStore
@@ -41,6 +41,8 @@ class ServerOptions:
     port: int = 8001
     """0: any free port."""
     token: str | None = field(default=None, repr=False)
+    any_user: bool = False
+    """On loopback without a token: answer every user of this machine, not only the one who started it."""
     client_timeout_s: float = 300.0
     """How long a client may send nothing before its session ends and its adapters are dropped."""
     parser: str = "hermes"
@@ -93,7 +95,8 @@ async def _run(
     housekeeping = asyncio.create_task(_keep_house(state))
     announce(listener.url)
     try:
-        await serve_until_signal(app, listener, on_signal=state.futures.close)
+        settings = HttpSettings(only_user=options.token is None and not options.any_user)
+        await serve_until_signal(app, listener, settings, on_signal=state.futures.close)
     finally:
         housekeeping.cancel()
 

@@ -4,7 +4,9 @@ A key is the id of an ephemeral sampler, or the path and creation time of a chec
 a reference, without a copy. The SDK does not close its samplers, so above a number of policies in memory the
 least recently used one without running samples is written to a folder and dropped from memory; it is loaded
 again when it is sampled. A key that is acquired refers to the same weights until it is released, even if its
-checkpoint is replaced or deleted.
+checkpoint is replaced or deleted. Of weights that are no checkpoint, or no longer one, only MAX_ON_DISK are
+kept so: a client that opens a sampler at every step would fill the disk. Older ones are dropped, and a
+request for them fails.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from hermes.engine.engine import Engine
 
 MAX_IN_MEMORY = 8
+MAX_ON_DISK = 32
+"""Weights without a checkpoint that are written to disk, besides those in memory."""
 LATEST_POLICY = "policy"
 """The alias of the newest weights that any run has saved for sampling."""
 
@@ -112,6 +116,18 @@ class Policies:
                 if not ref.running and ref.policy_id is not None:
                     await self._offload(ref, ref.policy_id)
             self._drop_unused(key)
+        self._drop_oldest_copies()
+
+    def _drop_oldest_copies(self) -> None:
+        copies = [
+            ref
+            for ref in self._refs.values()
+            if ref.folder is not None and not ref.is_checkpoint and ref.policy_id is None and not ref.running
+        ]
+        for ref in copies[: max(0, len(copies) - MAX_ON_DISK)]:
+            assert ref.folder is not None
+            shutil.rmtree(ref.folder, ignore_errors=True)
+            ref.folder = None
 
     async def _offload(self, ref: _PolicyRef, policy_id: str) -> None:
         if ref.folder is None:
@@ -125,7 +141,11 @@ class Policies:
     async def _load(self, ref: _PolicyRef) -> str:
         policy_id = ref.policy_id
         if policy_id is None:
-            assert ref.folder is not None
+            if ref.folder is None:
+                raise EngineUserError(
+                    f"these weights are gone: {MAX_ON_DISK} newer ones without a checkpoint were sampled",
+                    "save weights that are needed later with a name, and open a new sampler",
+                )
             policy_id = await asyncio.wrap_future(self._engine.load_policy(ref.folder))
             ref.policy_id = policy_id
         return policy_id

@@ -19,6 +19,15 @@ from hermes.errors import HermesError
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_BODY_BYTES = 512 << 20
+"""Of a training call."""
+MAX_JSON_BYTES = 64 << 20
+"""Of every other request: read as JSON, it takes many times as much memory."""
+
+
+_MAX_DIGITS = 15
+_MAX_PROBLEMS, _MAX_PROBLEM_CHARS = 20, 4000
+_MAX_WINDOW_BYTES = 128 << 20
+"""What zstd's command line allows without --long."""
 
 
 class RequestError(Exception):
@@ -33,25 +42,25 @@ class RequestError(Exception):
         return JSONResponse({"detail": self.detail}, self.status)
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """The decompressed body. RequestError: it is too large, or its encoding is not the declared one."""
     length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise _too_large()
+    if length.isdigit() and (len(length) > _MAX_DIGITS or int(length) > max_bytes):
+        raise _too_large(max_bytes)
     parts: list[bytes] = []
     size_bytes = 0
     try:
         async for part in request.stream():
             size_bytes += len(part)
-            if size_bytes > MAX_BODY_BYTES:
-                raise _too_large()
+            if size_bytes > max_bytes:
+                raise _too_large(max_bytes)
             parts.append(part)
     except ClientDisconnect as error:
         raise RequestError(400, "the client disconnected before the body was complete") from error
     body = b"".join(parts)
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding == "zstd":
-        return _decompress_zstd(body)
+        return _decompress_zstd(body, max_bytes)
     if coding != "identity":
         raise RequestError(415, f"content-encoding {coding} is not supported: use identity or zstd")
     return body
@@ -59,7 +68,7 @@ async def read_body(request: Request) -> bytes:
 
 async def read_json(request: Request, schema: type[Body]) -> Body:
     """The validated body. RequestError: it does not match the schema."""
-    return validate_json(await read_body(request), schema)
+    return validate_json(await read_body(request, MAX_JSON_BYTES), schema)
 
 
 def validate_json(body: bytes, schema: type[Body]) -> Body:
@@ -76,9 +85,10 @@ def parse_json(body: bytes, schema: type[Body]) -> Body:
         return schema.model_validate_json(body)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in error.errors()
+            f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_input=False)[:_MAX_PROBLEMS]
         )
-        raise EngineUserError(problems) from error
+        raise EngineUserError(problems[:_MAX_PROBLEM_CHARS]) from error
 
 
 def request_error(error: HermesError) -> RequestError:
@@ -107,18 +117,19 @@ def json_bytes(value: Any) -> bytes:
     return to_json(value, inf_nan_mode="null")
 
 
-def _too_large() -> RequestError:
-    return RequestError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+def _too_large(max_bytes: int) -> RequestError:
+    return RequestError(413, f"the body is larger than {max_bytes} bytes")
 
 
-def _decompress_zstd(body: bytes) -> bytes:
+def _decompress_zstd(body: bytes, max_bytes: int) -> bytes:
     import zstandard
 
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
     try:
-        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
-            plain: bytes = reader.read(MAX_BODY_BYTES + 1)
+        with decompressor.stream_reader(body) as reader:
+            plain: bytes = reader.read(max_bytes + 1)
     except zstandard.ZstdError as error:
         raise RequestError(400, f"the body is not valid zstd: {error}") from error
-    if len(plain) > MAX_BODY_BYTES:
-        raise _too_large()
+    if len(plain) > max_bytes:
+        raise _too_large(max_bytes)
     return plain

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.batch.reward import GraderError
 from hermes.envs.agent.pending import in_own_thread
 from hermes.envs.agent.tool_context import ToolContext
+from hermes.envs.author_code import GRADER_WATCH, error_location
 from hermes.envs.rewards.result import RewardResult
 from hermes.errors import HermesError, HostError, ProviderError, SandboxError
 
@@ -47,7 +48,9 @@ async def grade(
     except HermesError as error:
         raise GraderError(f"compute_reward failed: {error.message}", error.hint) from error
     except (Exception, SystemExit) as error:  # sys.exit in a grader must not end the run
-        raise GraderError(f"compute_reward raised {type(error).__name__}: {error}") from error
+        location = error_location(error)
+        where = f" ({location})" if location else ""
+        raise GraderError(f"compute_reward raised {type(error).__name__}: {error}{where}") from error
     finally:
         await context.cleanup()
     return validate_reward(value, allowed)
@@ -75,11 +78,24 @@ def validate_reward(value: object, allowed: Range) -> RewardResult:
 async def _call(compute_reward: ComputeReward, item: Any, result: AgentResult, context: ToolContext) -> Any:
     if not inspect.iscoroutinefunction(compute_reward):
         blocking = context.blocking()
-        return await in_own_thread(lambda: compute_reward(item, result, blocking))
+
+        def call() -> Any:
+            with GRADER_WATCH.watch(compute_reward):
+                return compute_reward(item, result, blocking)
+
+        return await in_own_thread(call)
     if not uses_results_directly(getattr(compute_reward, "__func__", compute_reward)):
-        return await compute_reward(item, result, context)
+        work = compute_reward(item, result, context)
+        with GRADER_WATCH.watch(compute_reward, work):
+            return await work
     blocking = context.blocking()
-    return await in_own_thread(lambda: asyncio.run(compute_reward(item, result, blocking)))
+
+    def run() -> Any:
+        work = compute_reward(item, result, blocking)
+        with GRADER_WATCH.watch(compute_reward, work):
+            return asyncio.run(work)
+
+    return await in_own_thread(run)
 
 
 @cache

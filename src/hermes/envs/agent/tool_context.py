@@ -30,6 +30,7 @@ from hermes.envs.agent.pending import SyncOrAwaitable, block_on
 from hermes.envs.agent.transfer import receive_dir, send_dir
 from hermes.errors import UsageError
 from hermes.sandbox import open_sandbox as new_sandbox
+from hermes.sandbox.base import end_processes
 from hermes.tools import registry
 from hermes.tools.execute import run_tool_call
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from hermes.tools.base import Workbench
 
 TIMEOUT_S = 180.0
+MAX_CONTENT_BYTES = 32 << 20
+"""Of a file that a grader reads as text: a sparse file costs a policy nothing, and the trainer its size."""
+MAX_COPY_BYTES = 256 << 20
 Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
@@ -59,7 +63,7 @@ class ToolContext:
     @classmethod
     async def after(cls, bench: Workbench) -> ToolContext:
         """The context of a finished rollout; processes it left running are killed first."""
-        await asyncio.gather(*(process.kill() for process in bench.processes.values()))
+        await end_processes(bench.sandbox, bench.processes.values())
         return cls(bench)
 
     def blocking(self) -> ToolContext:
@@ -74,7 +78,7 @@ class ToolContext:
         return self._wait(self._terminal(command, timeout))
 
     def read_file(self, path: str) -> Any:
-        """{content}: the file as text; or {error}."""
+        """{content}: the file as text; or {error}, also for one of more than MAX_CONTENT_BYTES."""
         return self._wait(self._read_file(path))
 
     def write_file(self, path: str, content: str) -> Any:
@@ -144,7 +148,8 @@ class ToolContext:
     def fresh(self, files: Sequence[str] = ()) -> Any:
         """A ToolContext in a new, empty sandbox, with copies of these files of the rollout.
 
-        A file that does not exist is not copied. It is cleaned up together with this one.
+        A file that does not exist, cannot be read, or is larger than MAX_COPY_BYTES is not copied. The new
+        context is cleaned up together with this one.
         """
         return self._wait(self._fresh(files))
 
@@ -183,9 +188,11 @@ class ToolContext:
 
     async def _read_file(self, path: str) -> JSONObject:
         try:
-            data = await (await self.open_sandbox()).read_file(path)
+            data = await (await self.open_sandbox()).read_file(path, MAX_CONTENT_BYTES + 1)
         except OSError as error:
             return {"error": _describe_error(error, path)}
+        if len(data) > MAX_CONTENT_BYTES:
+            return {"error": f"'{path}': larger than {MAX_CONTENT_BYTES} bytes; use download_file"}
         return {"content": data.decode("utf-8", "replace")}
 
     async def _write(self, path: str, data: bytes) -> JSONObject:
@@ -225,9 +232,11 @@ class ToolContext:
         for path in files:
             source = await self.open_sandbox()
             try:
-                await sandbox.write_file(path, await source.read_file(path))
-            except FileNotFoundError:
+                data = await source.read_file(path, MAX_COPY_BYTES + 1)
+            except OSError:  # not there, or made unreadable: either way there is nothing to copy
                 continue
+            if len(data) <= MAX_COPY_BYTES:
+                await sandbox.write_file(path, data)
         copy = ToolContext(self._bench, wait=self._wait, sandbox=sandbox)
         self._exit_stack.push_async_callback(copy._exit_stack.aclose)
         return copy

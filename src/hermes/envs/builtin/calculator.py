@@ -2,7 +2,8 @@
 
 Teaches multi-turn tool use that a model of 135 million parameters can learn: call the calculator, read its
 result, answer with the number. Graded by the exact value of the final number of the last message. Shaped: 0.1
-for an attempted call, 0.2 for one that parses, 0.3 for the right tool, 0.6 for calculating the right value.
+for an attempted call, 0.2 for one that parses, 0.3 for the right tool, 0.6 for calculating the right value; a
+flood of calls is an attempt.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
 from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
-from hermes.envs.rewards.number import numeric
+from hermes.envs.rewards.number import numeric, read_number
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.tasks.arithmetic import Sum, one_step, two_steps
 from hermes.envs.tasks.split import Split, draw
 from hermes.errors import ToolError
 from hermes.tools.builtin.calculator import calculate
+
+_ATTEMPT = 0.1
 
 
 class CalculatorConfig(ShapedEnvConfig):
@@ -55,7 +58,7 @@ class CalculatorEnv(SolvableEnv):
 
     async def grade(self, item: Sum, result: AgentResult, ctx: ToolContext) -> RewardResult:
         right = numeric(result.final_response, item.answer)
-        progress = max((_call_progress(item, call) for call in tool_calls(result)), default=0.0)
+        progress = _progress(item, tool_calls(result))
         value = max(right.value, progress) if self.config.reward_mode == "shaped" else right.value
         parts = {"right": right.value, "way": progress, "success": right.value}
         return RewardResult(value, parts, right.detail)
@@ -68,19 +71,27 @@ class CalculatorEnv(SolvableEnv):
         return calculate(str(call.parsed()["expression"]))
 
 
+def _progress(item: Sum, calls: Sequence[ToolCall]) -> float:
+    """Shaped credit for the way. More than twice the calls that the sum needs are guesses: an attempt."""
+    best = max((_call_progress(item, call) for call in calls), default=0.0)
+    return best if len(calls) <= 2 * len(item.steps) else min(best, _ATTEMPT)
+
+
 def _call_progress(item: Sum, call: ToolCall) -> float:
     """Shaped credit for a call."""
     try:
         arguments = call.parsed()
     except (ValueError, RecursionError):
-        return 0.1
+        return _ATTEMPT
     if call.name != "calculator":
         return 0.2
+    expression = str(arguments.get("expression", ""))
     try:
-        value = calculate(str(arguments.get("expression", "")))
+        value = calculate(expression)
     except ToolError:
         return 0.3
-    return 0.6 if value == item.answer else 0.3
+    is_guess = read_number(expression) is not None  # a number alone is looked up, not calculated
+    return 0.6 if value == item.answer and not is_guess else 0.3
 
 
 if __name__ == "__main__":

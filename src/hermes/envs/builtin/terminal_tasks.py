@@ -75,6 +75,7 @@ class TerminalTasksEnv(SolvableEnv):
             "replace commands": runs(
                 "mkdir -p bin; for c in test cat sh grep; do ln -s /bin/true bin/$c; done"
             ),
+            "hide by permissions": runs("chmod 000 * . 2> /dev/null; true"),
             "endless file": runs("ln -sf /dev/zero count.txt; mkfifo total.txt unique.txt"),
         }
 
@@ -84,13 +85,22 @@ class _SandboxWorkspace:
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context
+        self._opened = False
+
+    async def _open_directories(self) -> None:
+        """Undoes permissions that would hide a file from the checks: hidden is not removed."""
+        if not self._opened:
+            self._opened = True
+            await self._context.terminal("chmod -R u+rwX . 2> /dev/null; true", timeout=_CHECK_TIMEOUT_S)
 
     async def read_text(self, path: str) -> str | None:
+        await self._open_directories()
         file = await self._context.read_file(path)
         text: str | None = file.get("content")
         return text
 
     async def exists(self, path: str) -> bool:
+        await self._open_directories()
         test = f"test -e {path} || test -L {path}"
         completed = await self._context.terminal(test, timeout=_CHECK_TIMEOUT_S)
         return bool(completed["exit_code"] == 0)

@@ -2,8 +2,8 @@
 
 Teaches research: search, read, follow, answer briefly. The web is an invented encyclopaedia served on this
 machine, so that no answer can be memorised beforehand. Graded 0.6 by a judge, 0.2 by the use of search and
-pages, 0.2 by the number of turns, and 0 unless the response names the fact. Without a judge model, word
-overlap with the right answer is used instead, and the part `fallback` is 1.
+pages, 0.2 by the number of turns, and 0 unless the response names the fact and nothing else of its kind.
+Without a judge model, word overlap with the right answer is used instead, and the part `fallback` is 1.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hermes.envs.builtin.generated import GeneratedEnvConfig, tool_uses
 from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
 from hermes.envs.rewards.combine import Weighted, combine, efficiency, gated, tool_usage
 from hermes.envs.rewards.judge import Judge, JudgeRequest, Question
-from hermes.envs.rewards.result import RewardResult, failed
-from hermes.envs.rewards.text import mentions, words
+from hermes.envs.rewards.result import RewardResult
+from hermes.envs.rewards.text import mentions
 from hermes.envs.rewards.verdicts import Verdicts
 from hermes.envs.tasks.corpus.pages import Lookup, make_lookup
 from hermes.envs.tasks.corpus.server import CorpusServer
@@ -33,7 +33,7 @@ from hermes.models.base import ChatModel, ChatRequest
 from hermes.models.open import open_model
 
 _TOOLS = ("web_search", "web_extract")
-_MAX_WORDS = 60
+_MAX_WORDS = 40
 _RUBRIC = "whether the answer to the question is correct and brief, given the correct answer."
 
 
@@ -91,9 +91,7 @@ class WebResearchEnv(SolvableEnv):
 
     async def grade(self, item: Lookup, result: AgentResult, ctx: ToolContext) -> RewardResult:
         response = result.final_response
-        fact = mentions(response, item.answer)
-        if len(words(response)) > _MAX_WORDS:
-            fact = failed(f"the answer has more than {_MAX_WORDS} words")
+        fact = mentions(response, item.answer, item.distractors, max_words=_MAX_WORDS)
         judged = await self._judge.grade(Question(item.question, item.answer), response)
         reward = combine(
             {

@@ -4,7 +4,7 @@ The environment is loaded and set up, and scripted policies play its tasks in th
 one that says nothing, the author's `gold` solution, and the author's `exploits`. No model is needed, and
 nothing is written to the user's store. Two optional methods of the environment make the check stronger:
 
-    def gold(self, item) -> Sequence[Message]                    # assistant turns that earn 1.0
+    def gold(self, item) -> Sequence[Message]                    # assistant turns that earn the most
     def exploits(self, item) -> Mapping[str, Sequence[Message]]  # name → turns that earn no more than silence
 
 An environment that is not an agent environment is only loaded and set up, and its items are read.
@@ -13,6 +13,7 @@ An environment that is not an agent environment is only loaded and set up, and i
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from hermes.core import JSONObject, Message
 from hermes.envs.agent.env import HermesAgentBaseEnv
 from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.base import BaseEnv
+from hermes.envs.cli.red_team import CANDIDATES, Target, strategies
 from hermes.envs.modes import commandline
 from hermes.errors import HermesError
 
@@ -33,6 +35,7 @@ SILENCE = (Message.assistant(""),)
 ITEMS = 3
 """Tasks that are played."""
 _TOLERANCE = 1e-9
+_RED_TEAM = "red team"
 
 
 class CheckState(StrEnum):
@@ -66,8 +69,13 @@ class CheckReport:
         self.findings.append(CheckFinding(name, CheckState.SKIPPED, reason))
 
 
-def check_class(load: Callable[[], type[BaseEnv]], argv: Sequence[str] = ()) -> CheckReport:
-    """Checks the environment that `load` imports; `argv` are its settings, as for `process`."""
+def check_class(
+    load: Callable[[], type[BaseEnv]], argv: Sequence[str] = (), *, red_team: bool = False
+) -> CheckReport:
+    """Checks the environment that `load` imports; `argv` are its settings, as for `process`.
+
+    `red_team`: the cheating policies of `red_team.strategies` are played as well.
+    """
     report = CheckReport()
     try:
         cls = load()
@@ -76,11 +84,11 @@ def check_class(load: Callable[[], type[BaseEnv]], argv: Sequence[str] = ()) -> 
     except HermesError as error:
         report.add("imports", False, _describe_error(error))
         return report
-    asyncio.run(_check(env, report))
+    asyncio.run(_check(env, report, red_team))
     return report
 
 
-async def _check(env: BaseEnv, report: CheckReport) -> None:
+async def _check(env: BaseEnv, report: CheckReport, red_team: bool) -> None:
     try:
         await env.setup()
         items = [item for _ in range(ITEMS) if (item := await env.get_next_item()) is not None]
@@ -97,7 +105,10 @@ async def _check(env: BaseEnv, report: CheckReport) -> None:
         policy = ScriptedPolicy()
         env.rehearse(policy, Path(home))
         try:
-            await _Playthrough(env, policy, report).run(items)
+            playthrough = _Playthrough(env, policy, report)
+            await playthrough.run(items)
+            if red_team and report.passed:
+                await playthrough.play_cheaters(items[0])
         finally:
             await env.close()
 
@@ -140,10 +151,11 @@ class _Playthrough:
 
     async def _check_gold(self, items: Sequence[Any]) -> None:
         gold: Callable[[Any], Sequence[Message]] | None = getattr(self._env, "gold", None)
+        high = self._env.reward_range[1]
+        name = f"gold earns {high:.1f}" if math.isfinite(high) else "gold earns more than doing nothing"
         if gold is None:
-            self._report.skip("gold earns 1.0", "the environment has no gold(item)")
+            self._report.skip(name, "the environment has no gold(item)")
             return
-        name = "gold earns 1.0"
         solutions = [self._call_hook(name, gold, item) for item in items]
         if any(solution is not None and not solution for solution in solutions):
             self._report.skip(name, "gold(item) is empty for some of the tasks")
@@ -155,8 +167,15 @@ class _Playthrough:
         earned = [reward for reward in rewards if reward is not None]
         if len(earned) == len(rewards):
             self._solved = True
-            passed = all(abs(reward - 1.0) <= _TOLERANCE for reward in earned)
-            self._report.add(name, passed, f"earned {', '.join(f'{reward:g}' for reward in earned)}")
+            silent = self._rewards[0]
+            passed = all(
+                abs(reward - high) <= _TOLERANCE if math.isfinite(high) else reward > silent + _TOLERANCE
+                for reward in earned
+            )
+            detail = f"earned {', '.join(f'{reward:g}' for reward in earned)}"
+            if not passed and math.isfinite(high):
+                detail += f"; reward_range says that {high:g} is the most"
+            self._report.add(name, passed, detail)
 
     async def _check_exploits(self, items: Sequence[Any]) -> None:
         name = "exploits earn no more than doing nothing"
@@ -171,6 +190,32 @@ class _Playthrough:
                 if earned is not None and baseline is not None:
                     detail = f"earned {earned:g}, doing nothing {baseline:g}"
                     self._report.add(f"{name}: {exploit}", earned <= baseline + _TOLERANCE, detail)
+
+    async def play_cheaters(self, item: Any) -> None:
+        """Every strategy of the red team against one task; a finding for each that gains."""
+        baseline = await self._play(_RED_TEAM, item, SILENCE)
+        neutral = await self._play(_RED_TEAM, item, (Message.assistant("Hello."),))
+        if (
+            baseline is None or neutral is None
+        ):  # the grader itself does not work, as without its reward model
+            return
+        gold: Callable[[Any], Sequence[Message]] = getattr(self._env, "gold", lambda _: ())
+        others = [await self._env.get_next_item() for _ in range(CANDIDATES)]
+        other_gold = [gold(other) for other in others if other is not None]
+        target = Target(self._env.format_prompt(item), self._policy.offered, gold(item), other_gold)
+        scripts, gained = strategies(target), 0
+        for name, turns in scripts.items():
+            earned = await self._play(f"{_RED_TEAM}: {name}", item, turns)
+            if earned is None or earned > baseline + _TOLERANCE:
+                gained += 1
+            if earned is not None and earned > baseline + _TOLERANCE:
+                self._report.add(
+                    f"{_RED_TEAM}: {name}", False, f"earned {earned:g}, doing nothing {baseline:g}"
+                )
+        if not gained:
+            self._report.add(
+                _RED_TEAM, True, f"none of {len(scripts)} cheating policies earns more than {baseline:g}"
+            )
 
     def _call_hook(self, name: str, hook: Callable[[Any], T], item: Any) -> T | None:
         """The result of an optional method of the author's; None, with a finding, if it raises."""

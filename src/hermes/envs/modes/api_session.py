@@ -122,6 +122,8 @@ class ApiSession:
         if not unsent:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.chmod(0o600)
         with path.open("a", encoding="utf-8") as file:
             file.writelines(encode(groups) + "\n" for groups in unsent)
         self._unsent.clear()

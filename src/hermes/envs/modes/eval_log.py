@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.envs.groups import to_plain
+from hermes.envs.modes.redaction import clean_text
 from hermes.envs.stats import Interval, interval
 from hermes.safety.text import printable
 
@@ -57,9 +58,9 @@ def evaluate_log(
         "results": {f"atropos|{task_name}|0": dict(metrics), "all": dict(metrics)},
         "confidence_intervals": {name: asdict(value) for name, value in intervals.items()},
     }
-    _write(folder / "metrics.json", _dumps(result, indent=2) + "\n")
+    _write(folder / "metrics.json", clean_text(_dumps(result, indent=2)) + "\n")
     if samples:
-        _write(folder / "samples.jsonl", "".join(_dumps(sample) + "\n" for sample in samples))
+        _write(folder / "samples.jsonl", "".join(clean_text(_dumps(sample)) + "\n" for sample in samples))
     logger.info("the evaluation is saved in %s", folder)
 
 
@@ -106,5 +107,7 @@ def _dumps(value: Any, indent: int | None = None) -> str:
 
 def _write(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.part")
+    part.touch(mode=0o600)
+    part.chmod(0o600)
     part.write_text(text, encoding="utf-8")
     part.replace(path)

@@ -21,6 +21,7 @@ from typing import Any
 from uuid import uuid4
 
 from hermes.envs.config import BaseEnvConfig
+from hermes.envs.modes.redaction import clean_json, clean_text
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,9 @@ def start_wandb(config: BaseEnvConfig, name: str, project: str | None, group: st
         return
     run_name = f"{name}-{date.today():%Y-%m-%d}-{uuid4().hex[:6]}"
     try:
-        wandb.init(name=run_name, project=project, group=group, config=config.model_dump(mode="json"))
+        wandb.init(
+            name=run_name, project=project, group=group, config=clean_json(config.model_dump(mode="json"))
+        )
     except _wandb_errors(wandb) as error:
         logger.warning("W&B could not be started: %s", error)
 
@@ -140,7 +143,7 @@ def rollout_table(config: BaseEnvConfig, rollouts: Sequence[Sequence[tuple[Any, 
     table = wandb.Table(columns=["text", "score"])
     for group in rollouts:
         for text, score in group:
-            table.add_data(text, score)
+            table.add_data(clean_text(str(text)), score)
     return table
 
 

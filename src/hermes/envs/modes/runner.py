@@ -29,6 +29,7 @@ from hermes.envs.groups import GroupWriter, encode_line, rejection_reason
 from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.modes.metrics import RunTimings, start_wandb
+from hermes.envs.modes.redaction import clean_group
 from hermes.envs.phase import phase
 from hermes.envs.types import Item
 from hermes.errors import HermesError
@@ -204,10 +205,14 @@ class EnvRunner:
             decode = self.env.tokenizer.decode
             group["messages"] = [[{"role": "user", "content": decode(ids)}] for ids in group["tokens"]]
         await self.env.add_rollouts_for_wandb(group, item)
-        if (lines := _ITEM_LINES.get()) is not None:
-            lines.append(encode_line(group))
+        lines = _ITEM_LINES.get()
+        if lines is None and self.writer is None:
+            return
+        clean = clean_group(group, lambda ids: str(self.env.tokenizer.decode(ids)))
+        if lines is not None:
+            lines.append(encode_line(clean))
         elif self.writer is not None:
-            self.writer.write(group)
+            self.writer.write(clean)
 
     async def send(self, groups: Any) -> None:
         """Sends one group or a list of them. Cancelling the wait does not cancel the delivery."""

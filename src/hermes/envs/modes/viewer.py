@@ -30,6 +30,8 @@ def generate_html(input_path: str | Path, output_path: str | Path | None = None)
     source = Path(input_path)
     target = Path(output_path) if output_path else source.with_suffix(".html")
     part = target.with_name(f".{target.name}.part")
+    part.touch(mode=0o600)
+    part.chmod(0o600)
     with part.open("w", encoding="utf-8") as page:
         page.write(_HEAD.format(title=escape(source.name)))
         for number, group in enumerate(_groups(source), 1):

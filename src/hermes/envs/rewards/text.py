@@ -48,15 +48,20 @@ def _comparable(text: str) -> str:
     return normalised(text).rstrip(".!").strip("\"'` ")
 
 
-def mentions(response: str, expected: str, distractors: Sequence[str] = ()) -> RewardResult:
+def mentions(
+    response: str, expected: str, distractors: Sequence[str] = (), *, max_words: int = 100
+) -> RewardResult:
     """1 if the response contains the expected phrase as whole words, and none of the distractors.
 
-    Naming every candidate is not knowing: a response that also contains a distractor is wrong.
+    Naming every candidate is not knowing: a response that also contains a distractor is wrong, and so is one
+    of more than `max_words` words. Pass every value that a guess could list as a distractor.
     """
     phrase = words(expected)
     if not phrase:
         raise GraderError("mentions has nothing to look for: the expected phrase is empty")
     response_words = words(response)
+    if len(response_words) > max_words:
+        return failed(f"has {len(response_words)} words; at most {max_words} count as an answer")
     if not _contains(response_words, phrase):
         return failed(f"does not mention '{expected}'")
     for distractor in distractors:

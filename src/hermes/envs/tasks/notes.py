@@ -1,7 +1,8 @@
 """A note with four facts of the same kind, a question about one of them, and the form of the response.
 
 The answer is in the note, so that a small model can find it. The note also contains three distractors, and a
-response that names one of them is wrong. The note is long: repeating it exceeds every word limit.
+response that names one of them, or anything else of the kind, is wrong. The note is long: repeating it
+exceeds every word limit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Note:
     question: str
     answer: str
     distractors: tuple[str, ...]
-    """What the note says of the other people."""
+    """What the note says of the other people, and then everything else of the kind."""
 
     @property
     def key(self) -> str:
@@ -55,7 +56,8 @@ def make_note(rng: random.Random) -> Note:
     lines = [sentence.format(who=person, value=value) for person, value in zip(people, values, strict=True)]
     rng.shuffle(lines)
     text = "Here is what I wrote down after talking to the four of them yesterday. " + " ".join(lines)
-    return Note(text, question.format(who=people[0]), values[0], tuple(values[1:]))
+    others = [value for value in pool if value not in values]
+    return Note(text, question.format(who=people[0]), values[0], (*values[1:], *others))
 
 
 def make_form_task(rng: random.Random) -> FormTask:

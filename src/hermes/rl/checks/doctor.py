@@ -33,9 +33,21 @@ class Cause:
         return {"cause": self.name, "evidence": self.evidence, "advice": self.advice}
 
 
-def diagnose(rows: Rows, state: str, reason: str | None) -> list[Cause]:
-    """Worst first. `rows` are the run's metrics, one a step."""
+def diagnose(rows: Rows, state: str, reason: str | None, environment: str | None = None) -> list[Cause]:
+    """Worst first. `rows` are the run's metrics, one a step; `environment`: a failure of its code."""
     causes = [cause for check in _CHECKS if (cause := check(rows[-_RECENT:])) is not None]
+    if environment is not None:
+        slow = environment.startswith("grading has taken")
+        causes.insert(
+            0,
+            Cause(
+                "the grader hangs" if slow else "the environment's code fails",
+                environment,
+                "the environment's log has the traceback: hermes rl status shows where it is"
+                if not slow
+                else "look at that line: a request or a command without a time limit waits there",
+            ),
+        )
     if state == "failed":
         causes.insert(0, Cause("the run failed", reason or "no reason is recorded", "see its last log lines"))
     elif not rows:

@@ -199,8 +199,8 @@ def summarise(groups: Sequence[JSONObject], seconds: float) -> Sampled:
 
 def judge(sampled: Sampled, resolved: Resolved) -> JSONObject:
     scores = [score for group in sampled.scores for score in group]
-    passed = sum(score > 0 for score in scores) / len(scores)
     signal = sum(has_signal(group) for group in sampled.scores) / len(sampled.scores)
+    passed = pass_rate(scores)
     return {
         "environment": resolved.selection.environment,
         "groups": len(sampled.scores),
@@ -212,21 +212,35 @@ def judge(sampled: Sampled, resolved: Resolved) -> JSONObject:
         "truncation": sampled.truncated,
         "tool_errors": sampled.tool_errors,
         "suggested": _suggestions(passed, signal, sampled.distinct, resolved),
-        "verdict": verdict(passed, statistics.fmean(scores), signal, sampled.truncated or 0.0),
+        "verdict": verdict(scores, signal, sampled.truncated or 0.0),
     }
 
 
-def verdict(passed: float, mean: float, signal: float, truncated: float) -> str:
-    """`passed`: the share of rollouts that earned anything; `mean`: their mean reward, 1 being the most."""
+def pass_rate(scores: Sequence[float]) -> float:
+    """The share of rollouts that earned more than the least: 0, or the lowest score where it is negative."""
+    least = min(0.0, *scores)
+    return sum(score > least for score in scores) / len(scores)
+
+
+def verdict(scores: Sequence[float], signal: float, truncated: float) -> str:
+    """Whatever the range of the rewards: only differences within groups teach, and only if there is a better
+    answer than nearly all of them. `signal`: the share of groups whose scores differ."""
     cut = f"; {truncated:.0%} of the rollouts are cut off: raise max_token_length"
     note = cut if truncated > _HIGH_TRUNCATION else ""
-    if passed == 0:
-        advice = "warm up with SFT (start_from) or shape the reward"
-        return f"will not learn: no rollout earned anything; {advice}{note}"
-    if mean > 0.95:
-        return f"little to learn: nearly every rollout succeeds already{note}"
+    lowest, highest = min(scores), max(scores)
+    if lowest == highest:
+        if lowest == 1.0:
+            return f"little to learn: every rollout succeeds already{note}"
+        advice = (
+            "warm up with SFT (start_from) or shape the reward; if it is the best score, use harder tasks"
+        )
+        earned = "no rollout earned anything" if not lowest else f"every rollout earned {lowest:g}"
+        return f"will not learn: {earned}; {advice}{note}"
     if signal == 0:
         return f"will not learn: within each group all scores are equal; larger groups or other tasks{note}"
+    near_best = sum(score > highest - 0.05 * (highest - lowest) for score in scores) / len(scores)
+    if near_best > 0.95:
+        return f"little to learn: nearly every rollout earns {highest:g} already{note}"
     if signal < 0.3:
         return f"will learn slowly: only {signal:.0%} of the groups have anything to compare{note}"
     return f"will learn: {signal:.0%} of the groups have something to compare{note}"

@@ -66,6 +66,8 @@ class Resolved:
     """Section → the class that checks it."""
     toolsets: list[str] | None
     """The default toolsets of the environment; None: it has none."""
+    evaluates: bool = False
+    """Whether the environment has an evaluation."""
 
     def section(self, name: str) -> JSONObject:
         prefix = f"{name}."
@@ -151,11 +153,14 @@ def current_selection(home: Path) -> EnvSelection:
 
 
 def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
-    """Changes one field of the selection; UsageError for one that is unknown, locked or out of range.
+    """Changes one field of the selection, and saves it. LockedFieldError unless `unlock`, if it is locked."""
+    resolved = with_edit(config, current_selection(config.home), name, value, unlock=unlock)
+    save(config.home, resolved.selection)
+    return resolved
 
-    Setting a locked field to its present value is no error. `unlock`: a person overrides the lock.
-    """
-    selection = current_selection(config.home)
+
+def with_edit(config: Config, selection: EnvSelection, name: str, value: Any, *, unlock: bool) -> Resolved:
+    """The same for any selection, and nothing is saved."""
     current = resolve(config, selection)
     field = find_field(name, current.fields)
     section = field.name.partition(".")[0]
@@ -172,31 +177,34 @@ def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
         if checked == current.values[field.name]:
             return current
         raise locked
-    changed = replace(selection, edits={**selection.edits, field.name: checked})
-    resolved = resolve(config, changed)
-    save(config.home, changed)
-    return resolved
+    return resolve(config, replace(selection, edits={**selection.edits, field.name: checked}))
 
 
-def apply_run_file(config: Config, path: Path) -> Resolved:
-    """Edits the selection from a YAML file of the reference. A person names the file: locks do not apply.
+def with_run_file(config: Config, selection: EnvSelection, path: Path) -> Resolved:
+    """The selection edited by a YAML file of the reference. A person names the file: locks do not apply.
 
     Fields that the run sets itself (addresses, the checkpoints' folder) are not read from the file.
     """
     from hermes.rl.config.run_file import read_run_file
 
-    classes = resolve(config, current_selection(config.home)).classes
+    classes = resolve(config, selection).classes
     written = read_run_file(path, classes["env"].model_fields).values
-    return apply_values(config, {name: value for name, value in written.items() if name not in UNCHANGEABLE})
+    values = {name: value for name, value in written.items() if name not in UNCHANGEABLE}
+    return _with_edits(config, selection, values)
 
 
 def apply_values(config: Config, values: Mapping[str, JSON]) -> Resolved:
     """Changes several fields of the selection at once, as a person: dotted field → value."""
-    selection = current_selection(config.home)
+    resolved = _with_edits(config, current_selection(config.home), values)
+    save(config.home, resolved.selection)
+    return resolved
+
+
+def _with_edits(config: Config, selection: EnvSelection, values: Mapping[str, JSON]) -> Resolved:
     changed = replace(selection, edits={**selection.edits, **values})
     resolved = resolve(config, changed)
-    save(config.home, replace(changed, edits={name: resolved.values[name] for name in changed.edits}))
-    return resolved
+    edits = {name: resolved.values[name] for name in changed.edits}
+    return replace(resolved, selection=replace(changed, edits=edits))
 
 
 class LockedFieldError(UsageError):
@@ -219,7 +227,7 @@ def resolve(config: Config, selection: EnvSelection) -> Resolved:
     from hermes.envs.config import BaseEnvConfig
 
     settings = config.settings.rl
-    defaults, server, toolsets = _load_defaults(Path(selection.file_path))
+    defaults, server, toolsets, evaluates = _load_defaults(Path(selection.file_path))
     classes: dict[str, type[BaseModel]] = {
         "env": type(defaults),
         "openai": type(server),
@@ -256,7 +264,7 @@ def resolve(config: Config, selection: EnvSelection) -> Resolved:
     values |= {name: value for name, value in recipe.items() if name in fields}
     fields |= FIXED
     values |= {name: info.default for name, info in FIXED.items()}
-    resolved = Resolved(selection, model, fields, values, classes, toolsets)
+    resolved = Resolved(selection, model, fields, values, classes, toolsets, evaluates)
     return _with_values(_with_values(resolved, settings.values), selection.edits)
 
 
@@ -319,10 +327,10 @@ def _recipe(model: str, env: JSONObject, *, wandb: bool) -> JSONObject:
     }
 
 
-def _load_defaults(path: Path) -> tuple[Any, Any, list[str] | None]:
-    """The environment's own settings, its server's, and its toolsets."""
+def _load_defaults(path: Path) -> tuple[Any, Any, list[str] | None, bool]:
+    """The environment's own settings, its server's, its toolsets, and whether it has an evaluation."""
     from hermes.compat import atropos
-    from hermes.envs.cli.run import EnvironmentFileError, load_class
+    from hermes.envs.cli.run import EnvironmentFileError, has_evaluation, load_class
     from hermes.envs.servers.config import APIServerConfig
 
     atropos.install()
@@ -336,7 +344,8 @@ def _load_defaults(path: Path) -> tuple[Any, Any, list[str] | None]:
             f"config_init of {path} fails: {type(error).__name__}: {error}", f"hermes env check {path}"
         ) from error
     toolsets = getattr(cls, "default_toolsets", None)
-    return defaults, APIServerConfig(), None if toolsets is None else list(toolsets)
+    named_toolsets = None if toolsets is None else list(toolsets)
+    return defaults, APIServerConfig(), named_toolsets, has_evaluation(cls)
 
 
 def _folders(config: Config) -> list[Path]:

@@ -1,6 +1,7 @@
 """The processes of a run as commands, from its resolved configuration.
 
-Keys are passed to a process in its environment variables, never on its command line. The readiness of trainer
+Keys, and the token of the run's own API, are passed to a process in its environment variables, never on its
+command line. The readiness of trainer
 and environment is read from the API's status: whether the trainer has requested a batch, and whether the
 environment is connected. If a service has the weights there is no engine: the trainer serves them to the
 environment.
@@ -8,6 +9,8 @@ environment.
 
 from __future__ import annotations
 
+import secrets
+from functools import cached_property
 from pathlib import Path
 
 from hermes.config.environment import RL_RUN_VARIABLE
@@ -21,12 +24,17 @@ from hermes.rl.run import RlRun, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process import HERMES, ProcessSpec, fetch_json
+from hermes.training.data.api import TOKEN_VARIABLE
 from hermes.training.service.token_meter import read_tokens
 
+_TOKEN_FILE = "api_token"
+"""In the run's folder, readable by its user only."""
 _API_PATIENCE_S = 300.0
 """Longer than the API takes to restart after it was killed."""
 _ENV_PATIENCE_S = 900.0
 """Longer than an environment may take to start; the supervisor restarts one that exits."""
+_NEVER = 10**9
+"""Steps."""
 _STARVING_S = 10.0
 _STEP_AND_SAVE_S = 900.0
 """Longer than a step and a checkpoint of a large model or on a busy machine take."""
@@ -64,7 +72,7 @@ class RunPlan:
 
     def is_starving(self) -> bool:
         """Whether the trainer has waited for a batch for longer than an environment needs to send a group."""
-        trainer = (fetch_json(f"{self._api_url}/status") or {}).get("trainer", {})
+        trainer = (self._api_status() or {}).get("trainer", {})
         return (trainer.get("waiting_s") or 0.0) > _STARVING_S
 
     def reassign_port(self, name: str) -> bool:
@@ -88,7 +96,8 @@ class RunPlan:
             "api",
             (*HERMES, "api", "--port", port, "--state-dir", str(self._run.folder / "api")),
             self._run.log_path("api"),
-            lambda: fetch_json(f"{self._api_url}/status") is not None,
+            lambda: self._api_status() is not None,
+            environ=self._api_environ,
             is_server=True,
             start_patience_s=120.0,
         )
@@ -113,8 +122,8 @@ class RunPlan:
             "trainer",
             (*HERMES, *trainer_arguments(self._run, self._config)),
             self._run.log_path("trainer"),
-            lambda: bool((fetch_json(f"{self._api_url}/status") or {}).get("started")),
-            environ=trainer_environ(self._config),
+            lambda: bool((self._api_status() or {}).get("started")),
+            environ={**trainer_environ(self._config), **self._api_environ},
             completes_run=True,
             is_done=self._all_steps_made,
             finish_patience_s=_STEP_AND_SAVE_S,
@@ -122,20 +131,37 @@ class RunPlan:
 
     def _env(self) -> ProcessSpec:
         file = self._config["run"]["environment_file"]
+        # The trainer evaluates: the weights of one step, and the last ones too.
+        no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if self._config["run"].get("evaluates") else ()
         return ProcessSpec(
             "env",
-            (*HERMES, "env", "serve", file, "--config", str(self._run.config_path)),
+            (*HERMES, "env", "serve", file, "--config", str(self._run.config_path), *no_evaluation),
             self._run.log_path("env"),
             self._env_connected,
-            environ={**wandb_environ(self._config), RL_RUN_VARIABLE: self._run.run_id},
+            environ={
+                **wandb_environ(self._config),
+                **self._api_environ,
+                RL_RUN_VARIABLE: self._run.run_id,
+            },
         )
+
+    def _api_status(self) -> JSONObject | None:
+        return fetch_json(f"{self._api_url}/status", self._api_environ[TOKEN_VARIABLE])
+
+    @cached_property
+    def _api_environ(self) -> dict[str, str]:
+        """The token of the run's API: another program cannot post scores, not even one of the same user."""
+        path = self._run.folder / _TOKEN_FILE
+        if not path.exists():
+            atomic_write(path, secrets.token_hex(24) + "\n")
+        return {TOKEN_VARIABLE: path.read_text().strip()}
 
     def _all_steps_made(self) -> bool:
         total: int = self._config["env"]["total_steps"]
         return any(checkpoint["step"] >= total for checkpoint in saved_checkpoints(self._run))
 
     def _env_connected(self) -> bool:
-        envs = (fetch_json(f"{self._api_url}/status") or {}).get("envs", [])
+        envs = (self._api_status() or {}).get("envs", [])
         return any(env["connected"] for env in envs)
 
     @property
@@ -164,6 +190,12 @@ def trainer_arguments(run: RlRun, config: JSONObject) -> tuple[str, ...]:
     }
     if config["run"]["service"]:
         flags["face-port"] = config["run"]["ports"]["trainer"]
+    if config["run"].get("evaluates"):
+        flags |= {
+            "eval-environment": config["run"]["environment_file"],
+            "eval-config": run.config_path,
+            "eval-every": env["steps_per_eval"],
+        }
     sinks = (f"--sink={name}" for name in tinker["sinks"])
     return ("train", "grpo", *(f"--{name}={value}" for name, value in flags.items()), *sinks)
 

@@ -159,10 +159,13 @@ def signal_group(process_id: ProcessId, number: signal.Signals) -> None:
         os.killpg(process_id.pid, number)
 
 
-def fetch_json(url: str) -> JSONObject | None:
+def fetch_json(url: str, token: str | None = None) -> JSONObject | None:
     """The JSON object that a server returns; None if it does not respond."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with urllib.request.urlopen(url, timeout=_PROBE_S) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=_PROBE_S
+        ) as response:
             body: JSONObject = json.loads(response.read() or b"{}")
             return body
     except (URLError, OSError, ValueError):

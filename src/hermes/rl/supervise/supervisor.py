@@ -2,7 +2,7 @@
 
 A supervisor that takes over from a dead one adopts the processes that still run, by pid and start time. A
 process that exited in between is started again: every process resumes from its own state on disk, and one
-whose work is done exits at once.
+whose work is done exits at once. A run whose disk is full waits for room (`disk_room`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from pathlib import Path
 
 from hermes.errors import HermesError
 from hermes.rl.run import ProcessStatus, RlRun, RunState, RunStatus, now_ms
-from hermes.rl.supervise.process import Exited, ProcessHandle, ProcessId, ProcessSpec, last_error
+from hermes.rl.supervise.disk_room import DiskRoom
+from hermes.rl.supervise.process import (
+    TAIL_BYTES,
+    Exited,
+    ProcessHandle,
+    ProcessId,
+    ProcessSpec,
+    last_error,
+    read_tail,
+)
 
 _TICK_S = 0.1
 _MAX_EXITS = 5
@@ -70,6 +79,8 @@ class _ProcessState:
     started_s: float = 0.0
     idle: bool = False
     affected_by_restart: bool = False
+    log_bytes: int = 0
+    """Size of its log when it was started."""
 
 
 class RunSupervisor:
@@ -98,6 +109,8 @@ class RunSupervisor:
         self._written: RunStatus | None = None
         self._last_progress = progress()
         self._got_signal = False
+        self._full_disk: DiskRoom | None = None
+        self._write_failed = False
 
     def supervise(self) -> RunState:
         """Returns the final state once the run has ended."""
@@ -129,6 +142,10 @@ class RunSupervisor:
             self._last_progress = step
             for state in self._states.values():
                 state.exits = 0
+        if self._full_disk is not None and self._full_disk.has_room_again():
+            self._full_disk = None
+            self._set(waiting=None)
+            self._add_event("the disk has room again; the run goes on")
         for index, spec in enumerate(self._specs):
             self._advance(spec, self._specs[:index])
             if self._status.state.ended:
@@ -153,7 +170,8 @@ class RunSupervisor:
         if state.idle:
             self._restart_if_needed(spec, state)
         elif status.process_id is None:
-            if time.monotonic() >= state.not_before_s and all(map(self._is_up, earlier)):
+            is_due = time.monotonic() >= state.not_before_s and self._full_disk is None
+            if is_due and all(map(self._is_up, earlier)):
                 self._start(spec)
         elif (exited := self._handle(spec, status.process_id).poll()) is not None:
             self._after_exit(spec, exited)
@@ -176,9 +194,13 @@ class RunSupervisor:
 
     def _start(self, spec: ProcessSpec) -> None:
         state, starts = self._states[spec.name], self._status_of(spec).starts
+        state.log_bytes = spec.log.stat().st_size if spec.log.exists() else 0
         try:
             handle = state.handle = ProcessHandle.launch(spec, self._cwd)
         except OSError as error:
+            if (full := DiskRoom.if_full(self._run.folder, str(error))) is not None:
+                self._wait_for_room(spec, full)
+                return
             self._shut_down(RunState.FAILED, f"{spec.name} cannot be started: {error}")
             return
         state.started_s, state.affected_by_restart = time.monotonic(), False
@@ -206,12 +228,30 @@ class RunSupervisor:
             self._add_event(f"{spec.name} has done its work")
             state.idle = True
             state.not_before_s = time.monotonic() + self._idle_check_s
+        elif (full := self._disk_filled_by(spec)) is not None:
+            self._wait_for_room(spec, full)
         # Another server on its port may have answered the readiness probes, of it and of later processes.
         elif (not was_ready or exited.code == 1) and self._reassign_port(spec.name):
             self._add_event(f"the port of {spec.name} was in use; it gets another")
             self._restart_from(spec)
         else:
             self._restart_or_fail(spec, action)
+
+    def _disk_filled_by(self, spec: ProcessSpec) -> DiskRoom | None:
+        """The disk, if the process that exited found it full."""
+        written = (
+            max(0, spec.log.stat().st_size - self._states[spec.name].log_bytes) if spec.log.exists() else 0
+        )
+        return DiskRoom.if_full(self._run.folder, read_tail(spec.log, min(written, TAIL_BYTES)))
+
+    def _wait_for_room(self, spec: ProcessSpec, full: DiskRoom) -> None:
+        """The process is started again when the disk has room; its exit is not counted."""
+        if self._full_disk is None:
+            self._full_disk = full
+            self._set(waiting=full.sentence())
+            self._add_event(full.sentence())
+        self._schedule(spec)
+        self._mark_others(spec)
 
     def _restart_from(self, spec: ProcessSpec) -> None:
         """Restarts the process and all later ones, with a new plan."""
@@ -272,7 +312,7 @@ class RunSupervisor:
         self._write()
         for spec in reversed(self._specs):
             self._stop(spec)
-        self._set(state=state, ended_at_ms=now_ms())
+        self._set(state=state, ended_at_ms=now_ms(), waiting=None)
         self._add_event(reason or "the training is complete")
         self._write()
 
@@ -321,9 +361,11 @@ class RunSupervisor:
             return
         try:
             self._run.write_status(self._status)
-            self._written = self._status
+            self._written, self._write_failed = self._status, False
         except HermesError as error:
-            _logger.warning("%s", error.message)
+            if not self._write_failed:
+                _logger.warning("%s; it is tried again until it can be written", error.message)
+            self._write_failed = True
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._got_signal = True

@@ -150,7 +150,8 @@ def _check_step(name: str, step: int, by_step: Collection[int]) -> None:
 
 def _path_source(home: Path, path: str, service: str) -> WeightsSource:
     run_id, *rest = path.removeprefix(SCHEME).rstrip("/").split("/")
-    if not run_id or run_id in (".", "..") or (rest and (len(rest) != 2 or rest[0] not in _KINDS)):
+    climbs = any(part in ("", ".", "..") for part in (run_id, *rest))
+    if climbs or (rest and (len(rest) != 2 or rest[0] not in _KINDS)):
         raise UsageError(
             f"'{path}' is not the path of a checkpoint",
             f"write {SCHEME}RUN/{'|'.join(_KINDS)}/NAME, or {SCHEME}RUN",

@@ -39,7 +39,7 @@ from hermes.rollouts.schema import (
 )
 from hermes.rollouts.service import BatchDelivery, TrajectoryService
 from hermes.rollouts.status import gauges, status
-from hermes.safety.access import HttpAccessPolicy
+from hermes.safety.access import HttpAccessPolicy, Refusal, is_browser
 
 _MAX_KEY_CHARS = 200
 _MAX_LEASE_ID = 2**63
@@ -240,10 +240,19 @@ OPERATIONS = (
         Handlers.reset_data,
         content_type="text/plain",
     ),
+    Operation(
+        "POST",
+        "/reset_data",
+        "The same, as a request that may change something.",
+        Handlers.reset_data,
+        content_type="text/plain",
+    ),
     Operation("GET", "/metrics", "For Prometheus.", Handlers.metrics, content_type="text/plain"),
     Operation("GET", "/openapi.json", "This document.", Handlers.openapi, include_in_schema=False),
     Operation("GET", "/docs", "This document as a page.", Handlers.docs, include_in_schema=False),
 )
+_CHANGING = frozenset({"/reset_data", "/batch"})
+"""GET requests that change the run, because Atropos's clients send them so."""
 _PATHS = frozenset(operation.path for operation in OPERATIONS)
 
 
@@ -266,7 +275,11 @@ class _Frontend:
                 self._metrics.count("requests_total", path=label, status=message["status"])
             await send(message)
 
-        if refusal := self._policy.refusal(dict(scope["headers"])):
+        headers = dict(scope["headers"])
+        refusal = self._policy.refusal(headers)
+        if refusal is None and scope["method"] == "GET" and path in _CHANGING and is_browser(headers):
+            refusal = Refusal(403, f"GET {path} changes the run: send it from a program, not from a browser")
+        if refusal:
             challenge = {"www-authenticate": 'Basic realm="hermes"'} if refusal.status == 401 else None
             response = json_response({"detail": refusal.detail}, refusal.status, challenge)
             await response(scope, receive, count_and_send)

@@ -15,7 +15,7 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from hermes.serving.protocol import LimitedHttpProtocol
 
 _READ_AHEAD_BYTES = 4 << 20
 _ACK_PATIENCE_S = 5.0
@@ -34,7 +34,7 @@ class _BodyBuffer:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
-class HttpConnection(HttpToolsProtocol):
+class HttpConnection(LimitedHttpProtocol):
     """Available to the application as `scope["state"]["connection"]`."""
 
     _watchers: tuple[Callable[[bool], None], ...] = ()
@@ -57,7 +57,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         # uvicorn wakes the application for every 64 KB and copies each byte three times; a group is larger.
         cycle: Any = self.cycle
-        if cycle.response_complete:
+        if self._refused or cycle.response_complete:
             return
         if not isinstance(cycle.body, _BodyBuffer):
             cycle.body = _BodyBuffer()

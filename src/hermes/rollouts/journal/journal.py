@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 
 from hermes.core.json import JSONObject
 from hermes.disk.filelock import FileLock
+from hermes.disk.files import make_private_dirs
 from hermes.errors import StoreError
 from hermes.rollouts.core.queue import QueuedGroup
 from hermes.rollouts.core.snapshot import describe, describe_group
@@ -277,7 +278,7 @@ def _completed_future(result: T) -> asyncio.Future[T]:
 def _lock_directory(directory: Path) -> FileLock:
     """Creates the directory if need be and keeps other servers out of it until the lock is released."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_dirs(directory)
         lock = FileLock(directory / "lock")
         acquired = lock.acquire(blocking=False)
     except OSError as error:

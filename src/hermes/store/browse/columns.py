@@ -17,13 +17,18 @@ from hermes.store.query import LATEST_RATING, LATEST_REWARD
 class SqlCondition(NamedTuple):
     clause: str
     values: tuple[JSON, ...]
+    prefilter: str = ""
+    """A necessary condition that is found by one pass over a narrow table; empty: there is none."""
+    prefilter_values: tuple[JSON, ...] = ()
 
 
 class _Column(NamedTuple):
     expression: str
     numeric: bool
-    prefilter: str | None = None
-    """What must hold for the value to be there at all; cheap, and true for few rows."""
+    table: str = ""
+    """`rewards` or `outcomes`, if a comparison can be decided in advance there."""
+    own_column: str = ""
+    """The column of that table."""
 
 
 def _total(column: str, sum_of_steps: str) -> str:
@@ -47,18 +52,30 @@ _COLUMNS: Mapping[str, _Column] = MappingProxyType(
         "session": _Column("t.session_id", False),
         "sample": _Column("t.sample_index", True),
         "outcome": _Column("coalesce(o.stop_reason, 'running')", False),
-        "reward": _Column(LATEST_REWARD, True, "t.seq IN (SELECT trajectory FROM rewards)"),
-        "rating": _Column(LATEST_RATING, True, "t.seq IN (SELECT trajectory FROM ratings)"),
-        "turns": _Column(_total("o.turns", "count(*) FILTER (WHERE s.kind = 'model')"), True),
+        "reward": _Column(LATEST_REWARD, True, "rewards", "value"),
+        "rating": _Column(LATEST_RATING, True, "ratings"),
+        "turns": _Column(
+            _total("o.turns", "count(*) FILTER (WHERE s.kind = 'model')"), True, "outcomes", "turns"
+        ),
         "messages": _Column(
             "(SELECT count(*) FROM steps s WHERE s.trajectory = t.seq AND NOT s.ephemeral)", True
         ),
-        "tool_calls": _Column(_total("o.tool_calls", "count(*) FILTER (WHERE s.kind = 'tool')"), True),
-        "tool_errors": _Column(
-            _total("o.tool_errors", "count(*) FILTER (WHERE s.kind = 'tool' AND NOT s.ok)"), True
+        "tool_calls": _Column(
+            _total("o.tool_calls", "count(*) FILTER (WHERE s.kind = 'tool')"), True, "outcomes", "tool_calls"
         ),
-        "tokens": _Column(_total(" + ".join(f"o.{name}" for name in _USAGE), _STEP_TOKENS), True),
-        "cost_usd": _Column("o.cost_usd", True),
+        "tool_errors": _Column(
+            _total("o.tool_errors", "count(*) FILTER (WHERE s.kind = 'tool' AND NOT s.ok)"),
+            True,
+            "outcomes",
+            "tool_errors",
+        ),
+        "tokens": _Column(
+            _total(" + ".join(f"o.{name}" for name in _USAGE), _STEP_TOKENS),
+            True,
+            "outcomes",
+            " + ".join(_USAGE),
+        ),
+        "cost_usd": _Column("o.cost_usd", True, "outcomes", "cost_usd"),
         "created_at_ms": _Column("t.created_at_ms", True),
     }
 )
@@ -72,9 +89,17 @@ def sql_condition(field: str, operator: str, value: str) -> SqlCondition:
         equal = _equal(column, value)
         return SqlCondition(f"NOT coalesce({equal.clause}, 0)", equal.values)
     condition = _comparison(column, operator, value)
-    if column.prefilter is None:
+    if column.table == "ratings":
+        return condition._replace(prefilter="t.seq IN (SELECT trajectory FROM ratings)")
+    if column.expression.startswith("t.") and column.expression != "t.created_at_ms":
+        narrow = f"t.seq IN (SELECT t.seq FROM trajectories t WHERE {condition.clause})"
+        return condition._replace(prefilter=narrow, prefilter_values=condition.values)
+    number = _number(value)
+    if not column.table or operator == "~" or number is None:
         return condition
-    return SqlCondition(f"{column.prefilter} AND {condition.clause}", condition.values)
+    unfinished = " UNION ALL SELECT trajectory FROM unfinished" if column.table == "outcomes" else ""
+    selected = f"SELECT trajectory FROM {column.table} WHERE {column.own_column} {operator} ?{unfinished}"
+    return condition._replace(prefilter=f"t.seq IN ({selected})", prefilter_values=(number,))
 
 
 def _column(field: str) -> _Column:
@@ -94,6 +119,8 @@ def _comparison(column: _Column, operator: str, value: str) -> SqlCondition:
         return _equal(column, value)
     if operator == "~":
         return SqlCondition(f"instr({_lowered(column, value)}, ?) > 0", (value.lower(),))
+    if column.numeric:  # a number or nothing, and nothing compares to nothing
+        return SqlCondition(f"({column.expression}) {operator} ?", (float(value),))
     return SqlCondition(
         f"(typeof({column.expression}) IN ('integer', 'real') AND {column.expression} {operator} ?)",
         (float(value),),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,22 @@ from hermes.core import Header, Outcome, Step
 from hermes.core.json import JSON
 from hermes.errors import UsageError
 from hermes.store import sqlite
+from hermes.store.browse import batches, candidates
 from hermes.store.browse.columns import SqlCondition
 from hermes.store.encode import decode_header, decode_step
 from hermes.store.query import JOINED, fts_query
 from hermes.store.reader import Reader
 from hermes.store.summary import SUMMARY, Summary, decode_summary, snippet
 
-MAX_MATCHES = 5000
-"""Messages that a search looks at, newest first: a word that is in all of them is no search."""
+MAX_MATCHES = 1000
+"""Messages that one page of a search looks at, newest first; the next page looks at older ones."""
+_MAX_COUNTED = 20_000
+_NEWEST = 4000
+"""Trajectories that are looked at one by one first: a condition that many satisfy is answered by them."""
 _HITS_A_MESSAGE = 240
 _FILTERED_HITS_A_MESSAGE = 2000
 _COUNT_LIMIT_S = 2.0
+_LAST_ROW = 2**63 - 1
 _INSTRUCTIONS_BETWEEN_CHECKS = 20_000
 _WINDOW = """
 SELECT s.id, s.trajectory, s.idx, s.kind, s.message, s.started_at_ms, s.ephemeral, s.tool, s.ok, s.body,
@@ -52,8 +58,6 @@ class TrajectoryPage(NamedTuple):
     rows: list[ListedTrajectory]
     next_before: int | None
     """Where the next page begins; None: there is none."""
-    all_matches: bool = True
-    """False: the words are in more messages than were looked at."""
 
 
 class TrajectoryCount(NamedTuple):
@@ -96,27 +100,37 @@ class BrowseReader(Reader):
         clauses = list(conditions)
         if text:
             return self._search_page(clauses, text, before, limit)
-        condition, values = _joined(clauses, before)
-        rows = self._db.execute(
-            f"{SUMMARY} WHERE {condition} ORDER BY t.seq DESC LIMIT ?", [*values, limit + 1]
-        ).fetchall()
+        rows: list[sqlite3.Row] = []
+        if clauses:
+            last = self._db.execute("SELECT coalesce(max(seq), 0) FROM trajectories").fetchone()[0] + 1
+            bound = (last if before is None else before) - _NEWEST
+            rows = self._select([*clauses, SqlCondition("t.seq >= ?", (bound,))], before, limit)
+        if len(rows) <= limit:
+            rows = self._select(_with_prefilters(clauses), before, limit)
         listed = [ListedTrajectory(row["seq"], decode_summary(row, self._db)) for row in rows[:limit]]
         return TrajectoryPage(listed, listed[-1].seq if len(rows) > limit else None)
+
+    def _select(self, clauses: Sequence[SqlCondition], before: int | None, limit: int) -> list[sqlite3.Row]:
+        condition, values = _joined(clauses, before)
+        return self._db.execute(
+            f"{SUMMARY} WHERE {condition} ORDER BY t.seq DESC LIMIT ?", [*values, limit + 1]
+        ).fetchall()
 
     def count_matching(self, conditions: Iterable[SqlCondition], text: str = "") -> TrajectoryCount:
         """How many there are, counted for two seconds at most."""
         clauses = list(conditions)
-        if text:
-            messages = self._matching_messages(text)
-            condition, values = _joined(clauses, None)
-            query = (
-                f"SELECT count(*) {JOINED} WHERE t.seq IN (SELECT s.trajectory FROM json_each(?) j"
-                f" JOIN steps s ON s.message = j.value) AND {condition}"
-            )
-            counted = self._limited_count(query, [json.dumps(messages), *values])
-            return TrajectoryCount(counted.number, counted.exact and len(messages) < MAX_MATCHES)
-        condition, values = _joined(clauses, None)
-        return self._limited_count(f"SELECT count(*) {JOINED} WHERE {condition}", values)
+        if not clauses and not text:
+            return TrajectoryCount(self._db.execute("SELECT count(*) FROM trajectories").fetchone()[0], True)
+        condition, values = _joined(_with_prefilters(clauses), None)
+        if not text:
+            return self._limited_count(f"SELECT count(*) {JOINED} WHERE {condition}", values)
+        messages = self._matching_messages(text, _MAX_COUNTED)
+        query = (
+            f"SELECT count(*) {JOINED} WHERE t.seq IN (SELECT s.trajectory FROM json_each(?) j"
+            f" JOIN steps s ON s.message = j.value) AND {condition}"
+        )
+        counted = self._limited_count(query, [json.dumps(messages), *values])
+        return TrajectoryCount(counted.number, counted.exact and len(messages) < _MAX_COUNTED)
 
     def head(self, trajectory_id: str) -> TrajectoryHead:
         row = self._db.execute(
@@ -206,6 +220,55 @@ class BrowseReader(Reader):
         )
         return [row[0] for row in rows]
 
+    def draw(
+        self,
+        conditions: Sequence[SqlCondition],
+        rater: str,
+        kinds: Collection[str],
+        besides: Collection[str],
+        seed: int,
+    ) -> str | None:
+        """The id of a trajectory that waits for this rater; see `candidates`."""
+        row = candidates.draw(self._db, conditions, rater, kinds, besides, seed)
+        return None if row is None else row.id
+
+    def draw_pair(
+        self, conditions: Sequence[SqlCondition], rater: str, besides: Collection[str], seed: int
+    ) -> candidates.CandidatePair | None:
+        return candidates.draw_pair(self._db, conditions, rater, besides, seed)
+
+    def recorded_runs(self) -> list[batches.RecordedRun]:
+        return batches.recorded_runs(self._db)
+
+    def ends_of(self, run_id: str) -> list[batches.EndCount]:
+        return batches.ends_of(self._db, run_id)
+
+    def totals_of(self, run_id: str) -> batches.RunTotals:
+        return batches.totals_of(self._db, run_id)
+
+    def rater_counts(self, rater: str) -> dict[str, int]:
+        """Ratings of one rater that count, by kind."""
+        rows = self._db.execute(
+            "SELECT r.kind, count(*) FROM ratings r WHERE r.rater = ? AND r.kind != 'withdraw' AND NOT EXISTS"
+            " (SELECT 1 FROM ratings n WHERE n.replaces = r.id AND n.replaces IS NOT NULL) GROUP BY r.kind",
+            (rater,),
+        )
+        return dict(rows.fetchall())
+
+    def last_rating_of(self, rater: str) -> str | None:
+        """The id of the rater's newest rating that counts."""
+        row = self._db.execute(
+            "SELECT r.id FROM ratings r WHERE r.rater = ? AND r.kind != 'withdraw' AND NOT EXISTS"
+            " (SELECT 1 FROM ratings n WHERE n.replaces = r.id AND n.replaces IS NOT NULL)"
+            " ORDER BY r.seq DESC LIMIT 1",
+            (rater,),
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def rating_events(self) -> int:
+        """How many rating events there are; grows with every one."""
+        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM ratings").fetchone()[0])
+
     def figures(self, since_ms: int) -> dict[str, int]:
         """What the store holds, and what was added since."""
         queries = {
@@ -214,6 +277,7 @@ class BrowseReader(Reader):
             "rewards": ("SELECT count(*) FROM rewards", ()),
             "new_trajectories": ("SELECT count(*) FROM trajectories WHERE created_at_ms > ?", (since_ms,)),
             "new_ratings": ("SELECT count(*) FROM ratings WHERE created_at_ms > ?", (since_ms,)),
+            "rated": ("SELECT count(DISTINCT trajectory) FROM ratings", ()),
             "unfinished": ("SELECT count(*) FROM unfinished", ()),
         }
         return {
@@ -223,7 +287,7 @@ class BrowseReader(Reader):
     def _search_page(
         self, clauses: Sequence[SqlCondition], text: str, before: int | None, limit: int
     ) -> TrajectoryPage:
-        messages = self._matching_messages(text)
+        messages = self._matching_messages(text, MAX_MATCHES, before)
         hits_each = _FILTERED_HITS_A_MESSAGE if clauses else _HITS_A_MESSAGE
         newest = self._newest_hits(messages, before, hits_each)
         seqs = sorted(newest, reverse=True)
@@ -238,13 +302,23 @@ class BrowseReader(Reader):
             ListedTrajectory(row["seq"], decode_summary(row, self._db), self._hit(newest[row["seq"]], text))
             for row in rows[:limit]
         ]
-        more = len(rows) > limit
-        return TrajectoryPage(listed, listed[-1].seq if more else None, len(messages) < MAX_MATCHES)
+        if len(rows) > limit:
+            return TrajectoryPage(listed, listed[-1].seq)
+        # Older messages may match as well: the next page begins where this one stopped looking.
+        unread = len(messages) == MAX_MATCHES and seqs
+        return TrajectoryPage(listed, seqs[-1] if unread else None)
 
-    def _matching_messages(self, text: str) -> list[int]:
+    def _matching_messages(self, text: str, limit: int, before: int | None = None) -> list[int]:
+        """Newest first. `before`: only messages that trajectories older than this one can have."""
+        bound = None
+        if before is not None:
+            bound = self._db.execute(
+                "SELECT max(message) FROM steps WHERE trajectory BETWEEN ? AND ?", (before - 50, before)
+            ).fetchone()[0]
         rows = self._db.execute(
-            "SELECT rowid FROM message_search WHERE message_search MATCH ? ORDER BY rowid DESC LIMIT ?",
-            (fts_query(text), MAX_MATCHES),
+            "SELECT rowid FROM message_search WHERE message_search MATCH ? AND rowid <= ?"
+            " ORDER BY rowid DESC LIMIT ?",
+            (fts_query(text), _LAST_ROW if bound is None else bound, limit),
         )
         return [row[0] for row in rows]
 
@@ -289,6 +363,11 @@ class BrowseReader(Reader):
             yield
         finally:
             self._db.set_progress_handler(None, 0)
+
+
+def _with_prefilters(clauses: Sequence[SqlCondition]) -> list[SqlCondition]:
+    filters = [SqlCondition(each.prefilter, each.prefilter_values) for each in clauses if each.prefilter]
+    return [*filters, *clauses]
 
 
 def _joined(clauses: Sequence[SqlCondition], before: int | None) -> tuple[str, list[JSON]]:

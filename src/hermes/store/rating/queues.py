@@ -44,6 +44,8 @@ class TakeRequest:
     repeat_gap: int = 10
     """Least number of other items between an item and its repeat."""
     seed: int = 0
+    besides: tuple[str, ...] = ()
+    """Items that the rater has before them already and wants to keep: the next one is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +192,9 @@ def _own_lease(db: sqlite3.Connection, request: TakeRequest) -> ItemRow | None:
     """A page that is loaded again shows the same item."""
     row = db.execute(
         f"{_ITEM} JOIN rating_leases l ON l.queue = i.queue AND l.item = i.item"
-        " WHERE i.queue = ? AND l.rater = ? ORDER BY i.position LIMIT 1",
-        (request.queue, request.rater),
+        " WHERE i.queue = ? AND l.rater = ? AND i.item NOT IN (SELECT value FROM json_each(?))"
+        " ORDER BY i.position LIMIT 1",
+        (request.queue, request.rater, canonical_json(list(request.besides))),
     ).fetchone()
     return None if row is None else ItemRow(*row)
 

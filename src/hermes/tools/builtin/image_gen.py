@@ -11,6 +11,7 @@ from hermes.errors import ToolError
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.builtin.vision import fetch_image
 from hermes.tools.images import decode_base64, media_type
+from hermes.tools.workspace import os_errors, permit_path
 
 if TYPE_CHECKING:
     from openai.types import ImagesResponse
@@ -30,7 +31,8 @@ async def image_generate(arguments: JSONObject, bench: Workbench) -> str:
     response = await _draw(target, arguments["prompt"], arguments.get("size"))
     data = await _image_bytes(response, target, bench.settings)
     path = f"images/{new_id()}.{media_type(data).removeprefix('image/')}"
-    await bench.sandbox.write_file(path, data)
+    with os_errors(path):
+        await bench.sandbox.write_file(await permit_path(bench, path, "write"), data)
     return f"{bench.sandbox.workspace}/{path}"
 
 

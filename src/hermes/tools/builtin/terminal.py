@@ -1,12 +1,14 @@
 """terminal and process: shell commands in the sandbox, in the foreground and in the background.
 
-Every command needs approval first. A command that exits non-zero is a failed call whose complete output the
-model still receives; one that exceeds its time-out is killed with everything it started.
+Every command needs approval first, and so does what is typed into one that runs. A command that exits
+non-zero is a failed call whose complete output the model still receives; one that exceeds its time-out is
+killed with everything it started.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 from hermes.core import JSONObject, ToolErrorKind
@@ -27,7 +29,8 @@ async def _terminal(arguments: JSONObject, bench: Workbench) -> ToolOutput:
     if "\0" in command:
         raise ToolError("the command holds a NUL character", kind=ToolErrorKind.BAD_ARGUMENTS)
     cwd = await permit_path(bench, arguments["workdir"], "work in") if "workdir" in arguments else None
-    await bench.approver.approve("command", command)
+    action = command if cwd is None else f"cd {shlex.quote(cwd)} && {command}"
+    await bench.approver.approve("command", action)
     with os_errors(arguments.get("workdir", "the command")):
         if arguments.get("background", False):
             process = await bench.sandbox.start(command, cwd=cwd)
@@ -64,7 +67,7 @@ async def _process(arguments: JSONObject, bench: Workbench) -> ToolOutput:
         return ToolOutput(_json([_describe(process) for process in bench.processes.values()]))
     process = _find(arguments, bench)
     if action == "write":
-        return await _write(process, arguments)
+        return await _write(process, arguments, bench)
     if action == "kill":
         await process.kill()
         return ToolOutput(_json(_describe(process)))
@@ -89,11 +92,14 @@ def _find(arguments: JSONObject, bench: Workbench) -> BackgroundProcess:
     return bench.processes[name]
 
 
-async def _write(process: BackgroundProcess, arguments: JSONObject) -> ToolOutput:
+async def _write(process: BackgroundProcess, arguments: JSONObject, bench: Workbench) -> ToolOutput:
     if "text" not in arguments:
         raise ToolError("write needs a text", kind=ToolErrorKind.BAD_ARGUMENTS)
     if process.exit_code is not None:
         raise ToolError(f"process {process.id} has exited with code {process.exit_code}")
+    # To a shell or an interpreter, input is commands: the approval of its start does not cover them.
+    to = f"to process {process.id}, started as {_json(process.command)}:"
+    await bench.approver.approve("process_input", f"{to}\n{arguments['text']}")
     try:
         await process.write(arguments["text"])
     except OSError:

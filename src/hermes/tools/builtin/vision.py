@@ -13,6 +13,7 @@ from hermes.core import JSONObject, Message, Role
 from hermes.errors import ToolError
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.images import MAX_IMAGE_BYTES, data_url, decode_base64
+from hermes.tools.workspace import permit_path
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -47,8 +48,9 @@ async def _load(image: str, bench: Workbench) -> bytes:
         return decode_base64(data)
     if image.startswith(("http://", "https://")):
         return await fetch_image(image, bench.settings.web.allow_hosts)
+    allowed = await permit_path(bench, image, "read and send to the vision model")
     try:
-        return await bench.sandbox.read_file(image, MAX_IMAGE_BYTES + 1)
+        return await bench.sandbox.read_file(allowed, MAX_IMAGE_BYTES + 1)
     except OSError as error:
         raise ToolError(f"cannot read '{image}': {error.strerror or type(error).__name__}.") from error
 

@@ -25,7 +25,7 @@ from hermes.core import JSONObject
 from hermes.errors import MissingDependencyError, ToolError
 from hermes.tools.base import Workbench
 from hermes.tools.datasets.view import ColumnInfo, DatasetView, SplitInfo, choose_split, value_types
-from hermes.tools.files.search import files_command
+from hermes.tools.files.search import files_command, private_tests
 from hermes.tools.workspace import bad_path, os_errors, permit_path
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -145,7 +145,7 @@ def split_of(path: str) -> str:
 async def _list_data_files(bench: Workbench, allowed: str, path: str) -> list[str]:
     """The data files of a folder: those of its most frequent kind, as the `datasets` library chooses."""
     root = allowed if allowed.startswith("/") else f"./{allowed}"
-    command = files_command("*", root, None, _MAX_LISTED + 1)
+    command = files_command("*", root, None, _MAX_LISTED + 1, private_tests(bench, root))
     result = await bench.sandbox.run(command, timeout_s=_LIST_TIMEOUT_S)
     names = [PurePosixPath(line) for line in result.output.splitlines()]
     data = [name for name in names if name.suffix.lower() in _FORMATS and not name.name.startswith(".")]

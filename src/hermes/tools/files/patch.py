@@ -16,7 +16,8 @@ async def _patch(arguments: JSONObject, bench: Workbench) -> str:
     if (by_diff and names) or (not by_diff and not {"old", "new"} <= set(names)):
         raise ToolError("give either old and new, or diff", kind=ToolErrorKind.BAD_ARGUMENTS)
     path = arguments["path"]
-    allowed = await permit_path(bench, path, "write")
+    change_text = arguments["diff"] if by_diff else f"-{arguments['old']}\n+{arguments['new']}"
+    allowed = await permit_path(bench, path, "change", change_text)
     async with write_lock(bench):
         with os_errors(path):
             data = await bench.sandbox.read_file(allowed, MAX_BYTES + 1)

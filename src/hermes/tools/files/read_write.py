@@ -91,7 +91,7 @@ def _clip_line(line: str) -> str:
 async def _write_file(arguments: JSONObject, bench: Workbench) -> str:
     path = arguments["path"]
     data = arguments["content"].encode("utf-8")
-    allowed = await permit_path(bench, path, "write")
+    allowed = await permit_path(bench, path, "write", arguments["content"])
     async with write_lock(bench):
         with os_errors(path):
             await bench.sandbox.write_file(allowed, data)

@@ -2,18 +2,21 @@
 
 find and grep do the search in the sandbox, so it is the same in every back end and reads only what the
 sandbox can. Symbolic links are not followed; `.git` and the agent's own `.hermes` are left out unless they
-are searched by name; results come in path order, so equal trees give equal results.
+are searched by name, and so are private files where the sandbox does not isolate (`safety.private`); results
+come in path order, so equal trees give equal results.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.scratch import SCRATCH
-from hermes.tools.workspace import bad_path, permit_path
+from hermes.tools.workspace import bad_path, permit_path, private_places
 
 _TIMEOUT_S = 60.0
 _LIMIT = 100
@@ -29,13 +32,14 @@ async def _search_files(arguments: JSONObject, bench: Workbench) -> str:
         raise ToolError("a pattern holds a NUL character", kind=ToolErrorKind.BAD_ARGUMENTS)
     allowed = await permit_path(bench, path, "search")
     root = allowed if allowed.startswith("/") else f"./{allowed}"
+    private = private_tests(bench, root)
     limit = arguments.get("limit", _LIMIT)
     by_name = arguments.get("target", "content") == "files"
     glob = arguments.get("file_glob")
     if by_name:
-        command = files_command(pattern, root, glob, limit + 1)
+        command = files_command(pattern, root, glob, limit + 1, private)
     else:
-        command = content_command(pattern, root, glob, limit + 1)
+        command = content_command(pattern, root, glob, limit + 1, private)
     result = await bench.sandbox.run(command, timeout_s=_TIMEOUT_S)
     if result.timed_out:
         text = f"the search took longer than {_TIMEOUT_S:g} s; narrow path or file_glob"
@@ -47,7 +51,17 @@ async def _search_files(arguments: JSONObject, bench: Workbench) -> str:
     return _format_matches(result.output, limit)
 
 
-def content_command(pattern: str, root: str, glob: str | None, count: int) -> str:
+def private_tests(bench: Workbench, root: str) -> list[str]:
+    """Tests of `find` for files that only a person opens to the agent; none where the sandbox isolates."""
+    if bench.sandbox.isolated:
+        return []
+    real = (Path(bench.sandbox.workspace) / root).resolve()
+    return private_places(bench).exclusions(root, real)
+
+
+def content_command(
+    pattern: str, root: str, glob: str | None, count: int, private: Sequence[str] = ()
+) -> str:
     """Shell text that prints the first `count` matching lines as path:line:text."""
     quoted = shlex.quote(pattern)
     return (
@@ -55,13 +69,13 @@ def content_command(pattern: str, root: str, glob: str | None, count: int) -> st
         # Models write Perl expressions (\d, lazy quantifiers), which not every grep supports.
         "kind=-E; echo x | grep -qP x 2>/dev/null && kind=-P\n"
         f'grep "$kind" -e {quoted} /dev/null; [ $? -le 1 ] || exit {_BAD_PATTERN}\n'
-        f"{{ {_find(root, glob)} -print0 | LC_ALL=C sort -z"
+        f"{{ {_find(root, glob, private)} -print0 | LC_ALL=C sort -z"
         f' | xargs -0 -r grep "$kind" -nHI -e {quoted} --'
         f" | head -n {count} | cut -b 1-{_LINE_BYTES}; }} 2>/dev/null"
     )
 
 
-def files_command(pattern: str, root: str, glob: str | None, count: int) -> str:
+def files_command(pattern: str, root: str, glob: str | None, count: int, private: Sequence[str] = ()) -> str:
     """Shell text that prints the first `count` files whose name (or path, with a slash) fits the glob."""
     if "/" in pattern:
         test = f"-path {shlex.quote('*/' + pattern.replace('**/', '*').lstrip('/'))}"
@@ -69,14 +83,15 @@ def files_command(pattern: str, root: str, glob: str | None, count: int) -> str:
         test = f"-name {shlex.quote(pattern)}"
     return (
         f"[ -e {shlex.quote(root)} ] || exit {_NO_PATH}\n"
-        f"{{ {_find(root, glob)} {test} -print | LC_ALL=C sort | head -n {count}; }} 2>/dev/null"
+        f"{{ {_find(root, glob, private)} {test} -print | LC_ALL=C sort | head -n {count}; }} 2>/dev/null"
     )
 
 
-def _find(root: str, glob: str | None) -> str:
+def _find(root: str, glob: str | None, private: Sequence[str]) -> str:
     quoted = shlex.quote(root)
     name = f" -name {shlex.quote(glob)}" if glob else ""
-    return rf"find {quoted} \( -name .git -o -name {SCRATCH} \) ! -path {quoted} -prune -o -type f{name}"
+    left_out = " -o ".join(("-name .git", f"-name {SCRATCH}", *private))
+    return rf"find {quoted} \( {left_out} \) ! -path {quoted} -prune -o -type f{name}"
 
 
 def _format_matches(output: str, limit: int) -> str:

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.config.paths import logs_dir
 from hermes.core import JSONObject
-from hermes.disk.files import ensure_dir
 from hermes.errors import ConfigError, MissingDependencyError, ToolError
+from hermes.tools.mcp.log import redacted_log
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -57,8 +56,17 @@ def server_environment(name: str, server: McpServerSettings, environ: Mapping[st
 class McpSession:
     """One server, connected between `open` and `close`."""
 
-    def __init__(self, name: str, server: McpServerSettings, environ: Mapping[str, str], home: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        server: McpServerSettings,
+        environ: Mapping[str, str],
+        home: Path,
+        redact: Callable[[str], str],
+    ) -> None:
+        """`redact` is applied to what the server logs, line by line, before it is written."""
         self.name = name
+        self._redact = redact
         self.timeout_s = server.timeout_s
         self._server = server
         self._env = server_environment(name, server, environ)
@@ -111,14 +119,9 @@ class McpSession:
         parameters = StdioServerParameters(
             command=self._server.command or "", args=list(self._server.args), env=self._env
         )
-        with self._open_log() as log:
+        with redacted_log(self._log_path, self._redact) as log:
             async with Client(stdio_client(parameters, errlog=log)) as client:
                 yield client
-
-    def _open_log(self) -> TextIO:
-        """The log file for the server's standard error, which must not reach the terminal."""
-        ensure_dir(self._log_path.parent)
-        return os.fdopen(os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
 
     async def _list_tools(self) -> list[ServerTool]:
         client = await asyncio.shield(self._ready)

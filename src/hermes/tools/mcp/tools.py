@@ -13,11 +13,14 @@ import logging
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from hermes.config.secrets import find as find_secrets
 from hermes.core import JSONObject, canonical_json, content_hash
 from hermes.errors import HermesError, ToolError
+from hermes.safety.redact import Redactor
 from hermes.safety.text import clip, printable
 from hermes.tools.base import Tool, ToolOutput, Workbench
 from hermes.tools.images import data_url, decode_base64
@@ -25,6 +28,7 @@ from hermes.tools.mcp.pins import (
     Pin,
     action_text,
     change_text,
+    fingerprint,
     read_pins,
     tool_hash,
     unknown_tools,
@@ -49,9 +53,12 @@ async def connect_mcp(bench: Workbench) -> list[Tool]:
     failures: dict[str, str] = {}
     bench.resources[FAILURES] = failures
     sessions: list[McpSession] = []
+    new_servers: set[str] = set()
     # The user is asked one question at a time; the servers, which start slowly, start in parallel.
     for name in sorted(bench.settings.mcp_servers):
         try:
+            if name not in read_pins(cast(Path, bench.resources["home"])):
+                new_servers.add(name)
             sessions.append(await _confirm_server(name, bench))
         except HermesError as error:
             failures[name] = _explain(error)
@@ -59,7 +66,7 @@ async def connect_mcp(bench: Workbench) -> list[Tool]:
     tools: dict[str, Tool] = {}
     for session, server_tools in zip(sessions, tool_lists, strict=True):
         try:
-            await _confirm_tools(session.name, server_tools, bench)
+            await _confirm_tools(session.name, server_tools, bench, is_new=session.name in new_servers)
         except HermesError as error:
             failures[session.name] = _explain(error)
             await session.close()
@@ -77,10 +84,15 @@ async def _confirm_server(name: str, bench: Workbench) -> McpSession:
     home = cast(Path, bench.resources["home"])
     action = action_text(server)
     pin = read_pins(home).get(name)
-    session = McpSession(name, server, cast("Mapping[str, str]", bench.resources["environ"]), home)
-    if pin is None or pin.action != action:
-        await bench.approver.approve("mcp_server", action)
-        write_pin(home, name, Pin(action, {}))
+    environ = cast("Mapping[str, str]", bench.resources["environ"])
+    redact = Redactor(find_secrets(environ, bench.settings)).text
+    session = McpSession(name, server, environ, home, redact)
+    mark = fingerprint(server, cast("Path | None", bench.resources.get("workspace")))
+    if pin is None or (pin.action, pin.fingerprint) != (action, mark):
+        is_same = pin is not None and pin.action == action
+        note = "\n(its variables or its files in the workspace changed since you agreed)" if is_same else ""
+        await bench.approver.approve("mcp_server", action + note)
+        write_pin(home, name, Pin(action, {} if pin is None else pin.tools, mark))
     bench.closers.append(session.close)
     return session
 
@@ -94,12 +106,12 @@ async def _open(session: McpSession, failures: dict[str, str]) -> list[ServerToo
         return []
 
 
-async def _confirm_tools(name: str, tools: list[ServerTool], bench: Workbench) -> None:
-    """Pins the tools of a new server; later changes need approval."""
+async def _confirm_tools(name: str, tools: list[ServerTool], bench: Workbench, *, is_new: bool) -> None:
+    """Pins the tools of a server that was agreed to just now; changed and later ones need approval."""
     home = cast(Path, bench.resources["home"])
     pin = read_pins(home)[name]
     changed = unknown_tools(pin, tools)
-    if changed and pin.tools:
+    if changed and not is_new:
         try:
             await bench.approver.approve("mcp_tools", change_text(name, pin.action, changed))
         except ToolError as error:
@@ -112,7 +124,7 @@ async def _confirm_tools(name: str, tools: list[ServerTool], bench: Workbench) -
     if changed:
         # Removed tools stay pinned, so that one cannot return with another definition.
         pinned = {**pin.tools, **{tool.name: tool_hash(tool) for tool in changed}}
-        write_pin(home, name, Pin(pin.action, pinned))
+        write_pin(home, name, replace(pin, tools=pinned))
 
 
 def _add_tool(session: McpSession, tool: ServerTool, offered: dict[str, Tool]) -> None:

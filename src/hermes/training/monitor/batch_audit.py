@@ -89,9 +89,9 @@ class BatchAudit:
             return measured.percentile_90()
 
         order = sorted(range(len(sequences)), key=distance, reverse=True)
-        farthest, others = order[:_FARTHEST], order[_FARTHEST:]
-        random.Random(f"{self._seed}:{step}").shuffle(others)
-        return [*farthest, *others[:_BY_CHANCE]]
+        farthest, remaining = order[:_FARTHEST], order[_FARTHEST:]
+        random.Random(f"{self._seed}:{step}").shuffle(remaining)
+        return [*farthest, *remaining[:_BY_CHANCE]]
 
     def _score(self, sequence: TrainSequence) -> ScoredSequence | None:
         """None: the weights that sampled it are no longer there."""
@@ -122,10 +122,10 @@ class BatchAudit:
         return self._scorer.score_top(scored.paths[-1], [scored.sequence.tokens], TOP_TOKENS)[0]
 
     def _under_other_weights(self, scored: ScoredSequence) -> dict[str, ScoredSequence]:
-        others = [path for path in (*self._published(), self._base_model) if path not in scored.paths]
+        paths = [path for path in (*self._published(), self._base_model) if path not in scored.paths]
         return {
             path: ScoredSequence(scored.sequence, self._bounds(scored.sequence, path), (path,), certain=False)
-            for path in others
+            for path in paths
         }
 
 
@@ -136,7 +136,7 @@ def _find(version: str, published: Sequence[str]) -> str | None:
     if path in published:
         return path
     name = path.rpartition("/")[2]
-    return next((known for known in reversed(published) if known.rpartition("/")[2] == name), None)
+    return next((path for path in reversed(published) if path.rpartition("/")[2] == name), None)
 
 
 def _nearest(

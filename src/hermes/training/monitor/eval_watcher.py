@@ -16,14 +16,17 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 _FILE = "metrics.json"
-_VALUES = ("eval/mean_reward", "eval/success_rate", "eval/percent_correct")
-"""The first of these that an evaluation has is its value."""
+EVAL_SCORES = ("eval/reward", "eval/mean_reward", "eval/success_rate", "eval/percent_correct")
+"""The first of these that an evaluation has is its score."""
 
 
 class Evaluation(NamedTuple):
     step: int
     """The step whose weights were the newest when it began."""
     value: float
+    """Its score."""
+    metrics: dict[str, float]
+    """All its numbers, as eval/NAME."""
 
 
 class EvalWatcher:
@@ -47,14 +50,15 @@ class EvalWatcher:
             evaluation: Any = json.loads(self._path.read_text(encoding="utf-8"))
             took_s = float(evaluation["config_general"]["total_evaluation_time_seconds"])
             metrics = evaluation["results"]["all"]
-            value = next(float(metrics[name]) for name in _VALUES if name in metrics)
+            value = next(float(metrics[name]) for name in EVAL_SCORES if name in metrics)
+            numbers = {name: float(number) for name, number in metrics.items() if _is_number(number)}
         except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
             # An environment may write anything there.
             logger.warning("%s has no evaluation that can be used: %r", self._path, error)
             return None
         began_s = written_ns / 1e9 - took_s
         steps = [step for at_s, step in self._published if at_s <= began_s]
-        return Evaluation(steps[-1], value) if steps and math.isfinite(value) else None
+        return Evaluation(steps[-1], value, numbers) if steps and math.isfinite(value) else None
 
     def _written_ns(self) -> int:
         """When the file was written; 0: it does not exist."""
@@ -62,3 +66,7 @@ class EvalWatcher:
             return self._path.stat().st_mtime_ns if self._path else 0
         except OSError:
             return 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

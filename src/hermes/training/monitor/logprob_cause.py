@@ -24,8 +24,8 @@ STALE, WRONG_MASK = "stale adapter", "wrong mask"
 WRONG_TEMPERATURE, WRONG_LOGPROBS = "wrong temperature", "wrong logprobs"
 _TEMPERATURES = tuple(step / 20 for step in range(4, 41))
 _SHIFTS = (-1, 1, -2, 2, -3, 3)
-_MUCH_CLOSER = 0.2
-"""An explanation leaves at most this share of the difference."""
+_MUCH_CLOSER = 0.03
+"""An explanation leaves at most this share of the difference, or what rounding explains."""
 _WIDE = 0.1
 """Nats; an interval that is wider explains nothing."""
 
@@ -54,21 +54,21 @@ class ScoredSequence:
 
 def name_cause(
     scored: ScoredSequence,
-    others: Mapping[str, ScoredSequence],
+    alternatives: Mapping[str, ScoredSequence],
     present: ScoredSequence,
     scores: TokenScores,
     verdict: BatchVerdict,
 ) -> ProofError:
-    """`others`: the same sequence under other weights of the run. `present`: as the trainer has it, at
+    """`alternatives`: the same sequence under other weights of the run. `present`: as the trainer has it, at
     temperature 1, as are `scores`."""
-    left = LogprobSpread.of([scored.checked()]).spread * _MUCH_CLOSER
+    left = max(_MUCH_CLOSER * LogprobSpread.of([scored.checked()]).spread, 2 * verdict.limit)
     measured = verdict.measured
     evidence = (
         f"the logprobs that the environment states differ by {measured.spread:.2g} nats (median over "
         f"{measured.tokens} tokens, 90 % are below {measured.percentile_90():.2g}; rounding explains "
         f"{verdict.limit:.2g}) from those of the tokens it marks as sampled"
     )
-    if _explains(present, left):
+    if scored.sequence.temperature == 1.0 and _explains(present, left):
         return ProofError(
             STALE,
             f"{evidence} as the sampler scores them; they are those of the trainer's weights",
@@ -78,8 +78,8 @@ def name_cause(
         error = explain(scored, scores, left, evidence)
         if error is not None:
             return error
-    for path, other in others.items():
-        if _explains(other, left):
+    for path, alternative in alternatives.items():
+        if _explains(alternative, left):
             named, actual = (text.rpartition("/")[2] for text in (scored.paths[-1], path))
             return ProofError(
                 STALE,

@@ -10,6 +10,7 @@ import importlib
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -72,8 +73,12 @@ class JsonLines:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         line = json.dumps({"step": step, "time_s": round(time.time(), 3), **values})
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with self._path.open("ab+") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 1))
+            # A write that a full disk cut off leaves a torn line.
+            torn = end > 0 and file.read(1) != b"\n"
+            file.write(b"\n" * torn + line.encode() + b"\n")
 
     def close(self) -> None:
         """Nothing to do: every line is written immediately."""

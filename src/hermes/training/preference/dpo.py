@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import asdict
 
 from hermes.training.offline import EVAL_LOSS, LOSS, rows_of_step
-from hermes.training.preference.examples import Completion, PairExample, RowSplit, digest_of
+from hermes.training.preference.examples import PairExample, RenderedCompletion, RowSplit, digest_of
 from hermes.training.preference.losses import CompletionLogprob, DpoConfig, PairLoss, dpo_losses
 from hermes.training.preference.reference import (
     CROSS_ENTROPY,
@@ -100,13 +100,13 @@ class DpoObjective:
         return text
 
     def _losses(
-        self, client: AdapterClient, completions: Sequence[Completion], reference: Sequence[float]
+        self, client: AdapterClient, completions: Sequence[RenderedCompletion], reference: Sequence[float]
     ) -> tuple[list[CompletionLogprob], list[PairLoss]]:
         logprobs = completion_logprobs(policy_logprobs(client, completions), reference, completions)
         return logprobs, dpo_losses(list(zip(logprobs[::2], logprobs[1::2], strict=True)), self._config)
 
 
-def _sides(pairs: Sequence[PairExample]) -> list[Completion]:
+def _sides(pairs: Sequence[PairExample]) -> list[RenderedCompletion]:
     """Chosen, rejected, chosen, rejected …"""
     return [completion for pair in pairs for completion in (pair.chosen, pair.rejected)]
 

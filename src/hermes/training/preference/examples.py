@@ -43,7 +43,7 @@ class RatedCompletion:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class RenderedCompletion:
     """One side of a pair, or one rated answer, as token sequences."""
 
     contexts: tuple[SftExample, ...]
@@ -64,15 +64,15 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class PairExample:
-    chosen: Completion
-    rejected: Completion
+    chosen: RenderedCompletion
+    rejected: RenderedCompletion
     task: str
     margin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class UnpairedExample:
-    completion: Completion
+    completion: RenderedCompletion
     desirable: bool
     task: str
 
@@ -92,12 +92,12 @@ def render_completion(
     completion: Sequence[Message],
     tools: Sequence[JSONObject],
     renderer: ChatRenderer,
-) -> Completion:
+) -> RenderedCompletion:
     messages = with_tool_names([*prompt, *completion])
     in_loss = [
         index >= len(prompt) and message.role is Role.ASSISTANT for index, message in enumerate(messages)
     ]
-    return Completion(tuple(examples_of(messages, in_loss, tools, renderer)))
+    return RenderedCompletion(tuple(examples_of(messages, in_loss, tools, renderer)))
 
 
 def consistent_pairs(pairs: Iterable[PreferencePair], left_out: Counter[str]) -> list[PreferencePair]:
@@ -200,7 +200,7 @@ def check_enough(split: RowSplit[Row], noun: str, min_rows: int) -> None:
     )
 
 
-def digest_of(completions: Iterable[Completion]) -> str:
+def digest_of(completions: Iterable[RenderedCompletion]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for completion in completions:
         for context in completion.contexts:
@@ -209,13 +209,13 @@ def digest_of(completions: Iterable[Completion]) -> str:
     return digest.hexdigest()
 
 
-def mismatched(prompt: Completion, other: Completion, longest: int) -> Completion:
-    """The other completion after this one's prompt, cut to the longest sequence."""
-    cut, start = prompt.prompt_tokens, other.prompt_tokens
-    source, foreign = prompt.contexts[0], other.contexts[0]
+def mismatched(prompt: RenderedCompletion, neighbour: RenderedCompletion, longest: int) -> RenderedCompletion:
+    """The neighbour's completion after this one's prompt, cut to the longest sequence."""
+    cut, start = prompt.prompt_tokens, neighbour.prompt_tokens
+    source, foreign = prompt.contexts[0], neighbour.contexts[0]
     tokens = (*source.tokens[:cut], *foreign.tokens[start:])[:longest]
     loss_mask = (*[False] * cut, *foreign.loss_mask[start:])[:longest]
-    return Completion((replace(source, tokens=tokens, loss_mask=loss_mask),))
+    return RenderedCompletion((replace(source, tokens=tokens, loss_mask=loss_mask),))
 
 
 def _sides_key(pair: PreferencePair) -> tuple[str, str, str]:

@@ -58,7 +58,7 @@ def _read(row: JSONObject, rows: FileRows) -> None:
                 str(row.get("rejected_id") or ""),
                 int(row.get("divergence_step") or len(prompt)),
                 PreferenceSource(origin) if origin else PreferenceSource.CHOICE,
-                1.0 if margin is None else float(margin),
+                float(margin or 0.0),
                 _task(row, prompt),
                 tools,
             )

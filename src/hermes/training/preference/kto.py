@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from hermes.training.offline import EVAL_LOSS, LOSS, rows_of_step
 from hermes.training.preference.examples import (
-    Completion,
+    RenderedCompletion,
     RowSplit,
     UnpairedExample,
     digest_of,
@@ -103,8 +103,10 @@ class KtoObjective:
         # TRL pairs the prompt of each row with the completion of the one before it.
         foreign = [(index, indices[position - 1]) for position, index in enumerate(indices)]
         crossed = [
-            mismatched(self._rows.train[prompt].completion, self._rows.train[other].completion, self._longest)
-            for prompt, other in foreign
+            mismatched(
+                self._rows.train[prompt].completion, self._rows.train[answered].completion, self._longest
+            )
+            for prompt, answered in foreign
         ]
         policy = policy_logprobs(client, [*completions, *crossed])
         reference = [self._train_reference[index] for index in indices]
@@ -125,7 +127,7 @@ class KtoObjective:
         }
 
     def _crossed_reference(
-        self, foreign: Sequence[tuple[int, int]], crossed: Sequence[Completion]
+        self, foreign: Sequence[tuple[int, int]], crossed: Sequence[RenderedCompletion]
     ) -> list[float]:
         """Computed once for two rows that meet in a batch."""
         missing = [key for key in dict.fromkeys(foreign) if key not in self._mismatched_reference]

@@ -16,7 +16,7 @@ from hermes.errors import ConfigError
 from hermes.models.base import ChatRequest
 from hermes.models.render.template import encode, render_content
 from hermes.training.data.sft_examples import SftExample, with_tool_names
-from hermes.training.preference.examples import Completion
+from hermes.training.preference.examples import RenderedCompletion
 
 if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
@@ -62,10 +62,12 @@ def rating_prompt(
     return tuple(encode(renderer.tokenizer, rendered))
 
 
-def readout_pair(prompt: Sequence[int], words: ReadOutTokens) -> tuple[Completion, Completion]:
+def readout_pair(
+    prompt: Sequence[int], words: ReadOutTokens
+) -> tuple[RenderedCompletion, RenderedCompletion]:
     """Two sequences, of which only the last token counts; they share everything before it."""
     mask = (*[False] * len(prompt), True)
     return (
-        Completion((SftExample((*prompt, words.good), mask),)),
-        Completion((SftExample((*prompt, words.bad), mask),)),
+        RenderedCompletion((SftExample((*prompt, words.good), mask),)),
+        RenderedCompletion((SftExample((*prompt, words.bad), mask),)),
     )

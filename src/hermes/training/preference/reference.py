@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hermes.training.data.correction import LossSpec
 from hermes.training.data.datums import sft_datum
-from hermes.training.preference.examples import Completion
+from hermes.training.preference.examples import RenderedCompletion
 from hermes.training.preference.losses import CompletionLogprob
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
@@ -44,7 +44,7 @@ class ReferenceModel:
             meter = self._resources.enter_context(closing(TokenMeter(run.folder)))
             self._frozen = self._resources.enter_context(AdapterClient(run.connection, lora, meter))
 
-    def logprobs(self, completions: Sequence[Completion]) -> list[float]:
+    def logprobs(self, completions: Sequence[RenderedCompletion]) -> list[float]:
         """The summed log-probability of each completion."""
         if self._sampler is not None:
             return _sums(completions, self._client.score(self._sampler, _sequences(completions)))
@@ -54,7 +54,7 @@ class ReferenceModel:
         self._resources.close()
 
 
-def policy_logprobs(client: AdapterClient, completions: Sequence[Completion]) -> list[float]:
+def policy_logprobs(client: AdapterClient, completions: Sequence[RenderedCompletion]) -> list[float]:
     """The summed log-probability of each completion under the adapter's present weights."""
     sequences = _sequences(completions)
     rows: list[list[float]] = []
@@ -64,7 +64,7 @@ def policy_logprobs(client: AdapterClient, completions: Sequence[Completion]) ->
 
 
 def completion_logprobs(
-    policy: Sequence[float], reference: Sequence[float], completions: Sequence[Completion]
+    policy: Sequence[float], reference: Sequence[float], completions: Sequence[RenderedCompletion]
 ) -> list[CompletionLogprob]:
     return [
         CompletionLogprob(logprob, ref_logprob, completion.trained_tokens)
@@ -72,7 +72,9 @@ def completion_logprobs(
     ]
 
 
-def gradient_datums(completions: Sequence[Completion], gradients: Sequence[float]) -> list[tinker.Datum]:
+def gradient_datums(
+    completions: Sequence[RenderedCompletion], gradients: Sequence[float]
+) -> list[tinker.Datum]:
     """Data whose cross-entropy has these gradients by the completions' summed log-probabilities.
 
     Cross-entropy is −Σ weight · logprob, so the weight of each trained token is the negated gradient.
@@ -84,11 +86,11 @@ def gradient_datums(completions: Sequence[Completion], gradients: Sequence[float
     ]
 
 
-def _sequences(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
+def _sequences(completions: Sequence[RenderedCompletion]) -> list[tuple[int, ...]]:
     return [context.tokens for completion in completions for context in completion.contexts]
 
 
-def _sums(completions: Sequence[Completion], rows: Sequence[Sequence[float]]) -> list[float]:
+def _sums(completions: Sequence[RenderedCompletion], rows: Sequence[Sequence[float]]) -> list[float]:
     remaining = iter(rows)
     return [
         sum(

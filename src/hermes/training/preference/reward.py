@@ -30,7 +30,6 @@ from hermes.training.preference.readout import (
     ReadOutTokens,
     rating_prompt,
     readout_pair,
-    readout_tokens,
 )
 from hermes.training.preference.reference import CROSS_ENTROPY, gradient_datums, policy_logprobs
 from hermes.training.service.client import AdapterClient
@@ -148,13 +147,14 @@ class RewardObjective:
         rows: RowSplit[RewardPair] | RowSplit[RewardPoint],
         config: RewardConfig,
         readout: ReadOut,
-        renderer: ChatRenderer,
+        words: ReadOutTokens,
     ) -> None:
+        """`words`: those of the read-out, as tokens of the model."""
         self._train: Sequence[RewardPair | RewardPoint] = rows.train
         self._held_out: Sequence[RewardPair | RewardPoint] = rows.held_out
         self._config = config
         self._readout = readout
-        self._words: ReadOutTokens = readout_tokens(readout, renderer)
+        self._words = words
 
     @property
     def row_count(self) -> int:

@@ -58,8 +58,8 @@ def write_spec(folder: Path, spec: RewardModelSpec) -> Path:
 
 def read_spec(name: str, home: Path) -> RewardModelSpec:
     """By the folder, the file, or the name of the run that trained it."""
-    given = Path(name).expanduser()
-    for path in (given, given / NAME, home / "runs" / name / NAME):
+    folder = Path(name).expanduser()
+    for path in (folder, folder / NAME, home / "runs" / name / NAME):
         text = read_text(path) if path.name == NAME else None
         if text is not None:
             return _decode(text, path)

@@ -64,7 +64,8 @@ def serve_proxy(
         names = RemoteNames(engine, base_model)
         app = _app(RemoteState(engine, names))
         try:
-            with serve_in_thread(app, listener, HttpSettings(grace_s=_SHUTDOWN_GRACE_S), name="openai-proxy"):
+            settings = HttpSettings(grace_s=_SHUTDOWN_GRACE_S, only_user=True)
+            with serve_in_thread(app, listener, settings, name="openai-proxy"):
                 yield OpenAIProxy(names, listener.url)
         finally:
             engine.close()

@@ -31,7 +31,6 @@ def show(request: WebRequest) -> Response:
         "rows": page.rows,
         "words": search_words(query.words),
         "next": _next_url(query, page.next_before),
-        "all_matches": page.all_matches,
         "first_page": before is None,
     }
     if request.from_script:

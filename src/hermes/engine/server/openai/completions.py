@@ -15,7 +15,12 @@ from itertools import accumulate
 from hermes.core import JSONObject
 from hermes.core.ids import new_id
 from hermes.engine.server.openai.exchange import ChoiceStream, CompletionExchange, ServedModel
-from hermes.engine.server.openai.sampling import sample_request, sampling_params, stop_condition
+from hermes.engine.server.openai.sampling import (
+    check_samples,
+    sample_request,
+    sampling_params,
+    stop_condition,
+)
 from hermes.engine.server.openai.schema import Completions
 from hermes.engine.server.openai.text import finite_logprob, finite_logprobs, top_logprobs
 from hermes.engine.types import SampledSequence, SampleResult
@@ -27,6 +32,7 @@ DEFAULT_MAX_TOKENS = 16
 def read_completion(model: ServedModel, body: Completions) -> TextCompletionExchange:
     spec = model.backend.engine.spec
     prompts = model.detokenizer.encode_prompts(body.prompt)
+    check_samples(len(prompts), body.n or 1)
     stop = stop_condition(body, spec.eos_ids)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling_params(body, stop, max_tokens, body.seed)

@@ -21,7 +21,12 @@ from hermes.core.ids import new_id
 from hermes.engine.server.openai.backend import PolicyNameList
 from hermes.engine.server.openai.errors import invalid_request
 from hermes.engine.server.openai.exchange import ChoiceStream, Exchange, ServedModel
-from hermes.engine.server.openai.sampling import sample_request, sampling_params, stop_condition
+from hermes.engine.server.openai.sampling import (
+    check_samples,
+    sample_request,
+    sampling_params,
+    stop_condition,
+)
 from hermes.engine.server.openai.schema import Generate, GenerateParams
 from hermes.engine.server.openai.text import finite_logprobs, is_single_prompt
 from hermes.engine.server.policies import LATEST_POLICY
@@ -43,6 +48,7 @@ def read_generate(model: ServedModel, body: Generate) -> GenerateExchange:
     max_tokens = DEFAULT_MAX_TOKENS if fields.max_new_tokens is None else fields.max_new_tokens
     params = sampling_params(fields, stop, max_tokens, fields.sampling_seed)
     samples = fields.n or 1
+    check_samples(len(prompts), samples)
     requests = [sample_request(prompt, params, samples, 0, spec.max_length) for prompt in prompts]
     scored_from = body.logprob_start_len if body.return_logprob else None
     if scored_from is not None and scored_from >= 0:

@@ -17,6 +17,7 @@ import numpy as np
 from starlette.requests import Request
 
 from hermes.engine.checkpoints.store import EXTERNAL_WEIGHTS, Checkpoint
+from hermes.engine.sampling.stops import MAX_STOP_BYTES, MAX_STOPS
 from hermes.engine.server.openai.backend import OpenAIBackend, SamplingBackend
 from hermes.engine.server.openai.errors import CLIENT_CLOSED_REQUEST, OpenAIRequestError, invalid_request
 from hermes.engine.server.openai.schema import SamplingFields
@@ -25,6 +26,8 @@ from hermes.engine.types import EngineUserError, SampleRequest, SampleResult, Sa
 
 T = TypeVar("T")
 
+MAX_SEQUENCES = 4096
+"""Of one request."""
 _MAX_LISTED = 30
 """Model names in an error message."""
 
@@ -90,6 +93,10 @@ def stop_condition(fields: SamplingFields, eos_ids: Sequence[int]) -> StopCondit
     texts = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     if "" in texts:
         raise invalid_request("a stop string is empty", "stop")
+    stops = len(texts) + len(fields.stop_token_ids or ())
+    if stops > MAX_STOPS or sum(map(len, texts)) > MAX_STOP_BYTES:
+        limits = f"{MAX_STOPS} stops, with {MAX_STOP_BYTES} bytes of text"
+        raise invalid_request(f"a request has at most {limits}", "stop")
     return StopCondition(tuple(texts), frozenset([*eos_ids, *(fields.stop_token_ids or ())]))
 
 
@@ -107,6 +114,12 @@ def sampling_params(
         seed=seed,
         stop=stop,  # type: ignore[arg-type]
     )
+
+
+def check_samples(prompts: int, samples: int) -> None:
+    """OpenAIRequestError: one request asks for more sequences than the engine takes from one."""
+    if prompts * samples > MAX_SEQUENCES:
+        raise invalid_request(f"{prompts} prompts times {samples} samples are more than {MAX_SEQUENCES}", "n")
 
 
 def sample_request(

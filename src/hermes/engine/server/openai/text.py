@@ -15,7 +15,7 @@ import numpy as np
 from hermes.core import JSONObject, Message
 from hermes.engine.sampling.stops import token_bytes
 from hermes.engine.server.openai.backend import SamplingBackend
-from hermes.engine.server.openai.errors import invalid_request
+from hermes.engine.server.openai.errors import OpenAIRequestError, invalid_request
 from hermes.engine.types import Floats, SampledSequence
 from hermes.errors import HermesError
 from hermes.models.base import ChatRequest
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 MAX_PROMPTS = 2048
 """In one request."""
+_MAX_TEXT_CHARS = 16 << 20
+"""Of the prompts of one request, which the event loop tokenises."""
+_MAX_CHARS_PER_TOKEN = 64
 _EMPTY_LOGPROB = -99999.0
 """Logprob of an empty cell in a `TopK`."""
 _MIN_LOGPROB = -9999.0
@@ -100,6 +103,7 @@ class Detokenizer:
             rendered = self.chat_renderer.render(ChatRequest(tuple(messages), tuple(tools)), {}, settings)
         except HermesError as error:
             raise invalid_request(error.message, "messages") from error
+        self._check_length(rendered.text)
         return RenderedPrompt(encode(self.tokenizer, rendered), rendered.text.rstrip().endswith("<think>"))
 
     def encode_prompts(
@@ -112,13 +116,26 @@ class Detokenizer:
             raise invalid_request(
                 f"a request has from 1 to {MAX_PROMPTS} prompts, this one has {len(prompt)}", "prompt"
             )
+        if sum(len(text) for text in prompt if isinstance(text, str)) > _MAX_TEXT_CHARS:
+            raise invalid_request(f"the prompts have more than {_MAX_TEXT_CHARS} characters", "prompt")
         return [self._encode(text_or_ids) for text_or_ids in prompt]  # type: ignore[arg-type]
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         """A text is one that the client has templated: special tokens in it are parsed."""
         if isinstance(prompt, str):
+            self._check_length(prompt)
             return list(self.tokenizer(prompt, verbose=False)["input_ids"])
         return list(prompt)
+
+    def _check_length(self, text: str) -> None:
+        """OpenAIRequestError: no tokenizer could fit the text into the context."""
+        max_length = self._engine.spec.max_length
+        if len(text) > _MAX_CHARS_PER_TOKEN * max_length:
+            raise OpenAIRequestError(
+                400,
+                f"the prompt has {len(text)} characters, too much for a context of {max_length} tokens",
+                code="context_length_exceeded",
+            )
 
     def text(self, ids: Sequence[int], stop: StopCondition, *, special: bool) -> str:
         """The text up to the stop; with `special`, special tokens are part of it."""

@@ -18,6 +18,7 @@ from hermes.engine.types import EngineUserError
 
 VALID_S = 3600
 MAX_RECIPIENTS = 10
+_MAX_DIGITS = 15
 
 
 class Signer:
@@ -28,7 +29,7 @@ class Signer:
         return hmac.new(self._secret, f"{expires_s} {path}".encode(), hashlib.sha256).hexdigest()
 
     def is_valid(self, path: str, expires: str, token: str, now_s: float) -> bool:
-        if not expires.isdecimal() or int(expires) < now_s:
+        if not expires.isdecimal() or len(expires) > _MAX_DIGITS or int(expires) < now_s:
             return False
         return hmac.compare_digest(self.sign(path, int(expires)).encode(), token.encode())
 

@@ -34,6 +34,9 @@ from hermes.engine.server.state import EngineServerState
 from hermes.engine.types import EngineUserError
 
 _CHECKPOINT = "imported"
+_MAX_UPLOAD_BYTES = 16 << 30
+_RESERVED_BYTES = 1 << 30
+"""Of the disk, for the checkpoints of running trainings."""
 
 
 class ImportRoutes:
@@ -85,7 +88,7 @@ class ImportRoutes:
             await asyncio.to_thread(unpack, folder / "sent.tar", folder, ADAPTER_FILES)
             policy_id = await asyncio.wrap_future(self._engine.load_policy(folder))
             config = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
-            return policy_id, str(config.get("base_model_name_or_path") or "")
+            return policy_id, str(config.get("base_model_name_or_path") or "")[:500]
         except EngineUserError as error:
             raise EngineUserError(error.message.replace(str(folder), f"'{name}'"), error.hint) from error
         finally:
@@ -115,10 +118,17 @@ class ImportRoutes:
 
 
 async def _receive(request: Request, path: Path) -> None:
-    """Writes the body to a file while it arrives: it may be larger than memory."""
+    """Writes the body to a file while it arrives: it may be larger than memory, not than the disk."""
+    room_bytes = min(_MAX_UPLOAD_BYTES, shutil.disk_usage(path.parent).free - _RESERVED_BYTES)
+    received_bytes = 0
     with path.open("wb") as file:
         try:
             async for part in request.stream():
+                received_bytes += len(part)
+                if received_bytes > room_bytes:
+                    raise RequestError(
+                        413, f"the adapter is larger than the {max(0, room_bytes)} bytes left for it"
+                    )
                 await asyncio.to_thread(file.write, part)
         except ClientDisconnect as error:
             raise RequestError(400, "the client disconnected before the body was complete") from error

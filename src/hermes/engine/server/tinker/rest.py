@@ -20,6 +20,7 @@ from hermes.engine.checkpoints.store import (
     Checkpoint,
     CheckpointPath,
     TrainingRun,
+    check_name,
     check_ttl,
 )
 from hermes.engine.server.responses import RequestError, as_json, read_json
@@ -32,6 +33,9 @@ T = TypeVar("T")
 
 _CHECKPOINT_TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 _OWNER = "local"
+_MAX_DIGITS = 15
+_MAX_COPIES = 1000
+"""Idempotency keys that are remembered."""
 
 
 class CheckpointRoutes:
@@ -104,12 +108,15 @@ class CheckpointRoutes:
             path = await self._copy(body)
             if key:
                 self._copies[key] = path
+            while len(self._copies) > _MAX_COPIES:
+                del self._copies[next(iter(self._copies))]
         return as_json({"tinker_path": path})
 
     async def _copy(self, body: schema.CopyWeights) -> str:
         path = CheckpointPath.parse(body.source_path)
         source = self._run_of(path)
         session_id = body.session_id or new_id()
+        check_name(session_id)
         run_id = f"{session_id}:train:{body.model_seq_id or 0}"
         if self._store.run(run_id) is not None:
             raise RequestError(400, f"run {run_id} exists already")
@@ -282,7 +289,7 @@ def _page(request: Request, rows: list[T]) -> tuple[list[T], dict[str, int]]:
 
 def _int_param(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name, str(default))
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > _MAX_DIGITS:
         raise RequestError(422, f"{name}: must be a whole number from 0, not '{text[:80]}'")
     return int(text)
 

@@ -133,7 +133,7 @@ class PathReference(Wire):
 class CopyWeights(Wire):
     source_path: str
     session_id: str | None = None
-    model_seq_id: int | None = None
+    model_seq_id: int | None = Field(default=None, ge=0)
     destination_project_id: str | None = None
     ttl_seconds: int | None = None
 

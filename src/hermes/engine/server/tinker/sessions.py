@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SAMPLES_TIMEOUT_S = 30.0
 """Silence after which samples are cancelled. A live SDK sends a heartbeat every ten seconds."""
 
+_MAX_DIGITS = 15
 _logger = logging.getLogger(__name__)
 
 
@@ -139,7 +140,7 @@ class Sessions:
         """RequestError: it does not exist, or its session has ended."""
         session_id, _, number = model_id.partition(":train:")
         session = self.find_active(session_id)
-        model = session.models.get(int(number)) if number.isdecimal() else None
+        model = session.models.get(_number(number))
         if model is None:
             raise RequestError(404, f"there is no model {model_id}")
         model.last_request_s = time.time()
@@ -149,7 +150,7 @@ class Sessions:
         """RequestError: it does not exist, or its session has ended."""
         session_id, _, number = sampler_id.partition(":sample:")
         session = self.find_active(session_id)
-        sampler = session.samplers.get(int(number)) if number.isdecimal() else None
+        sampler = session.samplers.get(_number(number))
         if sampler is None:
             raise RequestError(404, f"there is no sampler {sampler_id}")
         return sampler
@@ -197,3 +198,8 @@ class Sessions:
             self._engine.drop_adapter(model.adapter_id)
             model.adapter_id = None
         self._futures.release_session(session.id)
+
+
+def _number(text: str) -> int:
+    """The number at the end of an id; -1, which no model or sampler has, if it is none."""
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else -1

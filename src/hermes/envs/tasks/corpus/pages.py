@@ -54,6 +54,16 @@ class Lookup:
     """Titles, in the order in which they are followed."""
 
     @property
+    def distractors(self) -> tuple[str, ...]:
+        """What else the answer could have been, except what the question and its pages name."""
+        subject = words(" ".join((self.question, *self.pages)))
+        return tuple(
+            value
+            for value in _values_like(self.answer)
+            if value != self.answer and not set(words(value)) <= set(subject)
+        )
+
+    @property
     def key(self) -> str:
         return self.question
 
@@ -131,6 +141,17 @@ def search(query: str, limit: int = 5) -> list[Page]:
 @cache
 def _index() -> tuple[tuple[frozenset[str], frozenset[str], Page], ...]:
     return tuple((frozenset(words(page.title)), frozenset(words(page.text)), page) for page in pages())
+
+
+@cache
+def _values_like(value: str) -> tuple[str, ...]:
+    """The values of the same kind: years, cities, things, people, subjects or workshops."""
+    if value.isdecimal():
+        return tuple(map(str, range(1700, 2100)))
+    names = tuple(shop.name for shop in workshops())
+    return next(
+        (kind for kind in (CITIES, THINGS, PEOPLE, SUBJECTS, names) if value in kind), (*CITIES, *PEOPLE)
+    )
 
 
 _QuestionTemplate = Callable[[Workshop, Founder, Workshop], tuple[str, str, int]]

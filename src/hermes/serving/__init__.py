@@ -8,7 +8,8 @@ Promises:
   period is over, so that the caller closes its resources in order. uvicorn's own handler would raise the
   signal again and end the process first.
 - `serve_in_thread` serves until its context ends and leaves the signals of the process alone.
-- uvloop and httptools are used if they are installed.
+- uvloop and httptools are used if they are installed. With httptools a head of a request is bounded in size
+  and time, a stalled body is cut, and with `only_user` other users of this machine are refused (`protocol`).
 
 Not promised: access control (`hermes.safety.access`), TLS, lifespan events, access logs, several processes.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 import socket
 import threading
@@ -49,6 +51,8 @@ class HttpSettings:
     """How long an idle connection stays open."""
     grace_s: int = 10
     """How long a shutdown waits for requests in progress."""
+    only_user: bool = False
+    """Refuses the connections of other users of this machine, if the system can tell whose they are."""
 
 
 @contextlib.contextmanager
@@ -89,7 +93,7 @@ async def serve_until_signal(
     `on_signal` is called in the event loop before the shutdown begins, for instance to end long polls. A
     second SIGINT ends the shutdown without waiting for requests in progress.
     """
-    server = _make_server(app, settings or HttpSettings())
+    server = _make_server(app, listener, settings or HttpSettings())
 
     def stop(number: int) -> None:
         if on_signal is not None:
@@ -107,7 +111,7 @@ def serve_in_thread(
     app: ASGIApp, listener: Listener, settings: HttpSettings | None = None, *, name: str = "http-server"
 ) -> Iterator[None]:
     """Serves `app` in a thread with an event loop of its own, until the context ends."""
-    server = _make_server(app, settings or HttpSettings())
+    server = _make_server(app, listener, settings or HttpSettings())
 
     def serve() -> None:
         run_event_loop(server.serve(sockets=[listener.socket]))
@@ -121,7 +125,7 @@ def serve_in_thread(
         thread.join()
 
 
-def _make_server(app: ASGIApp, settings: HttpSettings) -> uvicorn.Server:
+def _make_server(app: ASGIApp, listener: Listener, settings: HttpSettings) -> uvicorn.Server:
     import uvicorn
 
     class SignalFreeServer(uvicorn.Server):
@@ -132,7 +136,7 @@ def _make_server(app: ASGIApp, settings: HttpSettings) -> uvicorn.Server:
     return SignalFreeServer(
         uvicorn.Config(
             app,
-            http=settings.http,
+            http=_http_implementation(settings, listener),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -143,6 +147,32 @@ def _make_server(app: ASGIApp, settings: HttpSettings) -> uvicorn.Server:
             timeout_graceful_shutdown=settings.grace_s,
         )
     )
+
+
+def _http_implementation(settings: HttpSettings, listener: Listener) -> Any:
+    """The protocol class with limits; h11, which limits the head only, where httptools is not installed."""
+    try:
+        from hermes.serving.protocol import LimitedHttpProtocol
+    except ImportError:
+        return "h11" if settings.http == "auto" else settings.http
+    base = LimitedHttpProtocol if settings.http == "auto" else settings.http
+    if not settings.only_user or not isinstance(base, type) or not issubclass(base, LimitedHttpProtocol):
+        return base
+    if not knows_own_user(listener):
+        return base
+    return type(f"Own{base.__name__}", (base,), {"only_user": True})
+
+
+def knows_own_user(listener: Listener) -> bool:
+    """Whether this system tells whose a connection to the listener is; tried with one of our own."""
+    from hermes.serving.peers import owner_of
+
+    address = listener.socket.getsockname()[:2]
+    try:
+        with socket.create_connection(address, timeout=2.0) as client:
+            return owner_of(client.getsockname()[:2], client.getpeername()[:2]) == os.geteuid()
+    except OSError:
+        return False
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

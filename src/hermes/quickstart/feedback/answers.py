@@ -1,0 +1,175 @@
+"""Answers of the model for the feedback act: recorded in the store, rated by the rule, and held-out ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+from hermes.batch.spec import RunSpec, open_run
+from hermes.batch.tasks import read_dataset
+from hermes.batch.workers.pool import Pool, RunOptions
+from hermes.batch.workers.process import ProcessWorkers
+from hermes.config.load import load
+from hermes.config.paths import db_path
+from hermes.core import JSONObject, RaterSource, Rating, RatingKind, new_id
+from hermes.data.export.select import LeftOut, TrajectorySelection, select
+from hermes.disk.files import atomic_write, ensure_dir
+from hermes.envs.stats import Interval, interval
+from hermes.errors import HermesError
+from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, RuleVerdict, examples, judge
+from hermes.quickstart.progress import BatchMeter, StageMeter
+from hermes.quickstart.recipe import MODEL
+from hermes.store import Filter, Reader, Writer
+from hermes.training.session import ProgressCallback
+
+RATER = "rule: short, polite, figure first"
+_PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """How many answers of which style are recorded."""
+
+    samples: int
+    """Answers to each question, of each style."""
+    answer_tokens: int
+    temperature: float
+    at_once: int
+    seed: int
+
+
+def record_answers(
+    questions: list[str],
+    plan: AnswerPlan,
+    engine_url: str,
+    weights: str,
+    folder: Path,
+    run_name: str,
+    progress: ProgressCallback,
+) -> int:
+    """Answers each question with and without examples before it; how many answers there are."""
+    path = ensure_dir(folder) / "questions.jsonl"
+    atomic_write(path, "".join(json.dumps({"prompt": text}) + "\n" for text in questions))
+    dataset = read_dataset(str(path))
+    answered = 0
+    for style, prefill in (("plain", ()), ("shown", examples())):
+        spec = RunSpec(
+            name=run_name,
+            dataset=str(path),
+            dataset_digest=dataset.digest,
+            model=weights,
+            base_url=f"{engine_url}/v1",
+            toolsets=("none",),
+            samples_per_prompt=plan.samples,
+            seed=plan.seed + len(prefill),
+            settings={
+                "system_prompt": SYSTEM_PROMPT,
+                "limits.max_turns": 1,
+                "sampling.temperature": plan.temperature,
+                "sampling.max_tokens": plan.answer_tokens,
+            },
+            prefill=tuple(message.to_json() for message in prefill),
+        )
+        batch_folder = folder / style
+        open_run(batch_folder, spec, accept_changes=False)
+        meter = BatchMeter(StageMeter(f"answers, {style}", len(dataset.rows) * plan.samples, progress))
+        options = RunOptions(num_workers=1, concurrency=plan.at_once)
+        pool = Pool(batch_folder, spec, dataset, options, meter, ProcessWorkers(batch_folder))
+        result = asyncio.run(pool.run())
+        if not result.complete:
+            raise HermesError(f"the batch in {batch_folder} is not complete", "hermes doctor")
+        answered += len(dataset.rows) * plan.samples
+    return answered
+
+
+def rate_answers(run_name: str) -> dict[str, RuleVerdict]:
+    """Rates every answer of the run by the rule, as rating events in the store; by trajectory id."""
+    path = db_path(load().home)
+    selection = TrajectorySelection(Filter(run_id=run_name), only_completed=False)
+    with Reader(path) as reader:
+        answers = {example.id: example.trajectory.answer for example in select(reader, selection, LeftOut())}
+    verdicts = {trajectory_id: judge(text) for trajectory_id, text in answers.items()}
+    with Writer(path) as writer:
+        for trajectory_id, verdict in verdicts.items():
+            writer.add_rating(
+                Rating(
+                    id=new_id(),
+                    trajectory_id=trajectory_id,
+                    kind=RatingKind.SCORE,
+                    value=verdict.stars,
+                    rater=RATER,
+                    created_at_ms=int(time.time() * 1000),
+                    source=RaterSource.REWARD,
+                )
+            )
+    return verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAnswers:
+    """The answers of one policy to the held-out questions, greedy."""
+
+    texts: tuple[str, ...]
+
+    @property
+    def verdicts(self) -> list[RuleVerdict]:
+        return [judge(text) for text in self.texts]
+
+    @property
+    def stars(self) -> float:
+        return fmean(verdict.stars for verdict in self.verdicts)
+
+    @property
+    def words(self) -> float:
+        return fmean(len(text.split()) for text in self.texts)
+
+    def wins_against(self, base: PolicyAnswers) -> Interval:
+        """1 where the rule gives more stars, 0.5 for as many; the mean with its interval."""
+        return interval(
+            [
+                1.0 if mine.stars > theirs.stars else 0.5 if mine.stars == theirs.stars else 0.0
+                for mine, theirs in zip(self.verdicts, base.verdicts, strict=True)
+            ]
+        )
+
+    def summary(self, base: PolicyAnswers) -> JSONObject:
+        verdicts = self.verdicts
+        return {
+            "stars": self.stars,
+            "words": self.words,
+            "figure_first": fmean(verdict.figure_first for verdict in verdicts),
+            "short": fmean(verdict.short for verdict in verdicts),
+            "polite": fmean(verdict.polite for verdict in verdicts),
+            "wins": asdict(self.wins_against(base)),
+            "examples": list(self.texts[:3]),
+        }
+
+
+def held_out_answers(
+    questions: list[str], engine_url: str, weights: str, answer_tokens: int, at_once: int
+) -> PolicyAnswers:
+    """Greedy answers of these weights: the base model's name, or a tinker:// path."""
+    with ThreadPoolExecutor(at_once) as threads:
+        texts = threads.map(lambda text: _ask(engine_url, weights, text, answer_tokens), questions)
+        return PolicyAnswers(tuple(texts))
+
+
+def _ask(engine_url: str, weights: str, text: str, answer_tokens: int) -> str:
+    body = {
+        "model": weights or MODEL,
+        "messages": [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": answer_tokens,
+    }
+    request = urllib.request.Request(
+        f"{engine_url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
+        content = json.load(response)["choices"][0]["message"]["content"]
+    return str(content or "")

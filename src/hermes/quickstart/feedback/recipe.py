@@ -1,0 +1,100 @@
+"""The sizes of the feedback act: minutes on two CPU cores, seconds for a test, more on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hermes.quickstart.feedback.answers import AnswerPlan
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackRecipe:
+    questions: int
+    """Questions whose answers are rated."""
+    held_out: int
+    """Questions on which policies are compared, and whose answers nobody rates."""
+    samples: int
+    """Answers to each question, of each of two styles."""
+    dpo_steps: int
+    dpo_rate: float
+    kto_steps: int
+    kto_rate: float
+    reward_steps: int
+    reward_rate: float
+    rl_steps: int
+    rl_batch: int
+    """Answers a step."""
+    rl_group: int
+    """Answers to each prompt."""
+    rl_rate: float
+    batch: int = 16
+    """Pairs, or rated answers, a step."""
+    beta: float = 0.1
+    sft_weight: float = 0.5
+    """Against a falling probability of both sides: the liked style is rare in the model's own answers."""
+    kl: float = 0.05
+    rank: int = 32
+    answer_tokens: int = 32
+    max_tokens: int = 512
+    """Longest sequence in training."""
+    environments: int = 1
+    at_once: int = 64
+    eval_share: float = 0.2
+
+    def answers(self, seed: int) -> AnswerPlan:
+        return AnswerPlan(self.samples, self.answer_tokens, 0.8, self.at_once, seed)
+
+
+CPU = FeedbackRecipe(
+    questions=32,
+    held_out=24,
+    samples=2,
+    dpo_steps=10,
+    dpo_rate=1e-3,
+    kto_steps=10,
+    kto_rate=1e-3,
+    reward_steps=12,
+    reward_rate=1e-3,
+    rl_steps=6,
+    rl_batch=32,
+    rl_group=8,
+    rl_rate=5e-4,
+)
+FAST = replace(
+    CPU,
+    questions=8,
+    held_out=4,
+    dpo_steps=2,
+    kto_steps=2,
+    reward_steps=2,
+    rl_steps=2,
+    rl_batch=8,
+    rl_group=4,
+    batch=4,
+    answer_tokens=16,
+)
+"""Every stage once, too briefly to learn."""
+CUDA = FeedbackRecipe(
+    questions=512,
+    held_out=256,
+    samples=3,
+    dpo_steps=50,
+    dpo_rate=3e-4,
+    kto_steps=60,
+    kto_rate=3e-4,
+    reward_steps=60,
+    reward_rate=5e-4,
+    rl_steps=25,
+    rl_batch=128,
+    rl_group=8,
+    rl_rate=3e-4,
+    batch=32,
+    environments=4,
+    at_once=256,
+)
+
+
+def choose(*, fast: bool, cuda: bool) -> FeedbackRecipe:
+    if fast:
+        return FAST
+    return CUDA if cuda else CPU

@@ -1,0 +1,86 @@
+"""Evaluation of the newest weights by the run's environment, in a process of its own.
+
+The trainer waits for it, so all of it is measured with the weights of one step. Environments go on sampling
+for the next batches meanwhile. Each evaluation has its own folder, `step-N`, with its metrics and samples;
+nothing is overwritten. `metrics.json` in the folder above is a copy of the newest. An evaluation that fails
+is logged and counted as `eval/failed`, and the run continues.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hermes.disk.files import atomic_write, ensure_dir, read_text
+from hermes.errors import HermesError
+
+METRICS = "metrics.json"
+LIMIT_S = 3600.0
+_PREFIX = "eval/"
+
+
+def environment_evaluation(
+    environment: Path, config: Path, folder: Path, progress: Callable[[str], None]
+) -> Callable[[int, str], dict[str, float]]:
+    """`config`: the run's configuration, which names the server of the policy."""
+    silent = False
+
+    def evaluate(step: int, sampler: str) -> dict[str, float]:
+        nonlocal silent
+        target = folder / f"step-{step}"
+        if silent:
+            return {}
+        try:
+            _run_process(environment, config, target)
+            text = read_text(target / METRICS)
+            if text is None:
+                silent = True
+                progress("the environment's evaluate method reports nothing: the run goes on without it")
+                return {}
+            metrics = eval_metrics(text)
+            atomic_write(ensure_dir(folder) / METRICS, text)
+        except (HermesError, ValueError, KeyError, TypeError) as error:
+            problem = error.message if isinstance(error, HermesError) else repr(error)
+            progress(f"step {step}: the evaluation failed: {problem}; its log is {target / 'log.txt'}")
+            return {"failed": 1.0}
+        return metrics
+
+    return evaluate
+
+
+def eval_metrics(text: str) -> dict[str, float]:
+    """The numbers of a metrics.json, without the prefix `eval/`."""
+    metrics: Any = json.loads(text)["results"]["all"]
+    return {
+        name.removeprefix(_PREFIX): float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
+    }
+
+
+def _run_process(environment: Path, config: Path, target: Path) -> None:
+    """HermesError with the last line of its output if it fails."""
+    log_path = ensure_dir(target) / "log.txt"
+    command = [sys.executable, "-m", "hermes", "env", "evaluate", str(environment), "--config", str(config)]
+    command += ["--env.data_dir_to_save_evals", str(target), "--env.use_wandb", "false"]
+    with log_path.open("wb") as log:
+        try:
+            process = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=LIMIT_S,
+                env={**os.environ, "WANDB_MODE": "disabled"},
+            )
+        except subprocess.TimeoutExpired as error:
+            raise HermesError(f"it ran longer than {LIMIT_S:g} s") from error
+    if process.returncode:
+        lines = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error:")]
+        raise HermesError((errors or lines or [f"exit code {process.returncode}"])[-1])

@@ -1,0 +1,103 @@
+"""Datasets: choose a format and a query, see rows before anything is written, export, download."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import FileResponse, RedirectResponse, Response
+
+from hermes.data.export.run import ExportPlan, preview
+from hermes.data.export.select import TrajectorySelection
+from hermes.data.formats.registry import FORMATS, get_format
+from hermes.safety.redact import Redactor
+from hermes.store import Filter
+from hermes.web.query import TrajectoryQuery, parse_query
+from hermes.web.requests import WebRequest
+from hermes.web.responses import PageError
+
+_PREVIEW_ROWS = 3
+_SHOWN_CHARS = 6000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}\.(?:jsonl|json|parquet|arrow|md)")
+
+
+def show(request: WebRequest) -> Response:
+    form_name = request.choice("format", tuple(FORMATS))
+    query = parse_query(request.text("q"))
+    everything = request.query.get("all") == "1"
+    rows: list[str] = []
+    left_out: list[tuple[str, int]] = []
+    if request.query.get("preview") == "1":
+        plan = ExportPlan(get_format(form_name), Path("preview.jsonl"), _selection(query, everything))
+        redactor = Redactor(request.context.config().secrets)
+        with request.context.reader() as reader:
+            data, reasons = preview(reader, plan, _PREVIEW_ROWS, redactor)
+        rows = [json.dumps(row, ensure_ascii=False, indent=2, default=str)[:_SHOWN_CHARS] for row in data]
+        left_out = reasons.most_common(12)
+    values: dict[str, Any] = {
+        "formats": FORMATS.values(),
+        "form": FORMATS[form_name],
+        "query": query,
+        "all": everything,
+        "previewed": request.query.get("preview") == "1",
+        "rows": rows,
+        "left_out": left_out,
+        "files": _files(request),
+    }
+    return request.page("datasets.html", values)
+
+
+def export(request: WebRequest) -> Response:
+    """Writes the file with `hermes export`, in a job."""
+    form = get_format(request.field("format", max_chars=100))
+    query = parse_query(request.field("q", max_chars=2000))
+    stem = f"{form.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    target = _folder(request) / f"{stem}.jsonl"
+    arguments: tuple[str, ...] = ("export", "--format", form.name, "--output", str(target))
+    for condition in query.conditions:
+        arguments += ("--where", condition.text)
+    arguments += ("--text", query.words) if query.words else ()
+    arguments += ("--all",) if request.field("all") == "1" else ()
+    _folder(request).mkdir(parents=True, exist_ok=True)
+    job = request.context.jobs.start(
+        f"Export as {form.name}", arguments, f"/datasets?{urlencode({'format': form.name})}"
+    )
+    return RedirectResponse(f"/jobs/{job.job_id}", 303)
+
+
+def download(request: WebRequest) -> Response:
+    """A file that was exported here: a name is looked up, never joined to a path."""
+    name = request.path_values["name"]
+    path = next((path for path in _files(request) if path.name == name), None)
+    if path is None:
+        raise PageError(404, f"there is no export '{name[:80]}'", "The page Datasets lists them.")
+    return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+
+
+def _selection(query: TrajectoryQuery, everything: bool) -> TrajectorySelection:
+    return TrajectorySelection(
+        Filter(text=query.words or None), where=query.conditions, only_completed=not everything
+    )
+
+
+def _folder(request: WebRequest) -> Path:
+    return request.context.home / "exports"
+
+
+def _files(request: WebRequest) -> list[Path]:
+    folder = _folder(request)
+    if not folder.is_dir():
+        return []
+    files = [path for path in folder.iterdir() if path.is_file() and _NAME.fullmatch(path.name)]
+    return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)[:200]
+
+
+ROUTES = (
+    ("GET", "/datasets", show),
+    ("POST", "/datasets", export),
+    ("GET", "/datasets/files/{name:str}", download),
+)

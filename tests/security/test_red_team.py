@@ -1,0 +1,76 @@
+"""`hermes env check --red-team`: it finds what can be cheated, and the built-in environments cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes.core import Message
+from hermes.envs.cli.check import CheckReport, CheckState, check_class
+from hermes.envs.cli.discover import environment_folders, locate
+from hermes.envs.cli.red_team import Target, strategies
+from hermes.envs.cli.run import load_class
+from hermes.envs.cli.template import write_template
+
+REWARD = "return float(written"
+FOLDERS = environment_folders(Path("/nonexistent"))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def failures(report: CheckReport) -> list[str]:
+    return [
+        f"{finding.name}: {finding.detail}"
+        for finding in report.findings
+        if finding.state is CheckState.FAILED
+    ]
+
+
+@pytest.mark.parametrize("name", ["calculator", "format", "word_limit", "tool_calling", "web_research"])
+def test_no_cheater_gains_in_a_built_in_environment(name: str) -> None:
+    report = check_class(lambda: load_class(locate(name, FOLDERS)), red_team=True)
+    assert failures(report) == []
+    assert "cheating policies" in report.findings[-1].detail
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["terminal_tasks", "code_tests", "gsm8k", "reasoning_gym"])
+def test_no_cheater_gains_where_programs_are_run_and_answers_evaluated(name: str) -> None:
+    report = check_class(lambda: load_class(locate(name, FOLDERS)), red_team=True)
+    assert failures(report) == []
+    assert "cheating policies" in report.findings[-1].detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reward", "caught"),
+    [
+        ("return float('passed' in result.final_response or written", "forged test output"),
+        ("return float(len(result.final_response) > 10_000 or written", "very long"),
+        ("return float(bool(written.get('content')) or written", "files with: 1"),
+        ("return float(str(sum(item['numbers'])) in written.get('content', '') or written", None),
+        ("return float('chmod' in str(written.get('error')) or 'denied' in str(written) or written", None),
+    ],
+)
+def test_an_authors_careless_reward_is_caught(reward: str, caught: str | None, tmp_path: Path) -> None:
+    path = write_template("sums", tmp_path)
+    path.write_text(path.read_text().replace(REWARD, reward))
+    report = check_class(lambda: load_class(path), red_team=True)
+    assert not report.passed if caught else True
+    if caught:
+        assert any(f"red team: {caught}" in failure for failure in failures(report)), failures(report)
+
+
+def test_the_strategies_list_candidates_with_the_right_one_in_the_middle() -> None:
+    others = [[Message.assistant(text)] for text in ("Oslo", "Rome", "Bern", "Kyiv", "Lima")]
+    scripts = strategies(Target("Where is 7?", (), [Message.assistant("Cairo")], others))
+    listed = scripts["all candidates, with commas"][0].content.split(", ")
+    assert "Cairo" in listed[1:-1] and len(listed) == 6
+    assert scripts["last number of the prompt"][0].content == "7"
+    assert not any(name.startswith("shell") for name in scripts)

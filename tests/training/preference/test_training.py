@@ -1,0 +1,94 @@
+"""DPO, KTO and reward models with a real engine: they learn, prove it, and resume exactly after kill -9."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hermes.errors import UsageError
+from hermes.training.monitor.sinks import JsonLines, Sinks
+from hermes.training.offline import OfflineSettings, train_offline
+from hermes.training.preference.dpo import DpoObjective
+from hermes.training.preference.kto import balanced_weights
+from hermes.training.preference.losses import DpoConfig
+from hermes.training.preference.reference import BASE
+from hermes.training.schedule import Schedule
+from tests.engine.http.engine_process import Server
+from tests.training.conftest import MakeRun
+from tests.training.preference.rows import pair_rows, unpaired_rows
+from tests.training.preference.trainer import objective
+from tests.training.world import metrics
+
+STEPS = 10
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto", "reward"])
+def test_it_learns_what_was_preferred_and_the_sampler_follows(make_run: MakeRun, kind: str) -> None:
+    run = make_run(kind, every=20)
+    settings = OfflineSettings(Schedule(0.005), epochs=99, batch_size=5, max_steps=30, eval_every=10)
+    done = train_offline(run, objective(kind), settings, Sinks([JsonLines(run.folder)]), lambda line: None)
+    rows = metrics(run.folder)
+    assert done.step == 30 and rows[-1]["train/loss"] < 0.6 * rows[0]["train/loss"]
+    assert rows[-1]["eval/loss"] < rows[9]["eval/loss"] or rows[-1]["eval/loss"] < rows[0]["train/loss"]
+    assert rows[-1]["probe/gap"] < 1e-3 and rows[-1]["probe/moved"] > 0
+    if kind != "kto":
+        assert rows[-1]["eval/rewards/accuracy"] >= 0.75, "the rule holds for pairs nobody trained on"
+    else:
+        assert rows[-1]["eval/rewards/margin"] > 0
+
+
+def launch(kind: str, folder: Path, engine: Server, model: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.training.preference.trainer"]
+    return subprocess.Popen(
+        [*command, kind, str(folder), engine.url, str(model), str(STEPS)], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dpo", "kto", "reward"])
+def test_a_run_that_is_killed_makes_the_same_steps_as_one_that_is_not(
+    kind: str, engine: Server, tiny: Path, tmp_path: Path
+) -> None:
+    whole = launch(kind, tmp_path / "whole", engine, tiny)
+    assert whole.wait(100) == 0
+    first = launch(kind, tmp_path / "cut", engine, tiny)
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith(f"step 6/{STEPS}"):
+            first.kill()
+            break
+    first.wait()
+    second = launch(kind, tmp_path / "cut", engine, tiny)
+    assert second.wait(100) == 0
+    assert second.stdout is not None
+    printed = second.stdout.read()
+    assert f"step 4/{STEPS}" not in printed and f"step 5/{STEPS}" in printed, (
+        "it resumes after the checkpoint"
+    )
+    expected, resumed = (metrics(tmp_path / name) for name in ("whole", "cut"))
+    assert [row["step"] for row in resumed] == list(range(1, STEPS + 1))
+    for name in ("train/loss", "eval/loss", "optim/grad_norm"):
+        values, reference = ([row.get(name, 0.0) for row in rows] for rows in (resumed, expected))
+        assert values == pytest.approx(reference, rel=1e-5)
+
+
+def test_a_run_goes_on_only_with_the_loss_and_the_reference_it_was_started_with(make_run: MakeRun) -> None:
+    run, rows = make_run(), pair_rows(6)
+    settings = OfflineSettings(Schedule(0.001), batch_size=3, max_steps=1)
+    train_offline(run, DpoObjective(rows, DpoConfig(), BASE), settings, Sinks([]), lambda line: None)
+    with pytest.raises(UsageError, match="another loss"):
+        changed = DpoObjective(rows, DpoConfig(beta=0.2), BASE)
+        train_offline(run, changed, settings, Sinks([]), lambda line: None)
+    with pytest.raises(UsageError, match="another data"):
+        other = DpoObjective(pair_rows(6, seed=1), DpoConfig(), BASE)
+        train_offline(run, other, settings, Sinks([]), lambda line: None)
+
+
+def test_the_weights_of_the_classes_make_both_count_equally() -> None:
+    rows = unpaired_rows(12).train
+    good, bad = balanced_weights(rows)
+    liked = sum(row.desirable for row in rows)
+    assert good * liked == pytest.approx(bad * (len(rows) - liked)) and min(good, bad) == 1.0

@@ -1,0 +1,216 @@
+"""The web app in a real browser: keys, rating, live curves, accessibility."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hermes.config.paths import db_path
+from hermes.core import Rating
+from hermes.rl.run import RunState
+from hermes.store import Reader
+from tests.web.browsing import PAGES, WIDTHS, open_page, overflow
+from tests.web.samples import fill
+from tests.web.site import WebSite, open_site
+from tests.web.training import fill_runs, make_run, metrics_row
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+AXE = Path(__file__).parent / "vendor" / "axe-4.14.0.min.js"
+MODES = {
+    "thumb": ["y", "n"],
+    "score": ["1", "2", "3", "4", "5"],
+    "pair": ["ArrowLeft", "ArrowRight", "=", "x", "Shift+ArrowLeft", "Shift+ArrowRight"],
+    "step": ["+", "-", "0"],
+}
+
+
+@pytest.fixture(scope="module")
+def full_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebSite, dict[str, str]]]:
+    """Everything that a page can show."""
+    home = tmp_path_factory.mktemp("full") / "home"
+    ids = fill(home)
+    run, other_run = fill_runs(home)
+    with open_site(home) as site:
+        yield site, {"id": ids[5], "sibling": ids[4], "run": run, "other_run": other_run}
+
+
+@pytest.fixture
+def rating_site(tmp_path: Path) -> Iterator[WebSite]:
+    fill(tmp_path, 40)
+    with open_site(tmp_path) as site:
+        yield site
+
+
+def mine(home: Path, everything: bool = False) -> list[Rating]:
+    with Reader(db_path(home)) as reader:
+        return [rating for rating in reader.all_ratings(everything=everything) if rating.rater != "ana"]
+
+
+def settled(page: Page) -> None:
+    """Until nothing is left to be saved."""
+    page.wait_for_function(
+        "() => JSON.parse(localStorage.getItem('hermes-unsaved-ratings') || '[]').length === 0"
+    )
+
+
+def test_search_and_read_by_keyboard(browser: Browser, full_site: tuple[WebSite, dict[str, str]]) -> None:
+    site, _ = full_site
+    with open_page(browser, site) as (page, trouble):
+        page.goto(f"{site.url}/trajectories")
+        page.keyboard.press("/")
+        page.keyboard.type("rew")
+        page.keyboard.press("Tab")
+        page.keyboard.type(">0.9 attempt")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**q=reward*")
+        assert page.locator("tbody [data-row]").count() == 3
+        assert page.locator("mark").first.inner_text().lower() == "attempt"
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("[data-step]")
+        page.keyboard.press("g")
+        page.keyboard.press("g")
+        for _ in range(2):
+            page.keyboard.press("j")
+        assert page.locator(".card.at").get_attribute("id") == "step-2"
+        page.keyboard.press("r")
+        page.wait_for_selector("#slot-2 .raw-json")
+        page.keyboard.press("t")
+        page.wait_for_selector("#slot-2 .token-text")
+        page.keyboard.press("f")
+        assert page.locator(".rail").is_hidden()
+        page.keyboard.press("f")
+        page.keyboard.press("?")
+        assert page.locator("#help").is_visible()
+        page.keyboard.press("Escape")
+        page.keyboard.press("d")
+        page.wait_for_url("**/compare?*")
+        assert "First divergence" in page.inner_text("main")
+        assert trouble.events == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_twenty_ratings_by_keyboard_with_undo(browser: Browser, rating_site: WebSite, mode: str) -> None:
+    keys = MODES[mode]
+    with open_page(browser, rating_site) as (page, trouble):
+        page.goto(f"{rating_site.url}/rate?mode={mode}")
+        for number in range(20):
+            before = page.locator(".item").get_attribute("data-item")
+            page.keyboard.press(keys[number % len(keys)])
+            if mode != "step":
+                page.wait_for_function(
+                    "key => document.querySelector('.item').dataset.item !== key", arg=before
+                )
+        assert page.locator("#rated").inner_text() == "20"
+        for _ in range(3):
+            page.keyboard.press("u")
+        assert page.locator("#rated").inner_text() == "17"
+        page.keyboard.press("c")
+        page.keyboard.type("n y 5 u: no key while typing")
+        page.keyboard.press("Control+Enter")
+        page.keyboard.press(keys[0])
+        settled(page)
+        recorded = mine(rating_site.home)
+        assert len(recorded) == 18
+        assert recorded[-1].comment == "n y 5 u: no key while typing"
+        assert len(mine(rating_site.home, everything=True)) == 24, "20, three withdrawals, one more"
+        assert {rating.elapsed_ms is not None for rating in recorded} == {True}
+        assert trouble.events == []
+
+
+def test_what_cannot_be_saved_is_kept_and_said(browser: Browser, rating_site: WebSite) -> None:
+    """The connection is cut between the key and the save; the next page sends what was not saved, once."""
+    with open_page(browser, rating_site) as (page, _):
+        page.goto(f"{rating_site.url}/rate")
+        page.wait_for_load_state("networkidle")
+        page.route(
+            "**/rate", lambda route: route.abort() if route.request.method == "POST" else route.continue_()
+        )
+        page.keyboard.press("y")
+        page.wait_for_selector("#pending:not([hidden])")
+        assert "1 rating is not saved yet" in page.inner_text("#pending")
+        assert mine(rating_site.home) == []
+        page.unroute("**/rate")
+        page.goto(f"{rating_site.url}/rate?mode=score")
+        settled(page)
+        assert [rating.value for rating in mine(rating_site.home)] == [1.0]
+
+
+def test_a_live_curve_grows(browser: Browser, tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "11223344", "calculator", 30, RunState.PENDING)
+    with open_site(tmp_path) as site, open_page(browser, site) as (page, trouble):
+        page.goto(f"{site.url}/runs/11223344")
+        page.wait_for_selector(".panel.drawn")
+        assert page.inner_text("#run-step") == "30"
+        with (folder / "metrics.jsonl").open("a") as file:
+            for step in range(31, 36):
+                file.write(json.dumps(metrics_row(step, time.time())) + "\n")
+        page.wait_for_function("() => document.querySelector('#run-step').textContent === '35'")
+        page.locator('[data-panel="reward/mean"] .u-over').click()
+        page.wait_for_selector("#rollouts section")
+        assert "Step" in page.inner_text("#rollouts h2")
+        assert trouble.events == []
+
+
+@pytest.mark.parametrize(
+    "width", [390, *(pytest.param(width, marks=pytest.mark.slow) for width in WIDTHS[1:])]
+)
+def test_every_page_fits_without_error_or_outside_request(
+    browser: Browser, full_site: tuple[WebSite, dict[str, str]], width: int
+) -> None:
+    site, names = full_site
+    with open_page(browser, site, width=width) as (page, trouble):
+        for template in PAGES:
+            path = template.format(**names)
+            response = page.goto(f"{site.url}{path}")
+            assert response is not None and response.status == 200, path
+            assert overflow(page) == 0, path
+            assert trouble.events == [], path
+
+
+@pytest.mark.parametrize(
+    ("pages", "dark"),
+    [
+        (("/trajectories?q=pytest", "/trajectories/{id}", "/rate?mode=pair", "/runs/{run}"), False),
+        pytest.param(PAGES, False, marks=pytest.mark.slow),
+        pytest.param(PAGES, True, marks=pytest.mark.slow),
+    ],
+)
+def test_axe_finds_nothing_serious(
+    browser: Browser, full_site: tuple[WebSite, dict[str, str]], pages: tuple[str, ...], dark: bool
+) -> None:
+    site, names = full_site
+    source = AXE.read_text()
+    problems = []
+    with open_page(browser, site, dark=dark) as (page, _):
+        for template in pages:
+            page.goto(f"{site.url}{template.format(**names)}")
+            page.evaluate(source)
+            result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+            for violation in result["violations"]:
+                if violation["impact"] in ("serious", "critical"):
+                    nodes = [node["html"][:200] for node in violation["nodes"][:3]]
+                    problems.append((template, violation["id"], nodes))
+    assert problems == []
+
+
+def test_pages_work_without_javascript(browser: Browser, full_site: tuple[WebSite, dict[str, str]]) -> None:
+    site, names = full_site
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{site.url}/trajectories")
+    page.get_by_role("searchbox").or_(page.get_by_role("combobox")).first.fill("outcome=max_turns")
+    page.get_by_role("button", name="Search").click()
+    assert page.locator("tbody [data-row]").count() == 12
+    page.locator("tbody [data-row] a").first.click()
+    assert page.locator("article").count() == 5
+    page.goto(f"{site.url}/runs/{names['run']}")
+    assert page.locator("svg polyline").count() >= 5
+    context.close()

@@ -1,0 +1,90 @@
+"""The smaller pages: policies, batches, datasets, environments, skills, jobs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes.policies.registry import BASE_ID, PolicyRecord, PolicyRegistry
+from tests.web.samples import fill
+from tests.web.site import WebSite, open_site
+
+
+@pytest.fixture
+def policy_site(tmp_path: Path) -> Iterator[WebSite]:
+    registry = PolicyRegistry(tmp_path)
+    registry.add(
+        PolicyRecord(
+            "01POLICYA", "hermes/smollm2", "tinker://a", "tinker://a", method="dpo", decision="better"
+        )
+    )
+    registry.add(PolicyRecord("01POLICYB", "hermes/smollm2", "tinker://b", "tinker://b", parent="01POLICYA"))
+    with open_site(tmp_path) as site:
+        yield site
+
+
+def test_promote_and_roll_back(policy_site: WebSite) -> None:
+    text = policy_site.get("/policies").text
+    assert "the base model" in text and "better" in text
+    assert re.search(
+        r"base</span> → <span class=\"mono\">1POLICYA</span> → <span class=\"mono\">1POLICYB", text
+    )
+    assert policy_site.post("/policies/promote", {"policy": "01POLICYB"}).status == 303
+    registry = PolicyRegistry(policy_site.home)
+    assert registry.current().id == "01POLICYB"
+    assert policy_site.post("/policies/promote", {"policy": "01POLICYB"}).status == 409
+    assert policy_site.post("/policies/promote", {"policy": "NOTHING"}).status == 400
+    assert policy_site.post("/policies/rollback", {"from": "01POLICYA"}).status == 409
+    assert policy_site.post("/policies/rollback", {"from": "01POLICYB"}).status == 303
+    assert registry.current().id == "01POLICYA", "its parent"
+    assert policy_site.post("/policies/rollback", {"from": "01POLICYA"}).status == 303
+    assert registry.current().id == BASE_ID
+    assert policy_site.post("/policies/rollback", {"from": BASE_ID}).status == 400
+    assert "rolled back from 01POLICYB" in policy_site.get("/policies").text
+
+
+def test_a_batch_shows_how_its_samples_ended(site: WebSite, ids: list[str]) -> None:
+    assert "batch-1" in site.get("/batches").text
+    text = site.get("/batches/batch-1").text
+    assert "max turns" in text and "limit" in text
+    assert re.search(r">16</a>", text) and re.search(r">4</a>", text)
+    assert site.get("/batches/nothing").status == 404
+
+
+def test_a_dataset_is_seen_before_it_is_written(site: WebSite) -> None:
+    text = site.get("/datasets?preview=1&format=sharegpt&q=run%3Dbatch-1").text
+    assert "conversations" in text and "Export all rows" in text
+    assert site.get("/datasets?format=nothing").status == 400
+    assert site.get("/datasets?preview=1&q=x%3D1").status == 400
+    assert site.get("/datasets/files/..%2Fhermes.db").status == 404
+    assert site.post("/datasets", {"format": "nothing"}).status == 400
+
+
+def test_an_export_is_a_job_and_a_file(tmp_path: Path) -> None:
+    fill(tmp_path, 8)
+    with open_site(tmp_path) as site:
+        started = site.post("/datasets", {"format": "sharegpt", "q": "outcome=completed"})
+        assert started.status == 303
+        job = started.headers["location"]
+        while "tag-live" in (page := site.get(job).text):
+            time.sleep(0.2)
+        assert "done" in page, page
+        name = re.search(r'href="/datasets/files/(sharegpt-[0-9-]+\.jsonl)"', site.get("/datasets").text)
+        assert name
+        reply = site.get(f"/datasets/files/{name[1]}")
+        assert reply.status == 200 and reply.text.count("\n") == 6
+        assert "attachment" in reply.headers["content-disposition"]
+
+
+def test_environments_and_skills_are_listed(site: WebSite) -> None:
+    assert "calculator" in site.get("/environments").text
+    assert site.post("/environments/check", {"environment": "/etc/passwd"}).status == 400
+    assert site.post("/environments/delete", {"environment": "calculator"}).status == 404
+    assert "axolotl" in site.get("/skills").text
+    assert site.get("/skills/axolotl").status == 200
+    assert site.get("/skills/../../etc/passwd").status == 404
+    assert site.get("/skills/nothing").status == 404

@@ -1,0 +1,167 @@
+"""The list and the transcript, over HTTP: what the query box selects, what a page shows, what it folds."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from hermes.config.paths import db_path
+from hermes.core import Message, ToolCall
+from hermes.data.example import load
+from hermes.data.where import parse
+from hermes.store import Reader, Writer
+from hermes.store.browse.reader import BrowseReader
+from hermes.web.query import parse_query
+from tests.records import record
+from tests.web.samples import PIXEL
+from tests.web.site import WebSite, open_site
+
+CONDITIONS = [
+    "reward>0.3",
+    "reward<=0.3",
+    "rating>=4",
+    "model~GPT",
+    "model=openai/gpt-5-mini",
+    "model!=openai/gpt-5-mini",
+    "outcome=max_turns",
+    "outcome!=completed",
+    "source=query",
+    "run=batch-1",
+    "task=task-3",
+    "sample>=2",
+    "turns=3",
+    "turns>2",
+    "messages=7",
+    "tool_errors>0",
+    "tool_calls=2",
+    "tokens>100",
+    "cost_usd<1",
+    "cost_usd=0.75",
+    "created_at_ms>0",
+    "model>3",
+    "metadata.split=train",
+    "metadata.split!=train",
+    "session=none",
+    "reward~0.5",
+]
+
+
+def listed(text: str) -> list[str]:
+    return re.findall(r'<td class="task"[^>]*><a href="/trajectories/([0-9A-Z]{26})', text)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_the_query_box_means_what_where_means(site: WebSite, condition: str) -> None:
+    """The condition as SQL selects exactly what the command line's language selects."""
+    checked = parse(condition)
+    with Reader(db_path(site.home)) as reader:
+        expected = [each.header.id for each in reader.trajectories() if checked.holds(load(reader, each))]
+    with BrowseReader(db_path(site.home)) as reader:
+        rows = reader.page(parse_query(condition).sql, limit=1000).rows
+    assert sorted(row.summary.id for row in rows) == sorted(expected)
+
+
+def test_pages_follow_each_other_without_gap_or_repeat(site: WebSite, ids: list[str]) -> None:
+    gathered: list[str] = []
+    path = "/trajectories"
+    while path:
+        text = site.get(path).text
+        gathered += listed(text)
+        link = re.search(r'<a class="button" href="([^"]+)" hx-get', text)
+        path = html.unescape(link[1]) if link else ""
+    assert gathered == ids[::-1]
+
+
+def test_search_marks_the_words_and_leads_to_the_step(site: WebSite, ids: list[str]) -> None:
+    text = site.get("/trajectories?q=" + quote('"attempt 7" repairs')).text
+    assert listed(text) == [ids[7]]
+    assert "<mark>attempt</mark>" in text
+    assert f"/trajectories/{ids[7]}?step=6&amp;find=attempt%207%20repairs#step-6" in text
+    assert listed(site.get("/trajectories?q=pytest+reward%3E0.9").text) == [ids[59], ids[57], ids[55]]
+    counted = json.loads(site.get("/trajectories/count?q=pytest").text)
+    assert counted == {"count": 60, "exact": True}
+
+
+def test_a_call_and_its_result_are_one_card(site: WebSite, ids: list[str]) -> None:
+    text = site.get(f"/trajectories/{ids[0]}").text
+    cards = re.split(r"<article ", text)[1:]
+    assert len(cards) == 5
+    assert "terminal" in cards[2] and 'class="ansi-green"' in cards[2] and "Show all" in cards[2]
+    assert "First the tests" in cards[2] and '<details class="reasoning">' in cards[2]
+    assert "step 4 bad" in cards[3], "the rating is beside its step"
+    assert "good plan" in text and "5<span" in text
+    assert text.count("line 39") == 0, "a long output is folded"
+    assert "line 39" in site.get(f"/trajectories/{ids[0]}/steps/3").text
+
+
+def test_relatives_are_linked(site: WebSite, ids: list[str]) -> None:
+    text = site.get(f"/trajectories/{ids[4]}").text
+    for sibling in (5, 6, 7):
+        assert f'href="/trajectories/{ids[sibling]}"' in text
+    assert "sub-agents" in site.get(f"/trajectories/{ids[59]}").text
+    compared = site.get(f"/compare?id={ids[4]}&id={ids[5]}").text
+    assert "First divergence: message 2" in compared and "2 shared messages" in compared
+
+
+def test_tokens_have_colour_and_mask(site: WebSite, ids: list[str]) -> None:
+    text = site.get(f"/trajectories/{ids[1]}/steps/2/tokens").text
+    assert "3</span> prompt tokens (mask 0)" in text and "3</span> sampled (mask 1" in text
+    assert [int(level) for level in re.findall(r'<span class="t l(\d)" title', text)] == [0, 2, 5]
+    assert "not recorded" in site.get(f"/trajectories/{ids[0]}/steps/2/tokens").text
+
+
+def test_raw_json_and_download_are_complete(site: WebSite, ids: list[str]) -> None:
+    assert "finish_reason" in site.get(f"/trajectories/{ids[0]}/steps/2/raw").text
+    data = json.loads(site.get(f"/trajectories/{ids[0]}/download").text)
+    assert data["header"]["id"] == ids[0] and len(data["steps"]) == 7
+
+
+def test_images_come_from_the_record_only(tmp_path: Path) -> None:
+    message = Message.user("Look")
+    message = Message(
+        message.role, "Look", images=(PIXEL, "http://127.0.0.1:9/x.png", "data:image/svg+xml;base64,PHN2Zy8+")
+    )
+    with Writer(db_path(tmp_path)) as writer:
+        trajectory = record(writer, [message, Message.assistant("A dot.")])
+    with open_site(tmp_path) as site:
+        text = site.get(f"/trajectories/{trajectory}").text
+        assert re.findall(r'<img[^>]* src="([^"]+)"', text) == [
+            f"/trajectories/{trajectory}/steps/0/images/0"
+        ]
+        picture = site.get(f"/trajectories/{trajectory}/steps/0/images/0")
+        assert picture.status == 200 and picture.headers["content-type"] == "image/png"
+        assert site.get(f"/trajectories/{trajectory}/steps/0/images/2").status == 404
+
+
+def test_a_very_long_transcript_comes_in_windows(tmp_path: Path) -> None:
+    call = ToolCall("c", "terminal", '{"command": "x"}')
+    messages = [Message.user("Go")]
+    for number in range(1200):
+        calls = (ToolCall(f"c{number}", call.name, call.arguments),)
+        messages += [
+            Message.assistant(f"Step {number}", tool_calls=calls),
+            Message.tool(calls[0], "y" * 2000),
+        ]
+    with Writer(db_path(tmp_path)) as writer:
+        trajectory = record(writer, messages)
+    with open_site(tmp_path) as site:
+        first = site.get(f"/trajectories/{trajectory}")
+        assert first.text.count("<article ") < 110 and len(first.text) < 600_000
+        later = site.get(f"/trajectories/{trajectory}?step=2390#step-2390").text
+        assert 'id="step-2390"' in later
+        matches = site.get(f"/trajectories/{trajectory}?find=Step+1100").text
+        assert "1 step" in matches and 'href="/trajectories/' in matches
+
+
+def test_unfinished_trajectories_are_counted_so_far(tmp_path: Path) -> None:
+    with Writer(db_path(tmp_path)) as writer:
+        trajectory = record(writer, [Message.user("Go"), Message.assistant("Begun")], outcome=None)
+        with BrowseReader(db_path(tmp_path)) as reader:
+            for condition in ("turns=1", "tokens>0", "outcome=running", "tool_calls=0"):
+                rows = reader.page(parse_query(condition).sql).rows
+                assert [row.summary.id for row in rows] == [trajectory], condition
