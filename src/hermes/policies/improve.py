@@ -38,7 +38,7 @@ from hermes.policies.rows import (
 from hermes.policies.scoring import ComparisonGain, compare_likelihoods
 from hermes.policies.sequential import (
     DEFAULT_ERROR_RATE,
-    Decision,
+    SequentialDecision,
     SequentialTest,
     fewest_wins,
     run_test,
@@ -198,8 +198,8 @@ def _decide(
 
 def should_promote(ratings: SequentialTest, answers: SequentialTest | None) -> bool:
     """Better on held-out ratings, and not worse on held-out tasks."""
-    worse = answers is not None and answers.decision is Decision.WORSE
-    return ratings.decision is Decision.BETTER and not worse
+    worse = answers is not None and answers.decision is SequentialDecision.WORSE
+    return ratings.decision is SequentialDecision.BETTER and not worse
 
 
 def _figures(test: SequentialTest, answers: SequentialTest | None) -> JSONObject:

@@ -18,7 +18,7 @@ from hermes.policies.rows import HeldOutComparison, RatedAnswerText
 
 if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
-    from hermes.training.preference.examples import RatedCompletion
+    from hermes.training.preference.examples import RenderedCompletion
     from hermes.training.service.client import LoraSpec, ServiceConnection
 
 
@@ -76,7 +76,7 @@ def compare_likelihoods(
     ]
 
 
-def _render(text: RatedAnswerText, renderer: ChatRenderer) -> RatedCompletion:
+def _render(text: RatedAnswerText, renderer: ChatRenderer) -> RenderedCompletion:
     from hermes.training.preference.examples import render_completion
 
     return render_completion(text.prompt, text.completion, text.tools, renderer)
@@ -86,7 +86,7 @@ def _logprobs(
     connection: ServiceConnection,
     lora: LoraSpec,
     weights: str | None,
-    completions: Sequence[RatedCompletion],
+    completions: Sequence[RenderedCompletion],
     folder: Path,
 ) -> list[float]:
     from dataclasses import replace
