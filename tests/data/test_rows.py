@@ -363,3 +363,26 @@ def test_a_reward_pairs_attempts_and_a_rating_of_one_is_none(tmp_path: Path) -> 
         (pair,) = read_rows(reader).pairs
         assert (pair.chosen_id, pair.origin, pair.ratings) == (good.id, PreferenceSource.REWARD, ())
         assert read_rows(reader, origins=(PreferenceSource.RATING,)).pairs == ()
+
+
+def test_a_rating_of_a_step_finds_its_answer_in_a_compressed_version(tmp_path: Path) -> None:
+    """The version lacks an old exchange, so its steps have other indices than the original's."""
+    with Writer(tmp_path / "db") as writer:
+        original = write(writer, [("q", ["look", "x"]), ("r", ["rated"]), ("s", ["later"])])
+        lost = [step for step in original.steps if step.index not in (2, 3)]  # a call and its result
+        version = Header(
+            *(new_id(), Source.CHAT, "test/model", 1), parent_id=original.id, relation=Relation.COMPRESSED
+        )
+        writer.begin(version)
+        for index, step in enumerate(lost):
+            writer.append(version.id, replace(step, index=index))
+        writer.finish(version.id, records.COMPLETED).result()
+        for step_index, value in ((6, 1.0), (2, -1.0)):
+            rating = Rating(new_id(), original.id, RatingKind.STEP, value, "ann", 1, step_index=step_index)
+            writer.add_rating(rating).result()
+    with Reader(tmp_path / "db") as reader:
+        plan = ExportPlan(FORMATS["trl-unpaired"], Path("x.jsonl"))
+        plan = replace(plan, selection=replace(plan.selection, compressed=True))
+        (row,), _ = preview(reader, plan, 10)
+    assert [message["content"] for message in row["completion"]] == ["rated"]
+    assert [message["content"] for message in row["prompt"]] == ["Be kind.", "q", "x", "r"]

@@ -9,7 +9,7 @@ import pytest
 
 from hermes.policies.sequential import (
     STAKES,
-    Decision,
+    SequentialDecision,
     SequentialTest,
     fewest_wins,
     run_test,
@@ -24,7 +24,7 @@ def promoted(win_rate: float, tie_rate: float, error_rate: float, length: int, s
     for _ in range(length):
         tie = draw.random() < tie_rate
         test = test.add(0.5 if tie else float(draw.random() < win_rate))
-        if test.decision is Decision.BETTER:
+        if test.decision is SequentialDecision.BETTER:
             return True
     return False
 
@@ -64,16 +64,16 @@ def test_the_mean_wealth_of_a_fair_game_is_one() -> None:
 
 
 def test_losing_is_worse_and_a_decision_stays() -> None:
-    assert run_test([0.0] * 20).decision is Decision.WORSE
-    assert run_test([1.0] * 20 + [0.0] * 40).decision is Decision.BETTER
-    assert run_test([]).decision is Decision.UNDECIDED
+    assert run_test([0.0] * 20).decision is SequentialDecision.WORSE
+    assert run_test([1.0] * 20 + [0.0] * 40).decision is SequentialDecision.BETTER
+    assert run_test([]).decision is SequentialDecision.UNDECIDED
 
 
 def test_how_many_comparisons_are_needed_at_least() -> None:
     for error_rate in (0.05, 0.01):
         count = fewest_wins(error_rate)
-        assert run_test([1.0] * count, error_rate).decision is Decision.BETTER
-        assert run_test([1.0] * (count - 1), error_rate).decision is Decision.UNDECIDED
+        assert run_test([1.0] * count, error_rate).decision is SequentialDecision.BETTER
+        assert run_test([1.0] * (count - 1), error_rate).decision is SequentialDecision.UNDECIDED
 
 
 def test_attempts_share_one_error_rate() -> None:

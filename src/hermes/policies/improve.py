@@ -38,7 +38,7 @@ from hermes.policies.rows import (
 from hermes.policies.scoring import ComparisonGain, compare_likelihoods
 from hermes.policies.sequential import (
     DEFAULT_ERROR_RATE,
-    Decision,
+    SequentialDecision,
     SequentialTest,
     fewest_wins,
     run_test,
@@ -46,7 +46,7 @@ from hermes.policies.sequential import (
 )
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process import fetch_json
-from hermes.rl.supervise.process_group import ProcessGroup
+from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.store import Reader
 
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ def improve(
             reader, 0 if settings.everything else current.ratings_until_ms, settings.eval_share
         )
     method, reason = choose_method(rows, settings.method)
-    progress(reason)
     error_rate = spent_error_rate(settings.error_rate, registry.attempts(current.id) + 1)
     comparisons = held_out_comparisons(rows, method, settings.seed)
     _check_decidable(comparisons, error_rate)
+    progress(reason)
     policy_id = new_policy_id()
     folder = ensure_dir(registry.folder / policy_id)
     with _engine(config, settings, folder, progress) as (processes, url):
@@ -198,8 +198,8 @@ def _decide(
 
 def should_promote(ratings: SequentialTest, answers: SequentialTest | None) -> bool:
     """Better on held-out ratings, and not worse on held-out tasks."""
-    worse = answers is not None and answers.decision is Decision.WORSE
-    return ratings.decision is Decision.BETTER and not worse
+    worse = answers is not None and answers.decision is SequentialDecision.WORSE
+    return ratings.decision is SequentialDecision.BETTER and not worse
 
 
 def _figures(test: SequentialTest, answers: SequentialTest | None) -> JSONObject:
@@ -223,10 +223,10 @@ def _engine(
     from hermes.config.environment import without_stored
 
     environ = {**without_stored(os.environ), "HERMES_HOME": str(config.home)}
-    with ProcessGroup(folder / "logs", folder, environ) as processes:
+    with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, environ) as processes:
         url = settings.service
         if url is None:
-            port = ports.choose(ports.ENGINE_PORT)
+            port = ports.choose(0, reserved=(0,))  # any: 8001 is where others look for an engine
             url = f"http://127.0.0.1:{port}"
             progress(f"the engine loads {settings.base_model}")
             arguments = (
@@ -248,17 +248,16 @@ class _PolicyTrainer:
     def train(self, method: Method, rows: ImprovementRows, progress: Progress) -> JSONObject:
         """The trainer's result: run_id, weights, sampler."""
         pairs = self._write("pairs", [preference_row(p, ToolCallStyle.STRUCTURED) for p in rows.pairs])
-        held_out = self._write(
-            "pairs-held-out", [preference_row(p, ToolCallStyle.STRUCTURED) for p in rows.held_out_pairs]
-        )
         if method is Method.KTO:
             answers = self._write("answers", _unpaired(rows))
             progress(f"kto on {len(rows.spans)} answers")
             return self._run("kto", (str(answers), "--eval-share", "0"))
         if method is Method.DPO:
             progress(f"dpo on {len(rows.pairs)} pairs")
-            evaluation = ("--eval-file", str(held_out)) if rows.held_out_pairs else ("--eval-share", "0")
-            return self._run("dpo", (str(pairs), *evaluation))
+            return self._run("dpo", (str(pairs), "--eval-share", "0"))
+        held_out = self._write(
+            "pairs-held-out", [preference_row(p, ToolCallStyle.STRUCTURED) for p in rows.held_out_pairs]
+        )
         progress(f"reward model on {len(rows.pairs)} pairs")
         reward = self._run("reward", (str(pairs), "--eval-file", str(held_out)), start=False)
         prompts = self._write("prompts", [{"prompt": p.prompt[-1].content} for p in rows.pairs])

@@ -15,7 +15,7 @@ from hermes.policies.answers import AnswerPair
 from hermes.policies.registry import PolicyRecord
 from hermes.policies.rows import ImprovementRows
 from hermes.policies.scoring import ComparisonGain
-from hermes.policies.sequential import Decision, SequentialTest, fewest_wins
+from hermes.policies.sequential import SequentialDecision, SequentialTest, fewest_wins
 from hermes.safety.text import printable
 
 _EXAMPLES = 5
@@ -66,9 +66,9 @@ def verdict_line(facts: ImprovementFacts) -> str:
     evidence = f"evidence {test.highest:.3g} of the {1 / test.error_rate:.0f} that promote"
     if facts.promoted:
         return f"Promoted: the candidate is better ({score}; {evidence})."
-    if test.decision is Decision.BETTER:
+    if test.decision is SequentialDecision.BETTER:
         return f"Kept the old policy: better on ratings ({score}), but worse on held-out tasks."
-    word = "worse" if test.decision is Decision.WORSE else "not shown to be better"
+    word = "worse" if test.decision is SequentialDecision.WORSE else "not shown to be better"
     return f"Kept the old policy: the candidate is {word} ({score}; {evidence})."
 
 

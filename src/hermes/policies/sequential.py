@@ -22,7 +22,7 @@ STAKES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 DEFAULT_ERROR_RATE = 0.01
 
 
-class Decision(StrEnum):
+class SequentialDecision(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     UNDECIDED = "undecided"
@@ -76,12 +76,12 @@ class SequentialTest:
         return _mean_wealth(self.better)
 
     @property
-    def decision(self) -> Decision:
+    def decision(self) -> SequentialDecision:
         """BETTER or WORSE once the wealth has ever reached 1/error_rate; it stays so."""
         threshold = 1 / self.error_rate
         if self.highest >= threshold:
-            return Decision.BETTER
-        return Decision.WORSE if self.highest_worse >= threshold else Decision.UNDECIDED
+            return SequentialDecision.BETTER
+        return SequentialDecision.WORSE if self.highest_worse >= threshold else SequentialDecision.UNDECIDED
 
 
 def run_test(results: Iterable[float], error_rate: float = DEFAULT_ERROR_RATE) -> SequentialTest:
@@ -97,7 +97,7 @@ def fewest_wins(error_rate: float = DEFAULT_ERROR_RATE) -> int:
     """Comparisons that are needed even if all are won: with fewer, nothing can be promoted."""
     count = 0
     test = SequentialTest(error_rate)
-    while test.decision is not Decision.BETTER:
+    while test.decision is not SequentialDecision.BETTER:
         test, count = test.add(1), count + 1
     return count
 

@@ -182,8 +182,8 @@ def _by_item(events: Iterable[Rating]) -> dict[Key, dict[str, list[Rating]]]:
 def _figures(events: Sequence[Rating], source: RaterSource, rater: str) -> RaterFigures:
     ratings = [rating for rating in events if rating.rater == rater and rating.source is source]
     times = [rating.elapsed_ms / 1000 for rating in ratings if rating.elapsed_ms is not None]
-    twice = [given for raters in _by_item(ratings).values() for given in raters.values() if len(given) > 1]
-    same = sum(category(given[0]) == category(given[1]) for given in twice)
+    twice = [events for raters in _by_item(ratings).values() for events in raters.values() if len(events) > 1]
+    same = sum(category(events[0]) == category(events[1]) for events in twice)
     return RaterFigures(
         rater,
         source,
@@ -196,7 +196,7 @@ def _figures(events: Sequence[Rating], source: RaterSource, rater: str) -> Rater
 
 def _scale(people: Sequence[Rating], kind: RatingKind) -> ScaleAgreement:
     items = [raters for key, raters in _by_item(people).items() if key[0] is kind]
-    newest = [{rater: category(given[-1]) for rater, given in raters.items()} for raters in items]
+    newest = [{rater: category(events[-1]) for rater, events in raters.items()} for raters in items]
     shared = [values for values in newest if len(values) > 1]
     both: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for values in shared:

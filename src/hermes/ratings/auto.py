@@ -182,8 +182,8 @@ class ModelJudge:
 
     async def rate(self, example: Example) -> AutoVerdict:
         context, turn = answered_turn(example)
-        shown = {"conversation": _plain(context), "answer": _plain(turn)}
-        text = json.dumps(shown, ensure_ascii=False)
+        data = {"conversation": _plain(context), "answer": _plain(turn)}
+        text = json.dumps(data, ensure_ascii=False)
         if len(text) > _MOST_CHARS:
             raise UnfitError(f"the conversation is longer than {_MOST_CHARS} characters")
         for _ in range(_ATTEMPTS):

@@ -111,8 +111,8 @@ class RatingDesk:
             seed=settings.seed,
             besides=besides,
         )
-        taken = self._writer.take_item(request)
-        return None if taken is None else _queue_item(taken, queue, settings, rater)
+        lease = self._writer.take_item(request)
+        return None if lease is None else _queue_item(lease, queue, settings, rater)
 
     def renew(self, item: QueueItem, rater: str) -> QueueItem | None:
         """A longer lease on what the rater has before them."""
@@ -134,12 +134,12 @@ class RatingDesk:
         return QueueProgress(queue, settings, *counts, raters)
 
 
-def _queue_item(taken: TakenItem, queue: str, settings: QueueSettings, rater: str) -> QueueItem:
-    row = taken.row
+def _queue_item(lease: TakenItem, queue: str, settings: QueueSettings, rater: str) -> QueueItem:
+    row = lease.row
     shown_first = None
     if row.other_id is not None:
         first, second = sorted((row.trajectory_id, row.other_id))
-        digest = content_hash(canonical_json([settings.seed, queue, rater, row.item, taken.turn]))
+        digest = content_hash(canonical_json([settings.seed, queue, rater, row.item, lease.turn]))
         shown_first = first if int(digest[-1], 16) % 2 else second
     return QueueItem(
         queue,
@@ -149,8 +149,8 @@ def _queue_item(taken: TakenItem, queue: str, settings: QueueSettings, rater: st
         row.other_id,
         shown_first,
         row.why,
-        taken.repeat,
-        taken.until_ms,
+        lease.repeat,
+        lease.until_ms,
     )
 
 

@@ -138,10 +138,10 @@ def _agreement(db: Path, queue: str | None) -> JSONObject:
 
 
 def _queue_settings(body: JSONObject) -> tuple[str, QueueSettings]:
-    known = {item.name for item in fields(QueueSettings)}
-    unknown = body.keys() - known - {"name"}
+    names = {item.name for item in fields(QueueSettings)}
+    unknown = body.keys() - names - {"name"}
     if unknown:
-        raise UsageError(f"a queue has no setting '{min(unknown)}'", f"settings: {', '.join(sorted(known))}")
+        raise UsageError(f"a queue has no setting '{min(unknown)}'", f"settings: {', '.join(sorted(names))}")
     values: dict[str, Any] = {name: value for name, value in body.items() if name != "name"}
     try:
         values["rule"] = QueueRule(values.get("rule", QueueRule.RANDOM))

@@ -16,7 +16,7 @@ from hermes.data.where import parse
 from hermes.errors import UsageError
 from hermes.ratings.settings import QueueRule, QueueSettings, RatingMode
 from hermes.store import Filter, Reader
-from hermes.store.rating.attempts import Attempt
+from hermes.store.rating.attempts import TaskAttempt
 from hermes.store.rating.queues import ItemRow, item_key
 
 
@@ -34,7 +34,7 @@ def items_of(reader: Reader, settings: QueueSettings) -> list[ItemRow]:
     return list(islice(items, settings.limit))
 
 
-def _attempts(reader: Reader, settings: QueueSettings) -> list[Attempt]:
+def _attempts(reader: Reader, settings: QueueSettings) -> list[TaskAttempt]:
     try:
         filters = Filter(**settings.filters)
     except TypeError as error:
@@ -48,13 +48,13 @@ def _attempts(reader: Reader, settings: QueueSettings) -> list[Attempt]:
     return [attempt for attempt in attempts if attempt.id in ids]
 
 
-def _random(attempts: Sequence[Attempt], settings: QueueSettings) -> Iterator[ItemRow]:
+def _random(attempts: Sequence[TaskAttempt], settings: QueueSettings) -> Iterator[ItemRow]:
     rows = list(_query(attempts, settings))
     random.Random(settings.seed).shuffle(rows)
     return iter([row._replace(why="drawn at random") for row in rows])
 
 
-def _query(attempts: Sequence[Attempt], settings: QueueSettings) -> Iterator[ItemRow]:
+def _query(attempts: Sequence[TaskAttempt], settings: QueueSettings) -> Iterator[ItemRow]:
     if settings.mode is not RatingMode.PAIR:
         yield from (_single(attempt, "matches the query") for attempt in attempts)
         return
@@ -63,7 +63,7 @@ def _query(attempts: Sequence[Attempt], settings: QueueSettings) -> Iterator[Ite
             yield _pair(first, second, "two attempts at one task")
 
 
-def _spread(attempts: Sequence[Attempt], settings: QueueSettings) -> Iterator[ItemRow]:
+def _spread(attempts: Sequence[TaskAttempt], settings: QueueSettings) -> Iterator[ItemRow]:
     """The best and the worst of a group; where single trajectories are rated, all of a group."""
     groups = []
     for group in _groups(attempts):
@@ -75,14 +75,14 @@ def _spread(attempts: Sequence[Attempt], settings: QueueSettings) -> Iterator[It
             groups.append((spread, rewarded))
     groups.sort(key=lambda entry: (-entry[0], entry[1][0].id))
     for spread, rewarded in groups:
-        why = f"rewards of the group differ by {spread:.3g}"
+        reason = f"rewards of the group differ by {spread:.3g}"
         if settings.mode is RatingMode.PAIR:
-            yield _pair(rewarded[-1], rewarded[0], why)
+            yield _pair(rewarded[-1], rewarded[0], reason)
         else:
-            yield from (_single(attempt, why) for attempt in rewarded)
+            yield from (_single(attempt, reason) for attempt in rewarded)
 
 
-def _uncertainty(attempts: Sequence[Attempt], settings: QueueSettings) -> Iterator[ItemRow]:
+def _uncertainty(attempts: Sequence[TaskAttempt], settings: QueueSettings) -> Iterator[ItemRow]:
     scored = [attempt for attempt in attempts if attempt.model_reward is not None]
     entries: list[tuple[float, ItemRow]] = []
     if settings.mode is RatingMode.PAIR:
@@ -95,8 +95,8 @@ def _uncertainty(attempts: Sequence[Attempt], settings: QueueSettings) -> Iterat
     else:
         for attempt in scored:
             if attempt.model_spread is not None:
-                why = f"members of the reward model differ by {attempt.model_spread:.3g}"
-                entries.append((-attempt.model_spread, _single(attempt, why)))
+                reason = f"members of the reward model differ by {attempt.model_spread:.3g}"
+                entries.append((-attempt.model_spread, _single(attempt, reason)))
     entries.sort(key=lambda entry: (entry[0], entry[1].item))
     return iter([row for _, row in entries])
 
@@ -104,7 +104,7 @@ def _uncertainty(attempts: Sequence[Attempt], settings: QueueSettings) -> Iterat
 def _disagreements(ratings: Iterable[Rating], ids: set[str], mode: RatingMode) -> Iterator[ItemRow]:
     people: dict[str, list[float]] = defaultdict(list)
     machines: dict[str, list[float]] = defaultdict(list)
-    things: dict[str, tuple[str, str | None]] = {}
+    targets: dict[str, tuple[str, str | None]] = {}
     for rating in ratings:
         value = _comparable(rating)
         if value is None or (rating.kind in PAIRWISE_KINDS) != (mode is RatingMode.PAIR):
@@ -113,15 +113,15 @@ def _disagreements(ratings: Iterable[Rating], ids: set[str], mode: RatingMode) -
         if first in ids and (second is None or second in ids):
             key = item_key(first, second)
             (people if rating.source is RaterSource.PERSON else machines)[key].append(value)
-            things[key] = (min(first, second), max(first, second)) if second is not None else (first, None)
+            targets[key] = (min(first, second), max(first, second)) if second is not None else (first, None)
     entries = [
         (abs(fmean(people[key]) - fmean(machines[key])), key)
-        for key in things
+        for key in targets
         if key in people and key in machines
     ]
     for distance, key in sorted(entries, key=lambda entry: (-entry[0], entry[1])):
         if distance > 0:
-            yield ItemRow(key, *things[key], f"people and machines differ by {distance:.3g}")
+            yield ItemRow(key, *targets[key], f"people and machines differ by {distance:.3g}")
 
 
 def _comparable(rating: Rating) -> float | None:
@@ -135,23 +135,23 @@ def _comparable(rating: Rating) -> float | None:
     return None
 
 
-def _groups(attempts: Iterable[Attempt]) -> list[list[Attempt]]:
+def _groups(attempts: Iterable[TaskAttempt]) -> list[list[TaskAttempt]]:
     """Attempts at one task, where there are several."""
-    tasks: dict[str, list[Attempt]] = defaultdict(list)
+    tasks: dict[str, list[TaskAttempt]] = defaultdict(list)
     for attempt in attempts:
         tasks[attempt.task].append(attempt)
     return [group for group in tasks.values() if len(group) > 1]
 
 
-def _single(attempt: Attempt, why: str) -> ItemRow:
+def _single(attempt: TaskAttempt, why: str) -> ItemRow:
     return ItemRow(item_key(attempt.id), attempt.id, None, why)
 
 
-def _pair(first: Attempt, second: Attempt, why: str) -> ItemRow:
+def _pair(first: TaskAttempt, second: TaskAttempt, why: str) -> ItemRow:
     return ItemRow(item_key(first.id, second.id), first.id, second.id, why)
 
 
-_RULES: dict[QueueRule, Callable[[Sequence[Attempt], QueueSettings], Iterator[ItemRow]]] = {
+_RULES: dict[QueueRule, Callable[[Sequence[TaskAttempt], QueueSettings], Iterator[ItemRow]]] = {
     QueueRule.RANDOM: _random,
     QueueRule.SPREAD: _spread,
     QueueRule.UNCERTAINTY: _uncertainty,

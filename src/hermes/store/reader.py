@@ -18,7 +18,7 @@ from hermes.store import facts, metrics, migrations, owner, sqlite
 from hermes.store.encode import decode_header, decode_outcome, decode_step
 from hermes.store.query import ALL, JOINED, Filter, fts_query
 from hermes.store.rating import events, queues
-from hermes.store.rating.attempts import Attempt, select_attempts
+from hermes.store.rating.attempts import TaskAttempt, select_attempts
 from hermes.store.record import ModelInput, Record
 from hermes.store.rows import cut_outcome
 from hermes.store.stats import Stats, statistics
@@ -203,7 +203,7 @@ class Reader:
 
     def ratings_about(self, trajectory_id: str) -> list[Rating]:
         """Like `ratings`, and the pairs in which the trajectory is the other one."""
-        return list(events.select(self._db, "(t.id = ?1 OR r.other_id = ?1)", (trajectory_id,)))
+        return list(events.select(self._db, events.ABOUT, (trajectory_id,)))
 
     def all_ratings(self, *, everything: bool = False, since_ms: int | None = None) -> Iterator[Rating]:
         """Of all trajectories, oldest first. `everything`: also replaced ones, and the withdrawals."""
@@ -234,7 +234,7 @@ class Reader:
         """Rater → ratings in the queue, most first."""
         return queues.raters(self._db, name)
 
-    def attempts(self, filters: Filter = ALL) -> list[Attempt]:
+    def attempts(self, filters: Filter = ALL) -> list[TaskAttempt]:
         """One short line for each matching trajectory, oldest first."""
         return select_attempts(self._db, filters)
 

@@ -52,7 +52,7 @@ def run_improve(params: Mapping[str, Any]) -> Improvement:
 
 def watch(params: Mapping[str, Any]) -> None:
     """Until Ctrl-C. A run that has too little to learn from waits for more."""
-    config, needed, shown = load(), params["min_new"], -1
+    config, needed, printed = load(), params["min_new"], -1
     progress = _progress(params)
     while True:
         count = new_ratings(config)
@@ -64,9 +64,9 @@ def watch(params: Mapping[str, Any]) -> None:
                 needed = count + params["min_new"]
             else:
                 needed = params["min_new"]
-        elif count != shown:
+        elif count != printed:
             progress(f"{count} of {needed} new ratings; waiting for more (Ctrl-C ends)")
-            shown = count
+            printed = count
         time.sleep(_POLL_S)
 
 

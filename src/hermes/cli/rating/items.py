@@ -16,15 +16,15 @@ def show_item(reader: Reader, item: QueueItem, step: int | None) -> str:
     trajectory = reader.get(item.trajectory_id)
     if item.other_id is None:
         return _single(trajectory, step)
-    other = reader.get(item.other_id)
-    first, second = (trajectory, other) if item.shown_first == item.trajectory_id else (other, trajectory)
+    rival = reader.get(item.other_id)
+    first, second = (trajectory, rival) if item.shown_first == item.trajectory_id else (rival, trajectory)
     difference = compare(first, second)
     shared = [_line(message) for message in first.messages[: difference.shared]]
     sides = (("first (a)", difference.left), ("second (b)", difference.right))
     parts = ["\n\n".join(shared) or "(nothing in common)"]
     for title, messages in sides:
-        shown = rest_of_turn(messages) or messages
-        body = "\n\n".join(_line(message) for message in shown) or "(ends here)"
+        turn = rest_of_turn(messages) or messages
+        body = "\n\n".join(_line(message) for message in turn) or "(ends here)"
         parts.append(f"{click.style(f'── {title} ──', bold=True)}\n{body}")
     return "\n\n".join(parts)
 

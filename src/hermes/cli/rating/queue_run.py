@@ -64,8 +64,8 @@ def make_queue(params: Mapping[str, Any]) -> None:
         if params[key]
     }
     with open_desk(config) as desk:
-        known = name in desk.queues()
-        if known and not stated and not filters:
+        exists = name in desk.queues()
+        if exists and not stated and not filters:
             settings = desk.settings(name)
         else:
             typed = {

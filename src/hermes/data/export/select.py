@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hermes.core import Relation, Role, StopReason
+from hermes.core import Rating, Relation, Role, Step, StepKind, StopReason, Trajectory
 from hermes.data.curate.base import Curation, Removal, Rule
 from hermes.data.example import Example, load
 from hermes.data.where import Condition
@@ -60,7 +60,11 @@ def select(
         if whole:
             example = replace(example, record=reader.record(trajectory))
         elif version is not None:
-            example = replace(example, trajectory=reader.get(version))
+            example = in_version(example, reader.get(version))
+        if versions and not whole:
+            example = replace(
+                example, ratings=tuple(_renamed(rating, versions) for rating in example.ratings)
+            )
         unfit_reason = unfit(example, only_completed=selection.only_completed, unanswered=whole)
         failed = next((condition.text for condition in selection.where if not condition.holds(example)), None)
         if unfit_reason is not None:
@@ -72,6 +76,47 @@ def select(
         else:
             last = curation.removed[-1]
             left_out.add(last.id, last.rule, last.why, reason=last.rule)
+
+
+def in_version(example: Example, version: Trajectory) -> Example:
+    """The compressed version, with the ratings of the original: each names the step that it is about by the
+    version's own index. A rating of a step that the version no longer has is not one of the version."""
+    originals = [step for step in example.trajectory.steps if not step.ephemeral]
+    steps: dict[int, int] = {}
+    remaining = list(version.steps)
+    for original in reversed(originals):  # what is left out of a version is old
+        if remaining and _same_step(original, remaining[-1]):
+            steps[original.index] = remaining.pop().index
+    ratings = []
+    for rating in example.ratings:
+        own = rating.trajectory_id == example.id
+        index = rating.step_index if own else rating.other_step
+        if index is None:
+            ratings.append(rating)
+        elif index in steps and own:
+            ratings.append(replace(rating, step_index=steps[index]))
+        elif index in steps:
+            ratings.append(replace(rating, other_step=steps[index]))
+    return replace(example, trajectory=version, ratings=tuple(ratings))
+
+
+def _renamed(rating: Rating, versions: Mapping[str, str]) -> Rating:
+    """About the versions that the selection takes instead of the originals."""
+    other_id = rating.other_id and versions.get(rating.other_id, rating.other_id)
+    return replace(
+        rating, trajectory_id=versions.get(rating.trajectory_id, rating.trajectory_id), other_id=other_id
+    )
+
+
+def _same_step(original: Step, remaining: Step) -> bool:
+    """Of the model's messages a version keeps the text and the calls; it may leave out the thinking."""
+    if (original.kind, original.started_at_ms) != (remaining.kind, remaining.started_at_ms):
+        return False
+    left, right = original.message, remaining.message
+    return original.kind is not StepKind.MODEL or (left.content, left.tool_calls) == (
+        right.content,
+        right.tool_calls,
+    )
 
 
 def unfit(example: Example, *, only_completed: bool, unanswered: bool = False) -> str | None:

@@ -22,7 +22,7 @@ SELECT t.id, t.model, t.run_id, t.task_id, t.created_at_ms, {LATEST_REWARD} AS r
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TaskAttempt:
     """One trajectory as an attempt at a task."""
 
     id: str
@@ -38,7 +38,7 @@ class Attempt:
     """Standard deviation over the members of that reward model, where it has several."""
 
 
-def select_attempts(db: sqlite3.Connection, filters: Filter) -> list[Attempt]:
+def select_attempts(db: sqlite3.Connection, filters: Filter) -> list[TaskAttempt]:
     """Those in which the model answered, oldest first; compressed versions are no attempts."""
     condition, values = filters.where()
     rows = db.execute(
@@ -48,7 +48,7 @@ def select_attempts(db: sqlite3.Connection, filters: Filter) -> list[Attempt]:
         values,
     )
     return [
-        Attempt(
+        TaskAttempt(
             row["id"],
             f"task:{row['run_id'] or ''}:{row['task_id']}"
             if row["task_id"] is not None

@@ -64,6 +64,13 @@ COUNTS = (
 )
 """Condition: the event `r` is a verdict that nothing has replaced."""
 
+ABOUT = (
+    "r.seq IN (SELECT own.seq FROM ratings own"
+    " WHERE own.trajectory = (SELECT seq FROM trajectories WHERE id = ?1)"
+    " UNION ALL SELECT rival.seq FROM ratings rival WHERE rival.other_id = ?1)"
+)
+"""Condition: the event `r` is about the trajectory ?1, on either side. Both halves use an index."""
+
 _COLUMNS = (
     "id, trajectory, kind, value, rater, created_at_ms, other_id, step_index, comment, elapsed_ms, replaces,"
     " other_step, shown_first, source, labels, queue, item"

@@ -1,0 +1,43 @@
+"""`hermes policy` and the name `policy`, as a person uses them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.process import failure, hermes
+
+WEIGHTS = "tinker://run-1/weights/step-8"
+
+
+def test_promote_by_hand_show_and_roll_back(tmp_path: Path) -> None:
+    assert json.loads(hermes(tmp_path, "policy", "list", "--json").stdout) == {
+        "current": "base",
+        "policies": [],
+    }
+    assert "the current policy is" in hermes(tmp_path, "policy", "promote", WEIGHTS).stdout
+    record = json.loads(hermes(tmp_path, "policy", "show", "--json").stdout)
+    assert (record["weights"], record["method"], record["parent"]) == (WEIGHTS, "by hand", "base")
+    assert record["id"] in hermes(tmp_path, "policy", "list").stdout
+    assert "the current policy is base" in hermes(tmp_path, "policy", "rollback").stdout
+    error, fix = failure(hermes(tmp_path, "policy", "rollback"), 2)
+    assert "no policy was promoted" in error and fix
+    error, fix = failure(hermes(tmp_path, "policy", "promote", "NOPE"), 2)
+    assert error == "'NOPE' matches no policy" and "hermes policy list" in fix
+
+
+def test_a_batch_names_the_policy_and_says_what_is_missing(tmp_path: Path) -> None:
+    hermes(tmp_path, "policy", "promote", WEIGHTS)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "2+2?"}\n')
+    arguments = ("batch", "--dataset-file", str(prompts), "--run-name", "r", "--model", "policy")
+    error, fix = failure(hermes(tmp_path, *arguments), 2)
+    assert "nothing serves the policy" in error and "hermes policy serve" in fix
+
+
+def test_a_question_to_a_policy_whose_weights_are_gone_says_so(tmp_path: Path) -> None:
+    hermes(tmp_path, "policy", "promote", WEIGHTS)
+    done = hermes(tmp_path, "--model", "policy", "-q", "2+2?")
+    assert done.returncode != 0 and "error:" in done.stderr
+    error, _ = failure(hermes(tmp_path, "--model", "policy:NOPE", "-q", "2+2?"), 2)
+    assert "matches no policy" in error
