@@ -58,7 +58,9 @@ def show(request: WebRequest) -> Response:
 
 def shared_messages(trajectories: list[Trajectory]) -> int:
     """How many messages at the beginning are equal in all of them."""
-    contents = [[message_content(step.message) for step in _conversation(each)] for each in trajectories]
+    contents = [
+        [message_content(step.message) for step in _conversation(trajectory)] for trajectory in trajectories
+    ]
     shared = 0
     for position in range(min(map(len, contents))):
         if any(content[position] != contents[0][position] for content in contents[1:]):

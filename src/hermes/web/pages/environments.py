@@ -7,16 +7,15 @@ from typing import Any
 from starlette.responses import RedirectResponse, Response
 
 from hermes.disk.files import read_text
-from hermes.rl.config.resolve import list_environments
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
-from hermes.web.runs.fields import find_listed
+from hermes.web.runs.fields import discover, find_listed
 
 _ACTIONS = ("check", "try")
 
 
 def show(request: WebRequest) -> Response:
-    discovery = list_environments(request.context.config())
+    discovery = discover(request.context)
     rows = [(environment, _last_check(request, environment.name)) for environment in discovery.environments]
     return request.page("environments.html", {"rows": rows, "broken": discovery.broken})
 
@@ -27,7 +26,7 @@ def act(request: WebRequest) -> Response:
     if action not in _ACTIONS:
         raise PageError(404, f"an environment cannot be asked to '{action[:40]}'")
     name = request.field("environment", max_chars=200)
-    environment = find_listed(list_environments(request.context.config()), name)
+    environment = find_listed(discover(request.context), name)
     if action == "check":
         arguments: tuple[str, ...] = ("env", "check", str(environment.path))
         title = f"Check of {name}"

@@ -10,11 +10,10 @@ from typing import Any
 from starlette.responses import RedirectResponse, Response
 
 from hermes.errors import HermesError
-from hermes.rl.config.resolve import list_environments
 from hermes.web.jobs import HERMES
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
-from hermes.web.runs.fields import FormField, find_listed, read_fields
+from hermes.web.runs.fields import FormField, discover, find_listed, read_fields
 
 _START_PATIENCE_S = 180.0
 _PREFIX = "field."
@@ -27,7 +26,7 @@ def show(request: WebRequest) -> Response:
 def submit(request: WebRequest) -> Response:
     """Starts the run, or shows the form again with what is wrong."""
     name = request.field("environment", max_chars=200)
-    find_listed(list_environments(request.context.config()), name)
+    find_listed(discover(request.context), name)
     unlock = request.field("unlock") == "1"
     edits = _edits(request, read_fields(request.context.home, name), unlock)
     arguments = ["rl", "start", "--env", name, *(["--unlock"] if unlock else []), "--json"]
@@ -59,7 +58,7 @@ def _preflight(request: WebRequest, name: str, edits: dict[str, str], unlock: bo
 def _form(
     request: WebRequest, name: str, edits: dict[str, str] | None = None, problem: HermesError | None = None
 ) -> Response:
-    discovery = list_environments(request.context.config())
+    discovery = discover(request.context)
     fields: list[FormField] = []
     if name:
         environment = find_listed(discovery, name)
@@ -80,12 +79,12 @@ def _form(
 
 def _edits(request: WebRequest, fields: list[FormField], unlock: bool) -> dict[str, str]:
     """What differs from the present values. A locked field is left alone unless locks are lifted."""
-    known = {field.name: field for field in fields}
+    by_name = {field.name: field for field in fields}
     edits: dict[str, str] = {}
     for key in request.form:
         if not key.startswith(_PREFIX):
             continue
-        field = known.get(key.removeprefix(_PREFIX))
+        field = by_name.get(key.removeprefix(_PREFIX))
         if field is None:
             raise PageError(
                 400, f"there is no field '{key.removeprefix(_PREFIX)[:80]}'", "Open the form again."
