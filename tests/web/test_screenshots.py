@@ -1,7 +1,6 @@
 """The pictures in the documentation, made from the same store and pages as the tests.
 
-`make screenshots` writes them to docs/images; otherwise they are only made, which shows that every page that is
-pictured can be drawn at its size in both themes.
+`make screenshots` writes them to docs/images.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ PICTURES = {
 FOLDER = os.environ.get("HERMES_SCREENSHOTS")
 
 
-@pytest.mark.skipif(FOLDER is None, reason="only for make screenshots and the nightly run")
+@pytest.mark.skipif(FOLDER is None, reason="make screenshots makes them")
 @pytest.mark.parametrize("dark", [False, True])
 def test_pictures(browser: Browser, tmp_path: Path, dark: bool) -> None:
     home = tmp_path / "home"
