@@ -1,4 +1,4 @@
-"""Capture by eight processes while two people rate and a dashboard is open: no lock error, readers stay quick."""
+"""Capture by eight processes while two people rate and a dashboard is open: no lock error, none lost."""
 
 from __future__ import annotations
 
@@ -48,9 +48,8 @@ def test_writers_raters_and_a_dashboard_at_once(tmp_path: Path) -> None:
     saved = [0, 0]
     end_s = time.monotonic() + SECONDS
     with open_site(tmp_path) as site:
-        raters = [
-            threading.Thread(target=_rate, args=(site, number, end_s, saved, refused)) for number in (0, 1)
-        ]
+        shared = (end_s, saved, refused)
+        raters = [threading.Thread(target=_rate, args=(site, number, *shared)) for number in (0, 1)]
         for thread in raters:
             thread.start()
         while time.monotonic() < end_s:
