@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,7 @@ def show(request: WebRequest) -> Response:
         "shared": shared,
         "common": common[:_MAX_STEPS],
         "compression": _compression(trajectories),
+        "event_id": str(uuid.uuid4()),
         "equal": all(not column.cards for column in columns),
     }
     return request.page("compare.html", values)
