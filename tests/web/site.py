@@ -39,7 +39,7 @@ class WebSite:
     def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
         connection = http.client.HTTPConnection(self.host, timeout=60)
         try:
-            connection.putrequest(method, path, skip_host="host" in headers)
+            connection.putrequest(method, path, skip_host="host" in headers, skip_accept_encoding=True)
             for name, value in headers.items():
                 connection.putheader(name, value)
             if body is not None:

@@ -94,7 +94,7 @@ def test_the_first_load_is_small(site: WebSite) -> None:
     """Each page with all that it loads, uncompressed."""
     for path in ("/", "/trajectories", "/trajectories/last", "/rate", "/runs"):
         text = site.get(path).text
-        loaded = {address for address in re.findall(r'(?:src|href)="(/static/[^"]+)"', text)}
+        loaded = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', text))
         assert len(loaded) >= 4
         files = sum(len(site.get(address).text.encode()) for address in loaded)
         assert files + len(text.encode()) < 200_000, path

@@ -76,7 +76,7 @@ def test_an_export_is_a_job_and_a_file(tmp_path: Path) -> None:
         name = re.search(r'href="/datasets/files/(sharegpt-[0-9-]+\.jsonl)"', site.get("/datasets").text)
         assert name
         reply = site.get(f"/datasets/files/{name[1]}")
-        assert reply.status == 200 and reply.text.count("\n") == 6
+        assert reply.status == 200 and reply.text.count("\n") == 7
         assert "attachment" in reply.headers["content-disposition"]
 
 

@@ -11,14 +11,14 @@ from urllib.parse import quote
 import pytest
 
 from hermes.config.paths import db_path
-from hermes.core import Message, ToolCall
+from hermes.core import Message, Step, StepKind, ToolCall
 from hermes.data.example import load
 from hermes.data.where import parse
 from hermes.store import Reader, Writer
 from hermes.store.browse.reader import BrowseReader
 from hermes.web.query import parse_query
-from tests.records import record
-from tests.web.samples import PIXEL
+from tests.records import COMPLETED, record
+from tests.web.samples import PIXEL, fill
 from tests.web.site import WebSite, open_site
 
 CONDITIONS = [
@@ -165,3 +165,28 @@ def test_unfinished_trajectories_are_counted_so_far(tmp_path: Path) -> None:
             for condition in ("turns=1", "tokens>0", "outcome=running", "tool_calls=0"):
                 rows = reader.page(parse_query(condition).sql).rows
                 assert [row.summary.id for row in rows] == [trajectory], condition
+
+
+def test_a_running_trajectory_is_followed(tmp_path: Path) -> None:
+    with Writer(db_path(tmp_path)) as writer:
+        trajectory = record(writer, [Message.user("Go"), Message.assistant("Begun")], outcome=None)
+        with open_site(tmp_path) as site:
+            text = site.get(f"/trajectories/{trajectory}").text
+            assert f'hx-get="/trajectories/{trajectory}?from=2" hx-trigger="every 2s"' in text
+            nothing_new = site.get(f"/trajectories/{trajectory}?from=2", {"hx-request": "true"}).text
+            assert "<article" not in nothing_new and "every 2s" in nothing_new
+            writer.append(trajectory, Step(2, StepKind.INPUT, Message.user("And now?"), 5)).result()
+            writer.finish(trajectory, COMPLETED).result()
+            rest = site.get(f"/trajectories/{trajectory}?from=2", {"hx-request": "true"}).text
+            assert "And now?" in rest and "every 2s" not in rest
+
+
+def test_a_preference_is_given_where_two_part(tmp_path: Path) -> None:
+    ids = fill(tmp_path, 4)
+    with open_site(tmp_path) as site:
+        page = site.get(f"/compare?id={ids[0]}&id={ids[1]}").text
+        form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page))
+        assert site.post("/rate", {**form, "decision": "right"}).status == 303
+    with Reader(db_path(tmp_path)) as reader:
+        (rating,) = [rating for rating in reader.ratings(ids[0]) if rating.other_id]
+        assert (rating.value, rating.other_id) == (-0.5, ids[1])

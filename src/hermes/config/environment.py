@@ -22,7 +22,7 @@ PREFIX = "HERMES_"
 _EXPORTED = "_HERMES_EXPORTED"
 """Lists the names that `export_stored` has set; not named like a setting."""
 RL_RUN_VARIABLE = "_HERMES_RL_RUN"
-"""Holds the id of the RL run whose environment a process is, so that its rollouts are recorded under that id."""
+"""Holds the id of the RL run whose environment a process is: its rollouts are recorded under that id."""
 
 
 def export_stored(environ: MutableMapping[str, str] | None = None) -> None:

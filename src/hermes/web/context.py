@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hermes.config.load import load
 from hermes.config.paths import db_path
 from hermes.store.browse.reader import BrowseReader
+from hermes.web.caches import KeyedCache, RunCounts
 from hermes.web.jobs import Jobs
 from hermes.web.rating.leases import ItemLeases
 from hermes.web.rating.yields import YieldCounter
@@ -22,6 +23,8 @@ from hermes.web.runs.metrics import MetricsCache
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
+    from hermes.envs.cli.discover import Discovery
+    from hermes.skills.catalogue import Catalogue
     from hermes.store import Writer
 
 _IDLE_READERS = 8
@@ -38,6 +41,9 @@ class WebContext:
         self._writer: Writer | None = None
         self.metrics = MetricsCache()
         self.jobs = Jobs(config.home)
+        self.run_counts = RunCounts()
+        self.environments: KeyedCache[Discovery] = KeyedCache()
+        self.skills: KeyedCache[Catalogue] = KeyedCache()
         self.leases = ItemLeases()
         self.yields = YieldCounter()
         self.stopping = threading.Event()
@@ -63,6 +69,7 @@ class WebContext:
             reader = self._idle.pop() if self._idle else None
         for former in stale:
             former.close()
+            self.run_counts.clear()
         reader = reader or BrowseReader(path)
         try:
             yield reader

@@ -20,10 +20,11 @@ from pathlib import Path
 from hermes.config.environment import without_stored
 from hermes.config.paths import logs_dir
 from hermes.disk.files import ensure_dir
-from hermes.errors import UsageError
+from hermes.errors import HermesError, UsageError
 
 HERMES = (sys.executable, "-m", "hermes")
 _MAX_RUNNING = 4
+_SHORT_S = 180.0
 _MAX_KNOWN = 200
 _OUTPUT_CHARS = 200_000
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -120,3 +121,25 @@ class Jobs:
     def close(self) -> None:
         for job in self.running():
             self.stop(job)
+
+
+def run_hermes(home: Path, arguments: list[str]) -> str:
+    """What a short command of Hermes prints. HermesError with its two lines if it fails."""
+    try:
+        done = subprocess.run(
+            [*HERMES, *arguments],
+            env={**without_stored(os.environ), "HERMES_HOME": str(home)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SHORT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HermesError(f"'hermes {' '.join(arguments[:2])}' took longer than {_SHORT_S:.0f} s") from error
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else f"it ended with {done.returncode}"
+        message = next((line for line in lines if line.startswith("error: ")), last)
+        hint = next((line for line in lines if line.startswith("  fix: ")), "")
+        raise HermesError(message.removeprefix("error: "), hint.removeprefix("  fix: "))
+    return done.stdout.decode(errors="replace")

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hermes.store.query import JOINED, LATEST_REWARD
 
 _MAX_RUNS = 500
+
+
+class RunCount(NamedTuple):
+    run_id: str
+    trajectories: int
+    last: int
+    """Position of the newest in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +53,27 @@ class RunTotals:
     rewarded: int
 
 
-def recorded_runs(db: sqlite3.Connection) -> list[RecordedRun]:
-    """Newest first, from one pass over the index of runs."""
+def run_counts(db: sqlite3.Connection, after: int) -> list[RunCount]:
+    """How many trajectories each run has beyond a position in the store, and the last of them."""
+    hint = "NOT INDEXED" if after else ""  # by position where little is new, by the index of runs at first
     rows = db.execute(
-        "SELECT run_id, count(*), max(seq) FROM trajectories WHERE run_id IS NOT NULL"
-        " GROUP BY run_id ORDER BY 3 DESC LIMIT ?",
-        (_MAX_RUNS,),
-    ).fetchall()
+        f"SELECT run_id, count(*), max(seq) FROM trajectories {hint} WHERE run_id IS NOT NULL AND seq > ?"
+        " GROUP BY run_id",
+        (after,),
+    )
+    return [RunCount(*row) for row in rows]
+
+
+def recorded_runs(db: sqlite3.Connection, counts: Iterable[RunCount]) -> list[RecordedRun]:
+    """The runs with the newest trajectories, newest first."""
+    newest = sorted(counts, key=lambda entry: entry.last, reverse=True)[:_MAX_RUNS]
     runs = []
-    for run_id, trajectories, newest in rows:
+    for run_id, trajectories, last in newest:
         source, model, at_ms = db.execute(
-            "SELECT source, model, created_at_ms FROM trajectories WHERE seq = ?", (newest,)
+            "SELECT source, model, created_at_ms FROM trajectories WHERE seq = ?", (last,)
         ).fetchone()
         runs.append(RecordedRun(run_id, trajectories, source, model, at_ms))
-    return sorted(runs, key=lambda run: run.updated_at_ms, reverse=True)
+    return runs
 
 
 def ends_of(db: sqlite3.Connection, run_id: str) -> list[EndCount]:
@@ -72,9 +88,10 @@ def ends_of(db: sqlite3.Connection, run_id: str) -> list[EndCount]:
 
 def totals_of(db: sqlite3.Connection, run_id: str) -> RunTotals:
     row = db.execute(
-        "SELECT count(*), count(DISTINCT t.task_id), coalesce(sum(o.turns), 0), coalesce(sum(o.input_tokens"
-        " + o.cached_input_tokens + o.cache_write_tokens + o.output_tokens + o.reasoning_tokens), 0),"
-        f" sum(o.cost_usd), avg({LATEST_REWARD}), count({LATEST_REWARD}) {JOINED} WHERE t.run_id = ?",
+        "SELECT count(*), count(DISTINCT task_id), coalesce(sum(turns), 0), coalesce(sum(tokens), 0),"
+        " sum(cost_usd), avg(reward), count(reward) FROM (SELECT t.task_id, o.turns, o.input_tokens"
+        " + o.cached_input_tokens + o.cache_write_tokens + o.output_tokens + o.reasoning_tokens AS tokens,"
+        f" o.cost_usd, {LATEST_REWARD} AS reward {JOINED} WHERE t.run_id = ? LIMIT -1)",
         (run_id,),
     ).fetchone()
     return RunTotals(*row)

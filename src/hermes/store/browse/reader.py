@@ -21,7 +21,7 @@ from hermes.store.query import JOINED, fts_query
 from hermes.store.reader import Reader
 from hermes.store.summary import SUMMARY, Summary, decode_summary, snippet
 
-MAX_MATCHES = 1000
+MAX_MATCHES = 400
 """Messages that one page of a search looks at, newest first; the next page looks at older ones."""
 _MAX_COUNTED = 20_000
 _NEWEST = 4000
@@ -132,6 +132,11 @@ class BrowseReader(Reader):
         counted = self._limited_count(query, [json.dumps(messages), *values])
         return TrajectoryCount(counted.number, counted.exact and len(messages) < _MAX_COUNTED)
 
+    def resolve(self, reference: str) -> str:
+        """A full id is looked up in the index; only a part of one needs a pass over all ids."""
+        row = self._db.execute("SELECT id FROM trajectories WHERE id = ?", (reference.upper(),)).fetchone()
+        return super().resolve(reference) if row is None else str(row[0])
+
     def head(self, trajectory_id: str) -> TrajectoryHead:
         row = self._db.execute(
             f"SELECT t.*, o.stop_reason, o.boundary, o.error_type, o.detail, o.finished_at_ms,"
@@ -237,8 +242,11 @@ class BrowseReader(Reader):
     ) -> candidates.CandidatePair | None:
         return candidates.draw_pair(self._db, conditions, rater, besides, seed)
 
-    def recorded_runs(self) -> list[batches.RecordedRun]:
-        return batches.recorded_runs(self._db)
+    def run_counts(self, after: int) -> list[batches.RunCount]:
+        return batches.run_counts(self._db, after)
+
+    def recorded_runs(self, counts: Iterable[batches.RunCount]) -> list[batches.RecordedRun]:
+        return batches.recorded_runs(self._db, counts)
 
     def ends_of(self, run_id: str) -> list[batches.EndCount]:
         return batches.ends_of(self._db, run_id)
@@ -366,7 +374,7 @@ class BrowseReader(Reader):
 
 
 def _with_prefilters(clauses: Sequence[SqlCondition]) -> list[SqlCondition]:
-    filters = [SqlCondition(each.prefilter, each.prefilter_values) for each in clauses if each.prefilter]
+    filters = [SqlCondition(entry.prefilter, entry.prefilter_values) for entry in clauses if entry.prefilter]
     return [*filters, *clauses]
 
 

@@ -19,7 +19,7 @@ _DATA = Path("data")
 
 def show(request: WebRequest) -> Response:
     with request.context.reader() as reader:
-        runs = reader.recorded_runs()
+        runs = request.context.run_counts.read(reader)
     recorded = {run.run_id for run in runs}
     folders = [name for name in _batch_folders() if name not in recorded]
     return request.page("batches.html", {"runs": runs, "folders": folders})

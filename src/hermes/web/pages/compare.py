@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,7 @@ def show(request: WebRequest) -> Response:
         "shared": shared,
         "common": common[:_MAX_STEPS],
         "compression": _compression(trajectories),
+        "event_id": str(uuid.uuid4()),
         "equal": all(not column.cards for column in columns),
     }
     return request.page("compare.html", values)
@@ -58,7 +60,9 @@ def show(request: WebRequest) -> Response:
 
 def shared_messages(trajectories: list[Trajectory]) -> int:
     """How many messages at the beginning are equal in all of them."""
-    contents = [[message_content(step.message) for step in _conversation(each)] for each in trajectories]
+    contents = [
+        [message_content(step.message) for step in _conversation(trajectory)] for trajectory in trajectories
+    ]
     shared = 0
     for position in range(min(map(len, contents))):
         if any(content[position] != contents[0][position] for content in contents[1:]):

@@ -7,36 +7,34 @@ from typing import Any
 from starlette.responses import RedirectResponse, Response
 
 from hermes.disk.files import read_text
-from hermes.rl.config.resolve import list_environments
+from hermes.web.jobs import run_hermes
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
-from hermes.web.runs.fields import find_listed
+from hermes.web.runs.fields import discover, find_listed
 
 _ACTIONS = ("check", "try")
 
 
 def show(request: WebRequest) -> Response:
-    discovery = list_environments(request.context.config())
+    discovery = discover(request.context)
     rows = [(environment, _last_check(request, environment.name)) for environment in discovery.environments]
     return request.page("environments.html", {"rows": rows, "broken": discovery.broken})
 
 
 def act(request: WebRequest) -> Response:
-    """Checks an environment, or tries its first tasks with the configured model, in a job."""
+    """Checks an environment, or tries one of its tasks with the untrained policy, in a job."""
     action = request.path_values["action"]
     if action not in _ACTIONS:
         raise PageError(404, f"an environment cannot be asked to '{action[:40]}'")
     name = request.field("environment", max_chars=200)
-    environment = find_listed(list_environments(request.context.config()), name)
+    environment = find_listed(discover(request.context), name)
     if action == "check":
         arguments: tuple[str, ...] = ("env", "check", str(environment.path))
         title = f"Check of {name}"
     else:
-        output = request.context.jobs.log_path(f"try-{name}").with_suffix(".jsonl")
-        settings = ("--env.total_steps", "1", "--env.group_size", "1", "--env.use_wandb", "false")
-        target = ("--env.data_path_to_save_groups", str(output))
-        arguments = ("env", "process", str(environment.path), *settings, *target)
-        title = f"One task of {name}"
+        run_hermes(request.context.home, ["rl", "select", name])
+        arguments = ("rl", "preflight", "--groups", "1")
+        title = f"One task of {name}, with the untrained policy"
     job = request.context.jobs.start(title, arguments, "/environments", f"{action}-{name}")
     return RedirectResponse(f"/jobs/{job.job_id}", 303)
 

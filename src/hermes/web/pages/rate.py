@@ -32,7 +32,7 @@ from hermes.web.rating.modes import (
     get_mode,
     make_event,
 )
-from hermes.web.render.transcript import StepCard, Verdicts, make_cards
+from hermes.web.render.transcript import StepCard, StepVerdicts, make_cards
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
 
@@ -122,9 +122,9 @@ def undo(request: WebRequest) -> Response:
     if request.from_script:
         return JSONResponse({"withdrawn": rating.id})
     mode = next((mode for mode in MODES.values() if rating.kind in mode.kinds), MODES["thumb"])
-    place = {"mode": mode.name, "trajectory": rating.trajectory_id, "undone": "1"}
-    place |= {"other": rating.other_id} if rating.other_id else {}
-    return RedirectResponse(f"/rate?{urlencode(place)}", 303)
+    address = {"mode": mode.name, "trajectory": rating.trajectory_id, "undone": "1"}
+    address |= {"other": rating.other_id} if rating.other_id else {}
+    return RedirectResponse(f"/rate?{urlencode(address)}", 303)
 
 
 def rows(request: WebRequest) -> Response:
@@ -274,7 +274,7 @@ def _answers(steps: list[Step]) -> list[int]:
 def _cards(steps: list[Step]) -> list[StepCard]:
     """The first steps and the last ones, if there are very many."""
     shown = steps if len(steps) <= _MAX_STEPS else [*steps[: _MAX_STEPS // 2], *steps[-_MAX_STEPS // 2 :]]
-    return make_cards([WindowStep(step, False) for step in shown], Verdicts())
+    return make_cards([WindowStep(step, False) for step in shown], StepVerdicts())
 
 
 def _task(trajectory: Trajectory) -> str:

@@ -34,11 +34,13 @@ def show(request: WebRequest) -> Response:
         start = request.integer("from", (at_step or 0) // WINDOW * WINDOW) or 0
         window = reader.window(head, start, WINDOW)
         verdicts = sort_verdicts(reader.ratings(head.header.id), reader.rewards(head.header.id))
+        end = window[-1].step.index + 1 if window else start
         values: dict[str, Any] = {
             "head": head,
             "cards": make_cards(window, verdicts),
+            "live_from": end if head.outcome is None and end >= head.steps else None,
             "words": search_words(find),
-            "next_start": _next_start(head, window[-1].step.index + 1 if window else start),
+            "next_start": end if end < head.steps else None,
             "window_size": WINDOW,
             "find": find,
         }
@@ -161,10 +163,6 @@ def _step_index(request: WebRequest) -> int:
     if index > 10**9:
         raise PageError(404, f"there is no step {index}")
     return index
-
-
-def _next_start(head: TrajectoryHead, end: int) -> int | None:
-    return end if end < head.steps else None
 
 
 def _step_json(reader: BrowseReader, head: TrajectoryHead, index: int) -> str:

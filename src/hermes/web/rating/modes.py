@@ -15,7 +15,7 @@ _ID = re.compile(r"[A-Za-z0-9-]{16,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RatingButton:
     """A button, and the key that presses it."""
 
     name: str
@@ -30,7 +30,7 @@ class ModeView:
     name: str
     title: str
     question: str
-    decisions: tuple[Decision, ...]
+    decisions: tuple[RatingButton, ...]
     kinds: tuple[RatingKind, ...]
     """Events that count as this way of rating."""
 
@@ -53,8 +53,8 @@ MODES = MappingProxyType(
                 "Thumbs",
                 "Is this good?",
                 (
-                    Decision("good", "Good", "y", RatingKind.THUMB, 1.0),
-                    Decision("bad", "Bad", "n", RatingKind.THUMB, -1.0),
+                    RatingButton("good", "Good", "y", RatingKind.THUMB, 1.0),
+                    RatingButton("bad", "Bad", "n", RatingKind.THUMB, -1.0),
                 ),
                 (RatingKind.THUMB,),
             ),
@@ -63,7 +63,7 @@ MODES = MappingProxyType(
                 "1 to 5",
                 "How good is this?",
                 tuple(
-                    Decision(str(value), label, str(value), RatingKind.SCORE, float(value))
+                    RatingButton(str(value), label, str(value), RatingKind.SCORE, float(value))
                     for value, label in enumerate(("useless", "poor", "fair", "good", "excellent"), 1)
                 ),
                 (RatingKind.SCORE,),
@@ -73,12 +73,12 @@ MODES = MappingProxyType(
                 "Pairs",
                 "Which is better?",
                 (
-                    Decision("left", "Left", "ArrowLeft", _PAIR, 0.5),
-                    Decision("much-left", "Left, clearly", "Shift+ArrowLeft", _PAIR, 1.0),
-                    Decision("tie", "Tie", "=", _PAIR, 0.0),
-                    Decision("right", "Right", "ArrowRight", _PAIR, -0.5),
-                    Decision("much-right", "Right, clearly", "Shift+ArrowRight", _PAIR, -1.0),
-                    Decision("both-bad", "Both bad", "x", RatingKind.BOTH_BAD, -1.0),
+                    RatingButton("left", "Left", "ArrowLeft", _PAIR, 0.5),
+                    RatingButton("much-left", "Left, clearly", "Shift+ArrowLeft", _PAIR, 1.0),
+                    RatingButton("tie", "Tie", "=", _PAIR, 0.0),
+                    RatingButton("right", "Right", "ArrowRight", _PAIR, -0.5),
+                    RatingButton("much-right", "Right, clearly", "Shift+ArrowRight", _PAIR, -1.0),
+                    RatingButton("both-bad", "Both bad", "x", RatingKind.BOTH_BAD, -1.0),
                 ),
                 (_PAIR, RatingKind.BOTH_BAD),
             ),
@@ -87,10 +87,10 @@ MODES = MappingProxyType(
                 "Steps",
                 "Is this step good?",
                 (
-                    Decision("step-good", "Good", "+", _STEP, 1.0),
-                    Decision("step-neutral", "Neutral", "0", _STEP, 0.0),
-                    Decision("step-bad", "Bad", "-", _STEP, -1.0),
-                    Decision("first-bad", "First bad step", "b", RatingKind.FIRST_BAD, -1.0),
+                    RatingButton("step-good", "Good", "+", _STEP, 1.0),
+                    RatingButton("step-neutral", "Neutral", "0", _STEP, 0.0),
+                    RatingButton("step-bad", "Bad", "-", _STEP, -1.0),
+                    RatingButton("first-bad", "First bad step", "b", RatingKind.FIRST_BAD, -1.0),
                 ),
                 (_STEP, RatingKind.FIRST_BAD),
             ),

@@ -28,7 +28,7 @@ _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white
 _MARK = re.compile(r"[^\W_]+", re.UNICODE)
 
 
-class Folded(NamedTuple):
+class FoldedText(NamedTuple):
     """The part of a text that is shown at first."""
 
     text: str
@@ -52,15 +52,15 @@ class _Style(NamedTuple):
         return " ".join(names)
 
 
-def fold(text: str, max_lines: int = 20, max_chars: int = 4000) -> Folded:
+def fold(text: str, max_lines: int = 20, max_chars: int = 4000) -> FoldedText:
     """The first lines of a text, within both limits."""
     if len(text) <= max_chars and text.count("\n") < max_lines:
-        return Folded(text, 0, 0)
+        return FoldedText(text, 0, 0)
     head = text[:max_chars]
     lines = head.split("\n")
     if len(lines) > max_lines:
         head = "\n".join(lines[:max_lines])
-    return Folded(head, text.count("\n", len(head)), len(text) - len(head))
+    return FoldedText(head, text.count("\n", len(head)), len(text) - len(head))
 
 
 def plain_html(text: str, words: Sequence[str] = ()) -> Markup:

@@ -45,7 +45,7 @@ def token_view(trace: TokenTrace, decode: Decode | None) -> TokenView:
     sampled = trace.sampled_ids[:_MAX_SAMPLED]
     texts = _texts([*tail, *sampled], decode)
     prompt = [ShownToken(text, token, None, 0) for text, token in zip(texts, tail, strict=False)]
-    shown = [
+    sampled_tokens = [
         ShownToken(text, token, logprob, level_of(logprob))
         for text, token, logprob in zip(texts[len(tail) :], sampled, trace.logprobs, strict=False)
     ]
@@ -53,7 +53,7 @@ def token_view(trace: TokenTrace, decode: Decode | None) -> TokenView:
     return TokenView(
         prompt,
         len(trace.prompt_ids),
-        shown,
+        sampled_tokens,
         len(trace.sampled_ids),
         mean,
         decode is not None,

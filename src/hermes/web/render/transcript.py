@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hermes.core import Rating, RatingKind, Reward, Step, StepKind, ToolCall
 from hermes.store.browse.reader import WindowStep
-from hermes.web.render.text import Folded, fold
+from hermes.web.render.text import FoldedText, fold
 
 _ARGUMENT_LINES, _ARGUMENT_CHARS = 30, 4000
 _REASONING_LINES = 400
@@ -19,7 +19,7 @@ _RASTER = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 class CallArgument(NamedTuple):
     name: str
-    value: Folded
+    value: FoldedText
     block: bool
     """Whether it is shown on lines of its own."""
 
@@ -37,7 +37,7 @@ class ResultPart:
     """What a tool returned."""
 
     step: Step
-    text: Folded
+    text: FoldedText
     images: tuple[CardImage, ...] = ()
 
 
@@ -55,8 +55,8 @@ class CallPart:
 @dataclass(frozen=True, slots=True)
 class StepCard:
     step: Step
-    text: Folded
-    reasoning: Folded | None
+    text: FoldedText
+    reasoning: FoldedText | None
     calls: tuple[CallPart, ...] = ()
     images: tuple[CardImage, ...] = ()
     has_tokens: bool = False
@@ -88,7 +88,7 @@ class StepCard:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class StepVerdicts:
     """Ratings and rewards, by the step that they are about."""
 
     by_step: dict[int, list[Rating]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Verdicts:
     rewards: tuple[Reward, ...] = ()
 
 
-def sort_verdicts(ratings: Iterable[Rating], rewards: Iterable[Reward]) -> Verdicts:
+def sort_verdicts(ratings: Iterable[Rating], rewards: Iterable[Reward]) -> StepVerdicts:
     by_step: dict[int, list[Rating]] = {}
     whole: list[Rating] = []
     for rating in ratings:
@@ -113,10 +113,10 @@ def sort_verdicts(ratings: Iterable[Rating], rewards: Iterable[Reward]) -> Verdi
             rewards_by_step.setdefault(index, []).append(reward)
         else:
             whole_rewards.append(reward)
-    return Verdicts(by_step, tuple(whole), rewards_by_step, tuple(whole_rewards))
+    return StepVerdicts(by_step, tuple(whole), rewards_by_step, tuple(whole_rewards))
 
 
-def make_cards(window: Sequence[WindowStep], verdicts: Verdicts) -> list[StepCard]:
+def make_cards(window: Sequence[WindowStep], verdicts: StepVerdicts) -> list[StepCard]:
     """One card for each step but the tool results that are shown with their call."""
     steps = [entry.step for entry in window]
     results = {
@@ -176,7 +176,7 @@ def _call_part(call: ToolCall, result: Step | None, call_index: int) -> CallPart
     return CallPart(call, arguments, problem, part)
 
 
-def _reasoning(step: Step) -> Folded | None:
+def _reasoning(step: Step) -> FoldedText | None:
     reasoning = step.message.reasoning
     return None if not reasoning else fold(reasoning, _REASONING_LINES, 20_000)
 
