@@ -84,9 +84,9 @@ class PrivatePlaces:
         if self.reason(real) is not None:
             return []  # a person agreed to this very folder
         tests = [f"-iname {shlex.quote(name)}" for name in (*sorted(_FOLDERS), *_FILE_GLOBS)]
-        for place, below in ((self.user_home, "/.*"), (self.hermes_home, "")):
-            if place.is_relative_to(real):
-                path = "/".join(("", *place.relative_to(real).parts))
+        for folder, below in ((self.user_home, "/.*"), (self.hermes_home, "")):
+            if folder.is_relative_to(real):
+                path = "/".join(("", *folder.relative_to(real).parts))
                 escaped = re.sub(r"([*?\[\\])", r"\\\1", f"{root}{path}")
                 tests.append(f"-path {shlex.quote(escaped + below)}")
         return tests
