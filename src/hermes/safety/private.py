@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,12 @@ class PrivatePlaces:
     def _is_workspace(self, path: Path) -> bool:
         folder = self.workspaces
         return folder is not None and path != folder and path.is_relative_to(folder)
+
+
+def is_imported_from(real: Path) -> bool:
+    """Whether this process imports modules from there, so that a file written there would run in it."""
+    folders = (sys.prefix, *(entry for entry in sys.path if entry))
+    return any(real.is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
 def _is_credential(name: str) -> bool:
