@@ -51,11 +51,14 @@ class Surroundings:
             return False
         if self.workspace is None:
             return not path.startswith("/") and not isinstance(path, GlobWord)
-        return all(
-            self._permits_file(match, recursive)
-            for directory in self.directories
-            for match in _matches(directory, path)
-        )
+        try:
+            return all(
+                self._permits_file(match, recursive)
+                for directory in self.directories
+                for match in _matches(directory, path)
+            )
+        except (OSError, RuntimeError, ValueError):  # too long for a path, a loop of links
+            return False
 
     def runs_trusted(self, program: str) -> bool:
         """Whether the shell finds the program outside the workspace, or finds none."""
