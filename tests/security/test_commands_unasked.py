@@ -68,6 +68,9 @@ awk -F, '{print $1, $NF}' data.csv
 awk 'NR > 1 && $3 >= 10 {s += $3} END {print s / NR}' data.csv
 awk '/plain/ {n++} END {print n}' a.txt
 awk '{ if ($1 > 5) print }' data.csv
+awk '/a|b/ {print $1 ": " $2}' a.txt
+awk '{s += $1 / 2} END {print s, NR}' a.txt
+awk '$1 ~ /^p/ && !/x/' a.txt
 sed -n 1,5p a.txt
 sed 's/plain/fancy/g' a.txt
 sed -n '/plain/p' a.txt
@@ -261,6 +264,18 @@ awk '{print}' link
 awk 'BEGIN{printf "x" > "y"}'
 awk 'function f(a){print a} {f($1)}' f
 awk '/[/]/ {print > "x"} /]/' f
+awk '{print /"/ > "f"; x = /"/}' f
+awk '{if (1) /"/; print "x" > "f"; y = /"/}' f
+awk '{n = 1 + /"/; print "x" > "f"; y = /"/}' f
+awk 'NR\n/"/ {print "x" > "f"} /"/' f
+awk '{x = length /"/; print > "f"; y = /"/}' f
+awk '{print length > "f"}' f
+awk '{system(x)}' x=id f
+awk '{print $1 | x}' x=sh f
+git diff --no-index . src
+git diff --no-inde . src
+git diff . src
+cat loop
 sed -i s/a/b/ a.txt
 sed -n 'w out' a.txt
 sed 's/a/b/w out' a.txt

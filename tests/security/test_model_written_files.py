@@ -16,7 +16,7 @@ from hermes.errors import ToolError
 from hermes.rl.config.resolve import current_selection
 from hermes.rl.tools import TOOLS
 from tests.rl.world import ENVIRONMENTS
-from tests.tools.bench import open_bench
+from tests.tools.bench import call, open_bench
 
 SOURCE = (ENVIRONMENTS / "letters.py").read_text()
 
@@ -204,3 +204,32 @@ def test_modules_in_the_current_directory_are_not_imported(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "trace").exists()
+
+
+async def test_a_file_of_tasks_outside_the_workspace_is_asked_about(tmp_path: Path) -> None:
+    home, workspace = tmp_path / "home", tmp_path / "work"
+    workspace.mkdir()
+    (tmp_path / "private.jsonl").write_text("{}")
+    await _call(home, workspace, Person(False), "rl_select_environment", name="gsm8k")
+    person = Person(agrees=False)
+    value = str(tmp_path / "private.jsonl")
+    with pytest.raises(ToolError):
+        await _call(home, workspace, person, "rl_edit_config", field="dataset_name", value=value)
+    assert person.shown == [("path", f"use in a run {value}")]
+
+
+async def test_files_that_our_own_process_would_import_are_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hermes may be installed in the project's own virtual environment."""
+    packages = tmp_path / ".venv/lib/site-packages"
+    packages.mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    person = Person(agrees=False)
+    async with open_bench("local", tmp_path, person) as bench:
+        for tool, arguments in (("write_file", {"content": "x"}), ("patch", {"old": "a", "new": "b"})):
+            _, result = await call(bench, tool, path=".venv/lib/site-packages/click.py", **arguments)
+            assert result.error_kind == "refused"
+        _, result = await call(bench, "write_file", path="src/a.py", content="x")
+        assert result.ok
+    assert len(person.shown) == 2 and "Hermes runs code from there" in person.shown[0][1]

@@ -35,6 +35,8 @@ from hermes.envs.modes.eval_log import evaluate_log
 from hermes.envs.modes.viewer import generate_html
 from hermes.safety.redact import Redactor
 from hermes.store import Writer
+from tests.cli.process import hermes
+from tests.fakes.provider import FakeProvider, text
 
 SECRET = "s3cr3t/Of+the_kiln-0451"
 
@@ -104,10 +106,10 @@ PRINTED = {
     after=st.sampled_from(["", "\n", ")", " end"]),
 )
 def test_a_secret_is_found_as_tools_print_it(printed: str, secret: str, before: str, after: str) -> None:
-    text = f"{before}{PRINTED[printed](secret)}{after}"
+    output = f"{before}{PRINTED[printed](secret)}{after}"
     redactor = Redactor({"THE_KEY": secret})
-    assert "[REDACTED:THE_KEY]" in redactor.text(text)
-    assert "[REDACTED:THE_KEY]" in redactor.text(json.dumps({"output": text}))
+    assert "[REDACTED:THE_KEY]" in redactor.text(output)
+    assert "[REDACTED:THE_KEY]" in redactor.text(json.dumps({"output": output}))
 
 
 def test_what_is_stored_about_a_step_has_no_secret_in_any_column(tmp_path: Path) -> None:
@@ -180,3 +182,29 @@ def test_tables_for_wandb_hold_no_secret(kiln_key: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("WANDB_MODE", "offline")
     table = metrics.rollout_table(BaseEnvConfig(), [[(f"key {kiln_key}", 1.0)]])
     assert table.data == [["key [REDACTED:KILN_API_KEY]", 1.0]]
+
+
+def test_a_stored_key_in_an_answer_reaches_no_file_of_hermes_env_process(tmp_path: Path) -> None:
+    home, output = tmp_path / "home", tmp_path / "out/groups.jsonl"
+    home.mkdir()
+    (home / ".env").write_text(f"KILN_API_KEY={SECRET}\n")
+    with FakeProvider(
+        lambda body: text(f"The key is {SECRET}, in hex {SECRET.encode().hex(':')}.")
+    ) as provider:
+        server = ("--openai.base_url", provider.base_url, "--openai.server_type", "openai")
+        run = ("--env.group_size", "2", "--env.total_steps", "1", "--env.use_wandb", "false")
+        done = hermes(
+            home,
+            *("env", "process", "calculator", *server, "--openai.model_name", "m", *run),
+            *("--env.tokenizer_name", "no/such-tokenizer", "--env.data_path_to_save_groups", str(output)),
+            *("--env.ensure_scores_are_not_same", "false"),
+            env={"HF_HUB_OFFLINE": "1"},
+        )
+    assert done.returncode == 0, done.stderr
+    for file in (output, output.with_suffix(".html")):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        written = file.read_text()
+        assert SECRET not in written and SECRET.encode().hex(":") not in written
+        assert "[REDACTED:KILN_API_KEY]" in written
+    (group,) = [json.loads(line) for line in output.read_text().splitlines()]
+    assert group["tokens_withheld"] == [0, 1]

@@ -37,6 +37,7 @@ def make_project(home: Path) -> Path:
     (project / "server.key").write_text(f"{CANARY}\n")
     (project / "link").symlink_to(home / "notes.txt")
     (project / "out").symlink_to(home / ".ssh")
+    (project / "loop").symlink_to("loop")
     (project / "linked").mkdir()
     (project / "linked/inner").symlink_to(home / "notes.txt")
     (project / "dashes").mkdir()

@@ -98,7 +98,7 @@ def check(
     """
     from hermes.envs.cli.check import check_class
 
-    own, remaining = _split_options(settings)
+    own, remaining = _split_options(settings, checks=True)
     as_json, red_team = as_json or "--json" in settings, red_team or "--red-team" in settings
     path = _locate(environment, (*folders, *own))
     report = check_class(lambda: _load(path), remaining, red_team=red_team)
@@ -128,7 +128,7 @@ def _mode(name: str, summary: str) -> click.Command:
         from hermes.compat import atropos
         from hermes.envs.cli.run import run_file
 
-        own, remaining = _split_options(settings, json_too=False)
+        own, remaining = _split_options(settings, checks=False)
         path = _locate(environment, (*folders, *own))
         atropos.install()
         run_file(path, name, remaining)
@@ -160,8 +160,11 @@ def _with_configured(folders: tuple[Path, ...]) -> list[Path]:
     return [*folders, *(Path(folder).expanduser() for folder in load().settings.rl.environments)]
 
 
-def _split_options(settings: tuple[str, ...], json_too: bool = True) -> tuple[list[Path], tuple[str, ...]]:
-    """The values of --dir after the environment, and the arguments that are the environment's."""
+def _split_options(settings: tuple[str, ...], *, checks: bool) -> tuple[list[Path], tuple[str, ...]]:
+    """The values of --dir after the environment, and the arguments that are the environment's.
+
+    `checks`: --json and --red-team are the command's too.
+    """
     folders, remaining = [], []
     words = iter(settings)
     for word in words:
@@ -169,7 +172,7 @@ def _split_options(settings: tuple[str, ...], json_too: bool = True) -> tuple[li
             folders.append(Path(next(words, ".")))
         elif word.startswith("--dir="):
             folders.append(Path(word.removeprefix("--dir=")))
-        elif word != "--json" or not json_too:
+        elif not (checks and word in ("--json", "--red-team")):
             remaining.append(word)
     return folders, tuple(remaining)
 

@@ -51,8 +51,9 @@ _SHOW_VERSION = _words(
 _GIT_READS = _words(
     "blame describe diff log ls-files ls-tree merge-base name-rev rev-list rev-parse shortlog show status"
 )
-_GIT_OPTIONS = ("output", "output-directory", "ext-diff", "textconv", "remerge-diff")
-"""Long options of the reading git commands that write files or run programs."""
+_GIT_OPTIONS = ("output", "output-directory", "ext-diff", "textconv", "remerge-diff", "no-index")
+"""Long options of the reading git commands that write files, run programs or read what is not in the
+repository."""
 _NUMBER = re.compile(r"-\d+[bcwkMG]?")
 _PLAIN = re.compile(r"[\w./:=!@%+,-]*\]?")
 _DATE = re.compile(r"\+.*|-u|-R|-I\w*|-d.+|--(utc|date=.*|iso-8601(=\w+)?|rfc-3339=\w+)", re.DOTALL)
@@ -207,7 +208,8 @@ def _git(arguments: Sequence[str]) -> FileReads | None:
     if any(option.startswith("-") and not option.startswith("--") and "/" in option for option in options):
         return None
     files = [option.partition("=")[2] if option.startswith("--") else option for option in options]
-    return FileReads([file for file in files if file and not file.startswith("-")])
+    # Where there is no repository, diff compares directories file by file.
+    return FileReads([file for file in files if file and not file.startswith("-")], recursive=verb == "diff")
 
 
 def _test(arguments: Sequence[str]) -> FileReads | None:

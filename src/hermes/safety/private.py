@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,9 +85,9 @@ class PrivatePlaces:
         if self.reason(real) is not None:
             return []  # a person agreed to this very folder
         tests = [f"-iname {shlex.quote(name)}" for name in (*sorted(_FOLDERS), *_FILE_GLOBS)]
-        for place, below in ((self.user_home, "/.*"), (self.hermes_home, "")):
-            if place.is_relative_to(real):
-                path = "/".join(("", *place.relative_to(real).parts))
+        for folder, below in ((self.user_home, "/.*"), (self.hermes_home, "")):
+            if folder.is_relative_to(real):
+                path = "/".join(("", *folder.relative_to(real).parts))
                 escaped = re.sub(r"([*?\[\\])", r"\\\1", f"{root}{path}")
                 tests.append(f"-path {shlex.quote(escaped + below)}")
         return tests
@@ -105,6 +106,12 @@ class PrivatePlaces:
     def _is_workspace(self, path: Path) -> bool:
         folder = self.workspaces
         return folder is not None and path != folder and path.is_relative_to(folder)
+
+
+def is_imported_from(real: Path) -> bool:
+    """Whether this process imports modules from there, so that a file written there would run in it."""
+    folders = (sys.prefix, *(entry for entry in sys.path if entry))
+    return any(real.is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
 def _is_credential(name: str) -> bool:

@@ -31,8 +31,11 @@ _DEFAULTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": 
 # A directory of ordinary files must not be treated as a repository: its configuration could name programs to
 # run, and read-only git commands run without approval.
 _GIT = ("safe.bareRepository", "explicit")
-_UNWANTED = frozenset(("LESSOPEN", "LESSCLOSE"))
-"""They make `less` run a program on each file, and `less` runs without approval."""
+_UNWANTED = frozenset(
+    ("LESSOPEN", "LESSCLOSE", "CDPATH", "BASHOPTS", "SHELLOPTS", "GLOBIGNORE", "RIPGREP_CONFIG_PATH")
+)
+"""They change what commands mean that run without approval: `less` runs a program on each file, `cd` leads
+elsewhere, a glob matches dotfiles, `rg` follows links."""
 
 
 class LocalSandbox:

@@ -16,8 +16,10 @@ from typing import cast
 from hermes.core import ToolErrorKind
 from hermes.errors import ToolError
 from hermes.safety.paths import resolve_inside
-from hermes.safety.private import PrivatePlaces
+from hermes.safety.private import PrivatePlaces, is_imported_from
 from hermes.tools.base import Workbench
+
+_WRITES = frozenset(("write", "change"))
 
 
 async def permit_path(bench: Workbench, path: str, verb: str, content: str = "") -> str:
@@ -40,6 +42,8 @@ async def permit_path(bench: Workbench, path: str, verb: str, content: str = "")
             inside = None
         real = (root / path).resolve()
     reason = private_places(bench).reason(real, root.resolve())
+    if reason is None and verb in _WRITES and is_imported_from(real):
+        reason = "Hermes runs code from there"
     if inside is not None and reason is None:
         return inside
     action = f"{verb} {real}" + (f" ({reason})" if reason else "")

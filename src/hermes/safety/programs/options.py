@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class ParsedArguments:
     operands: tuple[str, ...]
     options: tuple[tuple[str, str], ...]
     """Option (`-e`, `--regexp`) and its value; empty for a flag."""
@@ -40,7 +40,7 @@ class OptionTable:
     number: bool = False
     """Whether -5 is an option."""
 
-    def parse(self, arguments: Sequence[str]) -> Arguments | None:
+    def parse(self, arguments: Sequence[str]) -> ParsedArguments | None:
         """None if an option is not in the table."""
         operands: list[str] = []
         options: list[tuple[str, str]] = []
@@ -59,7 +59,7 @@ class OptionTable:
                     return None
             elif not self._short(argument, rest, options):
                 return None
-        return Arguments(tuple(operands), tuple(options))
+        return ParsedArguments(tuple(operands), tuple(options))
 
     def _long(self, argument: str, rest: list[str], options: list[tuple[str, str]]) -> bool:
         name, equals, value = argument[2:].partition("=")

@@ -25,7 +25,12 @@ _AWK_FORBIDDEN = frozenset(
         *("FUNCTAB", "ARGV", "ARGC", "ARGIND"),
     )
 )
-_BEFORE_REGEX = frozenset(("", "(", ",", "{", "}", ";", "!", "~", "!~", "&&", "||", "=", "\n"))
+_AWK_KEYWORDS = frozenset(
+    ("print", "printf", "return", "in", "else", "do", "exit", "next", "delete", "length")
+)
+_BEFORE_REGEX = frozenset(("", "(", ",", "{", "}", ";", "!", "~", "!~", "&&", "||", "=", "\n", "condition"))
+_QUOTED_SLASHES = re.compile(r"/(?:[^/\\\n]|\\.)*[\"#](?:[^/\\\n]|\\.)*/")
+"""Between slashes: as an expression it would be one token, as code it would begin a string."""
 _SED_ADDRESS = rf"(?:\d+(?:~\d+)?|\$|/{_REGEX_BODY}/I?)"
 _SED_SUBSTITUTE = rf"s/{_REGEX_BODY}/(?:[^/\\\n]|\\[^\n])*/[gpiI0-9]*"
 _SED_COMMAND = rf"(?:{_SED_ADDRESS}(?:,{_SED_ADDRESS})?\s*!?)?\s*(?:[pdPDq=]|{_SED_SUBSTITUTE})"
@@ -45,18 +50,22 @@ def is_plain_awk(program: str) -> bool:
         token = _AWK_TOKEN.match(program, at)
         if token is None:
             return False
-        if token.lastgroup == "regex" and previous not in _BEFORE_REGEX:
-            at, text = at + 1, "/"  # a division
-        else:
-            at, text = token.end(), token[0]
-        if not text.strip() or text.startswith("#"):
+        text = token[0]
+        if text.startswith("/"):
+            if previous in _AWK_KEYWORDS or _QUOTED_SLASHES.match(program, at):
+                return False  # whether this is an expression or a division decides what follows
+            if token.lastgroup == "regex" and previous not in _BEFORE_REGEX:
+                text = "/"  # a division
+        at += len(text)
+        if text.isspace() or text.startswith("#"):
+            previous = "\n" if "\n" in text else previous
             continue
         if token.lastgroup == "word" and text in _AWK_FORBIDDEN:
             return False
         if text == "(":
             parentheses.append(previous in ("if", "while", "for"))
-        elif text == ")" and parentheses:
-            parentheses.pop()
+        elif text == ")" and parentheses and parentheses.pop():
+            text = "condition"
         braces += (text == "{") - (text == "}")
         # Behind print a > opens a file; it compares in a pattern and in a condition.
         if text in (">", ">=") and braces and not any(parentheses):

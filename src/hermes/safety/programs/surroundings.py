@@ -51,11 +51,14 @@ class Surroundings:
             return False
         if self.workspace is None:
             return not path.startswith("/") and not isinstance(path, GlobWord)
-        return all(
-            self._permits_file(match, recursive)
-            for directory in self.directories
-            for match in _matches(directory, path)
-        )
+        try:
+            return all(
+                self._permits_file(match, recursive)
+                for directory in self.directories
+                for match in _matches(directory, path)
+            )
+        except (OSError, RuntimeError, ValueError):  # too long for a path, a loop of links
+            return False
 
     def runs_trusted(self, program: str) -> bool:
         """Whether the shell finds the program outside the workspace, or finds none."""
@@ -86,13 +89,13 @@ def _matches(directory: str, path: str) -> Iterator[Path | None]:
     if not isinstance(path, GlobWord):
         yield Path(directory, path)
         return
-    found = [Path("/") if path.startswith("/") else Path(directory)]
+    paths = [Path("/") if path.startswith("/") else Path(directory)]
     for part in (part for part in path.split("/") if part):
-        found = [match for folder in found for match in _expand(folder, part)]
-        if len(found) > _MAX_MATCHES:
+        paths = [match for folder in paths for match in _expand(folder, part)]
+        if len(paths) > _MAX_MATCHES:
             yield None
             return
-    for match in found:
+    for match in paths:
         relative = os.path.relpath(match, directory)
         yield None if relative.startswith("-") else match
     if _could_climb(path):
