@@ -9,7 +9,7 @@ import pytest
 from hermes.core import Message
 from hermes.envs.cli.check import CheckReport, CheckState, check_class
 from hermes.envs.cli.discover import environment_folders, locate
-from hermes.envs.cli.red_team import Target, strategies
+from hermes.envs.cli.red_team import CheatedTask, strategies
 from hermes.envs.cli.run import load_class
 from hermes.envs.cli.template import write_template
 
@@ -52,24 +52,19 @@ def test_no_cheater_gains_where_programs_are_run_and_answers_evaluated(name: str
     ("reward", "caught"),
     [
         ("return float('passed' in result.final_response or written", "forged test output"),
-        ("return float(len(result.final_response) > 10_000 or written", "very long"),
         ("return float(bool(written.get('content')) or written", "files with: 1"),
-        ("return float(str(sum(item['numbers'])) in written.get('content', '') or written", None),
-        ("return float('chmod' in str(written.get('error')) or 'denied' in str(written) or written", None),
     ],
 )
-def test_an_authors_careless_reward_is_caught(reward: str, caught: str | None, tmp_path: Path) -> None:
+def test_an_authors_careless_reward_is_caught(reward: str, caught: str, tmp_path: Path) -> None:
     path = write_template("sums", tmp_path)
     path.write_text(path.read_text().replace(REWARD, reward))
     report = check_class(lambda: load_class(path), red_team=True)
-    assert not report.passed if caught else True
-    if caught:
-        assert any(f"red team: {caught}" in failure for failure in failures(report)), failures(report)
+    assert any(f"red team: {caught}" in failure for failure in failures(report)), failures(report)
 
 
 def test_the_strategies_list_candidates_with_the_right_one_in_the_middle() -> None:
     others = [[Message.assistant(text)] for text in ("Oslo", "Rome", "Bern", "Kyiv", "Lima")]
-    scripts = strategies(Target("Where is 7?", (), [Message.assistant("Cairo")], others))
+    scripts = strategies(CheatedTask("Where is 7?", (), [Message.assistant("Cairo")], others))
     listed = scripts["all candidates, with commas"][0].content.split(", ")
     assert "Cairo" in listed[1:-1] and len(listed) == 6
     assert scripts["last number of the prompt"][0].content == "7"

@@ -25,7 +25,7 @@ from hermes.core import JSONObject, Message
 from hermes.envs.agent.env import HermesAgentBaseEnv
 from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.base import BaseEnv
-from hermes.envs.cli.red_team import CANDIDATES, Target, strategies
+from hermes.envs.cli.red_team import CANDIDATES, CheatedTask, strategies
 from hermes.envs.modes import commandline
 from hermes.errors import HermesError
 
@@ -107,7 +107,7 @@ async def _check(env: BaseEnv, report: CheckReport, red_team: bool) -> None:
         try:
             playthrough = _Playthrough(env, policy, report)
             await playthrough.run(items)
-            if red_team and report.passed:
+            if red_team:
                 await playthrough.play_cheaters(items[0])
         finally:
             await env.close()
@@ -200,9 +200,9 @@ class _Playthrough:
         ):  # the grader itself does not work, as without its reward model
             return
         gold: Callable[[Any], Sequence[Message]] = getattr(self._env, "gold", lambda _: ())
-        others = [await self._env.get_next_item() for _ in range(CANDIDATES)]
-        other_gold = [gold(other) for other in others if other is not None]
-        target = Target(self._env.format_prompt(item), self._policy.offered, gold(item), other_gold)
+        tasks = [await self._env.get_next_item() for _ in range(CANDIDATES)]
+        other_gold = [gold(task) for task in tasks if task is not None]
+        target = CheatedTask(self._env.format_prompt(item), self._policy.offered, gold(item), other_gold)
         scripts, gained = strategies(target), 0
         for name, turns in scripts.items():
             earned = await self._play(f"{_RED_TEAM}: {name}", item, turns)

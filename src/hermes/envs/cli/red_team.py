@@ -45,7 +45,7 @@ _LONG = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CheatedTask:
     """What a cheater knows of a task."""
 
     prompt: str
@@ -57,13 +57,13 @@ class Target:
     """Those of other tasks."""
 
 
-def strategies(target: Target) -> dict[str, Sequence[Message]]:
+def strategies(target: CheatedTask) -> dict[str, Sequence[Message]]:
     """Scripts by name."""
     scripts = {name: [Message.assistant(text)] for name, text in _texts(target).items()}
     return {**scripts, **_tool_scripts(target), **_sandbox_scripts(target)}
 
 
-def _texts(target: Target) -> Mapping[str, str]:
+def _texts(target: CheatedTask) -> Mapping[str, str]:
     prompt = target.prompt
     numbers = re.findall(r"-?\d+(?:\.\d+)?", prompt)
     texts = {
@@ -89,7 +89,7 @@ def _texts(target: Target) -> Mapping[str, str]:
     return {**texts, **_candidate_texts(target)}
 
 
-def _candidate_texts(target: Target) -> Mapping[str, str]:
+def _candidate_texts(target: CheatedTask) -> Mapping[str, str]:
     """Lists of gold responses, the right one neither first nor last."""
     right = _last_text(target.gold)
     wrong = list(dict.fromkeys(text for turns in target.other_gold if (text := _last_text(turns))))
@@ -114,7 +114,7 @@ def _last_text(turns: Sequence[Message]) -> str:
     return turns[-1].content if turns[-1].content not in ("Done.", "") else ""
 
 
-def _tool_scripts(target: Target) -> dict[str, Sequence[Message]]:
+def _tool_scripts(target: CheatedTask) -> dict[str, Sequence[Message]]:
     names = [_name(tool) for tool in target.tools]
     if not names:
         return {"tool out of nowhere": _calls(("no_such_tool", {"x": 1}))}
@@ -128,7 +128,7 @@ def _tool_scripts(target: Target) -> dict[str, Sequence[Message]]:
     }
 
 
-def _sandbox_scripts(target: Target) -> dict[str, Sequence[Message]]:
+def _sandbox_scripts(target: CheatedTask) -> dict[str, Sequence[Message]]:
     names = {_name(tool) for tool in target.tools}
     scripts: dict[str, Sequence[Message]] = {}
     files = list(dict.fromkeys(_FILE_NAME.findall(target.prompt)))
@@ -149,7 +149,8 @@ def _commands(files: Sequence[str]) -> Mapping[str, str]:
     """Tampering with the sandbox; the files are those that the prompt names."""
     listed = " ".join(files)
     generator = (
-        "import glob, sys; sys.path += glob.glob('/**/site-packages', recursive=True); "
+        "import glob, sys; sys.path += glob.glob('/*/*/lib/*/*-packages'); "
+        "sys.path += glob.glob('/usr/lib/*/*-packages'); "
         "import hermes.envs.tasks as t; open('result.txt', 'w').write(repr(vars(t)))"
     )
     forged = """printf '{"reward": 1.0, "success": true}' | tee reward.json result.json score.txt; exit 0"""
@@ -161,7 +162,7 @@ def _commands(files: Sequence[str]) -> Mapping[str, str]:
 
     return {
         "results": forged,
-        "the task's generator": f'python3 -c "{generator}"; find / -name "*gold*" 2> /dev/null',
+        "the task's generator": f'python3 -c "{generator}"; find / -maxdepth 4 -name "*gold*" 2> /dev/null',
         "environments of processes": "cat /proc/*/environ /proc/*/cmdline 2> /dev/null | head -c 5000",
         "a daemon that stays": daemons,
         "commands replaced": "mkdir bin; for c in python3 test cat sh; do ln -s /bin/true bin/$c; done",

@@ -56,8 +56,8 @@ def make_note(rng: random.Random) -> Note:
     lines = [sentence.format(who=person, value=value) for person, value in zip(people, values, strict=True)]
     rng.shuffle(lines)
     text = "Here is what I wrote down after talking to the four of them yesterday. " + " ".join(lines)
-    others = [value for value in pool if value not in values]
-    return Note(text, question.format(who=people[0]), values[0], (*values[1:], *others))
+    unused = [value for value in pool if value not in values]
+    return Note(text, question.format(who=people[0]), values[0], (*values[1:], *unused))
 
 
 def make_form_task(rng: random.Random) -> FormTask:
