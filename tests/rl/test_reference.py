@@ -36,6 +36,8 @@ ARGUMENTS: dict[str, tuple[set[str], list[str]]] = {
     "rl_list_runs": (set(), []),
     "rl_test_inference": ({"num_steps", "group_size", "models"}, []),
 }
+OWN_LOCKED = ("engine_kv_gib", "engine_memory_gib", "sampling_seed", "teacher_model", "teacher_url")
+"""Fields that the reference does not have."""
 RETURNS: dict[str, set[str]] = {
     "rl_list_environments": {"environments", "count", "tips"},
     "rl_select_environment": {"message", "environment", "file_path"},
@@ -96,7 +98,7 @@ def test_choosing_and_configuring_answers_with_the_fields_of_the_reference(home_
     assert all(field.keys() >= FIELD for field in shown["configurable_fields"])
     assert all({*FIELD, "locked_value"} <= field.keys() for field in shown["locked_fields"])
     names = [field["name"].rpartition(".")[2] for field in shown["locked_fields"]]
-    assert sorted(names) == sorted(LOCKED)
+    assert sorted(names) == sorted([*LOCKED, *OWN_LOCKED])
     name = next(field for field in shown["configurable_fields"] if field["name"] == "env.wandb_name")
     assert name["current_value"].startswith("letters-20")
     assert told("rl_edit_config", field="group_size", value=4)["value"] == 4

@@ -98,9 +98,9 @@ def check(
     """
     from hermes.envs.cli.check import check_class
 
-    own, remaining = _split_options(settings, checks=True)
+    named_folders, remaining = _split_options(settings, checks=True)
     as_json, red_team = as_json or "--json" in settings, red_team or "--red-team" in settings
-    path = _locate(environment, (*folders, *own))
+    path = _locate(environment, (*folders, *named_folders))
     report = check_class(lambda: _load(path), remaining, red_team=red_team)
     _print_report(report, as_json)
     ctx.exit(0 if report.passed else 1)
@@ -128,8 +128,8 @@ def _mode(name: str, summary: str) -> click.Command:
         from hermes.compat import atropos
         from hermes.envs.cli.run import run_file
 
-        own, remaining = _split_options(settings, checks=False)
-        path = _locate(environment, (*folders, *own))
+        named_folders, remaining = _split_options(settings, checks=False)
+        path = _locate(environment, (*folders, *named_folders))
         atropos.install()
         run_file(path, name, remaining)
 
