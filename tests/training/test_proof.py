@@ -267,3 +267,15 @@ def test_in_bf16_a_sampler_that_is_never_updated_is_named_within_four_steps() ->
             for step in range(1, 5):
                 run.train()
                 proof.judge(run.reading(step), pushed=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_adapter_that_merges_with_rounding_only_once_it_is_trained_is_no_suspect(seed: int) -> None:
+    """Before the first update there is nothing to round, so the first reading has no noise at all."""
+    rng = random.Random(seed)
+    trainer = [rng.uniform(-6.0, -0.5) for _ in range(100)]
+    proof = begin_proof(Reading(trainer, trainer), trainer, exact=False)
+    for _ in range(12):
+        trainer = [value + rng.gauss(0.0, 0.06) for value in trainer]
+        sampler = [value + rng.gauss(0.0, 0.06) for value in trainer]
+        proof.judge(Reading(trainer, sampler), pushed=True)

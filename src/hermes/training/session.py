@@ -145,8 +145,9 @@ class TrainingSession:
         """Takes the first reading; `tokens` become the probe, unless the run has one."""
         if not self.state.probe:
             self.write(probe=tuple(tokens[: probe.PROBE_TOKENS]))
-        first = self._reading()
-        self._proof = probe.begin_proof(first, self.client.forward([self.state.probe])[0])
+        first, exact = self._reading(), self.client.rounds_nothing()
+        repeated = self.client.forward([self.state.probe])[0]
+        self._proof = probe.begin_proof(first, repeated, exact=exact)
         lora = self.run.lora
         self._audit = BatchAudit(
             self.client,
@@ -154,7 +155,7 @@ class TrainingSession:
             lora.base_model,
             self._proof.unit,
             lora.seed,
-            exact=self.client.rounds_nothing(),
+            exact=exact,
         )
 
     @property

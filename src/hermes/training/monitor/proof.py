@@ -36,6 +36,8 @@ STRIKES, JUDGEMENTS = 2, 4
 _FLOOR = 1e-9
 FOLLOWED = 0.4
 """A sampler that made less than this share of the trainer's movement serves older weights."""
+_CLEARLY_STALE = 0.2
+"""One that made less than this is certainly not the new one."""
 OVERTAKEN = 1.8
 """One that made more than this share has the adapter at another scale."""
 _CLEAR = 3.0
@@ -43,6 +45,10 @@ _CLEAR = 3.0
 healthy run in bf16 on an H200 was called stale; with 3, none of 720 simulated healthy runs was."""
 _CERTAIN = math.log(0.98)
 """A likelier token counts as if it had this logprob."""
+_MERGE_NOISE = 0.05
+"""Of a sampler that merges the adapter into bf16 weights. An adapter that was not trained yet merges without
+rounding, so the first reading does not show it: without this a healthy reward model on an H200 was called
+stale (moved by 0.093 nats, gap 0.051)."""
 _MOST_NOISE = 0.3
 """Nats; more noise than this is not tolerated, even if it is there from the start."""
 _FOREIGN_SPREAD = 0.5
@@ -77,6 +83,8 @@ class Proof:
     """The difference of two readings by the trainer with the same weights."""
     first: Reading
     """Before any update, when trainer and sampler differ only by their arithmetic."""
+    least_noise: float = 0.0
+    """In units of logits: what merging a trained adapter may add to the noise of the first reading."""
     _last: Reading = field(init=False)
     _anchor: Reading = field(init=False)
     """The reading that movement is measured from: that of the last judgement."""
@@ -100,8 +108,8 @@ class Proof:
         values = {"probe/gap": new.gap, "probe/moved": moved}
         if moved > least and (followed := self._followed_share(new)) is not None:
             values["probe/followed"] = followed
-            # A judgement over several steps covers more than one update.
-            judgements = min(self._since_anchor, STRIKES)
+            # A judgement over several steps covers more than one update; a doubtful one is still one.
+            judgements = min(self._since_anchor, STRIKES) if followed <= _CLEARLY_STALE else 1
             self._behind.extend([not FOLLOWED <= followed <= OVERTAKEN] * judgements)
             self._anchor, self._since_anchor = new, 0
         if sum(self._behind) >= STRIKES:
@@ -133,7 +141,7 @@ class Proof:
             [value / scale for value, scale in zip(values, uncertainty, strict=True)]
             for values in (offset, movement, followed)
         )
-        if _size(movement) <= _CLEAR * min(_size(offset), _MOST_NOISE):
+        if _size(movement) <= _CLEAR * min(max(_size(offset), self.least_noise), _MOST_NOISE):
             return None
         return _slope(movement, followed)
 
@@ -143,9 +151,9 @@ class Proof:
         return _spread(self.first).spread
 
 
-def begin_proof(first: Reading, repeated: Sequence[float]) -> Proof:
-    """`repeated`: the trainer's logprobs of the probe once more, with the same weights. ProofError if the
-    sampler does not have the trainer's weights from the start."""
+def begin_proof(first: Reading, repeated: Sequence[float], *, exact: bool = True) -> Proof:
+    """`repeated`: the trainer's logprobs of the probe once more, with the same weights. `exact`: the service
+    rounds nothing. ProofError if the sampler does not have the trainer's weights from the start."""
     measured = _spread(first)
     if measured.spread > _FOREIGN_SPREAD:
         raise ProofError(
@@ -154,7 +162,7 @@ def begin_proof(first: Reading, repeated: Sequence[float]) -> Proof:
             f"on the {len(first.trainer)} tokens of the probe",
             "the sampler has other weights than were published: check what serves the policy, and restart it",
         )
-    return Proof(_distance(first.trainer, repeated), first)
+    return Proof(_distance(first.trainer, repeated), first, 0.0 if exact else _MERGE_NOISE)
 
 
 def _spread(reading: Reading) -> LogprobSpread:
