@@ -160,3 +160,48 @@ async def test_who_holds_a_checkpoint_keeps_it_while_others_get_what_replaced_it
     with pytest.raises(EngineUserError, match="no checkpoint"):
         await desk.meaning(str(PATH))
     assert await desk.meaning("held") == pytest.approx(old, abs=1e-5)
+
+
+async def test_weights_that_were_replaced_are_an_error_and_never_those_that_replaced_them(desk: Desk) -> None:
+    """A request can resolve the name just before the replacement, when nothing holds the weights yet."""
+    policies = desk.names.policies
+    desk.write()
+    old_key = policies.checkpoint_key(PATH)
+    policies.acquire(old_key)
+    new = desk.score(desk.write(overwrite=True))
+    with pytest.raises(EngineUserError, match="was replaced or deleted"):
+        async with policies.use(old_key):
+            pass
+    policies.release(old_key)
+    assert await desk.meaning(str(PATH)) == pytest.approx(new, abs=1e-5)
+
+
+async def test_a_path_that_is_resolved_before_its_snapshot_is_taken_over_keeps_one_copy(desk: Desk) -> None:
+    before = len(desk.engine.policies())
+    policy_id = desk.write()
+    key = desk.names.policies.checkpoint_key(PATH)
+    desk.names.policies.acquire(key)
+    desk.names.policies.add_checkpoint(desk.store.find(PATH), policy_id)
+    async with desk.names.policies.use(key) as used:
+        assert used == policy_id
+    assert len(desk.engine.policies()) == before + 1
+    desk.names.policies.release(key)
+
+
+async def test_weights_that_an_alias_refers_to_are_never_dropped(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes.engine.server.policies.MAX_ON_DISK", 1)
+    policies = desk.names.policies
+    scores = []
+    for number in range(MAX_IN_MEMORY + 4):
+        policy_id = desk.snapshot()
+        scores.append(desk.score(policy_id))
+        policies.add_snapshot(f"s:sample:{number}", policy_id)
+        desk.names.set(f"s:sample:{number}", f"s:sample:{number}")
+        if number == 0:
+            desk.names.set("kept", "s:sample:0")
+        await policies.trim()
+    assert await desk.meaning("kept") == pytest.approx(scores[0], abs=1e-5)
+    with pytest.raises(EngineUserError, match="are gone"):
+        await desk.meaning("s:sample:1")

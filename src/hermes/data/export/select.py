@@ -89,11 +89,11 @@ def in_version(example: Example, version: Trajectory) -> Example:
             steps[original.index] = remaining.pop().index
     ratings = []
     for rating in example.ratings:
-        own = rating.trajectory_id == example.id
-        index = rating.step_index if own else rating.other_step
+        is_subject = rating.trajectory_id == example.id
+        index = rating.step_index if is_subject else rating.other_step
         if index is None:
             ratings.append(rating)
-        elif index in steps and own:
+        elif index in steps and is_subject:
             ratings.append(replace(rating, step_index=steps[index]))
         elif index in steps:
             ratings.append(replace(rating, other_step=steps[index]))

@@ -158,6 +158,12 @@ class CheckpointStore:
             raise EngineUserError(f"there is no checkpoint {path}", "list them with: hermes engine adapters")
         return checkpoint
 
+    def is_current(self, checkpoint: Checkpoint) -> bool:
+        """Whether its path still has this checkpoint, not a newer one or none."""
+        with self._lock:
+            current = self._checkpoints.get(checkpoint.path)
+        return current is not None and current.created_s == checkpoint.created_s
+
     def folder(self, path: CheckpointPath) -> Path:
         """EngineUserError: a part of the path would lead out of its folder."""
         check_name(path.run_id)

@@ -110,8 +110,9 @@ async def _keep_house(state: EngineServerState) -> None:
         try:
             now_s = time.time()
             for checkpoint in state.store.expired(now_s):
-                await state.policies.copy_on_replace(checkpoint)
-                await asyncio.to_thread(state.store.delete, checkpoint, expired_by_s=now_s)
+                async with state.policies.replacement(checkpoint.path):
+                    await state.policies.copy_on_replace(checkpoint)
+                    await asyncio.to_thread(state.store.delete, checkpoint, expired_by_s=now_s)
             await state.policies.trim()
         except Exception:
             _logger.exception("housekeeping failed; it is retried")

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from hermes.engine.checkpoints.store import Checkpoint, CheckpointPath, CheckpointStore
 from hermes.engine.types import EngineUserError
@@ -39,9 +40,11 @@ class _PolicyRef:
     """None: not in memory."""
     folder: Path | None
     """Where the weights can be loaded from; None: in memory only."""
-    is_checkpoint: bool
-    """The folder belongs to the checkpoint store, which deletes it."""
+    checkpoint: Checkpoint | None = None
+    """Whose folder it is: the checkpoint store deletes and replaces it. None: the folder is ours."""
     references: int = 0
+    aliases: int = 0
+    """Aliases that refer to the weights now; such weights are never dropped."""
     running: int = 0
     """Samples in progress."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -57,31 +60,47 @@ class Policies:
         self._offload_dir = offload_dir
         self._refs: dict[str, _PolicyRef] = {}
         """Least recently used first."""
+        self._replacements: WeakValueDictionary[CheckpointPath, asyncio.Lock] = WeakValueDictionary()
+        """Locks that are in use."""
         shutil.rmtree(offload_dir, ignore_errors=True)
 
     def add_snapshot(self, key: str, policy_id: str) -> None:
         """Takes over a snapshot that is in memory only."""
-        self._refs[key] = _PolicyRef(policy_id, None, is_checkpoint=False)
+        self._refs[key] = _PolicyRef(policy_id, None)
 
     def add_checkpoint(self, checkpoint: Checkpoint, policy_id: str) -> None:
         """Takes over the snapshot that the checkpoint was written from."""
-        folder = self._store.folder(checkpoint.path)
-        self._refs[policy_key(checkpoint)] = _PolicyRef(policy_id, folder, is_checkpoint=True)
+        key = policy_key(checkpoint)
+        ref = self._refs.get(key)
+        if ref is None:
+            self._refs[key] = _PolicyRef(policy_id, self._store.folder(checkpoint.path), checkpoint)
+        elif ref.policy_id is None and not ref.lock.locked():  # its path was resolved since the commit
+            ref.policy_id = policy_id
+        else:
+            self._engine.drop_policy(policy_id)
 
     def checkpoint_key(self, path: CheckpointPath) -> str:
         """The key of the checkpoint that is at the path now. EngineUserError: there is none."""
-        key = policy_key(self._store.find(path))
+        checkpoint = self._store.find(path)
+        key = policy_key(checkpoint)
         if key not in self._refs:
-            self._refs[key] = _PolicyRef(None, self._store.folder(path), is_checkpoint=True)
+            self._refs[key] = _PolicyRef(None, self._store.folder(path), checkpoint)
         return key
 
-    def acquire(self, key: str) -> None:
-        """Keeps the policy until `release`."""
+    def acquire(self, key: str, *, alias: bool = False) -> None:
+        """Keeps the policy until `release`. `alias`: for a name that moves to newer weights."""
         self._refs[key].references += 1
+        self._refs[key].aliases += alias
 
-    def release(self, key: str) -> None:
+    def release(self, key: str, *, alias: bool = False) -> None:
         self._refs[key].references -= 1
+        self._refs[key].aliases -= alias
         self._drop_unused(key)
+
+    def replacement(self, path: CheckpointPath) -> asyncio.Lock:
+        """Held from `copy_on_replace` to the end of a replacement or deletion: of two saves under one name,
+        the second must see the weights of the first."""
+        return self._replacements.setdefault(path, asyncio.Lock())
 
     async def copy_on_replace(self, checkpoint: Checkpoint) -> None:
         """Called before a checkpoint is replaced or deleted: acquired weights are read into memory first."""
@@ -90,7 +109,7 @@ class Policies:
             return
         async with ref.lock:
             await self._load(ref)
-            ref.folder, ref.is_checkpoint = None, False
+            ref.folder = ref.checkpoint = None
 
     @contextlib.asynccontextmanager
     async def use(self, key: str) -> AsyncIterator[str]:
@@ -122,7 +141,11 @@ class Policies:
         copies = [
             ref
             for ref in self._refs.values()
-            if ref.folder is not None and not ref.is_checkpoint and ref.policy_id is None and not ref.running
+            if ref.folder is not None
+            and ref.checkpoint is None
+            and ref.policy_id is None
+            and not ref.running
+            and not ref.aliases
         ]
         for ref in copies[: max(0, len(copies) - MAX_ON_DISK)]:
             assert ref.folder is not None
@@ -147,6 +170,12 @@ class Policies:
                     "save weights that are needed later with a name, and open a new sampler",
                 )
             policy_id = await asyncio.wrap_future(self._engine.load_policy(ref.folder))
+            if ref.checkpoint is not None and not self._store.is_current(ref.checkpoint):
+                self._engine.drop_policy(policy_id)
+                raise EngineUserError(
+                    f"{ref.checkpoint.path} was replaced or deleted while it was requested",
+                    "request it again",
+                )
             ref.policy_id = policy_id
         return policy_id
 
@@ -154,12 +183,12 @@ class Policies:
         ref = self._refs.get(key)
         if ref is None or ref.references or ref.running or ref.lock.locked():
             return
-        if ref.is_checkpoint and ref.policy_id is not None:
+        if ref.checkpoint is not None and ref.policy_id is not None:
             return  # the checkpoint may be sampled again: `trim` decides when it leaves memory
         del self._refs[key]
         if ref.policy_id is not None:
             self._engine.drop_policy(ref.policy_id)
-        if ref.folder is not None and not ref.is_checkpoint:
+        if ref.folder is not None and ref.checkpoint is None:
             shutil.rmtree(ref.folder, ignore_errors=True)
 
 
@@ -185,14 +214,14 @@ class PolicyNames:
         """From now on `name` refers to the weights of `key`."""
         if name in self.base_names:
             raise EngineUserError(f"'{name}' is the base model", "choose another name for the policy")
-        self.policies.acquire(key)
+        self.policies.acquire(key, alias=name != key)
         self.drop(name)
         self._keys[name] = key
 
     def drop(self, name: str) -> None:
         key = self._keys.pop(name, None)
         if key is not None:
-            self.policies.release(key)
+            self.policies.release(key, alias=name != key)
 
     def names(self) -> list[str]:
         return [*self.base_names, *self._keys]

@@ -51,9 +51,9 @@ def _reachable_sums(supplies: Sequence[Supply], total: int) -> list[int]:
     for supply in supplies:
         reachable, left, chunk = sums[-1], min(supply.available, total // supply.size), 1
         while left > 0:  # chunks of 1, 2, 4, … groups give every number up to `left`
-            taken = min(chunk, left)
-            reachable |= reachable << taken * supply.size & mask
-            left -= taken
+            count = min(chunk, left)
+            reachable |= reachable << count * supply.size & mask
+            left -= count
             chunk *= 2
         sums.append(reachable)
     return sums

@@ -81,8 +81,9 @@ class CheckpointRoutes:
 
     async def delete(self, request: Request) -> Response:
         checkpoint = requested_checkpoint(self._store, request)
-        await self._state.policies.copy_on_replace(checkpoint)
-        await asyncio.to_thread(self._store.delete, checkpoint)
+        async with self._state.policies.replacement(checkpoint.path):
+            await self._state.policies.copy_on_replace(checkpoint)
+            await asyncio.to_thread(self._store.delete, checkpoint)
         return Response(status_code=204)
 
     async def publish(self, request: Request) -> Response:

@@ -25,7 +25,7 @@ from hermes.engine.checkpoints.store import (
     check_ttl,
 )
 from hermes.engine.server.aliases import alias_in
-from hermes.engine.server.policies import LATEST_POLICY
+from hermes.engine.server.policies import LATEST_POLICY, policy_key
 from hermes.engine.server.responses import read_body
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
@@ -117,7 +117,7 @@ class SavingRoutes:
             self._engine.drop_policy(policy_id)
             raise
         self._state.policies.add_checkpoint(checkpoint, policy_id)
-        self._publish(model, number, body, self._state.policies.checkpoint_key(path))
+        self._publish(model, number, body, policy_key(checkpoint))
         return json_payload({"path": str(path), "type": "save_weights_for_sampler"})
 
     async def _export(self, model: Model, body: schema.SaveExternal, snapshot: Future[str]) -> Payload:
@@ -162,17 +162,18 @@ class SavingRoutes:
             await asyncio.wrap_future(write(draft))
             if finish is not None:
                 await asyncio.to_thread(finish, draft)
-            for checkpoint in store.checkpoints(path.run_id):
-                if checkpoint.path == path:
-                    await self._state.policies.copy_on_replace(checkpoint)
-            return await asyncio.to_thread(
-                store.commit,
-                path,
-                draft,
-                user_metadata=body.user_metadata,
-                ttl_s=body.ttl_seconds,
-                overwrite=body.overwrite,
-            )
+            async with self._state.policies.replacement(path):
+                for checkpoint in store.checkpoints(path.run_id):
+                    if checkpoint.path == path:
+                        await self._state.policies.copy_on_replace(checkpoint)
+                return await asyncio.to_thread(
+                    store.commit,
+                    path,
+                    draft,
+                    user_metadata=body.user_metadata,
+                    ttl_s=body.ttl_seconds,
+                    overwrite=body.overwrite,
+                )
         except BaseException:
             store.discard(draft)
             raise
