@@ -16,10 +16,14 @@ from hermes.cli.compress.options import CompressOptions
 from hermes.cli.data.export import ExportOptions, export
 from hermes.cli.main import cli
 from hermes.cli.options import FilterOptions
-from hermes.cli.train.command import grpo, ppo, sft
+from hermes.cli.train.command import grpo, ppo, rlhf, sft
 from hermes.cli.train.options import RlOptions, SftOptions
+from hermes.cli.train.preference import dpo, kto
+from hermes.cli.train.preference_run import DpoOptions, KtoOptions
+from hermes.cli.train.rlhf import RlhfOptions
 
 _FILTERS = {field.name for field in fields(FilterOptions)}
+_RLHF = {field.name for field in fields(RlhfOptions)}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,10 @@ _FILTERS = {field.name for field in fields(FilterOptions)}
         (export, ExportOptions, {"listing", *_FILTERS}, {"filters"}),
         (sft, SftOptions, _FILTERS, {"filters"}),
         (grpo, RlOptions, {"config_file", "group_size"}, set()),
-        (ppo, RlOptions, {"config_file", "group_size"}, {"loss"}),
+        (ppo, RlOptions, {"config_file", "group_size", *_RLHF, *_FILTERS}, {"loss"}),
+        (rlhf, RlOptions, {"config_file", "group_size", *_RLHF, *_FILTERS}, {"loss"}),
+        (dpo, DpoOptions, _FILTERS, {"filters"}),
+        (kto, KtoOptions, _FILTERS, {"filters"}),
     ],
 )
 def test_every_parameter_has_its_field(

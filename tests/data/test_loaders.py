@@ -223,7 +223,9 @@ def test_kto_trainer_takes_the_thumbs(
     tokenizer, model = bundled
     tokenizer.chat_template = masking_template(tokenizer)
     rows = written(reader, tmp_path / "data.parquet", "trl-unpaired", ToolCallStyle.TEXT)
-    assert [row["label"] for row in rows] == [True, False, True, False, True, False]
+    # Of each try with tools the turn and two of its steps are rated; the thumb and the step of a plain answer
+    # are about the same message.
+    assert [row["label"] for row in rows] == [*[*[True] * 3, *[False] * 3] * 2, True, False]
     trainer = KTOTrainer(
         model=model(),
         ref_model=model(),
@@ -241,7 +243,7 @@ def test_kto_trainer_takes_the_thumbs(
     )
     assert sorted(made["label"] for made in trainer.train_dataset) == sorted(row["label"] for row in rows)
     texts = [tokenizer.decode(made["completion_ids"]) for made in trainer.train_dataset]
-    assert sum("<tool_call>" in text for text in texts) == 4
+    assert sum("<tool_call>" in text for text in texts) == 4 + 4, "four turns, and the call of each by itself"
 
 
 def test_reward_trainer_takes_the_pairs(

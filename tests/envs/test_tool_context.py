@@ -21,7 +21,7 @@ from hermes.config.load import load
 from hermes.core import Message, Source, ToolCall, Trajectory
 from hermes.envs.agent.grading import grade, uses_results_directly, validate_reward
 from hermes.envs.agent.result import AgentResult, read_result
-from hermes.envs.agent.scripted import ScriptedChat
+from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.rewards.result import RewardResult
 from hermes.errors import SandboxError, UsageError
@@ -46,7 +46,7 @@ async def rollout(
     """A rollout in which these turns were said, at its end and with its sandbox still there."""
     environ = {"HERMES_HOME": str(home), "PATH": os.environ["PATH"], "HOME": str(home)}
     config = load(settings, environ)
-    model = ScriptedChat(said)
+    model = ScriptedPolicy(said).rollout_model(None)
     with open_writer(config) as writer:
         header = new_header(Source.ENV, model)
         async with open_agent(config, writer, model, header, RolloutPlan(toolsets=toolsets)) as loop:

@@ -22,8 +22,8 @@ def scripted(number: int) -> dict[str, object]:
     tokens = [[259 + number % 200, 300 + index, 310] for index in range(BATCH)]
     stated = [[-6.0, -6.0, -6.0]] * BATCH
     scores = [float(number), *[0.0] * (BATCH - 1)]
-    # At another temperature logprobs are not compared: these are made up.
-    return group(tokens, stated, scores, generation_params={"temperature": 2.0})
+    # With a penalty the logprobs cannot be computed again, so these, which are made up, are not audited.
+    return group(tokens, stated, scores, generation_params={"repetition_penalty": 1.1})
 
 
 @pytest.fixture

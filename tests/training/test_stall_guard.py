@@ -40,7 +40,7 @@ def test_a_sampler_that_never_follows_ends_the_run_with_the_reason(
     make_run: MakeRun, environment: Environment
 ) -> None:
     run = make_run()
-    change = always_the_first()
+    change = always_the_first(environment)
     with pytest.raises(HermesError, match=r"10 batches in a row .*8 sequences: sampled too many") as caught:
         trained(run, environment, change, steps=20, rules=BatchConfig(max_staleness=1))
     assert "newest weights" in caught.value.hint and len(metrics(run.folder)) == 2 + 9

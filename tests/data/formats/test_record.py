@@ -30,7 +30,8 @@ from hermes.data.export.select import TrajectorySelection
 from hermes.data.formats.record import FORMAT, to_row
 from hermes.data.importing import Imported, import_files
 from hermes.data.redaction.redact import RedactionLevel
-from hermes.store import Reader, Record, RefusedError, Writer
+from hermes.errors import UsageError
+from hermes.store import Reader, Record, Writer
 from tests import records
 from tests.cli.process import hermes
 from tests.data.formats.made_records import whole_records
@@ -279,9 +280,10 @@ def test_a_row_that_is_no_record_is_refused_with_the_place(
 def test_a_record_that_fails_halfway_leaves_nothing(recorded: Path, tmp_path: Path) -> None:
     with Reader(recorded) as reader:
         record = reader.record(next(iter(reader.trajectories())))
-    twice = replace(record, ratings=(record.ratings[0], record.ratings[0]))
+    contradicting = replace(record.ratings[0], value=-record.ratings[0].value, comment="another event")
+    twice = replace(record, ratings=(record.ratings[0], contradicting))
     with Writer(tmp_path / "other.db") as writer:
-        with pytest.raises(RefusedError, match="cannot be stored"):
+        with pytest.raises(UsageError, match="stored already, with another content"):
             writer.restore(twice).result()
         writer.restore(record).result()
     with Reader(tmp_path / "other.db") as reader:
