@@ -37,7 +37,8 @@ for process in /proc/[0-9]*; do
   read -r stat 2> /dev/null < "$process/stat" || continue
   set -- ${stat##*) }
   [ "${20:-x}" -ge 0 ] 2> /dev/null || continue
-  if [ -z "$oldest" ] || [ "${20}" -lt "$oldest" ]; then oldest=${20} main=$pid; fi
+  if [ -z "$oldest" ] || [ "${20}" -lt "$oldest" ] ||
+    { [ "${20}" -eq "$oldest" ] && [ "$pid" -lt "$main" ]; }; then oldest=${20} main=$pid; fi
 done
 for pass in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
   alive=
@@ -52,7 +53,10 @@ for pass in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
 done
 exit 1
 """
-"""Kills everything but the container's first processes: init, and the one that has run longest."""
+"""Kills everything but the container's first processes: init, and the one that has run longest.
+
+Of processes that started in the same clock tick it is the one with the lowest number.
+"""
 
 
 def run_argv(
