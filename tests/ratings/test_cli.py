@@ -176,6 +176,8 @@ def test_the_same_over_http(tmp_path: Path, ids: list[str]) -> None:
         ):
             refused = client.post("/ratings", json=body)
             assert refused.status_code == 400 and reason in refused.json()["error"]
+        large = client.post("/ratings", content=b" " * (2 << 20))
+        assert large.status_code == 400 and "more than 1048576 bytes" in large.json()["error"]
         assert client.post("/queues", json={"name": "q", "rated_too": True}).json() == {"added": 3}
         item = client.post("/queues/q/next", json={"rater": "bob"}).json()["item"]
         client.post("/queues/q/release", json={"rater": "bob", "item": item["item"], "skip": True})

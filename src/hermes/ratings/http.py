@@ -15,7 +15,6 @@ A request that makes no sense is answered with 400, {"error", "hint"}; nothing i
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -31,6 +30,7 @@ from hermes.ratings import agreement
 from hermes.ratings.desk import RatingDesk
 from hermes.ratings.draft import RatingDraft, to_json
 from hermes.ratings.settings import QueueRule, QueueSettings, RatingMode
+from hermes.serving.json_body import read_json_object
 from hermes.store import Reader
 
 _MOST_BYTES = 1 << 20
@@ -41,11 +41,11 @@ def rating_router(desk: RatingDesk, db: Path) -> Router:
     """Mount it under any prefix. Every call runs in a thread: a rating waits for the disk."""
 
     async def record(request: Request) -> JSONObject:
-        draft = RatingDraft.from_json(await _body(request))
+        draft = RatingDraft.from_json(await read_json_object(request, _MOST_BYTES))
         return {"rating": to_json(await asyncio.to_thread(desk.record, draft))}
 
     async def undo(request: Request) -> JSONObject:
-        body = await _body(request)
+        body = await read_json_object(request, _MOST_BYTES)
         rater, event_id = _text(body, "rater"), _text(body, "id", optional=True)
         rating_id = request.path_params["rating_id"]
         event = await asyncio.to_thread(desk.undo, rating_id, rater or "", event_id=event_id)
@@ -63,18 +63,18 @@ def rating_router(desk: RatingDesk, db: Path) -> Router:
 
     async def queues(request: Request) -> JSONObject:
         if request.method == "POST":
-            name, settings = _queue_settings(await _body(request))
+            name, settings = _queue_settings(await read_json_object(request, _MOST_BYTES))
             return {"added": await asyncio.to_thread(desk.create_queue, name, settings)}
         progress = await asyncio.to_thread(lambda: [desk.progress(name) for name in desk.queues()])
         return {"queues": [asdict(entry) for entry in progress]}
 
     async def next_item(request: Request) -> JSONObject:
-        rater = _text(await _body(request), "rater") or ""
+        rater = _text(await read_json_object(request, _MOST_BYTES), "rater") or ""
         item = await asyncio.to_thread(desk.next_item, request.path_params["name"], rater)
         return {"item": None if item is None else asdict(item)}
 
     async def release(request: Request) -> JSONObject:
-        body = await _body(request)
+        body = await read_json_object(request, _MOST_BYTES)
         rater, item = _text(body, "rater") or "", _text(body, "item") or ""
         skip = body.get("skip") is True
         await asyncio.to_thread(desk.release, request.path_params["name"], item, rater, skip=skip)
@@ -150,19 +150,6 @@ def _queue_settings(body: JSONObject) -> tuple[str, QueueSettings]:
         return _text(body, "name") or "", QueueSettings(**values)
     except (ValueError, TypeError) as error:
         raise UsageError(f"the settings of the queue are not understood: {error}") from error
-
-
-async def _body(request: Request) -> JSONObject:
-    raw = await request.body()
-    if len(raw) > _MOST_BYTES:
-        raise UsageError(f"the request has {len(raw)} bytes; at most {_MOST_BYTES} are read")
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the request is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise UsageError("the request is not a JSON object")
-    return body
 
 
 def _text(body: JSONObject, name: str, *, optional: bool = False) -> str | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from hermes.data.formats.turns import from_messages, from_tools
 from hermes.errors import HermesError, UsageError
 from hermes.safety.access import HttpAccessPolicy, TokenScheme, policy_for
 from hermes.serving import listen, run_event_loop, serve_until_signal
+from hermes.serving.json_body import read_json_object
 from hermes.training.preference.reward_model import AnswerScore, RewardScorer
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def build_app(scorer: RewardScorer, name: str, policy: HttpAccessPolicy) -> Star
     from starlette.routing import Route
 
     async def pooling(request: Request) -> Response:
-        scores = await _scores(scorer, [await _body(request)])
+        scores = await _scores(scorer, [await read_json_object(request, _MOST_BYTES)])
         data = [{"index": 0, "object": "pooling", "data": [scores[0].score], "spread": scores[0].spread}]
         return JSONResponse({"object": "list", "model": name, "data": data})
 
     async def score(request: Request) -> Response:
-        body = await _body(request)
+        body = await read_json_object(request, _MOST_BYTES)
         conversations = body.get("conversations")
         if not isinstance(conversations, list) or not conversations:
             raise UsageError("'conversations' is not a list with at least one conversation")
@@ -111,19 +111,6 @@ def build_app(scorer: RewardScorer, name: str, policy: HttpAccessPolicy) -> Star
             Route("/v1/models", guarded(models)),
         ]
     )
-
-
-async def _body(request: Request) -> JSONObject:
-    raw = await request.body()
-    if len(raw) > _MOST_BYTES:
-        raise UsageError(f"the request has {len(raw)} bytes; at most {_MOST_BYTES} are read")
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the request is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise UsageError("the request is not a JSON object")
-    return body
 
 
 async def _scores(scorer: RewardScorer, conversations: list[Any]) -> list[AnswerScore]:
