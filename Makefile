@@ -40,7 +40,7 @@ test: setup system-packages check
 
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
-	$(BIN)/pytest -n 2
+	HERMES_EXPLORE=1 $(BIN)/pytest -n 2
 
 # In an environment of its own under .compat: the cookbook pins an older transformers.
 compat: setup

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from hermes.models.local.bundled import prepare, read_manifest
@@ -22,7 +23,16 @@ CONVERT += "prepare(Path(sys.argv[1]), lambda line: print(line, flush=True))"
 
 
 def pytest_configure() -> None:
-    """Undoes two things that the processes which tests start would inherit."""
+    """Fixes the examples of property tests; undoes two things that child processes would inherit.
+
+    `make test` must give one answer for one commit, so Hypothesis derives few examples from the
+    test itself. `make nightly` sets HERMES_EXPLORE and draws new ones; what fails there becomes an `@example`.
+    """
+    if "HERMES_EXPLORE" not in os.environ:
+        hypothesis.settings.register_profile(
+            "repeatable", derandomize=True, database=None, max_examples=30, deadline=None
+        )
+        hypothesis.settings.load_profile("repeatable")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of them read what is compiled once
     sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell does for what runs in its background

@@ -59,7 +59,9 @@ class Redactor:
         redacted = self._replace(text)
         if redacted != text and _is_json(text) and not _is_json(redacted):
             # A match crossed JSON's punctuation: redact inside the values instead.
-            values = json.loads(text, parse_int=_NumberText, parse_float=_NumberText)
+            values = json.loads(
+                text, parse_int=_NumberText, parse_float=_NumberText, parse_constant=_NumberText
+            )
             return json.dumps(self._json(values), ensure_ascii=False, separators=(",", ":"))
         return redacted
 
@@ -117,7 +119,7 @@ class Redactor:
 
 
 class _NumberText(str):
-    """A number of a JSON text, as it is written there."""
+    """A number of a JSON text as it is written there, `Infinity` and `NaN` included."""
 
 
 class _Pattern(Protocol):
