@@ -25,8 +25,8 @@ CONVERT += "prepare(Path(sys.argv[1]), lambda line: print(line, flush=True))"
 def pytest_configure() -> None:
     """Fixes the examples of property tests; undoes two things that child processes would inherit.
 
-    `make test` must give one answer for one commit, so Hypothesis derives few examples from the
-    test itself. `make nightly` sets HERMES_EXPLORE and draws new ones; what fails there becomes an `@example`.
+    `make test` must give one answer for one commit, so Hypothesis derives few examples from the test
+    itself. `make nightly` sets HERMES_EXPLORE and draws new ones; what fails there becomes an `@example`.
     """
     if "HERMES_EXPLORE" not in os.environ:
         hypothesis.settings.register_profile(
