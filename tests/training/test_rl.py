@@ -12,9 +12,9 @@ import pytest
 
 from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.doctor import diagnose
+from hermes.serving.trajectory_api import TrajectoryApiError
 from hermes.training.checkpoints import exclusive_lock
 from hermes.training.data.advantages import Baseline
-from hermes.training.data.api import TrajectoryApiError
 from hermes.training.data.batch import BatchConfig
 from hermes.training.monitor.sinks import JsonLines, Sinks
 from hermes.training.rl import RlTrainerConfig, RunServices, train

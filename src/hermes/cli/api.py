@@ -78,8 +78,8 @@ def api(
     import os
 
     from hermes.rollouts.intake import IntakeLimits
-    from hermes.rollouts.security import TOKEN_VARIABLE
     from hermes.rollouts.server import TrajectoryServerOptions, serve
+    from hermes.serving.trajectory_api import TOKEN_VARIABLE
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     limits = IntakeLimits(

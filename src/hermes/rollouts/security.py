@@ -10,8 +10,7 @@ import binascii
 import hmac
 
 from hermes.safety.access import Headers, TokenScheme
-
-TOKEN_VARIABLE = "HERMES_API_TOKEN"
+from hermes.serving.trajectory_api import TOKEN_VARIABLE
 
 
 def _has_token(headers: Headers, token: str) -> bool:

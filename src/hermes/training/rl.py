@@ -19,8 +19,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from hermes.core.json import JSONObject
+from hermes.serving.trajectory_api import DEFAULT_URL
 from hermes.training.checkpoints import StateFile, exclusive_lock
-from hermes.training.data.api import DEFAULT_URL, LEASE_S, LeasedBatch, NoBatch, TrainerApi
+from hermes.training.data.api import LEASE_S, LeasedBatch, NoBatch, TrainerApi
 from hermes.training.data.batch import BatchConfig, TrainBatch, prepare, with_penalty
 from hermes.training.data.correction import IMPORTANCE_SAMPLING
 from hermes.training.data.waiting import ENV_PATIENCE_S, BatchWait, NoEnvironmentError

@@ -88,8 +88,8 @@ def train_rl(
 ) -> None:
     """Trains and prints the result; see `RlTrainerConfig` and `RunServices`."""
     from hermes.config.providers import trajectory_api_url
+    from hermes.serving.trajectory_api import DEFAULT_URL
     from hermes.training.data.advantages import Baseline
-    from hermes.training.data.api import DEFAULT_URL
     from hermes.training.data.batch import BatchConfig
     from hermes.training.monitor.eval_watcher import EvalWatcher
     from hermes.training.rl import RlTrainerConfig, RunServices, train

@@ -1,42 +1,21 @@
 """An HTTP client for the trajectory API as environments use it: one connection pool, gzip, typed errors.
 
-Requests are not retried. The caller decides about a retry by the fields of `ApiRequestError`.
+Requests are not retried. The caller decides about a retry by the fields of `TrajectoryApiError`.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
-import os
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from hermes.envs.groups import encode
-from hermes.errors import HermesError
+from hermes.serving.trajectory_api import TIMEOUT_S, auth_headers, parse_response, translated_errors
 
 if TYPE_CHECKING:
     import httpx2
 
-TOKEN_VARIABLE = "HERMES_API_TOKEN"
-_TIMEOUT_S = 60.0
 _MIN_COMPRESSED_BYTES = 1024
-
-
-class ApiRequestError(HermesError):
-    """A request to the trajectory API failed."""
-
-    def __init__(
-        self, message: str, hint: str = "", *, status: int | None = None, retry_after_s: float | None = None
-    ) -> None:
-        super().__init__(message, hint)
-        self.status = status
-        """The HTTP status; None: there was no response."""
-        self.retry_after_s = retry_after_s
-
-    @property
-    def retryable(self) -> bool:
-        """Whether a later attempt may succeed: the API is not reachable, busy, or failed internally."""
-        return self.status is None or self.status == 429 or self.status >= 500
 
 
 class TrajectoryClient:
@@ -76,57 +55,22 @@ class TrajectoryClient:
     ) -> dict[str, Any]:
         import asyncio
 
-        import httpx2
-
         content, all_headers = b"", dict(headers or {})
         if body is not None:
             content, encoding = await asyncio.to_thread(_encode_body, body)
             all_headers |= {"Content-Type": "application/json", **encoding}
-        try:
+        with translated_errors(self.url):
             response = await self._connect().request(
                 method, self.url + path, content=content, headers=all_headers
             )
-        except httpx2.InvalidURL as error:
-            raise ApiRequestError(f"'{self.url}' is not a URL: {error}.", _HINT, status=400) from error
-        except httpx2.UnsupportedProtocol as error:
-            raise ApiRequestError(f"'{self.url}' is not an http URL.", _HINT, status=400) from error
-        except httpx2.HTTPError as error:
-            cause = str(error) or type(error).__name__
-            raise ApiRequestError(
-                f"no response from the trajectory API at {self.url}: {cause}.", _HINT
-            ) from error
-        return self._parse(path, response)
+        return parse_response(self.url, path, response)
 
     def _connect(self) -> httpx2.AsyncClient:
         if self._session is None:
             import httpx2
 
-            token = os.environ.get(TOKEN_VARIABLE)
-            headers = {"Authorization": f"Bearer {token}"} if token else {}
-            self._session = httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+            self._session = httpx2.AsyncClient(headers=auth_headers(), timeout=TIMEOUT_S, trust_env=False)
         return self._session
-
-    def _parse(self, path: str, response: httpx2.Response) -> dict[str, Any]:
-        if response.status_code >= 400:
-            raise ApiRequestError(
-                f"the trajectory API at {self.url} responded to {path} with {response.status_code}: "
-                f"{response.text[:500]}",
-                f"It requires a token: set {TOKEN_VARIABLE}." if response.status_code == 401 else "",
-                status=response.status_code,
-                retry_after_s=_parse_seconds(response.headers.get("retry-after")),
-            )
-        try:
-            body = json.loads(response.content)
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            raise ApiRequestError(
-                f"the server at {self.url}{path} is not a trajectory API.", _HINT, status=response.status_code
-            )
-        return body
-
-
-_HINT = "Start it with 'hermes api', or set --env.rollout_server_url or RL_API_URL to its address."
 
 
 def new_key() -> str:
@@ -138,10 +82,3 @@ def _encode_body(body: Any) -> tuple[bytes, dict[str, str]]:
     if len(content) < _MIN_COMPRESSED_BYTES:
         return content, {}
     return gzip.compress(content, compresslevel=1), {"Content-Encoding": "gzip"}
-
-
-def _parse_seconds(text: str | None) -> float | None:
-    try:
-        return None if text is None else max(0.0, float(text))
-    except ValueError:
-        return None

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.groups import encode
-from hermes.envs.modes.api_client import ApiRequestError, TrajectoryClient, new_key
+from hermes.envs.modes.api_client import TrajectoryClient, new_key
 from hermes.models.remote.retry import RetryPolicy, pause_s
+from hermes.serving.trajectory_api import TrajectoryApiError
 
 if TYPE_CHECKING:
     from hermes.envs.config import BaseEnvConfig
@@ -93,7 +94,7 @@ class ApiSession:
                 return await self._request_with_retry(
                     partial(self.client.status_env, env_id), final=(404, 500)
                 )
-            except ApiRequestError as error:
+            except TrajectoryApiError as error:
                 if error.status not in (404, 500):
                     raise
                 # Atropos's own API responds with 500 where 404 is meant.
@@ -138,7 +139,7 @@ class ApiSession:
         if self.env_id is not None and not immediate:
             try:
                 await asyncio.wait_for(self.client.disconnect_env(self.env_id), _DISCONNECT_TIMEOUT_S)
-            except (ApiRequestError, TimeoutError) as error:
+            except (TrajectoryApiError, TimeoutError) as error:
                 logger.info("could not disconnect from the trajectory API: %s", error)
         await self.client.close()
 
@@ -149,7 +150,7 @@ class ApiSession:
                 group["env_id"] = env_id
             try:
                 response = await self._request_with_retry(lambda: self.client.post_groups(groups, key))
-            except ApiRequestError as error:
+            except TrajectoryApiError as error:
                 if error.status == 404 and env_id is not None:
                     await self.register(lost_id=env_id)
                     continue
@@ -183,7 +184,7 @@ class ApiSession:
         while True:
             try:
                 response = await request()
-            except ApiRequestError as error:
+            except TrajectoryApiError as error:
                 self._reached = self._reached or error.status is not None
                 if not error.retryable or error.status in final:
                     raise

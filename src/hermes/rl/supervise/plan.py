@@ -24,8 +24,8 @@ from hermes.rl.run import RlRun, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process import HERMES, ProcessSpec, fetch_json
+from hermes.serving.trajectory_api import TOKEN_VARIABLE
 from hermes.training.checkpoints import StateFile
-from hermes.training.data.api import TOKEN_VARIABLE
 from hermes.training.rl import PLATEAU
 from hermes.training.service.token_meter import read_tokens
 

@@ -9,46 +9,36 @@ trainer, however long a step takes.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.core.json import JSONObject
-from hermes.errors import HermesError
+from hermes.serving.trajectory_api import (
+    TIMEOUT_S,
+    TrajectoryApiError,
+    auth_headers,
+    parse_response,
+    translated_errors,
+)
 
 if TYPE_CHECKING:
     import httpx2
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-TOKEN_VARIABLE = "HERMES_API_TOKEN"
 LEASE_S = 600.0
 """A batch whose trainer has stopped renewing its lease is served again after this long, under its own id."""
 _RENEWALS_PER_LEASE = 4
 """How often a lease is renewed within its time, so that a few lost requests do no harm."""
 NO_LEASE = 0
 """The lease id of a batch from an API without leases (the original): it is served only once."""
-_TIMEOUT_S = 60.0
 _RENEWAL_TIMEOUT_S = 10.0
 """Short, because the end of a run waits for a renewal in progress."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-_HINT = "start it with: hermes api; --api-url or RL_API_URL names another address"
-
 
 logger = logging.getLogger(__name__)
-
-
-class TrajectoryApiError(HermesError):
-    """The trajectory API cannot be reached, or refused a request."""
-
-    def __init__(self, message: str, hint: str = "", *, status: int | None = None) -> None:
-        super().__init__(message, hint)
-        self.status = status
-        """The HTTP status; None: no response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,54 +163,21 @@ class TrainerApi:
             try:
                 return self._send(method, path, body)
             except TrajectoryApiError as error:
-                transient = error.status is None or error.status == 429 or error.status >= 500
-                if not transient or time.monotonic() + pause_s > deadline_s:
+                if not error.retryable or time.monotonic() + pause_s > deadline_s:
                     raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _send(
-        self, method: str, path: str, body: JSONObject | None, timeout_s: float = _TIMEOUT_S
+        self, method: str, path: str, body: JSONObject | None, timeout_s: float = TIMEOUT_S
     ) -> JSONObject:
-        with self._errors():
+        with translated_errors(self.url):
             response = self._open().request(method, self.url + path, json=body, timeout=timeout_s)
-        if response.status_code >= 400:
-            is_auth_error = response.status_code in (401, 403)
-            raise TrajectoryApiError(
-                f"the trajectory API at {self.url} returned {response.status_code} for {path}: "
-                f"{response.text[:300]}",
-                f"it requires a token: set {TOKEN_VARIABLE}" if is_auth_error else "",
-                status=response.status_code,
-            )
-        try:
-            content: Any = response.json()
-        except ValueError:
-            content = None
-        if not isinstance(content, dict):
-            raise TrajectoryApiError(f"the server at {self.url} is not a trajectory API", _HINT, status=400)
-        return content
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        import httpx2
-
-        try:
-            yield
-        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise TrajectoryApiError(
-                f"'{self.url}' is not an address: {error}", f"write it like {DEFAULT_URL}", status=400
-            ) from error
-        except httpx2.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise TrajectoryApiError(
-                f"no response from the trajectory API at {self.url}: {reason}", _HINT
-            ) from error
+        return parse_response(self.url, path, response)
 
     def _open(self) -> httpx2.Client:
         if self._session is None:
             import httpx2
 
-            token = os.environ.get(TOKEN_VARIABLE)
-            headers = {"Authorization": f"Bearer {token}"} if token else {}
-            self._session = httpx2.Client(headers=headers, trust_env=False)
+            self._session = httpx2.Client(headers=auth_headers(), trust_env=False)
         return self._session
