@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from hermes.core import JSONObject, canonical_json, content_hash
+from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.envs.rewards.text import words
 from hermes.envs.rewards.verdicts import Verdicts
@@ -72,6 +73,7 @@ class Judge:
         self._verdicts = verdicts or Verdicts()
         self._in_flight: dict[str, asyncio.Task[RewardResult]] = {}
 
+    @accepts_former(answer="response")
     async def grade(self, question: Question, response: str) -> RewardResult:
         """The judge's verdict; the heuristic's if there is no judge or its reply cannot be used."""
         if not words(question.reference):
@@ -120,6 +122,7 @@ def remove_judge_instructions(response: str) -> str:
     ).strip()
 
 
+@accepts_former(answer="response")
 def heuristic(question: Question, response: str) -> float:
     """F1 of the response's words against the reference's.
 

@@ -12,6 +12,7 @@ import logging
 import re
 from typing import Any
 
+from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.number import final_number, read_number
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
@@ -28,6 +29,7 @@ class MathGrader:
     def __init__(self, timeout_s: float = 10.0) -> None:
         self._worker = GraderProcess("hermes.envs.rewards.mathematics", timeout_s)
 
+    @accepts_former(answer="response")
     def grade(self, response: str, expected: str) -> RewardResult:
         """1 if the final answer of the response equals the expected one."""
         expected_number = read_number(expected)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 from hermes.envs.rewards.text import normalised
 
@@ -30,6 +31,7 @@ def final_number(text: str) -> Fraction | None:
     return numbers[-1] if numbers else None
 
 
+@accepts_former(answer="response")
 def numeric(response: str, expected: str, *, tolerance: float = 0.0) -> RewardResult:
     """1 if the final number of the response is the expected one, within a relative tolerance."""
     expected_number = read_number(expected)
