@@ -74,11 +74,15 @@ class ProviderSettings(_Section):
 
 
 class SamplingSettings(_Section):
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, description="unset: the server's default")
+    top_p: float | None = Field(
+        default=None, gt=0, le=1, description="sample among the likeliest tokens with this share together"
+    )
+    top_k: int | None = Field(default=None, ge=1, description="sample among this many likeliest tokens")
     max_tokens: int | None = Field(default=None, ge=1, description="longest completion of one call")
-    reasoning_effort: str | None = None
+    reasoning_effort: str | None = Field(
+        default=None, description="sent to models that think: low, medium, high"
+    )
 
 
 class LimitSettings(_Section):
@@ -100,10 +104,12 @@ class SandboxSettings(_Section):
     )
     network: bool = Field(default=False, description="allow network access inside an isolating sandbox")
     image: str = Field(default="python:3.11-slim", description="container image for docker")
-    memory_mb: int = Field(default=2048, ge=64)
-    max_processes: int = Field(default=256, ge=8)
+    memory_mb: int = Field(default=2048, ge=64, description="memory of the commands of one sandbox")
+    max_processes: int = Field(default=256, ge=8, description="processes and threads at one time")
     cpu_s: int = Field(default=600, ge=1, description="CPU seconds one command may use")
-    command_timeout_s: float = Field(default=120.0, gt=0)
+    command_timeout_s: float = Field(
+        default=120.0, gt=0, description="wall clock of one command in the foreground"
+    )
 
 
 class ApprovalSettings(_Section):
@@ -114,8 +120,10 @@ class ApprovalSettings(_Section):
 
 
 class WebSettings(_Section):
-    search_backend: Literal["auto", "searxng", "brave", "tavily"] = "auto"
-    searxng_url: str | None = None
+    search_backend: Literal["auto", "searxng", "brave", "tavily"] = Field(
+        default="auto", description="auto: the first of them that has an address or a key"
+    )
+    searxng_url: str | None = Field(default=None, description="address of a SearXNG server of yours")
     allow_hosts: tuple[str, ...] = Field(
         default=(), description="hosts (name or name:port) exempt from the private-address guard"
     )
@@ -140,7 +148,7 @@ class MemorySettings(_Section):
     enabled: bool = Field(
         default=True, description="whether interactive chat has a memory; batch and environments never do"
     )
-    max_facts: int = Field(default=40, ge=1, le=1_000)
+    max_facts: int = Field(default=40, ge=1, le=1_000, description="facts that are kept at one time")
     max_fact_chars: int = Field(default=300, ge=20, le=4_000, description="longest fact")
 
 
@@ -151,10 +159,12 @@ class MediaSettings(_Section):
 
 class McpServerSettings(_Section):
     command: str | None = Field(default=None, description="program of a stdio server")
-    args: tuple[str, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict, repr=False)
+    args: tuple[str, ...] = Field(default=(), description="arguments of the command")
+    env: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="its variables; ${NAME} takes a stored value"
+    )
     url: str | None = Field(default=None, description="address of an HTTP server; exclusive with command")
-    timeout_s: float = Field(default=60.0, gt=0)
+    timeout_s: float = Field(default=60.0, gt=0, description="longest a call of one of its tools may take")
 
     @model_validator(mode="after")
     def _check_transport(self) -> McpServerSettings:
@@ -166,8 +176,8 @@ class McpServerSettings(_Section):
 class PriceSettings(_Section):
     """US dollars per million tokens."""
 
-    input: float = Field(ge=0)
-    output: float = Field(ge=0)
+    input: float = Field(ge=0, description="USD for a million prompt tokens")
+    output: float = Field(ge=0, description="USD for a million completion tokens")
     cached_input: float | None = Field(default=None, ge=0, description="unset: the input price")
     cache_write: float | None = Field(default=None, ge=0, description="unset: the input price")
 
@@ -217,7 +227,9 @@ class RlSettings(_Section):
 
 class Settings(_Section):
     model: str = Field(default="hermes/smollm2", description="default model, as provider/name")
-    providers: dict[str, ProviderSettings] = Field(default_factory=dict)
+    providers: dict[str, ProviderSettings] = Field(
+        default_factory=dict, description="further model servers, and changes to the known ones"
+    )
     sampling: SamplingSettings = SamplingSettings()
     limits: LimitSettings = LimitSettings()
     toolsets: tuple[str, ...] = Field(
@@ -246,6 +258,10 @@ class Settings(_Section):
     hub: HubSettings = HubSettings()
     memory: MemorySettings = MemorySettings()
     media: MediaSettings = MediaSettings()
-    mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
-    prices: dict[str, PriceSettings] = Field(default_factory=dict)
+    mcp_servers: dict[str, McpServerSettings] = Field(
+        default_factory=dict, description="MCP servers whose tools the agent may call"
+    )
+    prices: dict[str, PriceSettings] = Field(
+        default_factory=dict, description="prices by provider/name, for costs and limits.max_cost_usd"
+    )
     rl: RlSettings = RlSettings()
