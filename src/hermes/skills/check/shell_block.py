@@ -18,8 +18,16 @@ from hermes.safety.shell import split
 from hermes.skills.check.names import AbsentTarget, NameIndex
 from hermes.skills.check.options import OptionIndex
 
-HermesCommands = Callable[[list[str]], str | None]
-"""The words after `hermes` → what is wrong with them, or None."""
+
+@dataclass(frozen=True, slots=True)
+class HermesCommands:
+    """The command line of Hermes, which lies above this package."""
+
+    check: Callable[[list[str]], str | None]
+    """The words after `hermes` → what is wrong with them, or None."""
+    flags: frozenset[str]
+    """Every option of every command."""
+
 
 _PREFIXES = {"sudo", "nohup", "exec", "time", "env", "uvx", "nice"}
 _HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
@@ -75,7 +83,7 @@ def check_command(words: list[str], rules: ShellRules) -> list[str] | None:
         return None
     program, arguments = words[0].rpartition("/")[2], words[1:]
     if program == "hermes":
-        problem = rules.hermes(arguments)
+        problem = rules.hermes.check(arguments)
         return [problem] if problem else []
     if program in ("python", "python3") and arguments[:1] == ["-m"] and len(arguments) > 1:
         return _check_module(arguments[1], arguments[2:], rules)
@@ -86,7 +94,7 @@ def check_command(words: list[str], rules: ShellRules) -> list[str] | None:
 
 def _check_module(module: str, arguments: list[str], rules: ShellRules) -> list[str] | None:
     if module == "hermes":
-        problem = rules.hermes(arguments)
+        problem = rules.hermes.check(arguments)
         return [problem] if problem else []
     if module.partition(".")[0] not in rules.index.roots:
         return None
