@@ -1,8 +1,8 @@
 """Runs the blocks of a skill that are marked `run`, and its scripts with `--help`, on request only.
 
-Where the pinned packages are not installed in this interpreter at their versions, a virtual environment is made for
-the skill in the cache and kept. A block runs in an empty folder with a home of its own; it is not sandboxed: it is
-code of the skill, with this user's rights.
+Where the pinned packages are not installed in this interpreter at their versions, a virtual environment is
+made for the skill in the cache and kept. A block runs in an empty folder with a home of its own; it is not
+sandboxed: it is code of the skill, with this user's rights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def run_skill(report: SkillReport, cache: Path) -> None:
         error = _run([sys.executable, str(skill.directory / path), "--help"], Path(sys.executable))
         if error:
             report.problems.append(Problem(path, 0, f"--help failed: {error}"))
-    blocks = [(page.blocks, block) for page in pages(skill) for block in page.blocks if block.run and not block.skip]
+    blocks = [
+        (page.blocks, block) for page in pages(skill) for block in page.blocks if block.run and not block.skip
+    ]
     if not blocks:
         return
     try:
@@ -73,7 +75,9 @@ def interpreter(packages: Sequence[PinnedPackage], cache: Path) -> Path:
     venv.create(ensure_dir(folder.parent) / digest, with_pip=True)
     command = [str(python), "-m", "pip", "install", "--quiet", "--only-binary=:all:", *pins]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise ExecutionError(f"pip took more than {_INSTALL_TIMEOUT_S} s") from error
@@ -126,7 +130,9 @@ def _run(command: list[str], python: Path, text: str = "") -> str | None:
             )
         except subprocess.TimeoutExpired:
             return f"it took more than {RUN_TIMEOUT_S} s"
-    return None if done.returncode == 0 else f"exit {done.returncode}: {_last_line(done.stderr or done.stdout)}"
+    return (
+        None if done.returncode == 0 else f"exit {done.returncode}: {_last_line(done.stderr or done.stdout)}"
+    )
 
 
 def _last_line(text: str) -> str:

@@ -1,7 +1,7 @@
 """What a Python module binds, read from its source without importing it.
 
-A module that fills its namespace while it is imported (`__getattr__`, `globals()`, an extension's `*`) is `open`:
-a name that is not written in it may still exist.
+A module that fills its namespace while it is imported (`__getattr__`, `globals()`, an extension's `*`) is
+`open`: a name that is not written in it may still exist.
 """
 
 from __future__ import annotations
@@ -136,6 +136,10 @@ def _fills_itself(tree: ast.Module) -> bool:
         elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules":
             if isinstance(node.ctx, ast.Store):
                 return True
-        elif isinstance(node, ast.Attribute) and node.attr == "attach" and ast.unparse(node.value) == "lazy_loader":
+        elif (
+            isinstance(node, ast.Attribute)
+            and node.attr == "attach"
+            and ast.unparse(node.value) == "lazy_loader"
+        ):
             return True
     return False

@@ -254,7 +254,9 @@ def class_members(node: ast.ClassDef) -> ClassMembers:
         elif isinstance(statement, ast.Assign | ast.AnnAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             names |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return ClassMembers(methods, frozenset(names), not {"__getattr__", "__getattribute__"}.isdisjoint(methods))
+    return ClassMembers(
+        methods, frozenset(names), not {"__getattr__", "__getattribute__"}.isdisjoint(methods)
+    )
 
 
 def _class_statements(body: list[ast.stmt]) -> list[ast.stmt]:

@@ -1,8 +1,8 @@
 """The options of a package's command lines, read from its source.
 
-An option counts as existing when its string is written in the source, or when it is the name of a field or of a
-command's parameter, from which libraries (typer, tyro, HfArgumentParser) make options. Which subcommand has it is
-not decided: a real option under the wrong subcommand passes.
+An option counts as existing when its string is written in the source, or when it is the name of a field or
+of a command's parameter, from which libraries (typer, tyro, HfArgumentParser) make options. Which
+subcommand has it is not decided: a real option under the wrong subcommand passes.
 """
 
 from __future__ import annotations

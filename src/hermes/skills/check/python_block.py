@@ -1,6 +1,7 @@
 """Checks a Python block: it parses, and what it imports, reads and passes by keyword exists.
 
-Values are followed only where their class is plain (`x = Class(...)`). What cannot be decided is not reported.
+Values are followed only where their class is plain (`x = Class(...)`). What cannot be decided is not
+reported.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class _Visitor(ast.NodeVisitor):
         for statement in node.body:
             self.visit(statement)
         self._optional -= optional
-        for statement in (*node.handlers, *node.orelse, *node.finalbody):
-            self.visit(statement)
+        for part in (*node.handlers, *node.orelse, *node.finalbody):
+            self.visit(part)
 
     def _dotted_module(self, name: str) -> Target:
         return self.index.module(name)

@@ -1,7 +1,7 @@
 """The Python registry, as pip is configured for this interpreter: versions and files of a package.
 
-Only the simple API (PEP 503 and 691) is used, and files are read into the cache after their hash was compared.
-Nothing of a package is executed: `pip download` would run the build of a source distribution.
+Only the simple API (PEP 503 and 691) is used, and files are read into the cache after their hash was
+compared. Nothing of a package is executed: `pip download` would run the build of a source distribution.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def version_key(version: str) -> tuple[int, ...]:
 def same_version(first: str, second: str) -> bool:
     """1.0 and 1.0.0 are the same release."""
     longest = max(len(version_key(first)), len(version_key(second)))
-    keys = [version_key(version) + (0,) * (longest - len(version_key(version))) for version in (first, second)]
+    keys = [
+        version_key(version) + (0,) * (longest - len(version_key(version))) for version in (first, second)
+    ]
     suffixes = [_PRE_RELEASE.findall(version) for version in (first, second)]
     return keys[0] == keys[1] and suffixes[0] == suffixes[1]
 
@@ -173,7 +175,9 @@ def _from_json(text: str, base: str) -> list[RegistryFile]:
             for entry in json.loads(text)["files"]
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RegistryError("the registry's answer is not a list of files", "Check pip's index-url.") from error
+        raise RegistryError(
+            "the registry's answer is not a list of files", "Check pip's index-url."
+        ) from error
 
 
 def _from_html(text: str, base: str) -> list[RegistryFile]:

@@ -81,7 +81,8 @@ class SkillReport:
             "newest": self.newest,
             "verified": self.skill.verified,
             "problems": [
-                {"file": problem.file, "line": problem.line, "problem": problem.text} for problem in self.problems
+                {"file": problem.file, "line": problem.line, "problem": problem.text}
+                for problem in self.problems
             ],
             "unchecked": list(self.unchecked),
             "notes": list(self.notes),

@@ -1,7 +1,7 @@
 """Checks a shell block: it parses, and the options of the commands that can be looked up exist.
 
-Looked up are `hermes`, the console scripts of the pinned packages, `python -m` of their modules, and programs that
-the skill's front matter assigns to a package. Other commands only have to parse.
+Looked up are `hermes`, the console scripts of the pinned packages, `python -m` of their modules, and
+programs that the skill's front matter assigns to a package. Other commands only have to parse.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def _without_prefix(words: list[str]) -> list[str]:
         word = words[index]
         if word in _PREFIXES or re.match(r"[A-Za-z_]\w*=", word):
             index += 1
-        elif word == "uv" and words[index + 1 : index + 2] == ["run"]:
-            index += 2
-        elif word == "timeout" and index + 1 < len(words):
+        elif (word == "uv" and words[index + 1 : index + 2] == ["run"]) or (
+            word == "timeout" and index + 1 < len(words)
+        ):
             index += 2
         else:
             break
@@ -163,4 +163,6 @@ def _syntax_error(text: str) -> tuple[int, str] | None:
         return None
     reason = done.stderr.strip().splitlines()[0] if done.stderr.strip() else "syntax error"
     match = re.search(r"line (\d+): (.*)", reason)
-    return (int(match[1]), f"is not valid shell: {match[2]}") if match else (1, f"is not valid shell: {reason}")
+    return (
+        (int(match[1]), f"is not valid shell: {match[2]}") if match else (1, f"is not valid shell: {reason}")
+    )

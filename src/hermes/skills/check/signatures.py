@@ -61,7 +61,7 @@ def class_fields(index: NameIndex, target: ClassTarget, depth: int = 0) -> dict[
             if "ClassVar" in ast.unparse(statement.annotation) or name.startswith("__"):
                 continue
             entry = ClassField(name, target.module, statement.annotation)
-            fields |= {key: entry for key in (name, *_aliases(statement.value))}
+            fields |= dict.fromkeys((name, *_aliases(statement.value)), entry)
     return fields
 
 
@@ -110,8 +110,14 @@ def _class(index: NameIndex, target: ClassTarget, depth: int) -> Signature:
             if not own.open:
                 return own
             # The rest of the keywords goes to a base class, or is read from the mapping.
-            bases = [_class(index, base, depth + 1) for base in index.bases(target) if isinstance(base, ClassTarget)]
-            return _OPEN if len(bases) != 1 or not _passes_on(methods[name][0]) else own_or_base(own, bases[0])
+            bases = [
+                _class(index, base, depth + 1)
+                for base in index.bases(target)
+                if isinstance(base, ClassTarget)
+            ]
+            return (
+                _OPEN if len(bases) != 1 or not _passes_on(methods[name][0]) else own_or_base(own, bases[0])
+            )
     if has_fields(index, target):
         return Signature(frozenset(class_fields(index, target)), allows_extra(index, target))
     for base in index.bases(target):

@@ -1,6 +1,7 @@
 """Checks one skill: its form, its blocks and its prose against the pinned packages and Hermes itself.
 
-A package's source is read once for all skills that pin it. Nothing is executed here (`execute` does that on request).
+A package's source is read once for all skills that pin it. Nothing is executed here (`execute` does that on
+request).
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from hermes.skills.skill import SKILL_FILE, PinnedPackage, Skill, SkillOrigin
 MAX_SKILL_LINES = 500
 MAX_TRIGGER_CHARS = 200
 MAX_CARRIED_BYTES = 200_000
-_SUFFIXES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
+_SUFFIXES = {
+    ".py": "python",
+    ".sh": "bash",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".toml": "toml",
+}
 _SCHEMA_LINE = re.compile(r"#\s*check:\s*schema=(\S+)")
 _FLAG = re.compile(r"(--[A-Za-z][\w.-]*)(?:[= ].*)?\Z")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
@@ -76,7 +84,9 @@ def check_form(skill: Skill) -> Iterator[Problem]:
         yield Problem(SKILL_FILE, 0, f"has {lines} lines; at most {MAX_SKILL_LINES} are allowed")
     if len(skill.description) > MAX_TRIGGER_CHARS:
         length = len(skill.description)
-        yield Problem(SKILL_FILE, 0, f"description: is {length} characters; at most {MAX_TRIGGER_CHARS} are allowed")
+        yield Problem(
+            SKILL_FILE, 0, f"description: is {length} characters; at most {MAX_TRIGGER_CHARS} are allowed"
+        )
     for name in ("summary", "area", "verified", "version"):
         if getattr(skill, name) is None:
             yield Problem(SKILL_FILE, 0, f"front matter: {name} is missing")
@@ -137,7 +147,9 @@ class _SkillChecker:
         self.skill = report.skill
         self.index = NameIndex([*sources.values(), own_source()])
         self.options = {name: OptionIndex(source) for name, source in sources.items()}
-        programs = {script: self.options[name] for name, source in sources.items() for script in source.programs}
+        programs = {
+            script: self.options[name] for name, source in sources.items() for script in source.programs
+        }
         for program, package in self.skill.programs.items():
             if package in self.options:
                 programs[program] = self.options[package]
@@ -232,7 +244,9 @@ class _SkillChecker:
             target = self.index.resolve(span.text)
             # `config.yaml` and the like begin with a word that a package may be called by.
             if isinstance(target, AbsentTarget) and span.text.rpartition(".")[2] not in _FILE_ENDINGS:
-                self.report.problems.append(Problem(span.file, span.line, f"{span.text} does not exist: {target.reason}"))
+                self.report.problems.append(
+                    Problem(span.file, span.line, f"{span.text} does not exist: {target.reason}")
+                )
             elif not isinstance(target, AbsentTarget):
                 self.report.lookups += 1
 
@@ -270,7 +284,22 @@ class _SkillChecker:
         self.report.problems.append(Problem(block.file, block.line + line - 1, text))
 
 
-_FILE_ENDINGS = {"py", "md", "json", "jsonl", "yaml", "yml", "toml", "txt", "log", "db", "sh", "csv", "parquet", "cfg"}
+_FILE_ENDINGS = {
+    "py",
+    "md",
+    "json",
+    "jsonl",
+    "yaml",
+    "yml",
+    "toml",
+    "txt",
+    "log",
+    "db",
+    "sh",
+    "csv",
+    "parquet",
+    "cfg",
+}
 
 
 def _key_line(text: str, problem: str) -> int:
