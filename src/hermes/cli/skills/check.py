@@ -156,5 +156,5 @@ def _print_details(reports: Sequence[SkillReport], broken: Sequence[SkillFinding
             for note in report.notes:
                 click.echo(printable(f"{name}: {note}"))
     for finding in broken:
-        for problem in finding.problems:
-            click.echo(printable(f"{finding.name}: {problem}"))
+        for text in finding.problems:
+            click.echo(printable(f"{finding.name}: {text}"))

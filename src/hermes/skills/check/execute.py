@@ -41,9 +41,9 @@ def run_skill(report: SkillReport, cache: Path) -> None:
     scripts = [path for path in skill_files(skill) if path.startswith("scripts/") and path.endswith(".py")]
     for path in scripts:
         report.runs += 1
-        error = _run([sys.executable, str(skill.directory / path), "--help"], Path(sys.executable))
-        if error:
-            report.problems.append(Problem(path, 0, f"--help failed: {error}"))
+        command = [sys.executable, str(skill.directory / path), "--help"]
+        if reason := _run(command, Path(sys.executable)):
+            report.problems.append(Problem(path, 0, f"--help failed: {reason}"))
     blocks = [
         (page.blocks, block) for page in pages(skill) for block in page.blocks if block.run and not block.skip
     ]
@@ -56,8 +56,8 @@ def run_skill(report: SkillReport, cache: Path) -> None:
         return
     for siblings, block in blocks:
         report.runs += 1
-        if error := _run_block(block, siblings, python):
-            report.problems.append(Problem(block.file, block.line, f"the block failed: {error}"))
+        if reason := _run_block(block, siblings, python):
+            report.problems.append(Problem(block.file, block.line, f"the block failed: {reason}"))
 
 
 def interpreter(packages: Sequence[PinnedPackage], cache: Path) -> Path:

@@ -136,10 +136,6 @@ def _fills_itself(tree: ast.Module) -> bool:
         elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules":
             if isinstance(node.ctx, ast.Store):
                 return True
-        elif (
-            isinstance(node, ast.Attribute)
-            and node.attr == "attach"
-            and ast.unparse(node.value) == "lazy_loader"
-        ):
+        elif isinstance(node, ast.Attribute) and node.attr == "attach":
             return True
     return False

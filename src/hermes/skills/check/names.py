@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 
 from hermes.skills.check.modules import FunctionNode, ImportedName, ModuleNames, read_module
 from hermes.skills.check.package_source import PackageSource
@@ -236,13 +237,17 @@ class ClassMembers:
         return [*self.methods, *self.names]
 
 
+@lru_cache(maxsize=4096)
 def class_members(node: ast.ClassDef) -> ClassMembers:
     methods: dict[str, list[FunctionNode]] = {}
-    names: set[str] = set()
-    for statement in ast.walk(node):
-        if isinstance(statement, ast.Attribute) and isinstance(statement.ctx, ast.Store):
-            if isinstance(statement.value, ast.Name) and statement.value.id in ("self", "cls", "__self__"):
-                names.add(statement.attr)
+    names = {
+        item.attr
+        for item in ast.walk(node)
+        if isinstance(item, ast.Attribute)
+        and isinstance(item.ctx, ast.Store)
+        and isinstance(item.value, ast.Name)
+        and item.value.id in ("self", "cls")
+    }
     for statement in _class_statements(node.body):
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             if _is_property(statement):

@@ -24,7 +24,7 @@ class OptionIndex:
         self._source = source
 
     def has(self, flag: str) -> bool:
-        """Whether `--flag` exists; `--no-flag` does where `--flag` is a boolean option that can be negated."""
+        """Whether `--flag` exists; `--no-flag` counts where `--flag` is an option."""
         plain = flag.replace("_", "-")
         if plain in self._written or plain.replace("--no-", "--", 1) in self._written:
             return True

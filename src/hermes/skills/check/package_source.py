@@ -43,9 +43,9 @@ class PackageSource:
         """Module name → path; a stub stands in where there is no source."""
         names: dict[str, str] = {}
         for path in self.files:
-            if path.endswith((".py", ".pyi")) and (name := _module_name(path)):
-                if name not in names or path.endswith(".py"):
-                    names[name] = path
+            name = _module_name(path) if path.endswith((".py", ".pyi")) else None
+            if name and (name not in names or path.endswith(".py")):
+                names[name] = path
         return names
 
     @cached_property

@@ -45,7 +45,7 @@ class ShellRules:
 
 
 def check_shell(text: str, rules: ShellRules) -> tuple[list[tuple[int, str]], int]:
-    """(line inside the block, problem) for everything that does not exist; how many commands were looked up."""
+    """(line inside the block, problem) of what does not exist; how many commands were looked up."""
     if (error := _syntax_error(text)) is not None:
         return [error], 0
     problems: list[tuple[int, str]] = []

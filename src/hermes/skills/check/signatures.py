@@ -79,9 +79,9 @@ def has_fields(index: NameIndex, target: ClassTarget, depth: int = 0) -> bool:
 def allows_extra(index: NameIndex, target: ClassTarget, depth: int = 0) -> bool:
     """Whether unknown keys are accepted: pydantic's `extra="allow"`, or a base class that is not readable."""
     for statement in target.node.body:
-        if "extra" in (text := ast.unparse(statement)) and "'allow'" in text:
-            if isinstance(statement, ast.Assign | ast.AnnAssign | ast.ClassDef):
-                return True
+        is_setting = isinstance(statement, ast.Assign | ast.AnnAssign | ast.ClassDef)
+        if is_setting and "extra" in (text := ast.unparse(statement)) and "'allow'" in text:
+            return True
     for node, base in zip(target.node.bases, index.bases(target), strict=True):
         if isinstance(base, ClassTarget):
             if depth < _MAX_DEPTH and allows_extra(index, base, depth + 1):

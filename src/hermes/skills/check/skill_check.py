@@ -224,7 +224,7 @@ class _SkillChecker:
             self._problem(block, _key_line(block.text, text), text)
 
     def _is_missing(self, dotted: str) -> bool:
-        """Whether the class belongs to a pinned package whose source could not be read (which was reported)."""
+        """Whether the class is of a package whose source could not be read, which was reported."""
         missing = self.report.quick or len(self.report.sources) < len(self.report.skill.packages)
         return missing and dotted.partition(".")[0] not in self.index.roots
 
@@ -244,9 +244,8 @@ class _SkillChecker:
             target = self.index.resolve(span.text)
             # `config.yaml` and the like begin with a word that a package may be called by.
             if isinstance(target, AbsentTarget) and span.text.rpartition(".")[2] not in _FILE_ENDINGS:
-                self.report.problems.append(
-                    Problem(span.file, span.line, f"{span.text} does not exist: {target.reason}")
-                )
+                text = f"{span.text} does not exist: {target.reason}"
+                self.report.problems.append(Problem(span.file, span.line, text))
             elif not isinstance(target, AbsentTarget):
                 self.report.lookups += 1
 
