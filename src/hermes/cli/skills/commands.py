@@ -59,11 +59,23 @@ def _subcommand_problem(
     subcommand = group.get_command(context, name)
     if subcommand is not None:
         return _problem(subcommand, click.Context(subcommand, parent=context, info_name=name), words)
+    if type(group).parse_args is not click.Group.parse_args:
+        return _default_problem(group, context, [name, *words])
     # Some groups take a sentence instead of a command; placeholders are in capitals or dots.
     if " " in name or name.isupper() or name in ("…", "..."):
         return None
     close = get_close_matches(name, names, n=1)
     return f"there is no command '{path} {name}'{f' (nearest: {close[0]})' if close else ''}"
+
+
+def _default_problem(group: click.Group, context: click.Context, words: list[str]) -> str | None:
+    """Of a group that hands what is no command of it to a hidden command."""
+    hidden = group.commands.keys() - set(group.list_commands(context))
+    problems = [
+        _problem(group.commands[name], click.Context(group.commands[name], parent=context), words)
+        for name in sorted(hidden)
+    ]
+    return next((problem for problem in problems if problem), None)
 
 
 def _unknown_option(path: str, flag: str, options: dict[str, click.Option]) -> str:

@@ -68,7 +68,6 @@ class NameIndex:
             for parts in (module.split(".") for module in self._owners)
             for count in range(1, len(parts))
         }
-        self._parsed: dict[str, ModuleNames | None] = {}
 
     @property
     def roots(self) -> frozenset[str]:
@@ -108,15 +107,14 @@ class NameIndex:
 
     def names(self, module: str) -> ModuleNames | None:
         """The bindings of a module; None: it has no source that can be parsed."""
-        if module not in self._parsed:
-            source = self._owners.get(module)
-            if source is None:
-                self._parsed[module] = None
-            else:
-                path = source.modules[module]
-                is_package = path.endswith(("/__init__.py", "/__init__.pyi"))
-                self._parsed[module] = read_module(source.text(path), module, is_package=is_package)
-        return self._parsed[module]
+        source = self._owners.get(module)
+        if source is None:
+            return None
+        if module not in source.parsed:
+            path = source.modules[module]
+            is_package = path.endswith(("/__init__.py", "/__init__.pyi"))
+            source.parsed[module] = read_module(source.text(path), module, is_package=is_package)
+        return source.parsed[module]
 
     def bases(self, target: ClassTarget) -> list[Target]:
         return [self.expression(target.module, base) for base in target.node.bases]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from functools import cached_property
+from functools import cache, cached_property
 
 from hermes.skills.check.package_source import PackageSource
 
@@ -52,6 +52,12 @@ class OptionIndex:
             if "class " in text or "@" in text:
                 names |= _field_names(text)
         return frozenset(name.replace("_", "-") for name in names)
+
+
+@cache
+def option_index(source: PackageSource) -> OptionIndex:
+    """The options of a package, read once."""
+    return OptionIndex(source)
 
 
 def _field_names(text: str) -> set[str]:

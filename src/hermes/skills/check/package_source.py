@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from hermes.skills.check.modules import ModuleNames
 from hermes.skills.check.registry import RegistryError, download, same_version
 from hermes.skills.skill import PinnedPackage
 
@@ -28,7 +29,7 @@ _SOURCE_ROOTS = ("src", "python", "lib", "py")
 _NOT_PACKAGES = {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "tools", "setup"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PackageSource:
     """The text files of one package."""
 
@@ -63,6 +64,11 @@ class PackageSource:
             elif path == "pyproject.toml":
                 scripts |= _project_scripts(data)
         return scripts
+
+    @cached_property
+    def parsed(self) -> dict[str, ModuleNames | None]:
+        """Module name → its bindings, for those that were needed already."""
+        return {}
 
     def text(self, path: str) -> str:
         return self.files[path].decode("utf-8", "replace")

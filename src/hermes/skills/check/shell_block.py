@@ -16,7 +16,7 @@ from difflib import get_close_matches
 
 from hermes.safety.shell import split
 from hermes.skills.check.names import AbsentTarget, NameIndex
-from hermes.skills.check.options import OptionIndex
+from hermes.skills.check.options import OptionIndex, option_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ def _check_module(module: str, arguments: list[str], rules: ShellRules) -> list[
     if isinstance(target, AbsentTarget):
         return [target.reason]
     source = next(source for source in rules.index.sources if module.partition(".")[0] in source.roots)
-    return _unknown_options(f"python -m {module}", arguments, OptionIndex(source))
+    return _unknown_options(f"python -m {module}", arguments, option_index(source))
 
 
 def _unknown_options(program: str, arguments: list[str], options: OptionIndex) -> list[str]:
     problems = []
     for word in arguments:
-        if word == "--":
-            break
+        if word == "--" or word.endswith(".py"):
+            break  # what follows belongs to the script that a launcher starts
         flag = word.partition("=")[0]
         if re.fullmatch(r"--[A-Za-z][\w.-]*", flag) and not options.has(flag) and flag != "--help":
             close = get_close_matches(flag, options.candidates, n=1)

@@ -18,7 +18,7 @@ from hermes.skills.catalogue import MAX_FILE_BYTES, read_skill_file, skill_files
 from hermes.skills.check.blocks import CHECKED_LANGUAGES, Block, CodeSpan, Page, SettingName, read_page
 from hermes.skills.check.config_block import ConfigBlockError, check_keys, key_names, parse_config
 from hermes.skills.check.names import AbsentTarget, NameIndex
-from hermes.skills.check.options import OptionIndex
+from hermes.skills.check.options import option_index
 from hermes.skills.check.package_source import PackageSource, find_source
 from hermes.skills.check.python_block import PythonScope, check_python
 from hermes.skills.check.registry import RegistryError
@@ -146,7 +146,7 @@ class _SkillChecker:
         self.report = report
         self.skill = report.skill
         self.index = NameIndex([*sources.values(), own_source()])
-        self.options = {name: OptionIndex(source) for name, source in sources.items()}
+        self.options = {name: option_index(source) for name, source in sources.items()}
         programs = {
             script: self.options[name] for name, source in sources.items() for script in source.programs
         }
@@ -269,6 +269,9 @@ class _SkillChecker:
             if keys is None:
                 text = f"the class {dotted} of the table does not exist"
                 self.report.problems.append(Problem(setting.file, setting.line, text))
+                return
+            if keys[1]:
+                self.undecided.add(f"{dotted}({setting.name})")
                 return
             names |= keys[0]
         key = setting.name.partition("=")[0].partition(":")[0].strip().partition(".")[0]
