@@ -21,6 +21,8 @@ def paper() -> None:
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Default: paper-RUN.")
 @click.option("--title", help="Default: from the run's environment and model.")
 @click.option("--author", "authors", multiple=True, help="Repeat it for several; default: anonymous.")
+@click.option("--cite", "cited", multiple=True, metavar="ARXIV_ID", help="A paper for the bibliography.")
+@click.option("--offline", is_flag=True, help="Take bibliography entries from the cache only.")
 @click.option("--pdf", is_flag=True, help="Compile it, with tectonic or latexmk/pdflatex where present.")
 @json_option
 def new(
@@ -29,6 +31,8 @@ def new(
     out: Path | None,
     title: str | None,
     authors: tuple[str, ...],
+    cited: tuple[str, ...],
+    offline: bool,
     pdf: bool,
     as_json: bool,
 ) -> None:
@@ -44,7 +48,7 @@ def new(
 
     records = read_records(load().home, run_ids)
     folder = out or Path(f"paper-{records[0].run_id}")
-    project = write_project(folder, records, PaperOptions(venue, title, authors))
+    project = write_project(folder, records, PaperOptions(venue, title, authors, cited, offline))
     document = compile_pdf(folder) if pdf else None
     if as_json:
         values = {"folder": str(folder), "files": project, "pdf": str(document) if document else None}

@@ -1,6 +1,7 @@
 """Entries of the bibliography, by the script of the bundled skill `arxiv`: from its cache, or from arXiv.
 
-An entry that cannot be had is not invented: references.bib says so in a comment, and the text does not cite it.
+An entry that cannot be had is not invented: references.bib says so in a comment, and the text does not cite
+it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ def compile_pdf(folder: Path) -> Path:
             "Install tectonic, or Debian's texlive-latex-recommended and texlive-pictures; "
             "or upload the folder to a service that compiles LaTeX.",
         )
-    for command in _commands(program, has_references="\\bibliography{" in (folder / f"{MAIN}.tex").read_text("utf-8")):
+    for command in _commands(
+        program, has_references="\\bibliography{" in (folder / f"{MAIN}.tex").read_text("utf-8")
+    ):
         _run(command, folder)
     return folder / f"{MAIN}.pdf"
 
@@ -35,7 +37,16 @@ def _commands(program: str, *, has_references: bool) -> list[list[str]]:
     if program == "tectonic":
         return [["tectonic", f"{MAIN}.tex"]]
     if program == "latexmk":
-        return [["latexmk", "-pdf", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", f"{MAIN}.tex"]]
+        return [
+            [
+                "latexmk",
+                "-pdf",
+                "-interaction=nonstopmode",
+                "-halt-on-error",
+                "-no-shell-escape",
+                f"{MAIN}.tex",
+            ]
+        ]
     latex = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", f"{MAIN}.tex"]
     return [latex, *([["bibtex", MAIN]] if has_references else []), latex, latex]
 
@@ -43,7 +54,12 @@ def _commands(program: str, *, has_references: bool) -> list[list[str]]:
 def _run(command: list[str], folder: Path) -> None:
     try:
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+            command,
+            cwd=folder,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
         raise HermesError(f"{command[0]} took more than {_TIMEOUT_S} s.", f"Run it in {folder}.") from error

@@ -1,4 +1,5 @@
-"""The parts of a paper that the record answers: tables, figures, configuration, machine, compute, checklist."""
+"""The parts of a paper that the record answers: tables, figures, configuration, machine, compute,
+checklist."""
 
 from __future__ import annotations
 

@@ -82,16 +82,21 @@ def read_project_records(home: Path, project: Path) -> list[RunRecord]:
         runs: list[JSONObject] = json.loads(text)["runs"] if text else []
         references = [(str(run["id"]), str(run["folder"]), str(run["metrics_sha256"])) for run in runs]
     except (ValueError, KeyError, TypeError) as error:
-        raise HermesError(f"{project / PROJECT_FILE} is damaged: {error}", "Write the project again.") from error
+        raise HermesError(
+            f"{project / PROJECT_FILE} is damaged: {error}", "Write the project again."
+        ) from error
     if not references:
-        raise UsageError(f"{project} is not a paper: it has no {PROJECT_FILE}.", "See: hermes paper new --help")
+        raise UsageError(
+            f"{project} is not a paper: it has no {PROJECT_FILE}.", "See: hermes paper new --help"
+        )
     records = []
     for run_id, folder, digest in references:
         path = Path(folder) if (Path(folder) / "metrics.jsonl").is_file() else _find_folder(home, run_id)
         record = read_record(path)
         if record.metrics_sha256 != digest:
             raise HermesError(
-                f"the metrics of run {run_id} changed since the paper was written.", "Write the project again."
+                f"the metrics of run {run_id} changed since the paper was written.",
+                "Write the project again.",
             )
         records.append(record)
     return records
@@ -139,18 +144,24 @@ def _find_folder(home: Path, reference: str) -> Path:
     if (path / "metrics.jsonl").is_file():
         return path
     runs = home / "runs"
-    matches = [entry.parent for entry in runs.glob("*/metrics.jsonl") if entry.parent.name.startswith(reference)]
+    matches = [
+        entry.parent for entry in runs.glob("*/metrics.jsonl") if entry.parent.name.startswith(reference)
+    ]
     exact = [match for match in matches if match.name == reference]
     if reference and len(exact or matches) == 1:
         return (exact or matches)[0]
     problem = "several runs begin with" if matches and reference else "there is no run with metrics called"
-    raise UsageError(f"{problem} '{reference}'.", "'hermes rl runs' lists them; a folder with metrics.jsonl will do.")
+    raise UsageError(
+        f"{problem} '{reference}'.", "'hermes rl runs' lists them; a folder with metrics.jsonl will do."
+    )
 
 
 def _evaluations(table: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     by_step: dict[int, dict[str, float]] = {}
     for row in table:
-        metrics = {name: value for name, value in row.items() if name.startswith("eval/") and name != "eval/step"}
+        metrics = {
+            name: value for name, value in row.items() if name.startswith("eval/") and name != "eval/step"
+        }
         if metrics:
             step = int(row.get("eval/step", row.get("step", 0)))
             by_step[step] = {"step": float(step), **metrics}
