@@ -10,6 +10,7 @@ from hermes.errors import HermesError
 
 _TIMEOUT_S = 600
 MAIN = "main"
+_SAFE = ("-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape")
 
 
 def compiler() -> str | None:

@@ -27,7 +27,7 @@ _MAX_SETTINGS = 40
 
 
 def results_table(records: Sequence[RunRecord]) -> str:
-    """First, best and last reward of each run with 95 % intervals, its evaluations, and the mean over seeds."""
+    """First and last reward of each run with 95 % intervals, its evaluations, and the mean over seeds."""
     rows = []
     for record in records:
         first, last = reward_interval(record.rows[0]), reward_interval(record.rows[-1])
@@ -46,8 +46,8 @@ def results_table(records: Sequence[RunRecord]) -> str:
         spread = rf"{number(fmean(last_means))} $\pm$ {number(stdev(last_means))}"
         rows.append((r"\emph{all}", f"{len(last_means)} seeds", "", "", spread, ""))
     caption = (
-        "Results. Brackets: 95\\,\\% normal interval over the rollouts of the step. Evaluation: held-out tasks, "
-        "first and last measurement. A row \\emph{all} has mean and standard deviation over seeds."
+        "Results. Brackets: 95\\,\\% normal interval over the rollouts of the step. Evaluation: held-out "
+        "tasks, first and last measurement. A row \\emph{all} has mean and standard deviation over seeds."
     )
     heading = ("run", "seed", "steps", "reward, first step", "reward, last step", "evaluation")
     return table(caption, "tab:results", heading, rows, "llrlll")
@@ -71,8 +71,8 @@ def configuration_table(record: RunRecord) -> str:
 def environment_table() -> str:
     """The machine that writes the paper; the record of a run does not name its machine."""
     rows = [(name, escape(value)) for name, value in environment_card()]
-    caption = "Environment in which this paper was written from the record."
-    return table(caption, "tab:environment", ("", ""), rows, "ll")
+    caption = "Environment in which this paper was written; the record does not name the machine of the run."
+    return table(caption, "tab:environment", ("part", "version"), rows, "ll")
 
 
 def environment_card() -> list[tuple[str, str]]:
@@ -147,7 +147,7 @@ def _write_band(record: RunRecord, folder: Path) -> str | None:
 
 
 def checklist(records: Sequence[RunRecord]) -> str:
-    """Questions of reproducibility, answered from the record; what it cannot answer is left to the authors."""
+    """Questions of reproducibility, answered from the record; the rest is left to the authors."""
     seeds = sorted({record.seed for record in records if record.seed is not None})
     has_interval = all((reward_interval(record.rows[-1]) or _NONE).low is not None for record in records)
     has_evaluation = all(record.evaluations for record in records)
@@ -176,7 +176,7 @@ _NONE = MeanInterval(0.0, None, None, None)
 
 def _ended(records: Sequence[RunRecord]) -> str:
     states = sorted({record.state or "not recorded" for record in records})
-    return _yes(states == ["completed"], ", ".join(states))
+    return _yes(states == ["completed"], "completed") if states == ["completed"] else f"{', '.join(states)}."
 
 
 def _yes(holds: bool, detail: str) -> str:

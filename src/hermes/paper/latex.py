@@ -41,18 +41,19 @@ def number(value: float, digits: int = 3) -> str:
 def table(
     caption: str, label: str, heading: Sequence[str], rows: Sequence[Sequence[str]], columns: str
 ) -> str:
-    """A floating table; cells are LaTeX already."""
+    """A floating table that is shrunk where it is wider than its column; cells are LaTeX already."""
     lines = [
-        r"\begin{table}[t]",
+        r"\begin{table}[htbp]",
         r"\centering\small",
         rf"\caption{{{caption}}}\label{{{label}}}",
+        r"\fitted{%",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         " & ".join(heading) + r" \\",
         r"\midrule",
         *(" & ".join(row) + r" \\" for row in rows),
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"

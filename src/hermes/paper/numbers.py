@@ -88,8 +88,7 @@ def headline_numbers(records: Sequence[RunRecord]) -> list[float]:
     values: list[float] = [float(len(records))]
     for record in records:
         values += [float(record.steps), *map(float, record.tokens.values())]
-        values += [float(value) for value in record.config.values() if _is_number(value)]
-        values += [float(value) for value in record.config.values() if _is_numeric_text(value)]
+        values += [float(str(value)) for value in record.config.values() if _is_numeric(value)]
         values += [value for entry in record.evaluations for value in entry.values()]
         values.append(sum(row.get("data/rollouts", 0.0) for row in record.rows))
         if record.seed is not None:
@@ -146,9 +145,5 @@ def _tolerance(text: str) -> float:
     return 0.5 * 10.0 ** (int(exponent or 0) - decimals) * (1 + 1e-9)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_numeric_text(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", value) is not None
+def _is_numeric(value: object) -> bool:
+    return re.fullmatch(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", str(value)) is not None

@@ -95,9 +95,9 @@ def _main(
     references: Sequence[Reference],
 ) -> str:
     record = records[0]
-    environment = str(record.value("run.environment", "kind") or "a task")
+    environment = record.value("run.environment")
     model = str(record.value("run.model", "tinker.base_model", "settings.base_model") or "a model")
-    title = options.title or f"Training {model} on {environment}"
+    title = options.title or (f"Training {model} on {environment}" if environment else f"Training {model}")
     authors = r" \and ".join(escape(author) for author in options.authors) or "Anonymous authors"
     keys = [reference.key for reference in references if reference.key]
     cited = rf" The methods are described in \cite{{{','.join(keys)}}}." if keys else ""
@@ -108,7 +108,7 @@ def _main(
         title=escape(title),
         authors=authors,
         model=escape(model),
-        environment=escape(environment),
+        environment=f", the environment \\texttt{{{escape(str(environment))}}}" if environment else "",
         abstract=_abstract(records),
         cited=cited,
         figures="\n".join(_figure(path, caption) for path, caption in figures),
@@ -122,7 +122,8 @@ def _abstract(records: Sequence[RunRecord]) -> str:
     first, last = reward_interval(record.rows[0]), reward_interval(record.rows[-1])
     sentence = f"The record holds {record.steps} training steps of run \\texttt{{{escape(record.run_id)}}}."
     if first is not None and last is not None:
-        sentence += f" The mean reward was {number(first.mean)} in the first step and {number(last.mean)} in the last."
+        means = f"{number(first.mean)} in the first step and {number(last.mean)} in the last"
+        sentence += f" The mean reward was {means}."
     return sentence
 
 
@@ -140,17 +141,19 @@ def _readme(layout: VenueLayout) -> str:
 
 _README = """# A paper from the record of a run
 
-Compile: `tectonic main.tex`, or `latexmk -pdf main.tex` (Debian: texlive-latex-recommended, texlive-pictures).
+Compile: `tectonic main.tex`, or `latexmk -pdf main.tex`. On Debian the packages are
+texlive-latex-recommended, texlive-pictures and latexmk.
 Check that every number in the text is in the record: `hermes paper check .`
 
-`hermes-paper.sty` is a plain style of our own in the proportions of {venue}. For a submission fetch {venue}'s
-own style file of the year, put it beside main.tex (it is called like `{style_file}`), and replace the line
-`\\usepackage{{hermes-paper}}` by the one its instructions give; keep the packages that the style file does not load.
+`hermes-paper.sty` is a plain style of our own in the proportions of {venue}. For a submission fetch
+{venue}'s own style file of the year, put it beside main.tex (it is called like `{style_file}`), and
+replace the line `\\usepackage{{hermes-paper}}` by the one its instructions give; keep the packages that the
+style file does not load, and the commands `\\todo` and `\\fitted`.
 
 Files in tables/ and figures/ are written from the record: write them anew instead of editing them.
 Passages that the record cannot answer are marked `\\todo`.
-A number of yours that is not from a run (a year, a number from another paper) is excepted from the check by
-`% number: SOURCE` at the end of its line.
+A number of yours that is not from a run (a year, a number from another paper) is excepted from the check
+by `% number: SOURCE` at the end of its line.
 """
 
 _STYLE = r"""% A plain style for papers written by Hermes. It is not the style file of a venue.
@@ -166,6 +169,8 @@ _STYLE = r"""% A plain style for papers written by Hermes. It is not the style f
 \usepgfplotslibrary{fillbetween}
 \RequirePackage[hidelinks]{hyperref}
 \newcommand{\todo}[1]{\textcolor{red!70!black}{[to do: #1]}}
+\newcommand{\fitted}[1]{\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{#1}}
+\setlength{\belowcaptionskip}{4pt}
 \setlength{\parindent}{0pt}
 \setlength{\parskip}{0.5em}
 """
@@ -192,7 +197,7 @@ _MAIN = r"""\documentclass[{options}]{{article}}
 \todo{{a row for each line of work: what it does, how this differs}}{cited}
 
 \section{{Method}}
-The base model is \texttt{{{model}}}, the environment \texttt{{{environment}}}.
+The base model is \texttt{{{model}}}{environment}.
 Table~\ref{{tab:configuration}} has the settings. \todo{{the method}}
 
 \section{{Experiments}}
@@ -204,6 +209,7 @@ Table~\ref{{tab:results}} has the results. \todo{{what they show, and what they 
 \todo{{limits of the evidence}}
 
 {bibliography}
+\clearpage
 \appendix
 \section{{Configuration}}
 \input{{tables/configuration}}

@@ -82,9 +82,8 @@ def read_project_records(home: Path, project: Path) -> list[RunRecord]:
         runs: list[JSONObject] = json.loads(text)["runs"] if text else []
         references = [(str(run["id"]), str(run["folder"]), str(run["metrics_sha256"])) for run in runs]
     except (ValueError, KeyError, TypeError) as error:
-        raise HermesError(
-            f"{project / PROJECT_FILE} is damaged: {error}", "Write the project again."
-        ) from error
+        reason = f"{project / PROJECT_FILE} is damaged: {error}"
+        raise HermesError(reason, "Write the project again.") from error
     if not references:
         raise UsageError(
             f"{project} is not a paper: it has no {PROJECT_FILE}.", "See: hermes paper new --help"
