@@ -17,7 +17,7 @@ from hermes.config.paths import skills_dir
 from hermes.core import JSONObject, new_id
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import UsageError
-from hermes.skills.catalogue import LIBRARY, file_errors, list_skills, skill_directories
+from hermes.skills.catalogue import bundled_skills, file_errors, list_skills, skill_directories
 from hermes.skills.lock import changes, hash_files, read_lock, write_lock
 from hermes.skills.skill import (
     MAX_SKILL_BYTES,
@@ -82,10 +82,9 @@ def prepare(source: str) -> SkillCandidate:
     elif path.exists():
         origin = str(path.resolve())
     else:
-        raise UsageError(
-            f"'{source}' is neither a bundled skill nor a file or directory.",
-            "'hermes skills browse' lists the bundled ones.",
-        )
+        close = bundled_skills().nearest(source)
+        hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes skills browse' lists them."
+        raise UsageError(f"'{source}' is neither a bundled skill nor a file or directory.", hint)
     files = read_source(path)
     try:
         text = files[SKILL_FILE].decode("utf-8")
@@ -184,11 +183,11 @@ def missing_prerequisites(skill: Skill, environ: Mapping[str, str]) -> tuple[str
 
 
 def _find_bundled(source: str) -> tuple[Path, str] | None:
-    plain_name = source.removeprefix("official/")
-    for directory, category in skill_directories(LIBRARY):
-        if plain_name in (directory.name, f"{category}/{directory.name}"):
-            return directory, category
-    return None
+    catalogue = bundled_skills()
+    if not any(skill.answers_to(source) for skill in catalogue.skills):
+        return None
+    skill = catalogue.find(source)
+    return skill.directory, skill.category
 
 
 @contextmanager
