@@ -214,6 +214,6 @@ if __name__ == "__main__":
     if "--check" in sys.argv:
         names = outdated()
         if names:
-            print(f"out of date: {', '.join(names)}; run: make reference", file=sys.stderr)
+            sys.stderr.write(f"out of date: {', '.join(names)}; run: make reference\n")
         sys.exit(bool(names))
     write()

@@ -39,6 +39,10 @@ def _problem(command: click.Command, context: click.Context, words: list[str]) -
         if word.startswith("-") and len(word) > 1 and not word[1].isdigit():
             flag, has_value, _ = word.partition("=")
             option = options.get(flag.replace("_", "-"))
+            if option is None and command.context_settings.get("ignore_unknown_options"):
+                continue  # settings of an environment, or flags that are passed on
+            if option is None and isinstance(command, click.Group) and _has_default(command):
+                return _default_problem(command, context, words[index - 1 :])
             if option is None:
                 return _unknown_option(path, flag, options)
             if not option.is_flag and not has_value:
@@ -59,7 +63,7 @@ def _subcommand_problem(
     subcommand = group.get_command(context, name)
     if subcommand is not None:
         return _problem(subcommand, click.Context(subcommand, parent=context, info_name=name), words)
-    if type(group).parse_args is not click.Group.parse_args:
+    if _has_default(group):
         return _default_problem(group, context, [name, *words])
     # Some groups take a sentence instead of a command; placeholders are in capitals or dots.
     if " " in name or name.isupper() or name in ("…", "..."):
@@ -68,8 +72,12 @@ def _subcommand_problem(
     return f"there is no command '{path} {name}'{f' (nearest: {close[0]})' if close else ''}"
 
 
+def _has_default(group: click.Group) -> bool:
+    """Whether the group hands what is no command of it to a hidden command."""
+    return type(group).parse_args is not click.Group.parse_args
+
+
 def _default_problem(group: click.Group, context: click.Context, words: list[str]) -> str | None:
-    """Of a group that hands what is no command of it to a hidden command."""
     hidden = group.commands.keys() - set(group.list_commands(context))
     problems = [
         _problem(group.commands[name], click.Context(group.commands[name], parent=context), words)

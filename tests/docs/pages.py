@@ -1,0 +1,52 @@
+"""The pages of the documentation, and what tests read out of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_SPAN = re.compile(r"(?<!`)`(hermes [^`\n]+)`(?!`)")
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command line of a page."""
+
+    page: Path
+    text: str
+    is_mention: bool
+    """It stands in the text, where an option may be named without its value."""
+
+
+def commands(page: Path) -> Iterator[Command]:
+    """Command lines that start with `hermes`: in shell blocks, and as code in the text."""
+    text = page.read_text("utf-8")
+    for language, block in _FENCE.findall(text):
+        if language in ("sh", "bash"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if re.match(r"(?:[A-Z_]+=\S* )*hermes\b", line.strip()):
+                    yield Command(page, line.strip(), is_mention=False)
+    for span in _SPAN.findall(_FENCE.sub("", text)):
+        yield Command(page, span, is_mention=True)
+
+
+def links(page: Path) -> list[str]:
+    text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text("utf-8")))
+    return [first or second for first, second in _LINK.findall(text)]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that code hosts and the site give the headings of a page."""
+    text = _FENCE.sub("", page.read_text("utf-8"))
+    names = set()
+    for heading in _HEADING.findall(text):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        names.add(re.sub(r"[^\w\- ]", "", plain.lower()).strip().replace(" ", "-"))
+    return names
