@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup quickstart test check nightly compat screenshots system-packages clean
+.PHONY: setup quickstart test check nightly compat screenshots reference docs system-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make setup        only the environment in $(VENV); what pip says is in $(VENV)/setup.log"
 	@echo "make nightly      the slow checks too"
 	@echo "make compat       tinker-cookbook's own loops against the engine"
+	@echo "make docs         the documentation as a site in site/; make reference writes its generated pages"
 	@echo "make screenshots  the pictures of the web app in docs/images, made by its browser tests"
 
 setup: $(STAMP)
@@ -49,5 +50,12 @@ compat: setup
 screenshots: setup system-packages
 	HERMES_SCREENSHOTS=docs/images $(BIN)/pytest -q tests/web/test_screenshots.py
 
+# The pages of docs/reference, from the code.
+reference: setup
+	$(BIN)/python scripts/docs/reference.py
+
+docs: setup
+	$(BIN)/python -m zensical build --strict --clean
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .import_linter_cache
