@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.engine.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,7 @@ def test_the_core_imports_nothing_but_what_the_bench_may_need() -> None:
     assert others == {"bench/baseline.py": {"peft"}}, "which is left out where it is not installed"
 
 
+@pytest.mark.slow
 def test_the_bench_runs_with_torch_transformers_and_safetensors_alone_and_says_what_it_left_out(
     tmp_path: Path,
 ) -> None:

@@ -56,6 +56,7 @@ def run_improve(home: Path, tiny: Path, *arguments: str) -> dict[str, object]:
     return facts
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_real_ratings_promote(tmp_path: Path, tiny: Path) -> None:
     write_rated_store(tmp_path, 64)
