@@ -10,7 +10,7 @@ from datetime import datetime
 import click
 
 from hermes.cli.tables import columns
-from hermes.core import Message, Rating, Reward, Step, StepKind, ToolCall, Trajectory
+from hermes.core import Message, Rating, Reward, Role, Step, StepKind, ToolCall, Trajectory
 from hermes.data.diff import Difference
 from hermes.safety.text import clip, printable, visible
 from hermes.store import SearchHit, Summary
@@ -76,7 +76,8 @@ def render_message(message: Message) -> str:
     if message.reasoning:
         parts.append(click.style("(thinking) " + fold(message.reasoning), dim=True))
     if message.content:
-        parts.append(fold(message.content))
+        text = readable_result(message.content) if message.role is Role.TOOL else message.content
+        parts.append(fold(text))
     parts += [f"-> {call_text(call)}" for call in message.tool_calls]
     parts += [f"(image {clip(printable(image), 60)})" for image in message.images]
     return "\n".join(parts) or "(empty)"
@@ -166,6 +167,24 @@ def fold(text: str) -> str:
         return "\n".join(lines)
     head, tail = lines[: _OUTPUT_LINES // 2], lines[-_OUTPUT_LINES // 4 :]
     return "\n".join([*head, f"… {len(lines) - len(head) - len(tail)} lines more …", *tail])
+
+
+def readable_result(content: str) -> str:
+    """A tool's result for reading: where it is a JSON object, one field a line, with texts written out."""
+    if not content.startswith("{"):
+        return content
+    try:
+        data = json.loads(content)
+    except ValueError:
+        return content
+    if not isinstance(data, dict):
+        return content
+    return "\n".join(_field_text(name, value) for name, value in data.items())
+
+
+def _field_text(name: str, value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"{name}:\n{text.rstrip()}" if "\n" in text.rstrip() else f"{name}: {text}"
 
 
 def one_line(text: str, width: int) -> str:

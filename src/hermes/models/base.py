@@ -19,6 +19,8 @@ class StreamDelta:
 
     text: str = ""
     reasoning: str = ""
+    retry: str = ""
+    """Set instead of text if an attempt failed and another follows: the reason. Pieces begin again after it."""
 
 
 OnDelta = Callable[[StreamDelta], None]
