@@ -36,7 +36,6 @@ from hermes.models.prices import price_of
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.execute import run_tool_call
 
-
 INTERRUPTED = "interrupted"
 """The finish reason of a model call that was stopped while its answer arrived."""
 

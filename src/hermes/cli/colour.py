@@ -1,4 +1,4 @@
-"""Whether output is coloured: never with NO_COLOR, on a dumb terminal, or where click has been told not to."""
+"""Whether output is coloured: never with NO_COLOR or on a dumb terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 def colour_default() -> bool | None:
-    """For click's contexts: False where the environment forbids colour, None where click decides by itself."""
+    """For click's contexts: False where the environment forbids colour, else None: click decides."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return None

@@ -20,7 +20,7 @@ class StreamDelta:
     text: str = ""
     reasoning: str = ""
     retry: str = ""
-    """Set instead of text if an attempt failed and another follows: the reason. Pieces begin again after it."""
+    """Set instead of text if an attempt failed and another follows: the reason. Pieces then begin again."""
 
 
 OnDelta = Callable[[StreamDelta], None]

@@ -15,7 +15,7 @@ _SHOWN = 8
 
 
 async def served_models(config: Config, base_url: str) -> list[str]:
-    """The names that GET /models of an OpenAI-compatible server lists; ProviderError if it does not answer."""
+    """The names that GET /models of a server lists; ProviderError if it does not answer."""
     from hermes.config.providers import resolve_model
     from hermes.models.remote.endpoint import Endpoint
 

@@ -71,7 +71,9 @@ def attachment(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text", "convert it to text first") from error
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}", "check the path and its permissions"
+        ) from error
     return f"File {path}:\n<file>\n{text.rstrip()}\n</file>"
 
 

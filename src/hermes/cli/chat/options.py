@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.core import JSONObject, Trajectory
     from hermes.models.base import ChatModel
-    from hermes.store import Writer
+    from hermes.store import Reader, Writer
 
 
 @dataclass(frozen=True)
 class ChatOptions:
     """Fields are named like the flags; `hermes --help` documents them."""
 
-    query: str | None
-    model: str | None
-    base_url: str | None
-    toolsets: str | None
-    sandbox: str | None
-    workspace: str | None
-    max_turns: int | None
-    system: str | None
-    template: str | None
-    params: tuple[str, ...]
-    fragments: tuple[Path, ...]
-    schema: str | None
-    continue_last: bool
-    resume: str | None
-    no_log: bool
-    yes: bool
-    as_json: bool
+    query: str | None = None
+    model: str | None = None
+    base_url: str | None = None
+    toolsets: str | None = None
+    sandbox: str | None = None
+    workspace: str | None = None
+    max_turns: int | None = None
+    system: str | None = None
+    template: str | None = None
+    params: tuple[str, ...] = ()
+    fragments: tuple[Path, ...] = ()
+    schema: str | None = None
+    continue_last: bool = False
+    resume: str | None = None
+    no_log: bool = False
+    yes: bool = False
+    as_json: bool = False
 
 
 def load_config(options: ChatOptions) -> Config:
@@ -154,16 +154,11 @@ def resumed_conversation(config: Config, options: ChatOptions) -> Trajectory | N
         return reader.get(newest)
 
 
-def last_conversation(reader: object) -> str | None:
+def last_conversation(reader: Reader) -> str | None:
     """The id of the newest chat or question; None if there is none."""
-    from hermes.store import Filter, Reader
+    from hermes.store import Filter
 
-    assert isinstance(reader, Reader)
-    newest = [
-        row
-        for source in ("chat", "query")
-        for row in reader.summaries(Filter(source=source), limit=1)
-    ]
+    newest = [row for source in ("chat", "query") for row in reader.summaries(Filter(source=source), limit=1)]
     return max(newest, key=lambda row: row.created_at_ms).id if newest else None
 
 
@@ -179,10 +174,11 @@ def read_schema(text: str | None) -> JSONObject | None:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise UsageError(
-                f"cannot read the schema {source}: {reason}", "give a JSON file, or the schema itself in quotes"
+                f"cannot read the schema {source}: {reason}",
+                "give a JSON file, or the schema itself in quotes",
             ) from error
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+    from jsonschema.exceptions import SchemaError  # type: ignore[import-untyped]
 
     try:
         schema = json.loads(text)
@@ -190,7 +186,9 @@ def read_schema(text: str | None) -> JSONObject | None:
     except ValueError as error:
         raise UsageError(f"{source} is not JSON: {error}", "write a JSON schema") from error
     except SchemaError as error:
-        raise UsageError(f"{source} is no JSON schema: {error.message}", "see https://json-schema.org") from error
+        raise UsageError(
+            f"{source} is no JSON schema: {error.message}", "see https://json-schema.org"
+        ) from error
     if not isinstance(schema, dict):
         raise UsageError(f"{source} is no JSON schema: expected an object", 'write {"type": "object", …}')
     return schema

@@ -137,7 +137,7 @@ def _schema_problem(loop: AgentLoop, schema: JSONObject | None) -> str | None:
     assert loop.outcome is not None
     if schema is None or loop.outcome.stop_reason is not StopReason.COMPLETED:
         return None
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
     try:
         answer = json.loads(loop.messages[-1].content)
@@ -151,7 +151,7 @@ def _schema_problem(loop: AgentLoop, schema: JSONObject | None) -> str | None:
 def _report(loop: AgentLoop, problem: str | None) -> dict[str, object]:
     assert loop.outcome is not None
     answered = loop.outcome.stop_reason is StopReason.COMPLETED
-    report = {
+    report: dict[str, object] = {
         "trajectory_id": loop.recorder.header.id,
         "answer": loop.messages[-1].content if answered else None,
         "outcome": loop.outcome.to_json(),

@@ -1,7 +1,7 @@
 """Templates of questions: YAML files in the home's `templates` folder.
 
-A template has any of the keys `prompt`, `system`, `model`, `toolsets` and `schema`. In `prompt`, `$input` stands
-for the question and `$name` for `--param name=value`. A flag of the command line overrides the template.
+A template has any of the keys `prompt`, `system`, `model`, `toolsets` and `schema`. In `prompt`,
+`$input` stands for the question and `$name` for `--param name=value`. A flag overrides the template.
 """
 
 from __future__ import annotations
@@ -78,14 +78,17 @@ def load_template(home: Path, name: str) -> PromptTemplate:
         names = template_names(home)
         close = get_close_matches(name, names, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}"
-        raise UsageError(f"there is no template '{name}'", f"{hint} ('hermes templates edit {name}' makes it)")
+        raise UsageError(
+            f"there is no template '{name}'", f"{hint} ('hermes templates edit {name}' makes it)"
+        )
     data = yaml_file.parse(text, str(path)).data
     for key, value in data.items():
         if key not in _KEYS:
             raise UsageError(f"{path}: unknown key '{key}'", f"the keys are {', '.join(_KEYS)}")
         if not isinstance(value, dict if key == "schema" else str):
             raise UsageError(
-                f"{path}: '{key}' is no {'object' if key == 'schema' else 'text'}", "see 'hermes templates --help'"
+                f"{path}: '{key}' is no {'object' if key == 'schema' else 'text'}",
+                "see 'hermes templates --help'",
             )
     template = PromptTemplate(name, **data)
     if template.prompt is not None and not Template(template.prompt).is_valid():

@@ -70,7 +70,14 @@ def agent(
         click.echo("warning: the bundled model is too small to drive a training; --model names one", err=True)
     register_tools()
     agent_toolsets = ",".join((TOOLSET, *([toolsets] if toolsets else [])))
-    options = ChatOptions(task, model, base_url, agent_toolsets, None, None, max_iterations, False, as_json)
+    options = ChatOptions(
+        query=task,
+        model=model,
+        base_url=base_url,
+        toolsets=agent_toolsets,
+        max_turns=max_iterations,
+        as_json=as_json,
+    )
     if interactive:
         from hermes.cli.chat.repl import run_repl
 
