@@ -30,14 +30,12 @@ from hermes.core import (
     ToolResult,
     Usage,
 )
+from hermes.core.model_call import INTERRUPTED
 from hermes.errors import LimitError, ProviderError, SandboxError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.prices import price_of
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.execute import run_tool_call
-
-INTERRUPTED = "interrupted"
-"""The finish reason of a model call that was stopped while its answer arrived."""
 
 
 class PartialAnswer:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hermes.cli.options import json_option, refuse_key
+from hermes.errors import UsageError
 
 _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
@@ -137,16 +139,31 @@ def batch(ctx: click.Context, /, **params: Any) -> None:
 @click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
 @json_option
 def status(run_name: str, output_dir: Path, as_json: bool) -> None:
-    """Show the progress of a run."""
+    """Show the state of a run: progress, time left, cost, mean reward, failures with their causes.
+
+    \b
+    hermes batch status first
+    """
     from hermes.batch.overview import overview
 
     folder = output_dir / run_name
+    if not (folder / "run.json").exists():
+        raise _unknown_run(run_name, output_dir)
     facts = overview(folder)
     if as_json:
         click.echo(json.dumps(facts))
         return
-    for name, value in facts.items():
-        click.echo(f"{name:<12} {value}")
+    from hermes.cli.batch.status_text import status_text
+
+    click.echo(status_text(facts))
+
+
+def _unknown_run(name: str, output_dir: Path) -> UsageError:
+    names = sorted(path.parent.name for path in output_dir.glob("*/run.json"))
+    close = get_close_matches(name, names, n=1)
+    listing = f"there are: {', '.join(names)}" if names else "--output-dir names another folder"
+    hint = f"did you mean {close[0]}?" if close else listing
+    return UsageError(f"there is no run '{name}' in {output_dir}", hint)
 
 
 @batch.command("list")
@@ -164,4 +181,10 @@ def list_(output_dir: Path, as_json: bool) -> None:
     elif not rows:
         click.echo(f"no runs in {output_dir}")
     else:
-        click.echo(columns([list(rows[0]), *([str(value) for value in row.values()] for row in rows)]))
+        shown = ("run", "state", "finished", "total", "failed", "mean_reward", "cost_usd", "model")
+        cells = [[_cell(row[name]) for name in shown] for row in rows]
+        click.echo(columns([[name.replace("_", " ") for name in shown], *cells]))
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -145,6 +145,7 @@ def export(listing: bool, **params: Any) -> None:
     the data, with a manifest: counts, filters, what was redacted, hashes.
     """
     from hermes.config.load import load
+    from hermes.data.export.log import log_export
     from hermes.data.recipes.registry import get_recipe
 
     if listing:
@@ -158,6 +159,7 @@ def export(listing: bool, **params: Any) -> None:
         _print_preview(config, plan, options.as_json)
         return
     report = _export(config, plan)
+    log_export(config.home, report.files)
     configs = _write_recipe(recipe, plan, report, options) if recipe else []
     url = _push(config, plan, report, configs, options)
     if options.as_json:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hermes.cli.data.delete import delete
+from hermes.cli.data.score import score
 from hermes.cli.options import FilterOptions, filter_options, json_option, make_options
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def _build_filter(params: Mapping[str, Any]) -> Filter:
 
 @click.group()
 def trajectories() -> None:
-    """List, show, search and compare what was recorded.
+    """List, show, search, compare, score and delete what was recorded.
 
     A trajectory is named by its id, the beginning or end of it, or 'last'.
     """
@@ -191,3 +193,7 @@ def _print_findings(findings: list[RedactionFinding], counts: dict[str, int], ch
     )
     for rule, count in counts.items():
         click.echo(f"  {rule}: {count}")
+
+
+trajectories.add_command(delete)
+trajectories.add_command(score)
