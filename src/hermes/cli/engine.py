@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import add_options, json_option, stored_variables
+from hermes.cli.options import RenamedOption, add_options, json_option, stored_variables
+from hermes.cli.waiting import Waiting
 
 _MODEL_OPTIONS = (
     click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder."),
@@ -28,7 +29,14 @@ _MODEL_OPTIONS = (
     ),
 )
 _url_option = click.option(
-    "--url", default="http://127.0.0.1:8001", show_default=True, help="Address of a running engine."
+    "--service",
+    "--url",
+    "url",
+    cls=RenamedOption,
+    metavar="URL",
+    default="http://127.0.0.1:8001",
+    show_default=True,
+    help="Address of a running engine.",
 )
 
 
@@ -145,7 +153,17 @@ def serve(
         click.echo(
             "--no-token: every user of this machine can use, download and delete the adapters", err=True
         )
-    serve(options, lambda address: click.echo(f"engine on {address}, model {names[0]}"))
+    sign = Waiting()
+
+    def announce(address: str) -> None:
+        sign.stop()
+        click.echo(f"engine on {address}, model {names[0]}")
+
+    sign.start(f"loading {names[0]}")
+    try:
+        serve(options, announce)
+    finally:
+        sign.stop()
 
 
 @engine.command()

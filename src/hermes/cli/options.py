@@ -31,6 +31,19 @@ if TYPE_CHECKING:
 _AGE = re.compile(r"(\d+)([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
+
+class RenamedOption(click.Option):
+    """An option whose former names are accepted and not listed: help shows the first name only."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        names = self.opts
+        self.opts = names[:1]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 _FILTERS = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import add_options, json_option, stored_variables
+from hermes.cli.options import RenamedOption, add_options, json_option, stored_variables
 
 _POSITIVE = click.IntRange(min=1)
 
@@ -38,7 +38,14 @@ _POSITIVE = click.IntRange(min=1)
     click.option("--reward-model", metavar="URL", help="Or: a served reward model."),
     click.option("--rubric", help="What the judge is to look at."),
     click.option("--base-model", default="hermes/smollm2", show_default=True),
-    click.option("--base-url", "service", metavar="URL", help="An engine or service that runs already."),
+    click.option(
+        "--service",
+        "--base-url",
+        "service",
+        cls=RenamedOption,
+        metavar="URL",
+        help="An engine or service that runs already.",
+    ),
     click.option("--device", default="auto", show_default=True, help="Of the engine that is started."),
     click.option("--rank", default=32, show_default=True, type=_POSITIVE, help="LoRA rank."),
     click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True)),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import RenamedOption, json_option, stored_variables
 
 
 @click.command()
@@ -33,9 +33,12 @@ from hermes.cli.options import json_option, stored_variables
     help="Or: a parent folder; the target is named like the run at the engine or service.",
 )
 @click.option(
+    "--service",
     "--base-url",
-    metavar="URL",
-    help="The Tinker service that has the weights, or: managed. Default: rl.service, TINKER_BASE_URL, local.",
+    "base_url",
+    cls=RenamedOption,
+    metavar="URL|managed",
+    help="Tinker service that has the weights. Default: rl.service, TINKER_BASE_URL, this machine.",
 )
 @json_option
 @stored_variables

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from hermes.cli.options import RenamedOption
+
 POSITIVE = click.IntRange(min=1)
 RATE = click.FloatRange(min=0, min_open=True)
 COMMON = (
@@ -16,7 +18,12 @@ COMMON = (
         help="Name of the base model at the engine.",
     ),
     click.option(
-        "--base-url", metavar="URL", help="Tinker service, or: managed. Default: TINKER_BASE_URL, else local."
+        "--service",
+        "--base-url",
+        "base_url",
+        cls=RenamedOption,
+        metavar="URL|managed",
+        help="Tinker service. Default: TINKER_BASE_URL, else the engine on this machine.",
     ),
     click.option(
         "--name", metavar="NAME", help="Name of the run; a name that exists resumes it. Default: a new one."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import RenamedOption, json_option, stored_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from hermes.data.example import Example
     from hermes.training.preference.reward_model import RewardScorer
 
-_SERVICE = click.option("--base-url", metavar="URL", help="Tinker service. Default: the one that trained it.")
+_SERVICE = click.option(
+    "--service",
+    "--base-url",
+    "base_url",
+    cls=RenamedOption,
+    metavar="URL|managed",
+    help="Tinker service. Default: the one that trained it.",
+)
 
 
 @click.group()
