@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import RenamedOption, add_options, json_option, stored_variables
+from hermes.cli.options import CommandGroup, RenamedOption, add_options, json_option, stored_variables
 from hermes.cli.waiting import Waiting
 
 _MODEL_OPTIONS = (
@@ -40,7 +40,7 @@ _url_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def engine() -> None:
     """Train and sample LoRA adapters on this machine, for the public `tinker` SDK and OpenAI clients."""
 

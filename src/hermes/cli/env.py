@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import CommandGroup, json_option, stored_variables
 
 if TYPE_CHECKING:
     from hermes.envs.cli.check import CheckReport
@@ -20,7 +20,7 @@ _dirs = click.option(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def env() -> None:
     """List, write, check and run environments.
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +31,21 @@ if TYPE_CHECKING:
 
 _AGE = re.compile(r"(\d+)([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+class CommandGroup(click.Group):
+    """A group that names the nearest command if there is none of the name typed."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            names = self.list_commands(ctx)
+            close = get_close_matches(name, names, n=1)
+            hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(names)}."
+            raise click.UsageError(f"no such command '{name}'. {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 class RenamedOption(click.Option):

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import json_option, refuse_key
+from hermes.cli.options import CommandGroup, json_option, refuse_key
 from hermes.errors import UsageError
 
 _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option(
     "--dataset-file",
     metavar="FILE",

@@ -257,12 +257,12 @@ def _report(folder: Path, result: RunResult, summary: DatasetSummary, *, as_json
     click.echo(f"{summary.rows} rows in {folder / 'trajectories.jsonl'}")
     if summary.filtered:
         click.echo(f"  excluded by filters: {summary.filtered} (filtered.jsonl)")
-    facts = overview(folder)
-    if facts["scored"]:
-        click.echo(f"  mean reward {facts['mean_reward']:.3f} over {facts['scored']} scored samples")
+    state = overview(folder)
+    if state["scored"]:
+        click.echo(f"  mean reward {state['mean_reward']:.3f} over {state['scored']} scored samples")
     for name, text in (
-        *failure_lines(facts["failures"], "failed:", "the same command runs them again"),
-        *failure_lines(facts["grader_failures"], "unscored:", "the reward function failed"),
+        *failure_lines(state["failures"], "failed:", "the same command runs them again"),
+        *failure_lines(state["grader_failures"], "unscored:", "the reward function failed"),
     ):
         click.echo(f"  {name} {text}" if name else f"  {text}")
     for note in summary.notes:

@@ -13,7 +13,7 @@ import click
 
 from hermes.cli.data.delete import delete
 from hermes.cli.data.score import score
-from hermes.cli.options import FilterOptions, filter_options, json_option, make_options
+from hermes.cli.options import CommandGroup, FilterOptions, filter_options, json_option, make_options
 
 if TYPE_CHECKING:
     from hermes.data.redaction.scan import RedactionFinding
@@ -34,7 +34,7 @@ def _build_filter(params: Mapping[str, Any]) -> Filter:
     return make_options(FilterOptions, params).build()
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def trajectories() -> None:
     """List, show, search, compare, score and delete what was recorded.
 

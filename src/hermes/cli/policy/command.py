@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import CommandGroup, json_option, stored_variables
 
 if TYPE_CHECKING:
     from hermes.policies.registry import PolicyRegistry
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def policy() -> None:
     """Policies: list, show, promote, roll back, compare, serve.
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import click
 
+from hermes.cli.options import CommandGroup
+
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Show and change settings.
 

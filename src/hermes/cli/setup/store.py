@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import CommandGroup, json_option
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def store() -> None:
     """The database of trajectories: check, compact, backup.
 

@@ -6,12 +6,12 @@ import json
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import CommandGroup, json_option
 
 _NEW = "prompt: |\n  $input\nsystem: You are a careful assistant.\n"
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def templates() -> None:
     """Templates of questions: YAML files with any of prompt, system, model, toolsets and schema.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import add_options, filter_options, json_option, stored_variables
+from hermes.cli.options import CommandGroup, add_options, filter_options, json_option, stored_variables
 from hermes.cli.train.common import COMMON, OFFLINE, POSITIVE
 from hermes.cli.train.preference import dpo, kto, reward
 from hermes.cli.train.rlhf import DEFAULT_KL, RLHF
@@ -140,7 +140,7 @@ _RL = (
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def train() -> None:
     """Train a LoRA adapter through the Tinker API: a local engine, or the managed service.
 

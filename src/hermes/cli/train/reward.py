@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import RenamedOption, json_option, stored_variables
+from hermes.cli.options import CommandGroup, RenamedOption, json_option, stored_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ _SERVICE = click.option(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def reward() -> None:
     """Reward models that `hermes train reward` made: serve them, or score answers with them."""
 
