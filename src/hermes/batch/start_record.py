@@ -1,4 +1,4 @@
-"""The newest start of a run: `start.json` says how many samples it has, when it began and in which process.
+"""The newest start of a run, `journal/start.json`: how many samples it has, when it began, in which process.
 
 A record for people who look at a run from outside (`hermes batch status`): the run itself never reads it.
 """
@@ -10,10 +10,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hermes.disk.files import atomic_write, read_text
+from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.store import owner
 
-_NAME = "start.json"
+_FOLDER, _NAME = "journal", "start.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,13 @@ class StartRecord:
 def write_start(folder: Path, total: int, finished_before: int) -> None:
     """Notes that this process runs the samples now."""
     record = StartRecord(total, finished_before, time.time_ns() // 1_000_000, owner.this_process())
-    atomic_write(folder / _NAME, json.dumps(asdict(record)) + "\n")
+    ensure_dir(folder / _FOLDER)
+    atomic_write(folder / _FOLDER / _NAME, json.dumps(asdict(record)) + "\n")
 
 
 def read_start(folder: Path) -> StartRecord | None:
     """The newest start; None for a run that has none, or one that cannot be read."""
-    text = read_text(folder / _NAME)
+    text = read_text(folder / _FOLDER / _NAME)
     try:
         return None if text is None else StartRecord(**json.loads(text))
     except (ValueError, TypeError):

@@ -25,7 +25,7 @@ _MODEL_OPTIONS = (
         default="auto",
         show_default=True,
         type=click.Choice(["auto", "float32", "bfloat16"]),
-        help="Of the base model; adapters and optimizer are float32.",
+        help="Number format of the base model; adapters and optimizer are float32.",
     ),
 )
 _url_option = click.option(
@@ -171,7 +171,7 @@ def serve(
 @json_option
 @stored_variables
 def models(url: str, as_json: bool) -> None:
-    """List the model names that a running engine serves, with their current weights."""
+    """List the models that a running engine serves, with their weights."""
     from hermes.engine.server.client import request_json
 
     served = request_json(url, "v1/models")["data"]
@@ -221,7 +221,9 @@ def _print_table(data: Any, header: tuple[str, ...], rows: Sequence[tuple[str, .
 @json_option
 @stored_variables
 def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
-    """Upload the PEFT adapter in FOLDER to a running engine, to sample and to train on.
+    """Upload the PEFT adapter in FOLDER to a running engine.
+
+    It can then be sampled and trained on.
 
     The files are sent, so the engine may run elsewhere. It keeps the checkpoints until they are deleted.
     """

@@ -104,6 +104,15 @@ def _dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
+def _add_examples(command: click.Command, name: str) -> None:
+    """Puts the examples of a command, and of the commands in it, at the end of its help."""
+    from hermes.cli.examples import examples_text
+
+    command.epilog = command.epilog or examples_text(name)
+    for subcommand in getattr(command, "commands", {}).values():
+        _add_examples(subcommand, f"{name} {subcommand.name}")
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are run, and listed without importing them.
 
@@ -118,6 +127,7 @@ class LazyGroup(click.Group):
             return None
         module, attribute = COMMANDS[cmd_name][0].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        _add_examples(command, cmd_name)
         return command
 
     def resolve_command(

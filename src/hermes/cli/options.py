@@ -69,12 +69,12 @@ _FILTERS = (
     click.option("--source", help="chat, query, batch, env, delegate or import."),
     click.option("--run", "run_id", help="Batch or training run."),
     click.option("--session", "session_id", help="Chat session."),
-    click.option("--min-reward", type=float),
-    click.option("--max-reward", type=float),
-    click.option("--min-rating", type=float, help="1 to 5; good counts as 5, bad as 1."),
-    click.option("--max-rating", type=float),
-    click.option("--since", help="Date (2026-11-01), time, or age (30m, 12h, 7d, 2w)."),
-    click.option("--until", help="Like --since."),
+    click.option("--min-reward", type=float, help="Lowest latest reward."),
+    click.option("--max-reward", type=float, help="Highest latest reward."),
+    click.option("--min-rating", type=float, help="Lowest rating, 1 to 5; good counts as 5, bad as 1."),
+    click.option("--max-rating", type=float, help="Highest rating, on the scale of --min-rating."),
+    click.option("--since", help="Earliest date (2026-11-01), time, or age (30m, 12h, 7d, 2w)."),
+    click.option("--until", help="Latest date, time or age; written like --since."),
     click.option("--text", help="Words that all occur in one message."),
 )
 

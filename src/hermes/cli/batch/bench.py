@@ -26,12 +26,22 @@ if TYPE_CHECKING:
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("--dataset-file", required=True, metavar="FILE", help="Tasks, as for 'hermes batch'.")
 @click.option("--models", required=True, metavar="A,B,C", help="Each as provider/name.")
-@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Per task.")
-@click.option("--reward", metavar="FILE.py:FUNCTION", help="Default: exact match of 'expected'.")
+@click.option(
+    "--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Samples of each task."
+)
+@click.option(
+    "--reward", metavar="FILE.py:FUNCTION", help="Scores each trajectory; exact match of 'expected' if unset."
+)
 @click.option("--diff", "with_diff", is_flag=True, help="Show where two models' trajectories first diverge.")
 @click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a report here.")
 @click.option("--run-name", help="Names the runs' folders; default: bench-DATASET.")
-@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder that has the runs.",
+)
 @json_option
 @click.pass_context
 @stored_variables

@@ -23,8 +23,10 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
     help="JSONL, JSON, CSV or Parquet file, or a hub dataset (name or name:split).",
 )
 @click.option("--run-name", help="Names the output folder; the same name continues the run.")
-@click.option("-m", "--model", metavar="PROVIDER/NAME", help="Instead of the configured model.")
-@click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
+@click.option("-m", "--model", metavar="PROVIDER/NAME", help="Model to use instead of the configured one.")
+@click.option(
+    "--base-url", metavar="URL", help="Any OpenAI-compatible server; without --model, the model it serves."
+)
 @click.option("--api-key", hidden=True, help="Refused: a key on a command line is visible to everyone.")
 @click.option("--distribution", help="Draw toolsets per sample; see --list-distributions.")
 @click.option("--toolsets", metavar="A,B", help="The same toolsets for every sample; 'none' for no tools.")
@@ -33,16 +35,30 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
     is_flag=True,
     help="Omit toolsets of --distribution or --toolsets that cannot be used here.",
 )
-@click.option("--samples-per-prompt", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--samples-per-prompt",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Attempts at each row.",
+)
 @click.option(
     "--seed", type=int, help="Makes toolset draws and, if the server supports it, sampling reproducible."
 )
 @click.option("--max-samples", type=click.IntRange(min=1), help="Only the first N rows.")
-@click.option("--num-workers", type=click.IntRange(min=1), default=4, show_default=True, help="Processes.")
+@click.option(
+    "--num-workers", type=click.IntRange(min=1), default=4, show_default=True, help="Worker processes."
+)
 @click.option(
     "--concurrency", type=click.IntRange(min=1), default=256, show_default=True, help="Samples in flight."
 )
-@click.option("--executor", type=click.Choice(["process", "ray"]), default="process", show_default=True)
+@click.option(
+    "--executor",
+    type=click.Choice(["process", "ray"]),
+    default="process",
+    show_default=True,
+    help="Where workers run.",
+)
 @click.option("--ray-address", metavar="HOST:PORT", help="A running cluster; otherwise one on this machine.")
 @click.option("--ray-insecure", is_flag=True, help="Also use a cluster that requires no token.")
 @click.option(
@@ -51,11 +67,15 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
     help="Accepted for old command lines; samples are dispatched one by one.",
 )
 @click.option(
-    "--max-turns", type=click.IntRange(min=1), default=10, show_default=True, help="Model calls a sample."
+    "--max-turns",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Most model calls of a sample.",
 )
 @click.option("--timeout", type=float, help="Time limit of a sample, in seconds.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum length of one completion.")
-@click.option("--temperature", type=float)
+@click.option("--temperature", type=float, help="Sampling temperature; the server's own if unset.")
 @click.option("--max-cost", type=float, help="Budget of this start in US dollars; needs known prices.")
 @click.option(
     "--max-tries",
@@ -64,7 +84,7 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
     show_default=True,
     help="Attempts at a sample after infrastructure failures.",
 )
-@click.option("--reasoning-effort", type=click.Choice(_EFFORTS))
+@click.option("--reasoning-effort", type=click.Choice(_EFFORTS), help="How long a reasoning model thinks.")
 @click.option(
     "--reasoning-disabled", is_flag=True, help="Disable reasoning; takes precedence over --reasoning-effort."
 )
@@ -82,7 +102,11 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option("--providers-ignored", metavar="A,B", help="OpenRouter routing.")
 @click.option("--providers-order", metavar="A,B", help="OpenRouter routing.")
 @click.option("--provider-sort", help="OpenRouter routing: price, throughput or latency.")
-@click.option("--reward", metavar="FILE.py:FUNCTION", help="Scores each finished trajectory.")
+@click.option(
+    "--reward",
+    metavar="FILE.py:FUNCTION",
+    help="Scores each finished trajectory. Rows with 'expected' are scored by exact match if unset.",
+)
 @click.option(
     "--require-reasoning",
     is_flag=True,
@@ -97,7 +121,13 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option("--min-reward", type=float, help="Exclude samples below this reward.")
 @click.option("--dedupe", is_flag=True, help="Exclude repeated conversations.")
 @click.option("--sandbox", metavar="NAME", help="local, bubblewrap or docker.")
-@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder that has the runs.",
+)
 @click.option(
     "--config",
     "config_file",
@@ -136,10 +166,18 @@ def batch(ctx: click.Context, /, **params: Any) -> None:
 
 @batch.command()
 @click.argument("run_name")
-@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder that has the runs.",
+)
 @json_option
 def status(run_name: str, output_dir: Path, as_json: bool) -> None:
-    """Show the state of a run: progress, time left, cost, mean reward, failures with their causes.
+    """Show how a run stands.
+
+    Progress, time left, cost, mean reward, and failures by cause with one message each.
 
     \b
     hermes batch status first
@@ -167,7 +205,13 @@ def _unknown_run(name: str, output_dir: Path) -> UsageError:
 
 
 @batch.command("list")
-@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder that has the runs.",
+)
 @json_option
 def list_(output_dir: Path, as_json: bool) -> None:
     """List all runs."""

@@ -44,7 +44,9 @@ class _Doomed:
 def delete(
     ids: tuple[str, ...], everything: bool, with_derived: bool, yes: bool, as_json: bool, **filters: Any
 ) -> None:
-    """Delete trajectories for good: those named, or those that a filter selects.
+    """Delete trajectories for good.
+
+    Those named, or those that a filter selects.
 
     What nothing else refers to goes too: messages, tool schemas, token ids, ratings, rewards. Exported files,
     batch folders and backups are not touched; they are named, so that you can delete them.

@@ -61,8 +61,8 @@ _OPTIONS = (
         "--where", multiple=True, metavar="COND", help="turns<=10, metadata.split=train, model~qwen"
     ),
     click.option("--min-turns", type=click.IntRange(min=0), help="Model calls."),
-    click.option("--max-turns", type=click.IntRange(min=0)),
-    click.option("--max-chars", type=click.IntRange(min=1), help="Of the whole conversation."),
+    click.option("--max-turns", type=click.IntRange(min=0), help="Most model calls of a conversation."),
+    click.option("--max-chars", type=click.IntRange(min=1), help="Longest conversation, in characters."),
     click.option("--min-tool-success", type=_SHARE, help="Share of tool calls that worked, 0 to 1."),
     click.option("--language", multiple=True, metavar="CODE", help="en, de, zh …; repeatable."),
     click.option(

@@ -22,7 +22,9 @@ from hermes.cli.options import FilterOptions, filter_options, json_option, make_
 @json_option
 @stored_variables
 def score(reward: str, dataset_file: str | None, as_json: bool, **filters: Any) -> None:
-    """Score recorded trajectories again and add the rewards; earlier rewards stay.
+    """Score recorded trajectories again and add the rewards.
+
+    Earlier rewards stay.
 
     The function sees the trajectory; the sandbox of the rollout no longer exists.
 

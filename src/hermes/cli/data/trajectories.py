@@ -43,7 +43,9 @@ def trajectories() -> None:
 
 
 @trajectories.command("list")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows to print."
+)
 @click.option("--before", metavar="ID", help="Continue after this one (the last line of the previous page).")
 @filter_options
 @json_option
@@ -73,7 +75,9 @@ def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None
 @trajectories.command()
 @click.argument("trajectory", default="last")
 @click.option("--raw", is_flag=True, help="Also the input of each model call: every message and tool schema.")
-@click.option("--compressed", is_flag=True, help="Beside its compressed version, with the folds marked.")
+@click.option(
+    "--compressed", is_flag=True, help="Show it beside its compressed version, with the folds marked."
+)
 @json_option
 def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
     """Show one trajectory step by step."""
@@ -102,7 +106,9 @@ def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
 
 @trajectories.command()
 @click.argument("words", nargs=-1, required=True)
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows to print."
+)
 @json_option
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Full-text search over all messages, reasoning, tool calls and results."""
@@ -150,7 +156,9 @@ def diff(left: str, right: str, as_json: bool) -> None:
 @filter_options
 @json_option
 def redact(check: bool, as_json: bool, **filters: Any) -> None:
-    """Show what an export would redact: known secrets, and values that look like one.
+    """Show what an export would redact.
+
+    Known secrets, and values that look like one.
 
     The record itself is never changed. Findings are shown with their context, not the secret.
     """

@@ -49,7 +49,13 @@ def check_signal(config: Config, resolved: Resolved) -> None:
 @click.command()
 @_ENVIRONMENT
 @click.option("--model", "models", multiple=True, help="Model to test, provider/name; repeatable.")
-@click.option("--num-steps", default=3, show_default=True, type=click.IntRange(1, 50), help="Groups.")
+@click.option(
+    "--num-steps",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 50),
+    help="Number of groups to sample.",
+)
 @click.option(
     "--group-size", default=16, show_default=True, type=click.IntRange(1, 64), help="Completions per group."
 )
@@ -76,7 +82,9 @@ def test(
 
 @click.command()
 @_ENVIRONMENT
-@click.option("--groups", default=4, show_default=True, type=click.IntRange(1, 64), help="Groups to sample.")
+@click.option(
+    "--groups", default=4, show_default=True, type=click.IntRange(1, 64), help="Number of groups to sample."
+)
 @click.option(
     "--seconds",
     default=60,
@@ -87,7 +95,7 @@ def test(
 @json_option
 @stored_variables
 def preflight(environment: str | None, groups: int, seconds: int, as_json: bool) -> None:
-    """Sample for a minute and predict whether a run of the selected environment will learn.
+    """Sample for a minute and predict whether a run will learn.
 
     \b
     hermes rl preflight --env calculator

@@ -132,12 +132,12 @@ def _parse_value(text: str) -> Any:
 @click.option(
     "--prompts",
     metavar="FILE",
-    help="Or create one from tasks, as for `hermes batch --dataset-file`; with --reward.",
+    help="Create an environment from these tasks, as for `hermes batch --dataset-file`; with --reward.",
 )
 @click.option(
     "--reward", metavar="FILE.py:FUNCTION", help="Scores a rollout, as for `hermes batch --reward`."
 )
-@click.option("--toolsets", metavar="A,B", help="Offered to the agent; 'none' for no tools.")
+@click.option("--toolsets", metavar="A,B", help="Toolsets that the agent is offered; 'none' for no tools.")
 @click.option(
     "--config",
     "config_file",
@@ -238,7 +238,9 @@ def _assignments(edits: tuple[str, ...]) -> list[tuple[str, Any]]:
 )
 @json_option
 def resume(run_id: str, edits: tuple[str, ...], as_json: bool) -> None:
-    """Continue a run that was stopped, failed or completed, from its last checkpoint.
+    """Continue a run from its last checkpoint.
+
+    The run was stopped, failed or completed.
 
     With --set total_steps=N a completed run makes more steps.
     """

@@ -119,7 +119,10 @@ def path(as_json: bool) -> None:
 
 @config.command()
 def edit() -> None:
-    """Open config.yaml in $VISUAL or $EDITOR; only a valid file replaces the old one."""
+    """Open config.yaml in $VISUAL or $EDITOR.
+
+    Only a valid file replaces the old one.
+    """
     import os
 
     from hermes.config import paths

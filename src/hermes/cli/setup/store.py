@@ -32,7 +32,10 @@ def _path() -> Path:
 @store.command()
 @json_option
 def check(as_json: bool) -> None:
-    """Read every page and reference, and report damage; exit code 1 if there is any."""
+    """Read every page and reference, and report damage.
+
+    The exit code is 1 if there is any.
+    """
     from hermes.cli.waiting import waiting
     from hermes.store.upkeep import maintain
 

@@ -41,7 +41,10 @@ def reward() -> None:
 @_SERVICE
 @stored_variables
 def serve(name: str, host: str, port: int, base_url: str | None) -> None:
-    """Score conversations over HTTP: POST /pooling, as the `preference` environment asks."""
+    """Score conversations over HTTP.
+
+    POST /pooling, as the `preference` environment asks.
+    """
     from hermes.config.load import load
     from hermes.training.preference.serve import TOKEN_VARIABLE
     from hermes.training.preference.serve import serve as serve_http
@@ -59,7 +62,10 @@ def serve(name: str, host: str, port: int, base_url: str | None) -> None:
 @json_option
 @stored_variables
 def score(name: str, targets: tuple[str, ...], base_url: str | None, as_json: bool) -> None:
-    """Score the last answer of conversations: TARGETS are files of any export, or ids of trajectories."""
+    """Score the last answer of conversations.
+
+    TARGETS are files of any export, or ids of trajectories.
+    """
     from hermes.config.load import load
 
     config = load()
