@@ -39,7 +39,7 @@ def summary_table(rows: Sequence[Summary]) -> str:
                 one_line(row.task, 48),
             )
         )
-    return columns(table)
+    return columns(table, less_important=("tokens", "turns", "tools", "cost", "model", "rating", "reward"))
 
 
 def render_trajectory(trajectory: Trajectory, ratings: Sequence[Rating], rewards: Sequence[Reward]) -> str:
@@ -193,6 +193,9 @@ def one_line(text: str, width: int) -> str:
 
 
 def local_time(moment_ms: int) -> str:
+    """The minute, in local time; imported conversations may have none."""
+    if moment_ms <= 0:
+        return "no date"
     return datetime.fromtimestamp(moment_ms / 1000).strftime("%Y-%m-%d %H:%M")
 
 

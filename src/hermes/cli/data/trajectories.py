@@ -87,6 +87,7 @@ def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
         with _reader() as reader:
             show_compressed(reader, reader.resolve(trajectory), as_json=as_json)
         return
+    from hermes.cli.pager import show as page
     from hermes.cli.render import render_trajectory
     from hermes.data.record import to_record
 
@@ -101,7 +102,7 @@ def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
             text += "\n" + json.dumps(
                 [step for step in inputs if "input" in step], ensure_ascii=False, indent=2
             )
-    click.echo(text)
+    page(text)
 
 
 @trajectories.command()
@@ -140,15 +141,17 @@ def stats(as_json: bool, **filters: Any) -> None:
 @json_option
 def diff(left: str, right: str, as_json: bool) -> None:
     """Show where two trajectories first differ, and how."""
+    from hermes.cli.pager import show as page
     from hermes.cli.render import diff_text
     from hermes.data.diff import compare
 
     with _reader() as reader:
         a, b = reader.get(reader.resolve(left)), reader.get(reader.resolve(right))
     difference = compare(a, b)
-    click.echo(
-        json.dumps(difference.to_json(), ensure_ascii=False) if as_json else diff_text(a, b, difference)
-    )
+    if as_json:
+        click.echo(json.dumps(difference.to_json(), ensure_ascii=False))
+    else:
+        page(diff_text(a, b, difference))
 
 
 @trajectories.command()
