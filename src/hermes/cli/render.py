@@ -42,7 +42,14 @@ def summary_table(rows: Sequence[Summary]) -> str:
     return columns(table, less_important=("tokens", "turns", "tools", "cost", "model", "rating", "reward"))
 
 
-def render_trajectory(trajectory: Trajectory, ratings: Sequence[Rating], rewards: Sequence[Reward]) -> str:
+def render_trajectory(
+    trajectory: Trajectory,
+    ratings: Sequence[Rating],
+    rewards: Sequence[Reward],
+    *,
+    with_examples: bool = False,
+) -> str:
+    """The whole trajectory. Examples that only the model saw are counted, unless `with_examples`."""
     header, outcome = trajectory.header, trajectory.outcome
     end = f"{outcome.stop_reason.value}" if outcome else "running"
     if outcome and outcome.boundary:
@@ -57,9 +64,10 @@ def render_trajectory(trajectory: Trajectory, ratings: Sequence[Rating], rewards
         facts.append(f"{header.relation.value} of {header.parent_id}")
     facts += [f"reward {reward.value:g} ({printable(reward.source)})" for reward in rewards]
     facts += [f"rating {rating.value:+g} by {printable(rating.rater)}" for rating in ratings]
-    return "\n".join(
-        [click.style("\n".join(facts), bold=True), *(render_step(step) for step in trajectory.steps)]
-    )
+    shown = [step for step in trajectory.steps if with_examples or not step.ephemeral]
+    if hidden := len(trajectory.steps) - len(shown):
+        facts.append(f"{hidden} messages that only the model saw are not shown; --raw shows them")
+    return "\n".join([click.style("\n".join(facts), bold=True), *(render_step(step) for step in shown)])
 
 
 def render_step(step: Step) -> str:

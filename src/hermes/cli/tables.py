@@ -37,9 +37,7 @@ def columns(
             break
         used = [index for index in used if table[0][index] != name]
     room = max(_LAST_COLUMN, width - _width(table, used))
-    rows = (
-        [[*(row[index] for index in used[:-1]), _cut(row[used[-1]], room)] for row in table] if used else []
-    )
+    rows = [[*(row[index] for index in used[:-1]), _cut(row[used[-1]], room)] for row in table]
     heading, *lines = table_lines(rows)
     return "\n".join([click.style(heading, dim=True), *lines])
 

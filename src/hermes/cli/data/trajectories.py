@@ -96,7 +96,8 @@ def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(to_record(reader, record, with_inputs=raw), ensure_ascii=False))
             return
-        text = render_trajectory(record, reader.ratings(record.header.id), reader.rewards(record.header.id))
+        ratings, rewards = reader.ratings(record.header.id), reader.rewards(record.header.id)
+        text = render_trajectory(record, ratings, rewards, with_examples=raw)
         if raw:
             inputs = to_record(reader, record, with_inputs=True)["steps"]
             text += "\n" + json.dumps(
