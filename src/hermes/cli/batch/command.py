@@ -95,7 +95,7 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 )
 @click.option(
     "--prefill-messages-file",
-    type=click.Path(path_type=Path, exists=True),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="JSON list of messages that are sent but left out of the dataset.",
 )
 @click.option("--providers-allowed", metavar="A,B", help="OpenRouter routing.")
@@ -131,7 +131,7 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path, exists=True),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="YAML file with these flags.",
 )
 @click.option(
