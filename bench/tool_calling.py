@@ -159,7 +159,7 @@ def format_start(args: argparse.Namespace, processes: ProcessGroup) -> dict[str,
                 "train",
                 "sft",
                 str(rows),
-                "--base-url",
+                "--service",
                 args.engine,
                 "--name",
                 f"format-{args.seed}",
@@ -181,7 +181,7 @@ def reinforce(args: argparse.Namespace, processes: ProcessGroup, weights: str) -
         lambda: fetch_json(f"{args.api}/status") is not None,
     )
     trainer = (
-        *("train", "grpo", "--base-url", args.engine, "--start", weights, "--json"),
+        *("train", "grpo", "--service", args.engine, "--start", weights, "--json"),
         *("--name", f"tool-calling-{args.seed}", "--seed", str(args.seed)),
         *(
             "--run-dir",

@@ -27,11 +27,6 @@ from tests.rl.world import answer, change_settings, hermes, make_home
         (("start", "--env", "letters", "--set", "group_size=3"), "batch_size 32 is not a multiple", "33"),
         (("start", "--env", "letters", "--set", "group_size"), "has no value", "FIELD=VALUE"),
         (
-            ("start", "--env", "letters", "--set", "lora_rank=8"),
-            "tinker.lora_rank is locked at 4",
-            "rl.unlock '[lora_rank]'",
-        ),
-        (
             ("start", "--env", "letters", "--set", "nothing=8"),
             "there is no field 'nothing'",
             "hermes rl config",
@@ -120,8 +115,7 @@ def test_the_configuration_shows_what_is_locked_and_why(home_with: MakeHome) -> 
     assert fields["tinker.loss"]["choices"] == ["importance_sampling", "ppo", "cispo"]
     locked = {field["name"]: field for field in shown["locked_fields"]}
     assert locked["env.total_steps"]["locked_value"] == 4 and "costs" in locked["env.total_steps"]["reason"]
-    failure(hermes(home, "rl", "config", "total_steps", "9"), 2)
-    again = answer(home, "rl", "config", "total_steps", "9", "--unlock")
+    again = answer(home, "rl", "config", "total_steps", "9")
     steps = next(field for field in again["locked_fields"] if field["name"] == "env.total_steps")
     assert steps["current_value"] == 9
 

@@ -171,7 +171,7 @@ def test_the_bundled_model_learns_conversations_from_a_file(bundled_home: Path, 
     )
     engine = launch(folder, tmp_path / "engine")
     try:
-        given = ("--base-model", str(folder), "--base-url", engine.url, "--rank", "8", "--epochs", "12")
+        given = ("--base-model", str(folder), "--service", engine.url, "--rank", "8", "--epochs", "12")
         process = Process(tmp_path / "home", "train", "sft", str(rows), *given, "--batch-size", "2", "--json")
         assert process.wait(300) == 0, process.output
         done = json.loads(process.output.splitlines()[-1])

@@ -128,7 +128,7 @@ def test_weights_that_are_on_no_disk_here_are_downloaded_from_the_service(
     saved = engine.state_dir / done.weights.removeprefix("tinker://")
     folder = exported(tmp_path, "warm", env={**key, "TINKER_BASE_URL": engine.url})
     assert same_adapter(folder, saved, run.lora.base_model)
-    words = ("--base-url", engine.url, "--output")
+    words = ("--service", engine.url, "--output")
     for name, path in (("sampler", done.sampler), ("run", done.weights.rsplit("/", 2)[0])):
         folder = exported(tmp_path, path, *words, str(tmp_path / name), env=key)
         assert same_adapter(folder, saved, run.lora.base_model)
@@ -147,7 +147,7 @@ def test_weights_that_cannot_be_named_are_refused_with_the_reason(
     assert "--step does not apply" in step[0]
     for path in ("tinker://", "tinker://a/b", "tinker://../weights/x", "tinker://a/wheels/b"):
         assert "is not the path of a checkpoint" in failure(hermes(tmp_path, "rl", "weights", path), 2)[0]
-    closed = ("--base-url", f"http://127.0.0.1:{free_port()}")
+    closed = ("--service", f"http://127.0.0.1:{free_port()}")
     what, fix = failure(hermes(tmp_path, "rl", "weights", done.weights, *closed), 1)
     assert "no engine answers" in what and "hermes engine serve" in fix
     assert failure(hermes(tmp_path, "rl", "weights", "nobody"), 2)[0] == "there is no run 'nobody'"
@@ -196,7 +196,7 @@ def test_an_rl_run_goes_on_from_what_supervised_training_has_learned(tmp_path: P
         words = (
             "--base-model",
             str(model),
-            "--base-url",
+            "--service",
             engine.url,
             "--rank",
             "6",

@@ -17,7 +17,7 @@ from hermes.agent.loop import AgentLoop
 from hermes.agent.memory import strip_memory
 from hermes.agent.rating import make_choice, make_rating
 from hermes.config.load import Config
-from hermes.core import Message, Rating, Relation, Role, Source, Step, StepKind, new_id
+from hermes.core import Message, Rating, Relation, Role, Source, Step, StepKind, Trajectory, new_id
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel
 from hermes.store import Writer
@@ -33,7 +33,9 @@ class Conversation:
         model: ChatModel,
         plan: RolloutPlan,
         source: Source = Source.CHAT,
+        resumed: Trajectory | None = None,
     ) -> None:
+        """`resumed` is an earlier conversation that this one continues."""
         self.config = config
         self.model = model
         self.plan = plan
@@ -45,9 +47,13 @@ class Conversation:
         self._last_answer: int | None = None
         self._first_try: tuple[str, int] | None = None
         """Trajectory and step of the answer that the last retry did again."""
+        self._resumed = resumed
 
     async def __aenter__(self) -> Conversation:
-        await self._open()
+        if self._resumed is None:
+            await self._open()
+        else:
+            await self.resume(self._resumed)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -73,7 +79,7 @@ class Conversation:
     async def retry(self) -> AsyncIterator[Step]:
         """Answers the last user message again, as a new trajectory beside the first."""
         history = self.loop.messages
-        user_indices = [index for index, message in enumerate(history) if message.role is Role.USER]
+        user_indices = self._user_indices()
         if not user_indices:
             raise UsageError("there is nothing to retry yet", "ask something first")
         last = user_indices[-1]
@@ -83,6 +89,44 @@ class Conversation:
         self._first_try = first_try
         async for step in self.send(question):
             yield step
+
+    async def undo(self) -> str:
+        """Takes the last question and its answer out of the conversation; returns the question.
+
+        The recorded trajectory stays as it is: the conversation continues in a new one without that turn.
+        """
+        history = self.loop.messages
+        user_indices = self._user_indices()
+        if not user_indices:
+            raise UsageError("there is nothing to undo yet", "ask something first")
+        last = user_indices[-1]
+        question = history[last].content
+        await self._continue(history[:last], Relation.CONTINUED)
+        return question
+
+    async def resume(self, trajectory: Trajectory) -> None:
+        """Ends this conversation and continues a recorded one, with its messages as the history so far."""
+        await self._stack.aclose()
+        header = trajectory.header
+        self.session_id = header.session_id or self.session_id
+        await self._open(self._history_of(trajectory), header.id, Relation.CONTINUED)
+
+    def _history_of(self, trajectory: Trajectory) -> list[Message]:
+        """The messages of a recorded conversation, with the examples that this conversation's model needs."""
+        messages = list(trajectory.messages)
+        opening = [message for message in messages[:1] if message.role is Role.SYSTEM]
+        return [*opening, *self.plan.examples, *messages[len(opening) :]]
+
+    def _user_indices(self) -> list[int]:
+        """The positions of the user's questions among the messages; those of examples are left out."""
+        return [
+            index
+            for index, message in enumerate(self.loop.messages)
+            if message.role is Role.USER and not self._is_example(message)
+        ]
+
+    def _is_example(self, message: Message) -> bool:
+        return any(message is example for example in self.plan.examples)
 
     async def restart(self) -> None:
         """Ends this conversation and starts an empty one."""
@@ -95,11 +139,11 @@ class Conversation:
         self.plan = replace(self.plan, toolsets=toolsets) if toolsets is not None else self.plan
         await self._continue(list(self.loop.messages), Relation.CONTINUED)
 
-    async def rate(self, verdict: str) -> Rating:
+    async def rate(self, verdict: str, comment: str | None = None) -> Rating:
         """Rates the last answer; the rating is durable when this returns."""
         if self._last_answer is None:
             raise UsageError("there is no answer to rate yet", "ask something first")
-        rating = make_rating(self.trajectory_id, verdict, step_index=self._last_answer)
+        rating = make_rating(self.trajectory_id, verdict, comment=comment, step_index=self._last_answer)
         await asyncio.wrap_future(self._writer.add_rating(rating))
         return rating
 
@@ -116,7 +160,8 @@ class Conversation:
         await asyncio.wrap_future(self._writer.remove_fact(fact_id))
 
     async def _continue(self, history: Sequence[Message], relation: Relation) -> None:
-        parent = self.trajectory_id if self.loop.recorder.begun else None
+        recorder = self.loop.recorder
+        parent = recorder.header.id if recorder.begun else recorder.header.parent_id
         await self._stack.aclose()
         await self._open(history if parent else (), parent, relation)
 
@@ -138,4 +183,7 @@ class Conversation:
         if not history:
             prepare_opening(self.config, self._loop, self.plan)
         for message in history:
-            self._loop.prepare(message, record_as=strip_memory(message))
+            if self._is_example(message):
+                self._loop.prepare(message, ephemeral=True)
+            else:
+                self._loop.prepare(message, record_as=strip_memory(message))

@@ -19,6 +19,7 @@ from hermes.config.settings import LimitSettings
 from hermes.core import (
     JSONObject,
     Message,
+    ModelCall,
     Outcome,
     Role,
     Sampling,
@@ -29,11 +30,29 @@ from hermes.core import (
     ToolResult,
     Usage,
 )
+from hermes.core.model_call import INTERRUPTED
 from hermes.errors import LimitError, ProviderError, SandboxError
-from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
+from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.prices import price_of
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.execute import run_tool_call
+
+
+class PartialAnswer:
+    """Passes the pieces of an answer on, and keeps them in case the call is stopped."""
+
+    def __init__(self, on_delta: OnDelta | None) -> None:
+        self._on_delta = on_delta
+        self.text = ""
+        self.reasoning = ""
+
+    def receive(self, delta: StreamDelta) -> None:
+        if delta.retry:
+            self.text = self.reasoning = ""
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        if self._on_delta is not None:
+            self._on_delta(delta)
 
 
 class AgentLoop:
@@ -130,10 +149,15 @@ class AgentLoop:
         context = tuple(self.messages)
         request = ChatRequest(context, self._schemas, self.sampling, self._time_left_s())
         started_ms = _now_ms()
+        partial = PartialAnswer(self.on_delta)
         try:
             async with asyncio.timeout(request.timeout_s):
-                reply = await self.model.complete(request, self.on_delta)
+                reply = await self.model.complete(request, partial.receive if self.on_delta else None)
+        except asyncio.CancelledError:
+            await self._record_partial(partial, context, started_ms)
+            raise
         except TimeoutError as error:
+            await self._record_partial(partial, context, started_ms)
             raise self._timeout_error() from error
         self._count(reply)
         call = reply.call
@@ -144,6 +168,26 @@ class AgentLoop:
         self.messages.append(reply.message)
         await self.recorder.append(step, context=context, tools=self._schemas)
         return step
+
+    async def _record_partial(
+        self, partial: PartialAnswer, context: tuple[Message, ...], started_ms: int
+    ) -> None:
+        """Records the text that was streamed before the call was stopped; its usage is unknown."""
+        if not partial.text and not partial.reasoning:
+            return
+        call = ModelCall(
+            model=self.model.name,
+            endpoint="",
+            sampling=self.sampling,
+            finish_reason=INTERRUPTED,
+            usage=Usage(),
+            latency_ms=float(_now_ms() - started_ms),
+        )
+        message = Message.assistant(partial.text, reasoning=partial.reasoning or None)
+        self.cost_usd = None
+        step = Step(self.recorder.reserve(), StepKind.MODEL, message, started_ms, call=call)
+        self.messages.append(message)
+        await self.recorder.append(step, context=context, tools=self._schemas)
 
     async def _run_tools(self, calls: Sequence[ToolCall]) -> AsyncIterator[Step]:
         """Runs the calls in parallel; yields results as they finish, appends them in the calls' order."""

@@ -2,26 +2,107 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hermes.batch.journal import SampleState, read_states
-from hermes.batch.plan import read_progress
+from hermes.batch.journal import SampleEntry, SampleState, read_journal
+from hermes.batch.plan import SampleKey
+from hermes.batch.progress import cause_of
 from hermes.batch.spec import load_spec
+from hermes.batch.start_record import StartRecord, read_start
 from hermes.core import JSONObject
 
 
+@dataclass
+class _Tally:
+    """What one pass over the journal adds up; each sample counts once."""
+
+    states: dict[SampleKey, SampleState] = field(default_factory=dict)
+    failures: dict[SampleKey, str] = field(default_factory=dict)
+    """The reason of the last failed try."""
+    rewards: list[float] = field(default_factory=list)
+    grader_errors: list[str] = field(default_factory=list)
+    cost_usd: float = 0.0
+    unpriced: int = 0
+
+    def add(self, entry: SampleEntry) -> None:
+        key = SampleKey(entry.key, entry.sample)
+        if entry.state is SampleState.FAILED:
+            self.failures[key] = entry.reason or "unknown"
+            self.cost_usd += entry.row.get("cost_usd") or 0.0
+            return
+        if key in self.states:
+            return
+        self.states[key] = entry.state
+        cost_usd = entry.row.get("cost_usd")
+        self.cost_usd += cost_usd or 0.0
+        self.unpriced += cost_usd is None
+        if (reward := entry.row.get("reward")) is not None:
+            self.rewards.append(reward)
+        if error := entry.row.get("reward_error"):
+            self.grader_errors.append(error)
+
+
 def overview(folder: Path) -> JSONObject:
-    """Counts from the journal; the number of planned samples would need the dataset."""
+    """State, progress, cost, rewards and failures of the run in `folder`.
+
+    The total, the rate and the state come from the newest start; they are None for a run that was made
+    before starts were recorded.
+    """
     spec = load_spec(folder)
-    progress = read_progress(read_states(folder / "journal"))
-    states = Counter(entry.state for entry in progress.finished.values())
+    tally = _Tally()
+    for entry in read_journal(folder / "journal"):
+        tally.add(entry)
+    start = read_start(folder)
+    finished = len(tally.states)
+    failed = {key: reason for key, reason in tally.failures.items() if key not in tally.states}
+    counts = Counter(tally.states.values())
     return {
         "run": spec.name,
+        "state": _state(start, finished),
         "model": spec.model,
         "dataset": spec.dataset,
-        "done": states[SampleState.DONE],
-        "filtered": states[SampleState.FILTERED],
-        "failed": len(progress.failures),
+        "total": start.total if start else None,
+        "finished": finished,
+        "percent": round(100 * finished / start.total, 1) if start and start.total else None,
+        "done": counts[SampleState.DONE],
+        "filtered": counts[SampleState.FILTERED],
+        "failed": len(failed),
+        "failures": by_message(list(failed.values())),
+        "grader_failures": by_message(tally.grader_errors),
+        **_pace(start, finished),
+        "cost_usd": round(tally.cost_usd, 6) if finished > tally.unpriced or tally.cost_usd else None,
+        "unpriced": tally.unpriced,
+        "scored": len(tally.rewards),
+        "mean_reward": math.fsum(tally.rewards) / len(tally.rewards) if tally.rewards else None,
         "finalised": (folder / "statistics.json").exists(),
     }
+
+
+def by_message(reasons: list[str]) -> list[JSONObject]:
+    """The causes of failures, most frequent first, each with one message as it came."""
+    counts = Counter(cause_of(reason) for reason in reasons)
+    examples = {cause_of(reason): reason for reason in reversed(reasons)}
+    return [
+        {"cause": cause, "count": count, "message": examples[cause]} for cause, count in counts.most_common()
+    ]
+
+
+def _state(start: StartRecord | None, finished: int) -> str | None:
+    if start is None:
+        return None
+    if finished >= start.total:
+        return "complete"
+    return "running" if start.running else "stopped"
+
+
+def _pace(start: StartRecord | None, finished: int) -> JSONObject:
+    """Rate and time left of a run that is going on; None otherwise."""
+    if start is None or not start.running or finished <= start.finished_before or finished >= start.total:
+        return {"rate_per_s": None, "eta_s": None}
+    elapsed_s = max(0.001, time.time() - start.started_at_ms / 1000)
+    rate = (finished - start.finished_before) / elapsed_s
+    return {"rate_per_s": round(rate, 4), "eta_s": round((start.total - finished) / rate)}

@@ -155,10 +155,15 @@ def _parquet(path: Path) -> Iterator[tuple[int, JSON]]:
     except ImportError as error:
         raise MissingDependencyError("pyarrow", "export", "reading Parquet") from error
     number = 0
-    for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-        for record in batch.to_pylist():
-            number += 1
-            yield number, {name: value for name, value in record.items() if value is not None}
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            for record in batch.to_pylist():
+                number += 1
+                yield number, {name: value for name, value in record.items() if value is not None}
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(
+            f"{path} is no Parquet file, or is damaged: {error}", "write it again, or convert it to .jsonl"
+        ) from error
 
 
 def _hub(name: str) -> Iterator[tuple[int, JSON]]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import add_options, json_option, stored_variables
+from hermes.cli.options import CommandGroup, RenamedOption, add_options, json_option, stored_variables
+from hermes.cli.waiting import Waiting
 
 _MODEL_OPTIONS = (
     click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder."),
@@ -24,15 +25,22 @@ _MODEL_OPTIONS = (
         default="auto",
         show_default=True,
         type=click.Choice(["auto", "float32", "bfloat16"]),
-        help="Of the base model; adapters and optimizer are float32.",
+        help="Number format of the base model; adapters and optimizer are float32.",
     ),
 )
 _url_option = click.option(
-    "--url", default="http://127.0.0.1:8001", show_default=True, help="Address of a running engine."
+    "--service",
+    "--url",
+    "url",
+    cls=RenamedOption,
+    metavar="URL",
+    default="http://127.0.0.1:8001",
+    show_default=True,
+    help="Address of a running engine.",
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def engine() -> None:
     """Train and sample LoRA adapters on this machine, for the public `tinker` SDK and OpenAI clients."""
 
@@ -145,7 +153,17 @@ def serve(
         click.echo(
             "--no-token: every user of this machine can use, download and delete the adapters", err=True
         )
-    serve(options, lambda address: click.echo(f"engine on {address}, model {names[0]}"))
+    sign = Waiting()
+
+    def announce(address: str) -> None:
+        sign.stop()
+        click.echo(f"engine on {address}, model {names[0]}")
+
+    sign.start(f"loading {names[0]}")
+    try:
+        serve(options, announce)
+    finally:
+        sign.stop()
 
 
 @engine.command()
@@ -153,7 +171,7 @@ def serve(
 @json_option
 @stored_variables
 def models(url: str, as_json: bool) -> None:
-    """List the model names that a running engine serves, with their current weights."""
+    """List the models that a running engine serves, with their weights."""
     from hermes.engine.server.client import request_json
 
     served = request_json(url, "v1/models")["data"]
@@ -203,7 +221,9 @@ def _print_table(data: Any, header: tuple[str, ...], rows: Sequence[tuple[str, .
 @json_option
 @stored_variables
 def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
-    """Upload the PEFT adapter in FOLDER to a running engine, to sample and to train on.
+    """Upload the PEFT adapter in FOLDER to a running engine.
+
+    It can then be sampled and trained on.
 
     The files are sent, so the engine may run elsewhere. It keeps the checkpoints until they are deleted.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import CommandGroup, json_option, stored_variables
 
 if TYPE_CHECKING:
     from hermes.envs.cli.check import CheckReport
@@ -20,7 +20,7 @@ _dirs = click.option(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def env() -> None:
     """List, write, check and run environments.
 
@@ -32,7 +32,9 @@ def env() -> None:
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 def list_(folders: tuple[Path, ...], as_json: bool) -> None:
-    """List the environments: built-in, in ~/.hermes/environments, of rl.environments, and in FOLDERS.
+    """List the environments.
+
+    Built-in ones, those in ~/.hermes/environments, of rl.environments, and in FOLDERS.
 
     Nothing is imported.
     """
@@ -92,7 +94,9 @@ def check(
     as_json: bool,
     red_team: bool,
 ) -> None:
-    """Check an environment without a model: whether it runs, and whether its reward is sound.
+    """Check an environment without a model.
+
+    Whether it runs, and whether its reward is sound.
 
     SETTINGS are the environment's, such as --env.seed 3. Exits with 1 if a check fails.
     """

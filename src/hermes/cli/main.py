@@ -7,15 +7,18 @@ Every expected failure is printed here as two lines (the error; the fix) and set
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import importlib
+import os
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import click
 
-from hermes import __version__
 from hermes.errors import HermesError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -35,6 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compress": (
         "hermes.cli.compress.command:compress",
         "Fit trajectories to a token budget; decisions go last.",
+    ),
+    "completion": (
+        "hermes.cli.setup.completion:completion",
+        "Print the completion script of a shell: bash, zsh or fish.",
     ),
     "config": ("hermes.cli.setup.config:config", "Show and change settings."),
     "doctor": (
@@ -85,11 +92,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.skills.command:skills",
         "Browse, search, view, install, check and learn skills.",
     ),
+    "store": ("hermes.cli.setup.store:store", "The database of trajectories: check, compact, backup."),
+    "templates": ("hermes.cli.setup.templates:templates", "Templates of questions: list, show, edit."),
     "tools": ("hermes.cli.setup.tools:tools", "List the tools and why one is unavailable."),
     "train": ("hermes.cli.train.command:train", "Train a LoRA adapter: sft, dpo, kto, reward, rlhf, grpo."),
     "trajectories": (
         "hermes.cli.data.trajectories:trajectories",
-        "List, show, search and compare what was recorded.",
+        "List, show, search, compare, score and delete what was recorded.",
     ),
     "web": ("hermes.cli.web:web", "The web app: read, rate and watch in a browser."),
 }
@@ -99,8 +108,20 @@ def _dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
+def _add_examples(command: click.Command, name: str) -> None:
+    """Puts the examples of a command, and of the commands in it, at the end of its help."""
+    from hermes.cli.examples import examples_text
+
+    command.epilog = command.epilog or examples_text(name)
+    for subcommand in getattr(command, "commands", {}).values():
+        _add_examples(subcommand, f"{name} {subcommand.name}")
+
+
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are run, and listed without importing them."""
+    """A group whose commands are imported when they are run, and listed without importing them.
+
+    Several words in quotes where a command belongs are a question: `hermes "What is 17 * 23?"`.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -110,16 +131,20 @@ class LazyGroup(click.Group):
             return None
         module, attribute = COMMANDS[cmd_name][0].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        _add_examples(command, cmd_name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        if " " in name.strip():
+            return ask.name, ask, args
         if name not in COMMANDS and not name.startswith("-"):
             close = get_close_matches(name, COMMANDS, n=1)
+            question = " ".join(args) if len(args) > 1 else name
             hint = f"Did you mean '{close[0]}'?" if close else "See 'hermes --help'."
-            raise click.UsageError(f"no such command '{name}'. {hint}", ctx)
+            raise click.UsageError(f"no such command '{name}'. {hint} To ask: hermes -q '{question}'", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -127,25 +152,95 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
 
 
+_SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "token_normalize_func": _dashes,
+    "max_content_width": 100,
+}
+
+_CHAT_OPTIONS = (
+    click.option(
+        "-m", "--model", metavar="PROVIDER/NAME", help="Model to use instead of the configured one."
+    ),
+    click.option(
+        "--base-url",
+        metavar="URL",
+        help="Any OpenAI-compatible server; without --model, the model it serves.",
+    ),
+    click.option("--toolsets", metavar="A,B", help="Toolsets to offer; 'none' for no tools."),
+    click.option("--sandbox", metavar="NAME", help="local, bubblewrap or docker."),
+    click.option(
+        "--workspace",
+        metavar="DIR",
+        type=click.Path(),
+        help="Directory the tools work in; default: this one.",
+    ),
+    click.option("--max-turns", type=click.IntRange(min=1), help="Most model calls for one question."),
+    click.option("-s", "--system", metavar="TEXT", help="System prompt to use instead of the built-in one."),
+    click.option("-t", "--template", metavar="NAME", help="A stored template; see 'hermes templates'."),
+    click.option(
+        "--param", "params", multiple=True, metavar="NAME=VALUE", help="A value for the template; repeatable."
+    ),
+    click.option(
+        "-f",
+        "--fragment",
+        "fragments",
+        multiple=True,
+        metavar="FILE",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="A file that becomes part of the question; repeatable.",
+    ),
+    click.option(
+        "--schema", metavar="FILE|JSON", help="JSON schema that the answer must fit; the answer is checked."
+    ),
+    click.option("-c", "--continue", "continue_last", is_flag=True, help="Continue the last conversation."),
+    click.option("--resume", metavar="ID", help="Continue the conversation with this id."),
+    click.option("--no-log", is_flag=True, help="Record nothing of this conversation."),
+    click.option("--yes", is_flag=True, help="Run commands without asking. Only where you trust the model."),
+    click.option("--json", "as_json", is_flag=True, help="With a question: print one JSON object."),
+)
+
+
+def _chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_CHAT_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from hermes.cli.versions import version_text
+
+        click.echo(version_text())
+        ctx.exit()
+
+
 @click.group(
     cls=LazyGroup,
     invoke_without_command=True,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "token_normalize_func": _dashes,
-        "max_content_width": 100,
-    },
+    context_settings=_SETTINGS,
+    epilog="""Examples:
+
+\b
+  hermes                                     chat
+  hermes "What is 17 * 23?"                  one question
+  cat report.txt | hermes -q "Summarise"     a question about a text
+  hermes -c                                  continue the last conversation
+  hermes --base-url http://127.0.0.1:8000/v1 a server of your own
+  hermes quickstart                          the whole loop with training""",
 )
-@click.option("-q", "--query", metavar="TEXT", help="Ask one question and exit.")
-@click.option("-m", "--model", metavar="PROVIDER/NAME", help="Model to use instead of the configured one.")
-@click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
-@click.option("--toolsets", metavar="A,B", help="Toolsets to offer; 'none' for no tools.")
-@click.option("--sandbox", metavar="NAME", help="local, bubblewrap or docker.")
-@click.option("--workspace", metavar="DIR", type=click.Path(), help="Directory the tools work in.")
-@click.option("--max-turns", type=click.IntRange(min=1), help="Most model calls for one question.")
-@click.option("--yes", is_flag=True, help="Run commands without asking. Only where you trust the model.")
-@click.option("--json", "as_json", is_flag=True, help="With -q: print one JSON object.")
-@click.version_option(__version__, prog_name="hermes")
+@click.option(
+    "-q", "--query", metavar="TEXT", help="Ask one question and exit; standard input is added to it."
+)
+@_chat_options
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version, and those of the packages that matter, and exit.",
+)
 @click.pass_context
 def cli(ctx: click.Context, /, **options: Any) -> None:
     """An agent whose every run becomes training data. Without a command: interactive chat."""
@@ -155,12 +250,30 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
         start(**options)
 
 
+@click.command(context_settings=_SETTINGS)
+@click.argument("words", nargs=-1, required=True)
+@_chat_options
+@click.pass_context
+def ask(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None:
+    """Ask one question: `hermes "QUESTION"`. The options of `hermes` may stand before or after it."""
+    from hermes.cli.chat.start import start
+
+    assert ctx.parent is not None
+    before = ctx.parent.params
+    if before["query"] is not None:
+        raise click.UsageError("there are two questions: -q and the words after it", ctx)
+    chosen = {name: options[name] or before[name] for name in options}
+    start(**{**chosen, "query": " ".join(words)})
+
+
 def main() -> None:
     """Entry point: prints expected failures without a traceback."""
     # Without this the interpreter collects garbage at exit: 0.07 s, and a second if torch is loaded.
     atexit.register(gc.freeze)
+    from hermes.cli.colour import colour_default
+
     try:
-        cli(prog_name="hermes")
+        cli(prog_name="hermes", color=colour_default())
     except HermesError as error:
         from hermes.safety.text import printable
 
@@ -168,3 +281,17 @@ def main() -> None:
         if error.hint:
             click.echo(f"  fix: {printable(error.hint)}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if not _report_output_error(error):
+            raise
+
+
+def _report_output_error(error: OSError) -> bool:
+    """Reports that standard output cannot take more (a full disk); False if that is not what failed."""
+    if error.errno != errno.ENOSPC or error.filename is not None:
+        return False
+    # what is left in the buffer would fail again when the interpreter ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    click.echo("error: the output cannot be written: no space is left on its device", err=True)
+    click.echo("  fix: free space there, or send the output elsewhere", err=True)
+    sys.exit(1)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +32,34 @@ if TYPE_CHECKING:
 _AGE = re.compile(r"(\d+)([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
+
+class CommandGroup(click.Group):
+    """A group that names the nearest command if there is none of the name typed."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            names = self.list_commands(ctx)
+            close = get_close_matches(name, names, n=1)
+            hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(names)}."
+            raise click.UsageError(f"no such command '{name}'. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class RenamedOption(click.Option):
+    """An option whose former names are accepted and not listed: help shows the first name only."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        names = self.opts
+        self.opts = names[:1]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 _FILTERS = (
@@ -40,12 +69,12 @@ _FILTERS = (
     click.option("--source", help="chat, query, batch, env, delegate or import."),
     click.option("--run", "run_id", help="Batch or training run."),
     click.option("--session", "session_id", help="Chat session."),
-    click.option("--min-reward", type=float),
-    click.option("--max-reward", type=float),
-    click.option("--min-rating", type=float, help="1 to 5; good counts as 5, bad as 1."),
-    click.option("--max-rating", type=float),
-    click.option("--since", help="Date (2026-11-01), time, or age (30m, 12h, 7d, 2w)."),
-    click.option("--until", help="Like --since."),
+    click.option("--min-reward", type=float, help="Lowest latest reward."),
+    click.option("--max-reward", type=float, help="Highest latest reward."),
+    click.option("--min-rating", type=float, help="Lowest rating, 1 to 5; good counts as 5, bad as 1."),
+    click.option("--max-rating", type=float, help="Highest rating, on the scale of --min-rating."),
+    click.option("--since", help="Earliest date (2026-11-01), time, or age (30m, 12h, 7d, 2w)."),
+    click.option("--until", help="Latest date, time or age; written like --since."),
     click.option("--text", help="Words that all occur in one message."),
 )
 

@@ -10,7 +10,7 @@ from datetime import datetime
 import click
 
 from hermes.cli.tables import columns
-from hermes.core import Message, Rating, Reward, Step, StepKind, ToolCall, Trajectory
+from hermes.core import Message, Rating, Reward, Role, Step, StepKind, ToolCall, Trajectory
 from hermes.data.diff import Difference
 from hermes.safety.text import clip, printable, visible
 from hermes.store import SearchHit, Summary
@@ -39,10 +39,17 @@ def summary_table(rows: Sequence[Summary]) -> str:
                 one_line(row.task, 48),
             )
         )
-    return columns(table)
+    return columns(table, less_important=("tokens", "turns", "tools", "cost", "model", "rating", "reward"))
 
 
-def render_trajectory(trajectory: Trajectory, ratings: Sequence[Rating], rewards: Sequence[Reward]) -> str:
+def render_trajectory(
+    trajectory: Trajectory,
+    ratings: Sequence[Rating],
+    rewards: Sequence[Reward],
+    *,
+    with_examples: bool = False,
+) -> str:
+    """The whole trajectory. Examples that only the model saw are counted, unless `with_examples`."""
     header, outcome = trajectory.header, trajectory.outcome
     end = f"{outcome.stop_reason.value}" if outcome else "running"
     if outcome and outcome.boundary:
@@ -57,9 +64,10 @@ def render_trajectory(trajectory: Trajectory, ratings: Sequence[Rating], rewards
         facts.append(f"{header.relation.value} of {header.parent_id}")
     facts += [f"reward {reward.value:g} ({printable(reward.source)})" for reward in rewards]
     facts += [f"rating {rating.value:+g} by {printable(rating.rater)}" for rating in ratings]
-    return "\n".join(
-        [click.style("\n".join(facts), bold=True), *(render_step(step) for step in trajectory.steps)]
-    )
+    shown = [step for step in trajectory.steps if with_examples or not step.ephemeral]
+    if hidden := len(trajectory.steps) - len(shown):
+        facts.append(f"{hidden} messages that only the model saw are not shown; --raw shows them")
+    return "\n".join([click.style("\n".join(facts), bold=True), *(render_step(step) for step in shown)])
 
 
 def render_step(step: Step) -> str:
@@ -76,7 +84,8 @@ def render_message(message: Message) -> str:
     if message.reasoning:
         parts.append(click.style("(thinking) " + fold(message.reasoning), dim=True))
     if message.content:
-        parts.append(fold(message.content))
+        text = readable_result(message.content) if message.role is Role.TOOL else message.content
+        parts.append(fold(text))
     parts += [f"-> {call_text(call)}" for call in message.tool_calls]
     parts += [f"(image {clip(printable(image), 60)})" for image in message.images]
     return "\n".join(parts) or "(empty)"
@@ -168,12 +177,33 @@ def fold(text: str) -> str:
     return "\n".join([*head, f"… {len(lines) - len(head) - len(tail)} lines more …", *tail])
 
 
+def readable_result(content: str) -> str:
+    """A tool's result for reading: where it is a JSON object, one field a line, with texts written out."""
+    if not content.startswith("{"):
+        return content
+    try:
+        data = json.loads(content)
+    except ValueError:
+        return content
+    if not isinstance(data, dict):
+        return content
+    return "\n".join(_field_text(name, value) for name, value in data.items())
+
+
+def _field_text(name: str, value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"{name}:\n{text.rstrip()}" if "\n" in text.rstrip() else f"{name}: {text}"
+
+
 def one_line(text: str, width: int) -> str:
     flat = " ".join(printable(text).split())
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
 def local_time(moment_ms: int) -> str:
+    """The minute, in local time; imported conversations may have none."""
+    if moment_ms <= 0:
+        return "no date"
     return datetime.fromtimestamp(moment_ms / 1000).strftime("%Y-%m-%d %H:%M")
 
 

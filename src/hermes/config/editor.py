@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,11 @@ from hermes.disk.files import atomic_write, ensure_dir, read_text, settings_lock
 from hermes.errors import ConfigError
 
 _FIRST_LINES = "# Settings of Hermes. 'hermes config show' lists every key with its value and origin.\n"
+
+_TERMINAL_EDITORS = frozenset(
+    ("vi", "vim", "nvim", "nano", "pico", "emacs", "micro", "hx", "helix", "joe", "ed")
+)
+"""Editors that wait for a person's keys."""
 
 
 def edit_config(home: Path, environ: Mapping[str, str]) -> bool:
@@ -27,7 +33,12 @@ def edit_config(home: Path, environ: Mapping[str, str]) -> bool:
     before = read_text(target)
     draft = _draft(home, _FIRST_LINES if before is None else before)
     started = read_text(draft)
-    _open(command, draft)
+    try:
+        _open(command, draft)
+    except ConfigError:
+        if read_text(draft) == started:
+            draft.unlink(missing_ok=True)
+        raise
     after = read_text(draft)
     if after is None or after == started:
         draft.unlink(missing_ok=True)
@@ -49,13 +60,27 @@ def edit_config(home: Path, environ: Mapping[str, str]) -> bool:
 
 def _editor(environ: Mapping[str, str]) -> list[str]:
     chosen = environ.get("VISUAL") or environ.get("EDITOR")
-    if chosen:
+    if chosen and not (_needs_terminal(shlex.split(chosen)[0]) and not sys.stdin.isatty()):
         return shlex.split(chosen)
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "an editor needs a terminal, and standard input is none",
+            "use 'hermes config set KEY VALUE', or write config.yaml yourself ('hermes config path')",
+        )
     path = environ.get("PATH", os.defpath)
     editor = next((name for name in ("nano", "vi") if shutil.which(name, path=path)), None)
     if editor is None:
         raise ConfigError("no editor was found", "set EDITOR, or use 'hermes config set KEY VALUE'")
     return [editor]
+
+
+def _needs_terminal(program: str) -> bool:
+    return Path(program).name in _TERMINAL_EDITORS
+
+
+def edit_file(path: Path, environ: Mapping[str, str]) -> None:
+    """Opens the user's editor on a file and waits; ConfigError if there is no editor or no terminal."""
+    _open(_editor(environ), path, f"{path} is as the editor left it")
 
 
 def _draft(home: Path, text: str) -> Path:
@@ -70,14 +95,13 @@ def _draft(home: Path, text: str) -> Path:
     return Path(name)
 
 
-def _open(command: list[str], draft: Path) -> None:
+def _open(command: list[str], draft: Path, state: str = "config.yaml is unchanged") -> None:
     try:
         done = subprocess.run([*command, str(draft)])
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise ConfigError(f"cannot start the editor '{command[0]}'", "set EDITOR to a program") from error
     if done.returncode != 0:
         raise ConfigError(
-            f"the editor ended with exit code {done.returncode}; config.yaml is unchanged",
+            f"the editor ended with exit code {done.returncode}; {state}",
             f"your version is {draft}",
         )

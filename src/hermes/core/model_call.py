@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from hermes.core.json import JSON, JSONObject
 from hermes.core.usage import Usage
 
+INTERRUPTED = "interrupted"
+"""The finish reason of a call that was stopped while its answer arrived; the message is what had arrived."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

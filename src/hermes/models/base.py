@@ -19,6 +19,8 @@ class StreamDelta:
 
     text: str = ""
     reasoning: str = ""
+    retry: str = ""
+    """Set instead of text if an attempt failed and another follows: the reason. Pieces then begin again."""
 
 
 OnDelta = Callable[[StreamDelta], None]

@@ -287,7 +287,7 @@ class _PolicyTrainer:
             kind,
             (
                 *("train", kind, *arguments, *loop, "--base-model", settings.base_model),
-                *("--base-url", self.url, "--rank", str(settings.rank), "--seed", str(settings.seed)),
+                *("--service", self.url, "--rank", str(settings.rank), "--seed", str(settings.seed)),
                 *("--max-tokens", str(settings.max_tokens), "--name", f"{self.folder.name.lower()}-{kind}"),
                 *(("--learning-rate", str(rate)) if rate is not None else ()),
                 *(("--start", self.current.weights) if start and self.current.weights else ()),

@@ -197,7 +197,7 @@ class _QuickstartRun:
     def _trainer(self, weights: str, api: str, folder: Path) -> tuple[str, ...]:
         recipe = self._recipe
         return (
-            *("train", "grpo", "--base-model", MODEL, "--base-url", self._engine_url, "--start", weights),
+            *("train", "grpo", "--base-model", MODEL, "--service", self._engine_url, "--start", weights),
             *("--name", f"{self._name}-grpo", "--run-dir", str(folder), "--rank", str(recipe.rank)),
             *("--learning-rate", str(recipe.rl_rate), "--schedule", "linear"),
             *("--num-steps", str(recipe.rl_steps)),

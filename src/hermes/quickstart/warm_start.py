@@ -64,7 +64,7 @@ def warm_start(
     result = processes.run(
         "sft",
         (
-            *("train", "sft", str(rows), "--base-model", MODEL, "--base-url", engine_url),
+            *("train", "sft", str(rows), "--base-model", MODEL, "--service", engine_url),
             *("--name", f"{name}-sft", "--run-dir", str(run_folder), "--rank", str(recipe.rank)),
             *("--learning-rate", str(recipe.sft_rate), "--batch-size", str(recipe.sft_batch)),
             *("--max-steps", str(recipe.sft_steps), "--epochs", str(recipe.sft_steps), "--json"),

@@ -42,7 +42,7 @@ def fields_text(resolved: Resolved, as_json: bool) -> str:
         return json.dumps(data, indent=2, default=str)
     table = [("FIELD", "VALUE", "MEANING")]
     for field, row in rows:
-        note = f"locked: {field.lock}" if field.lock else field.description
+        note = f"locked for the agent: {field.lock}" if field.lock else field.description
         table.append((field.name, _shorten(row["current_value"]), note))
     return "\n".join([f"environment {resolved.selection.environment}", *_columns(table)])
 

@@ -101,7 +101,7 @@ def _start_reward_model(plan: RlhfPlan, group: ProcessGroup) -> str:
         return plan.reward_model
     port = ports.choose(REWARD_PORT)
     url = f"http://127.0.0.1:{port}"
-    arguments = ("reward", "serve", plan.reward_model, "--port", str(port), "--base-url", plan.engine_url)
+    arguments = ("reward", "serve", plan.reward_model, "--port", str(port), "--service", plan.engine_url)
     group.serve("reward", arguments, lambda: fetch_json(f"{url}/health") is not None)
     return url
 

@@ -23,6 +23,7 @@ from hermes.store.record import ModelInput, Record
 from hermes.store.rows import cut_outcome
 from hermes.store.stats import Stats, statistics
 from hermes.store.summary import SUMMARY, SearchHit, Summary, decode_summary, snippet
+from hermes.store.upkeep.delete import derived_ids
 from hermes.store.writer import Writer
 
 _PAGE = 256
@@ -237,6 +238,18 @@ class Reader:
     def attempts(self, filters: Filter = ALL) -> list[TaskAttempt]:
         """One short line for each matching trajectory, oldest first."""
         return select_attempts(self._db, filters)
+
+    def derived(self, ids: Sequence[str]) -> list[str]:
+        """Trajectories that were made from these, at any distance."""
+        return derived_ids(self._db, ids)
+
+    def run_ids(self, ids: Sequence[str]) -> list[str]:
+        """The batch and training runs that these trajectories belong to."""
+        return sorted({run_id for name in ids if (run_id := self._run_of(name))})
+
+    def _run_of(self, trajectory_id: str) -> str | None:
+        row = self._db.execute("SELECT run_id FROM trajectories WHERE id = ?", (trajectory_id,)).fetchone()
+        return None if row is None else row[0]
 
     def rewards(self, trajectory_id: str) -> list[Reward]:
         rows = self._db.execute(

@@ -187,7 +187,7 @@ def summarise(contender: Contender, *, binary: bool, graded: bool) -> Score:
         failed=contender.failed,
         ungraded=sum(attempt.reward is None for attempt in attempts) if graded else 0,
         score=fmean(means.values()) if means else None,
-        interval=mean_interval(list(means.values()), wilson=binary and single),
+        interval=mean_interval(list(means.values()), wilson=binary and (single or _unanimous(means))),
         outcomes=dict(Counter(attempt.outcome for attempt in attempts).most_common()),
         mean_turns=fmean(attempt.turns for attempt in attempts) if attempts else None,
         mean_tokens=fmean(attempt.tokens for attempt in attempts) if attempts else None,
@@ -240,12 +240,19 @@ def disagreements(left: Sequence[Attempt], right: Sequence[Attempt], *, graded: 
     return list(by_task.values())
 
 
+def _unanimous(means: Mapping[str, float]) -> bool:
+    """Whether every sample of every task had the same pass or failure: resampling shows no spread then."""
+    return set(means.values()) in ({0.0}, {1.0})
+
+
 def mean_interval(values: Sequence[float], *, wilson: bool) -> ConfidenceInterval | None:
-    """The confidence interval of the mean; None without values."""
+    """The confidence interval of the mean; None without values, and where equal values show no spread."""
     if not values:
         return None
     if wilson:
         return wilson_interval(sum(value == 1 for value in values), len(values))
+    if len(set(values)) == 1:
+        return None
     return bootstrap_interval(values)
 
 

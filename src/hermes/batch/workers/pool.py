@@ -20,6 +20,7 @@ from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_t
 from hermes.batch.plan import SampleKey, planned_samples, read_progress, unfinished_samples
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import RunSpec
+from hermes.batch.start_record import write_start
 from hermes.batch.tasks import Dataset
 from hermes.batch.workers.base import WorkerHandle, WorkerJob, WorkerSource
 from hermes.batch.workers.process import ProcessWorkers
@@ -139,6 +140,7 @@ class Pool:
         """Not yet allotted to a worker."""
 
     async def run(self) -> RunResult:
+        write_start(self._folder, self.result.total, self.result.finished)
         self._watcher.started(self.result.total, self.result.finished)
         for round_number in range(1, _ROUNDS + 1):
             await self._run_queue()

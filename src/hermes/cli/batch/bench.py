@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hermes.cli.options import json_option, make_options, stored_variables
-from hermes.errors import UsageError
+from hermes.errors import HermesError, UsageError
+from hermes.safety.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,12 +26,22 @@ if TYPE_CHECKING:
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("--dataset-file", required=True, metavar="FILE", help="Tasks, as for 'hermes batch'.")
 @click.option("--models", required=True, metavar="A,B,C", help="Each as provider/name.")
-@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Per task.")
-@click.option("--reward", metavar="FILE.py:FUNCTION", help="Default: exact match of 'expected'.")
+@click.option(
+    "--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Samples of each task."
+)
+@click.option(
+    "--reward", metavar="FILE.py:FUNCTION", help="Scores each trajectory; exact match of 'expected' if unset."
+)
 @click.option("--diff", "with_diff", is_flag=True, help="Show where two models' trajectories first diverge.")
 @click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a report here.")
 @click.option("--run-name", help="Names the runs' folders; default: bench-DATASET.")
-@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder that has the runs.",
+)
 @json_option
 @click.pass_context
 @stored_variables
@@ -67,6 +78,7 @@ class _Bench:
         self._ctx = ctx
         self._options = options
         self._models = _split_models(options.models)
+        self._errors: dict[str, HermesError] = {}
         self._name = options.run_name or f"bench-{Path(options.dataset_file).stem}"
         max_rows = self._batch_options(self._models[0]).max_samples
         self._dataset = read_dataset(options.dataset_file, max_rows=max_rows)
@@ -79,20 +91,36 @@ class _Bench:
         from hermes.batch.compare.scores import compare_models
 
         options = self._options
-        contenders = [self._run_model(model) for model in self._models]
+        contenders = [self._try_model(model) for model in self._models]
+        if not any(contender.attempts for contender in contenders) and self._errors:
+            raise next(iter(self._errors.values()))
         comparison = compare_models(contenders, [row.key for row in self._dataset.rows])
         divergences = _divergences(contenders, comparison) if options.with_diff else []
         if options.page:
             self._write_page(options.page, comparison, divergences)
         if options.as_json:
             facts = {"run": self._name, "samples": options.samples, "scoring": self._scoring}
+            facts |= {"errors": {model: error.message for model, error in self._errors.items()}}
             differences = {"divergences": [divergence.to_json() for divergence in divergences]}
             click.echo(json.dumps(facts | comparison.to_json() | differences, ensure_ascii=False))
         else:
             from hermes.cli.batch.bench_text import bench_text
 
             click.echo(bench_text(comparison, divergences))
+        for model, error in self._errors.items():
+            click.echo(f"error: {printable(model)}: {printable(error.message)}", err=True)
+            click.echo(f"  fix: {printable(error.hint)}; the same command continues", err=True)
         return 1 if any(contender.failed for contender in contenders) else 0
+
+    def _try_model(self, model: str) -> Contender:
+        """Runs one model; a failure is reported at the end, beside what the others did."""
+        from hermes.batch.compare.scores import Contender
+
+        try:
+            return self._run_model(model)
+        except HermesError as error:
+            self._errors[model] = error
+            return Contender(model, [], len(self._dataset.rows) * self._options.samples)
 
     def _run_model(self, model: str) -> Contender:
         """Runs the tasks on one model, as a batch run."""

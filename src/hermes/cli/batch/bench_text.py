@@ -52,14 +52,15 @@ def _score_row(score: Score, comparison: Comparison) -> Sequence[str]:
 
 def _pair_line(pair: ModelPair, binary: bool) -> str:
     between = f"{printable(pair.left)} against {printable(pair.right)}"
-    if pair.difference is None or pair.interval is None:
+    if pair.difference is None:
         return f"{between}: no task that both were scored on"
     scale, unit = (100, " points") if binary else (1, "")
-    values = (pair.difference, pair.interval.low, pair.interval.high)
-    difference, low, high = (f"{scale * value:+.3g}" for value in values)
+    ends = (pair.interval.low, pair.interval.high) if pair.interval else ()
+    interval = " to ".join(f"{scale * end:+.3g}" for end in ends)
     return (
         f"{between}: {pair.wins} won, {pair.losses} lost, {pair.ties} tied;"
-        f" difference {difference}{unit} ({low} to {high}), p = {pair.p_value:.3f}"
+        f" difference {scale * pair.difference:+.3g}{unit}{f' ({interval})' if interval else ''},"
+        f" p = {pair.p_value:.3f}"
     )
 
 

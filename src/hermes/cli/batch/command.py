@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hermes.cli.options import json_option, refuse_key
+from hermes.cli.options import CommandGroup, json_option, refuse_key
+from hermes.errors import UsageError
 
 _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option(
     "--dataset-file",
     metavar="FILE",
     help="JSONL, JSON, CSV or Parquet file, or a hub dataset (name or name:split).",
 )
 @click.option("--run-name", help="Names the output folder; the same name continues the run.")
-@click.option("-m", "--model", metavar="PROVIDER/NAME", help="Instead of the configured model.")
-@click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
+@click.option("-m", "--model", metavar="PROVIDER/NAME", help="Model to use instead of the configured one.")
+@click.option(
+    "--base-url", metavar="URL", help="Any OpenAI-compatible server; without --model, the model it serves."
+)
 @click.option("--api-key", hidden=True, help="Refused: a key on a command line is visible to everyone.")
 @click.option("--distribution", help="Draw toolsets per sample; see --list-distributions.")
 @click.option("--toolsets", metavar="A,B", help="The same toolsets for every sample; 'none' for no tools.")
@@ -31,16 +35,30 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
     is_flag=True,
     help="Omit toolsets of --distribution or --toolsets that cannot be used here.",
 )
-@click.option("--samples-per-prompt", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--samples-per-prompt",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Attempts at each row.",
+)
 @click.option(
     "--seed", type=int, help="Makes toolset draws and, if the server supports it, sampling reproducible."
 )
 @click.option("--max-samples", type=click.IntRange(min=1), help="Only the first N rows.")
-@click.option("--num-workers", type=click.IntRange(min=1), default=4, show_default=True, help="Processes.")
+@click.option(
+    "--num-workers", type=click.IntRange(min=1), default=4, show_default=True, help="Worker processes."
+)
 @click.option(
     "--concurrency", type=click.IntRange(min=1), default=256, show_default=True, help="Samples in flight."
 )
-@click.option("--executor", type=click.Choice(["process", "ray"]), default="process", show_default=True)
+@click.option(
+    "--executor",
+    type=click.Choice(["process", "ray"]),
+    default="process",
+    show_default=True,
+    help="Where workers run.",
+)
 @click.option("--ray-address", metavar="HOST:PORT", help="A running cluster; otherwise one on this machine.")
 @click.option("--ray-insecure", is_flag=True, help="Also use a cluster that requires no token.")
 @click.option(
@@ -49,11 +67,15 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
     help="Accepted for old command lines; samples are dispatched one by one.",
 )
 @click.option(
-    "--max-turns", type=click.IntRange(min=1), default=10, show_default=True, help="Model calls a sample."
+    "--max-turns",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Most model calls of a sample.",
 )
 @click.option("--timeout", type=float, help="Time limit of a sample, in seconds.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum length of one completion.")
-@click.option("--temperature", type=float)
+@click.option("--temperature", type=float, help="Sampling temperature; the server's own if unset.")
 @click.option("--max-cost", type=float, help="Budget of this start in US dollars; needs known prices.")
 @click.option(
     "--max-tries",
@@ -62,7 +84,7 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
     show_default=True,
     help="Attempts at a sample after infrastructure failures.",
 )
-@click.option("--reasoning-effort", type=click.Choice(_EFFORTS))
+@click.option("--reasoning-effort", type=click.Choice(_EFFORTS), help="How long a reasoning model thinks.")
 @click.option(
     "--reasoning-disabled", is_flag=True, help="Disable reasoning; takes precedence over --reasoning-effort."
 )
@@ -73,14 +95,18 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 )
 @click.option(
     "--prefill-messages-file",
-    type=click.Path(path_type=Path, exists=True),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="JSON list of messages that are sent but left out of the dataset.",
 )
 @click.option("--providers-allowed", metavar="A,B", help="OpenRouter routing.")
 @click.option("--providers-ignored", metavar="A,B", help="OpenRouter routing.")
 @click.option("--providers-order", metavar="A,B", help="OpenRouter routing.")
 @click.option("--provider-sort", help="OpenRouter routing: price, throughput or latency.")
-@click.option("--reward", metavar="FILE.py:FUNCTION", help="Scores each finished trajectory.")
+@click.option(
+    "--reward",
+    metavar="FILE.py:FUNCTION",
+    help="Scores each finished trajectory. Rows with 'expected' are scored by exact match if unset.",
+)
 @click.option(
     "--require-reasoning",
     is_flag=True,
@@ -95,11 +121,17 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option("--min-reward", type=float, help="Exclude samples below this reward.")
 @click.option("--dedupe", is_flag=True, help="Exclude repeated conversations.")
 @click.option("--sandbox", metavar="NAME", help="local, bubblewrap or docker.")
-@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder that has the runs.",
+)
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path, exists=True),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="YAML file with these flags.",
 )
 @click.option(
@@ -134,23 +166,52 @@ def batch(ctx: click.Context, /, **params: Any) -> None:
 
 @batch.command()
 @click.argument("run_name")
-@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder that has the runs.",
+)
 @json_option
 def status(run_name: str, output_dir: Path, as_json: bool) -> None:
-    """Show the progress of a run."""
+    """Show how a run stands.
+
+    Progress, time left, cost, mean reward, and failures by cause with one message each.
+
+    \b
+    hermes batch status first
+    """
     from hermes.batch.overview import overview
 
     folder = output_dir / run_name
+    if not (folder / "run.json").exists():
+        raise _unknown_run(run_name, output_dir)
     facts = overview(folder)
     if as_json:
         click.echo(json.dumps(facts))
         return
-    for name, value in facts.items():
-        click.echo(f"{name:<12} {value}")
+    from hermes.cli.batch.status_text import status_text
+
+    click.echo(status_text(facts))
+
+
+def _unknown_run(name: str, output_dir: Path) -> UsageError:
+    names = sorted(path.parent.name for path in output_dir.glob("*/run.json"))
+    close = get_close_matches(name, names, n=1)
+    listing = f"there are: {', '.join(names)}" if names else "--output-dir names another folder"
+    hint = f"did you mean {close[0]}?" if close else listing
+    return UsageError(f"there is no run '{name}' in {output_dir}", hint)
 
 
 @batch.command("list")
-@click.option("--output-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder that has the runs.",
+)
 @json_option
 def list_(output_dir: Path, as_json: bool) -> None:
     """List all runs."""
@@ -164,4 +225,10 @@ def list_(output_dir: Path, as_json: bool) -> None:
     elif not rows:
         click.echo(f"no runs in {output_dir}")
     else:
-        click.echo(columns([list(rows[0]), *([str(value) for value in row.values()] for row in rows)]))
+        shown = ("run", "state", "finished", "total", "failed", "mean_reward", "cost_usd", "model")
+        cells = [[_cell(row[name]) for name in shown] for row in rows]
+        click.echo(columns([[name.replace("_", " ") for name in shown], *cells]))
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -13,19 +14,22 @@ from typing import Any
 import click
 
 from hermes.batch.output.finalise import DatasetSummary, finalise
+from hermes.batch.overview import overview
 from hermes.batch.progress import open_view
 from hermes.batch.reward import load_reward
-from hermes.batch.spec import Filters, RunSpec, open_run
+from hermes.batch.spec import Filters, RunSpec, load_spec, open_run
 from hermes.batch.tasks import Dataset, read_dataset
 from hermes.batch.workers.base import WorkerSource
 from hermes.batch.workers.pool import Pool, RunOptions, RunResult
 from hermes.batch.workers.process import ProcessWorkers
 from hermes.cli.batch.options import BatchOptions
+from hermes.cli.batch.status_text import failure_lines
 from hermes.config.environment import export_stored
 from hermes.config.load import Config, load
 from hermes.config.providers import resolve_model
 from hermes.errors import UsageError
 from hermes.models.prices import price_of
+from hermes.models.served import choose_model
 from hermes.policies.registry import named_policy
 from hermes.rl.run import named_run
 from hermes.safety.text import printable
@@ -37,7 +41,7 @@ _NO_TOOLSETS = ("none",)
 
 
 def run(options: BatchOptions, early: Popen[bytes] | None = None) -> int:
-    """0 if every sample is finished, 1 if one failed or the run was stopped.
+    """0 if every sample is finished, 1 if one failed, none could be scored, or the run was stopped.
 
     `early` is a worker process that waits for its job (batch.workers.launch).
     """
@@ -48,6 +52,7 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None) -> int:
     worker_context = open_workers(options, folder, early)
     dataset = read_dataset(options.dataset_file, max_rows=options.max_samples)
     _report_bad_rows(dataset)
+    options = _with_grader(options, dataset)
     for reference in {options.reward, *(row.reward for row in dataset.rows)}:
         if reference is not None:
             load_reward(reference)  # a mistake in it is found before anything is paid for
@@ -60,7 +65,29 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None) -> int:
         result = asyncio.run(_run_with_signals(pool))
     summary = finalise(folder, spec, dataset)
     _report(folder, result, summary, as_json=options.as_json)
-    return 0 if result.complete else 1
+    return 0 if result.complete and not _never_scored(summary) else 1
+
+
+def _never_scored(summary: DatasetSummary) -> bool:
+    """Whether the reward function failed on every sample that it was called for."""
+    rewards = summary.statistics["reward"]
+    return rewards is not None and rewards["count"] == 0 and rewards["grader_failures"] > 0
+
+
+def _with_grader(options: BatchOptions, dataset: Dataset) -> BatchOptions:
+    """Where every row says what is expected, answers are scored by exact match unless a function is named.
+
+    A run that was started without scoring continues without it.
+    """
+    unscored = [row for row in dataset.rows if row.reward is None]
+    started = (options.folder / "run.json").exists() and load_spec(options.folder).reward is None
+    if options.reward is not None or started or not unscored:
+        return options
+    if any(row.expected is None for row in unscored):
+        return options
+    from hermes.batch import exact
+
+    return replace(options, reward=f"{exact.__file__}:{exact.exact_match.__name__}")
 
 
 def run_options(options: BatchOptions) -> RunOptions:
@@ -85,7 +112,8 @@ def open_workers(
 def make_spec(options: BatchOptions, dataset: Dataset) -> RunSpec:
     settings = options.settings()
     config = load(settings)
-    model, base_url = options.model or config.settings.model, options.base_url
+    base_url = options.base_url
+    model = asyncio.run(choose_model(config, options.model, base_url)) or config.settings.model
     if base_url is None and (promoted := named_policy(config.home, model)) is not None:
         from hermes.policies.open import policy_endpoint
 
@@ -229,8 +257,14 @@ def _report(folder: Path, result: RunResult, summary: DatasetSummary, *, as_json
     click.echo(f"{summary.rows} rows in {folder / 'trajectories.jsonl'}")
     if summary.filtered:
         click.echo(f"  excluded by filters: {summary.filtered} (filtered.jsonl)")
-    for cause, count in result.failed.most_common():
-        click.echo(f"  failed: {count} ({printable(cause)}); the same command runs them again")
+    state = overview(folder)
+    if state["scored"]:
+        click.echo(f"  mean reward {state['mean_reward']:.3f} over {state['scored']} scored samples")
+    for name, text in (
+        *failure_lines(state["failures"], "failed:", "the same command runs them again"),
+        *failure_lines(state["grader_failures"], "unscored:", "the reward function failed"),
+    ):
+        click.echo(f"  {name} {text}" if name else f"  {text}")
     for note in summary.notes:
         click.echo(f"  {printable(note)}")
     if result.stopped:

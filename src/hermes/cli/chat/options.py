@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -13,30 +17,64 @@ from hermes.errors import UsageError
 if TYPE_CHECKING:
     from hermes.agent.build import RolloutPlan
     from hermes.config.load import Config
+    from hermes.core import JSONObject, Trajectory
     from hermes.models.base import ChatModel
+    from hermes.store import Reader, Writer
 
 
 @dataclass(frozen=True)
 class ChatOptions:
     """Fields are named like the flags; `hermes --help` documents them."""
 
-    query: str | None
-    model: str | None
-    base_url: str | None
-    toolsets: str | None
-    sandbox: str | None
-    workspace: str | None
-    max_turns: int | None
-    yes: bool
-    as_json: bool
+    query: str | None = None
+    model: str | None = None
+    base_url: str | None = None
+    toolsets: str | None = None
+    sandbox: str | None = None
+    workspace: str | None = None
+    max_turns: int | None = None
+    system: str | None = None
+    template: str | None = None
+    params: tuple[str, ...] = ()
+    fragments: tuple[Path, ...] = ()
+    schema: str | None = None
+    continue_last: bool = False
+    resume: str | None = None
+    no_log: bool = False
+    yes: bool = False
+    as_json: bool = False
 
 
 def load_config(options: ChatOptions) -> Config:
     """The configuration with this command's flags on top."""
     from hermes.config.load import load
 
-    flags = {"sandbox.backend": options.sandbox, "limits.max_turns": options.max_turns}
+    flags = {
+        "sandbox.backend": options.sandbox,
+        "limits.max_turns": options.max_turns,
+        "system_prompt": options.system,
+    }
     return load({key: value for key, value in flags.items() if value is not None})
+
+
+def apply_template(options: ChatOptions) -> ChatOptions:
+    """The options with the values of --template where the command line sets none."""
+    if options.template is None:
+        if options.params:
+            raise UsageError("--param needs a template", "add --template NAME")
+        return options
+    from hermes.cli.chat.template_file import load_template, parse_params
+    from hermes.config.paths import home
+
+    template = load_template(home(), options.template)
+    return replace(
+        options,
+        query=template.question(options.query or "", parse_params(options.params)) or None,
+        system=options.system or template.system,
+        model=options.model or template.model,
+        toolsets=options.toolsets or template.toolsets,
+        schema=options.schema or (json.dumps(template.schema) if template.schema else None),
+    )
 
 
 def make_plan(config: Config, model: str, options: ChatOptions) -> RolloutPlan:
@@ -62,8 +100,10 @@ def make_plan(config: Config, model: str, options: ChatOptions) -> RolloutPlan:
     )
 
 
-def open_chat_model(config: Config, options: ChatOptions) -> ChatModel:
+async def open_chat_model(config: Config, options: ChatOptions) -> ChatModel:
+    """The model that the options name. With --base-url alone the server is asked which one it has."""
     from hermes.models.open import open_model
+    from hermes.models.served import choose_model
     from hermes.policies.registry import named_policy
     from hermes.rl.run import named_run
 
@@ -75,7 +115,83 @@ def open_chat_model(config: Config, options: ChatOptions) -> ChatModel:
         from hermes.rl.weights.serve import open_run_model
 
         return open_run_model(config, run, print_progress)
-    return open_model(config, options.model, options.base_url, progress=print_progress)
+    model = await choose_model(config, options.model, options.base_url)
+    return open_model(config, model, options.base_url, progress=print_progress)
+
+
+@contextmanager
+def open_chat_writer(config: Config, options: ChatOptions) -> Iterator[Writer]:
+    """The store of this home; with --no-log one in a temporary folder that is removed at the end."""
+    from hermes.agent.build import open_writer
+
+    if not options.no_log:
+        with open_writer(config) as writer:
+            yield writer
+        return
+    from hermes.safety.redact import Redactor
+    from hermes.store import Writer
+
+    with (
+        TemporaryDirectory(prefix="hermes-unlogged-") as folder,
+        Writer(Path(folder) / "hermes.db", Redactor(config.secrets).text) as writer,
+    ):
+        yield writer
+
+
+def resumed_conversation(config: Config, options: ChatOptions) -> Trajectory | None:
+    """The conversation that --continue or --resume names; None without them."""
+    from hermes.config.paths import db_path
+    from hermes.store import Reader
+
+    if not options.continue_last and options.resume is None:
+        return None
+    with Reader(db_path(config.home)) as reader:
+        if options.resume is not None:
+            return reader.get(reader.resolve(options.resume))
+        newest = last_conversation(reader)
+        if newest is None:
+            raise UsageError("there is no conversation to continue", "start one: hermes")
+        return reader.get(newest)
+
+
+def last_conversation(reader: Reader) -> str | None:
+    """The id of the newest chat or question; None if there is none."""
+    from hermes.store import Filter
+
+    newest = [row for source in ("chat", "query") for row in reader.summaries(Filter(source=source), limit=1)]
+    return max(newest, key=lambda row: row.created_at_ms).id if newest else None
+
+
+def read_schema(text: str | None) -> JSONObject | None:
+    """The JSON schema that --schema gives: a file, or the schema itself; UsageError if it is none."""
+    if text is None:
+        return None
+    source = "--schema"
+    if not text.lstrip().startswith("{"):
+        source = text
+        try:
+            text = Path(text).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UsageError(
+                f"cannot read the schema {source}: {reason}",
+                "give a JSON file, or the schema itself in quotes",
+            ) from error
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+    from jsonschema.exceptions import SchemaError  # type: ignore[import-untyped]
+
+    try:
+        schema = json.loads(text)
+        Draft202012Validator.check_schema(schema)
+    except ValueError as error:
+        raise UsageError(f"{source} is not JSON: {error}", "write a JSON schema") from error
+    except SchemaError as error:
+        raise UsageError(
+            f"{source} is no JSON schema: {error.message}", "see https://json-schema.org"
+        ) from error
+    if not isinstance(schema, dict):
+        raise UsageError(f"{source} is no JSON schema: expected an object", 'write {"type": "object", …}')
+    return schema
 
 
 def print_progress(line: str) -> None:

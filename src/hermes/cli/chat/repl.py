@@ -1,56 +1,50 @@
-"""The interactive chat: reads lines, prints steps, asks the user.
+"""The interactive chat: reads lines, runs turns and commands.
 
-Ctrl-C stops the turn, not the program; Ctrl-D or /quit exits. A line that begins with a slash is a
-command. Output of the model and of tools is made safe for the terminal before it is printed.
+Ctrl-C stops the turn, not the program; Ctrl-D or /quit exits. A line that begins with a slash is a command,
+and '@path' in a line puts that file into the question.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import sys
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hermes.agent.build import UserCallbacks, open_writer
+from hermes.agent.build import UserCallbacks
 from hermes.agent.chat import Conversation
-from hermes.cli import question
-from hermes.cli.chat.options import ChatOptions, load_config, make_plan, open_chat_model
-from hermes.cli.chat.slash import COMMANDS, ExitChat, run_command
-from hermes.cli.render import call_text, money, one_line
+from hermes.cli.chat.inputs import expand_files
+from hermes.cli.chat.options import (
+    ChatOptions,
+    load_config,
+    make_plan,
+    open_chat_model,
+    open_chat_writer,
+    resumed_conversation,
+)
+from hermes.cli.chat.screen import Screen, outcome_text, spent_text
+from hermes.cli.chat.slash import COMMANDS, ChatSession, ExitChat, run_command, show_history
 from hermes.config.load import Config
-from hermes.core import Step, StepKind, StopReason
+from hermes.core import Step, StopReason, Usage
 from hermes.errors import HermesError
-from hermes.models.base import StreamDelta
-from hermes.safety.approval import Answer
-from hermes.safety.exact import exact
 from hermes.safety.text import printable
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
 _PROMPT = "> "
-_TITLES = {
-    "command": "The agent wants to run:",
-    "path": "The agent wants to:",
-    "process_input": "The agent wants to type into a running program:",
-    "mcp_server": "An MCP server is to be started on this machine, outside the sandbox:",
-    "mcp_tools": "An MCP server offers tools that you have not agreed to:",
-    "skill": "The agent wants to change what later agents read:",
-    "rl_environment": "The agent wants to run this file on this machine, outside the sandbox:",
-}
-"""What a person is asked, by the kind of action."""
 
 
 async def run_repl(options: ChatOptions) -> None:
     config = load_config(options)
-    model = open_chat_model(config, options)
-    screen = Screen(config)
+    resumed = resumed_conversation(config, options)
+    model = await open_chat_model(config, options)
+    screen = Screen()
     plan = make_plan(config, model.name, options)
     plan = replace(
         plan,
@@ -60,18 +54,27 @@ async def run_repl(options: ChatOptions) -> None:
         on_delta=screen.delta,
     )
     click.echo(f"{model.name}  tools: {', '.join(plan.toolsets) or 'none'}  (/help, Ctrl-D leaves)")
-    with open_writer(config) as writer:
-        try:
-            async with Conversation(config, writer, model, plan) as chat:
-                await _converse(chat, screen)
-        finally:
-            await model.close()
+    if options.no_log:
+        click.echo("(nothing of this conversation is recorded)")
+    with open_chat_writer(config, options) as writer:
+        async with Conversation(config, writer, model, plan, resumed=resumed) as chat:
+            if resumed is not None:
+                show_history(resumed)
+            try:
+                await _converse(ChatSession(chat, options), screen, _prompt_session(config))
+            finally:
+                screen.idle()
+                await chat.model.close()
+        last = chat.loop.recorder
+    if last.begun and not options.no_log:
+        click.echo(click.style(f"recorded as {last.header.id}; 'hermes -c' continues it", dim=True))
 
 
-async def _converse(chat: Conversation, screen: Screen) -> None:
+async def _converse(session: ChatSession, screen: Screen, prompt: PromptSession[str]) -> None:
+    chat = session.chat
     while True:
         try:
-            line = (await screen.read(_PROMPT)).strip()
+            line = (await prompt.prompt_async(_PROMPT)).strip()
         except KeyboardInterrupt:
             continue  # clears the line
         except EOFError:
@@ -79,7 +82,8 @@ async def _converse(chat: Conversation, screen: Screen) -> None:
         if not line:
             continue
         try:
-            steps = await run_command(chat, line) if line.startswith("/") else chat.send(line)
+            command = line.startswith("/")
+            steps = await run_command(session, line) if command else chat.send(expand_files(line))
             if steps is not None:
                 await _print_turn(steps, chat, screen)
         except ExitChat:
@@ -92,103 +96,42 @@ async def _converse(chat: Conversation, screen: Screen) -> None:
 
 async def _print_turn(steps: AsyncIterator[Step], chat: Conversation, screen: Screen) -> None:
     """Prints a turn while it runs; Ctrl-C cancels it, and the conversation stays usable."""
+    started_s = time.monotonic()
+    used = Usage()
 
     async def follow() -> None:
+        nonlocal used
+        screen.busy(chat.model.name)
         async for step in steps:
             screen.step(step)
+            if step.call is not None:
+                used += step.call.usage
+            screen.busy("the tools" if step.message.tool_calls else chat.model.name)
 
     turn = asyncio.create_task(follow())
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, turn.cancel)
+    stopped = False
     try:
         await turn
     except asyncio.CancelledError:
-        click.echo("\n(stopped)")
+        stopped = True
     finally:
+        screen.idle()
+        screen.end_line()
         loop.remove_signal_handler(signal.SIGINT)
+    if stopped:
+        click.echo("(stopped; what arrived is recorded. Ask on, /retry answers again, /undo takes it back)")
     outcome = chat.loop.outcome
     if outcome and outcome.stop_reason not in (StopReason.COMPLETED, StopReason.CANCELLED):
-        click.echo(f"error: {outcome.stop_reason.value}: {printable(outcome.detail or '')}", err=True)
-    usage = chat.loop.usage
-    spent = f"{usage.prompt} + {usage.completion} tokens, cost {money(chat.loop.cost_usd)}"
-    click.echo(click.style(f"[{spent}]", dim=True))
+        click.echo(outcome_text(outcome), err=True)
+    click.echo(click.style(_turn_text(used, time.monotonic() - started_s, chat), dim=True))
 
 
-class Screen:
-    """The terminal: reads lines, prints steps, asks the user."""
-
-    def __init__(self, config: Config) -> None:
-        self._session = _prompt_session(config)
-        self._question = asyncio.Lock()
-        """Locked while the user is asked a question: one at a time, and nothing is printed over it."""
-        self._deferred_lines: list[str] = []
-        self._streamed = False
-
-    async def read(self, prompt: str) -> str:
-        text: str = await self._session.prompt_async(prompt)
-        return text
-
-    def delta(self, delta: StreamDelta) -> None:
-        if delta.reasoning:
-            sys.stdout.write(click.style(printable(delta.reasoning), dim=True))
-        if delta.text:
-            sys.stdout.write(printable(delta.text))
-        self._streamed = True
-        sys.stdout.flush()
-
-    def step(self, step: Step) -> None:
-        if step.kind is StepKind.MODEL:
-            if self._streamed:
-                click.echo()
-            self._streamed = False
-            for call in step.message.tool_calls:
-                self._show(click.style(f"-> {one_line(call_text(call), 200)}", fg="yellow"))
-        if step.result is not None:
-            state = "ok" if step.result.ok else f"{step.result.error_kind}"
-            line = f"<- {printable(step.result.name)}: {state}, {step.result.duration_ms / 1000:.2f} s"
-            self._show(click.style(f"{line}  {one_line(step.message.content, 100)}", dim=True))
-
-    def notify(self, notice: str) -> None:
-        self._show(click.style(exact(notice), bold=True))
-
-    def _show(self, line: str) -> None:
-        if self._question.locked():
-            self._deferred_lines.append(line)
-        else:
-            click.echo(line)
-
-    @asynccontextmanager
-    async def _question_prompt(self) -> AsyncIterator[None]:
-        async with self._question:
-            try:
-                yield
-            finally:
-                for line in self._deferred_lines:
-                    click.echo(line)
-                self._deferred_lines.clear()
-
-    async def approve(self, kind: str, action: str) -> Answer:
-        """Asks for approval: once, always or no; an interrupted question counts as no."""
-        async with self._question_prompt():
-            question.show_action(_TITLES.get(kind, f"The agent wants to do this ({kind}):"), action)
-            if not question.has_person():
-                click.echo("(refused: standard input is no terminal, so nobody can answer)", err=True)
-                return "no"
-            try:
-                reply = (await question.ask("Allow? [y]es once, [a]lways, [N]o: ")).lower()
-            except (KeyboardInterrupt, EOFError):
-                return "no"
-        decisions: dict[str, Answer] = {"y": "once", "yes": "once", "a": "always", "always": "always"}
-        return decisions.get(reply.strip(" \t"), "no")
-
-    async def answer(self, text: str, choices: tuple[str, ...]) -> str:
-        listed = (f"{number}. {choice}" for number, choice in enumerate(choices, 1))
-        async with self._question_prompt():
-            question.show_action("The agent asks:", "\n".join((text, *listed)))
-            reply = (await question.ask("Answer: ")).strip()
-        if reply.isdecimal() and 1 <= int(reply) <= len(choices):
-            return choices[int(reply) - 1]
-        return reply
+def _turn_text(used: Usage, seconds: float, chat: Conversation) -> str:
+    """What the turn took, and what the conversation has taken so far."""
+    turn = f"this turn: {used.prompt:,} tokens in, {used.completion:,} out, {seconds:.1f} s"
+    return f"[{turn} | conversation: {spent_text(chat.loop.usage, chat.loop.cost_usd)}]"
 
 
 def _prompt_session(config: Config) -> PromptSession[str]:

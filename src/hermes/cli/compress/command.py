@@ -34,7 +34,11 @@ from hermes.cli.options import json_option, stored_variables
 )
 @click.option("--trust-remote-code", is_flag=True, help="Allow a hub tokenizer to run its own code.")
 @click.option(
-    "--strategy", type=click.Choice(["fold", "summarise", "auto"]), default="fold", show_default=True
+    "--strategy",
+    type=click.Choice(["fold", "summarise", "auto"]),
+    default="fold",
+    show_default=True,
+    help="How old parts become short: by rule, by a model's summary, or what fits.",
 )
 @click.option(
     "--summary-target-tokens",

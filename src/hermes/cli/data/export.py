@@ -61,8 +61,8 @@ _OPTIONS = (
         "--where", multiple=True, metavar="COND", help="turns<=10, metadata.split=train, model~qwen"
     ),
     click.option("--min-turns", type=click.IntRange(min=0), help="Model calls."),
-    click.option("--max-turns", type=click.IntRange(min=0)),
-    click.option("--max-chars", type=click.IntRange(min=1), help="Of the whole conversation."),
+    click.option("--max-turns", type=click.IntRange(min=0), help="Most model calls of a conversation."),
+    click.option("--max-chars", type=click.IntRange(min=1), help="Longest conversation, in characters."),
     click.option("--min-tool-success", type=_SHARE, help="Share of tool calls that worked, 0 to 1."),
     click.option("--language", multiple=True, metavar="CODE", help="en, de, zh …; repeatable."),
     click.option(
@@ -145,6 +145,7 @@ def export(listing: bool, **params: Any) -> None:
     the data, with a manifest: counts, filters, what was redacted, hashes.
     """
     from hermes.config.load import load
+    from hermes.data.export.log import log_export
     from hermes.data.recipes.registry import get_recipe
 
     if listing:
@@ -158,6 +159,7 @@ def export(listing: bool, **params: Any) -> None:
         _print_preview(config, plan, options.as_json)
         return
     report = _export(config, plan)
+    log_export(config.home, report.files)
     configs = _write_recipe(recipe, plan, report, options) if recipe else []
     url = _push(config, plan, report, configs, options)
     if options.as_json:

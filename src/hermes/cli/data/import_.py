@@ -13,9 +13,7 @@ _SHOWN_PROBLEMS = 20
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--format", "form", metavar="NAME", help="Default: detected for each row; see export --formats."
-)
+@click.option("--format", "form", metavar="NAME", help="Format of the files; detected for each row if unset.")
 @click.option("--run", "run_id", metavar="NAME", help="Run id of the imported rows.")
 @json_option
 def import_(files: tuple[Path, ...], form: str | None, run_id: str | None, as_json: bool) -> None:

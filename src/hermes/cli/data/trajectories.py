@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes.cli.options import FilterOptions, filter_options, json_option, make_options
+from hermes.cli.data.delete import delete
+from hermes.cli.data.score import score
+from hermes.cli.options import CommandGroup, FilterOptions, filter_options, json_option, make_options
 
 if TYPE_CHECKING:
     from hermes.data.redaction.scan import RedactionFinding
@@ -32,16 +34,18 @@ def _build_filter(params: Mapping[str, Any]) -> Filter:
     return make_options(FilterOptions, params).build()
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def trajectories() -> None:
-    """List, show, search and compare what was recorded.
+    """List, show, search, compare, score and delete what was recorded.
 
     A trajectory is named by its id, the beginning or end of it, or 'last'.
     """
 
 
 @trajectories.command("list")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows to print."
+)
 @click.option("--before", metavar="ID", help="Continue after this one (the last line of the previous page).")
 @filter_options
 @json_option
@@ -71,7 +75,9 @@ def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None
 @trajectories.command()
 @click.argument("trajectory", default="last")
 @click.option("--raw", is_flag=True, help="Also the input of each model call: every message and tool schema.")
-@click.option("--compressed", is_flag=True, help="Beside its compressed version, with the folds marked.")
+@click.option(
+    "--compressed", is_flag=True, help="Show it beside its compressed version, with the folds marked."
+)
 @json_option
 def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
     """Show one trajectory step by step."""
@@ -81,6 +87,7 @@ def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
         with _reader() as reader:
             show_compressed(reader, reader.resolve(trajectory), as_json=as_json)
         return
+    from hermes.cli.pager import show as page
     from hermes.cli.render import render_trajectory
     from hermes.data.record import to_record
 
@@ -89,18 +96,21 @@ def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(to_record(reader, record, with_inputs=raw), ensure_ascii=False))
             return
-        text = render_trajectory(record, reader.ratings(record.header.id), reader.rewards(record.header.id))
+        ratings, rewards = reader.ratings(record.header.id), reader.rewards(record.header.id)
+        text = render_trajectory(record, ratings, rewards, with_examples=raw)
         if raw:
             inputs = to_record(reader, record, with_inputs=True)["steps"]
             text += "\n" + json.dumps(
                 [step for step in inputs if "input" in step], ensure_ascii=False, indent=2
             )
-    click.echo(text)
+    page(text)
 
 
 @trajectories.command()
 @click.argument("words", nargs=-1, required=True)
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows to print."
+)
 @json_option
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Full-text search over all messages, reasoning, tool calls and results."""
@@ -132,15 +142,17 @@ def stats(as_json: bool, **filters: Any) -> None:
 @json_option
 def diff(left: str, right: str, as_json: bool) -> None:
     """Show where two trajectories first differ, and how."""
+    from hermes.cli.pager import show as page
     from hermes.cli.render import diff_text
     from hermes.data.diff import compare
 
     with _reader() as reader:
         a, b = reader.get(reader.resolve(left)), reader.get(reader.resolve(right))
     difference = compare(a, b)
-    click.echo(
-        json.dumps(difference.to_json(), ensure_ascii=False) if as_json else diff_text(a, b, difference)
-    )
+    if as_json:
+        click.echo(json.dumps(difference.to_json(), ensure_ascii=False))
+    else:
+        page(diff_text(a, b, difference))
 
 
 @trajectories.command()
@@ -148,7 +160,9 @@ def diff(left: str, right: str, as_json: bool) -> None:
 @filter_options
 @json_option
 def redact(check: bool, as_json: bool, **filters: Any) -> None:
-    """Show what an export would redact: known secrets, and values that look like one.
+    """Show what an export would redact.
+
+    Known secrets, and values that look like one.
 
     The record itself is never changed. Findings are shown with their context, not the secret.
     """
@@ -191,3 +205,7 @@ def _print_findings(findings: list[RedactionFinding], counts: dict[str, int], ch
     )
     for rule, count in counts.items():
         click.echo(f"  {rule}: {count}")
+
+
+trajectories.add_command(delete)
+trajectories.add_command(score)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import CommandGroup, json_option, stored_variables
 
 if TYPE_CHECKING:
     from hermes.policies.registry import PolicyRegistry
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def policy() -> None:
     """Policies: list, show, promote, roll back, compare, serve.
 
@@ -77,10 +77,18 @@ def show(name: str, as_json: bool) -> None:
 
 @policy.command("promote")
 @click.argument("name")
-@click.option("--base-model", default="hermes/smollm2", show_default=True, help="Of weights by their path.")
+@click.option(
+    "--base-model",
+    default="hermes/smollm2",
+    show_default=True,
+    help="Base model of weights that are named by a path.",
+)
 @json_option
 def promote(name: str, base_model: str, as_json: bool) -> None:
-    """Make NAME the current policy: an id, 'base', or weights as tinker://RUN/weights/NAME."""
+    """Make NAME the current policy.
+
+    NAME is an id, 'base', or weights as tinker://RUN/weights/NAME.
+    """
     import json
     import time
 
@@ -129,10 +137,15 @@ def compare(first: str, second: str, queries: tuple[str, ...], as_json: bool) ->
 
 @policy.command("serve")
 @click.argument("name", default="current")
-@click.option("--port", type=click.IntRange(1, 65535), help="Default: 8001, or a free port.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port to listen on; 8001, or a free one, if unset."
+)
 @stored_variables
 def serve(name: str, port: int | None) -> None:
-    """Serve a policy over the OpenAI API; `hermes batch --model policy` uses it."""
+    """Serve a policy over the OpenAI API.
+
+    `hermes batch --model policy` uses it.
+    """
     from hermes.config.load import load
     from hermes.policies.open import serve_policy
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import add_options, json_option, stored_variables
+from hermes.cli.options import RenamedOption, add_options, json_option, stored_variables
 
 _POSITIVE = click.IntRange(min=1)
 
@@ -14,7 +14,9 @@ _POSITIVE = click.IntRange(min=1)
 @click.command()
 @add_options(
     click.option(
-        "--method", type=click.Choice(["dpo", "kto", "rlhf"]), help="Default: chosen by how much there is."
+        "--method",
+        type=click.Choice(["dpo", "kto", "rlhf"]),
+        help="How to learn; chosen by the number of ratings if unset.",
     ),
     click.option(
         "--error-rate",
@@ -34,26 +36,43 @@ _POSITIVE = click.IntRange(min=1)
         "--all", "everything", is_flag=True, help="All ratings, not only those since the last time."
     ),
     click.option("--reward", metavar="FILE.py:FUNCTION", help="Scores answers to held-out tasks."),
-    click.option("--judge", metavar="MODEL", help="Or: a chat model that is asked for 1 to 5."),
-    click.option("--reward-model", metavar="URL", help="Or: a served reward model."),
+    click.option("--judge", metavar="MODEL", help="Chat model that scores answers instead, from 1 to 5."),
+    click.option("--reward-model", metavar="URL", help="Served reward model that scores answers instead."),
     click.option("--rubric", help="What the judge is to look at."),
-    click.option("--base-model", default="hermes/smollm2", show_default=True),
-    click.option("--base-url", "service", metavar="URL", help="An engine or service that runs already."),
-    click.option("--device", default="auto", show_default=True, help="Of the engine that is started."),
+    click.option("--base-model", default="hermes/smollm2", show_default=True, help="Name of the base model."),
+    click.option(
+        "--service",
+        "--base-url",
+        "service",
+        cls=RenamedOption,
+        metavar="URL",
+        help="An engine or service that runs already.",
+    ),
+    click.option("--device", default="auto", show_default=True, help="Device of the engine that is started."),
     click.option("--rank", default=32, show_default=True, type=_POSITIVE, help="LoRA rank."),
-    click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True)),
-    click.option("--epochs", default=3, show_default=True, type=_POSITIVE),
-    click.option("--max-steps", type=_POSITIVE),
-    click.option("--batch-size", default=16, show_default=True, type=_POSITIVE),
+    click.option(
+        "--learning-rate",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Chosen by the model's size if unset.",
+    ),
+    click.option("--epochs", default=3, show_default=True, type=_POSITIVE, help="Passes over the ratings."),
+    click.option("--max-steps", type=_POSITIVE, help="Stop after this many steps."),
+    click.option("--batch-size", default=16, show_default=True, type=_POSITIVE, help="Rows a step."),
     click.option("--max-tokens", default=2048, show_default=True, type=_POSITIVE, help="Longest sequence."),
-    click.option("--answer-tokens", default=200, show_default=True, type=_POSITIVE),
+    click.option(
+        "--answer-tokens",
+        default=200,
+        show_default=True,
+        type=_POSITIVE,
+        help="Longest answer that is compared.",
+    ),
     click.option(
         "--examples", default=16, show_default=True, type=click.IntRange(min=0), help="Held-out tasks."
     ),
-    click.option("--seed", default=0, show_default=True),
+    click.option("--seed", default=0, show_default=True, help="Seed of the training."),
     click.option("--watch", is_flag=True, help="Wait for ratings, and improve whenever there are enough."),
     click.option(
-        "--min-new", default=50, show_default=True, type=_POSITIVE, help="With --watch: new ratings."
+        "--min-new", default=50, show_default=True, type=_POSITIVE, help="New ratings that --watch waits for."
     ),
 )
 @json_option

@@ -50,7 +50,9 @@ def rate() -> None:
     click.option("--over", metavar="TRAJECTORY", help="Compare with this one: TRAJECTORY is the better."),
     click.option("--strength", type=click.IntRange(1, 3), help="1 slightly, 2 clearly, 3 much better."),
     click.option("--step", type=click.IntRange(min=0), help="The answer that this step belongs to."),
-    click.option("--other-step", type=click.IntRange(min=0), help="With --over: the other one's step."),
+    click.option(
+        "--other-step", type=click.IntRange(min=0), help="Step of the trajectory that --over names."
+    ),
     click.option("--per-step", is_flag=True, help="The verdict is on that step alone, not on its turn."),
     click.option("--comment", help="Reason."),
     click.option("--label", "labels", multiple=True, help="A word of your own; repeatable."),
@@ -91,7 +93,10 @@ def list_(trajectory: str | None, everything: bool, as_json: bool) -> None:
 @click.option("--queue", help="Only ratings of this queue.")
 @json_option
 def stats(queue: str | None, as_json: bool) -> None:
-    """How far raters agree: alpha, kappa, position bias, repeats, seconds an item; and training rows."""
+    """Show how far raters agree.
+
+    Alpha, kappa, position bias, repeats, seconds an item, and training rows.
+    """
     from hermes.cli.rating.stats import print_stats
 
     print_stats(queue, as_json)
@@ -109,7 +114,10 @@ def stats(queue: str | None, as_json: bool) -> None:
 @json_option
 @stored_variables
 def auto(**params: Any) -> None:
-    """Let a reward rule, a judge or a reward model rate; marked as such, with its agreement with people."""
+    """Let a reward rule, a judge or a reward model rate.
+
+    Its ratings are marked as such, with its agreement with people.
+    """
     from hermes.cli.rating.auto import run_auto
 
     run_auto(params)

@@ -21,9 +21,19 @@ from hermes.cli.options import add_options, filter_options, json_option
     click.option(
         "--mode", type=click.Choice(["thumb", "score", "pair", "step"]), help="What is asked; default: thumb."
     ),
-    click.option("--seed", type=int, help="Of the order; default: 0."),
-    click.option("--raters", "raters_per_item", type=click.IntRange(min=1), help="Raters an item; 1."),
-    click.option("--repeats", "repeat_share", type=click.FloatRange(0, 0.5), help="Share shown twice; 0.05."),
+    click.option("--seed", type=int, help="Seed of the order; 0 if unset."),
+    click.option(
+        "--raters",
+        "raters_per_item",
+        type=click.IntRange(min=1),
+        help="Number of raters for an item; 1 if unset.",
+    ),
+    click.option(
+        "--repeats",
+        "repeat_share",
+        type=click.FloatRange(0, 0.5),
+        help="Share of items that are shown twice; 0.05 if unset.",
+    ),
     click.option("--limit", type=click.IntRange(min=1), help="Most items of a new queue."),
     click.option("--where", multiple=True, metavar="CONDITION", help="As for 'hermes export'; repeatable."),
     click.option("--rated-too", is_flag=True, help="Also what a person has rated already."),

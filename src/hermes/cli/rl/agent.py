@@ -14,7 +14,9 @@ from hermes.cli.options import json_option, refuse_key, stored_variables
 @click.argument("task", required=False)
 @click.option("--model", help="Model of the agent, as provider/name; not the one that is trained.")
 @click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
-@click.option("--toolsets", metavar="A,B", help="Beside rl: such as file,web, to write environments.")
+@click.option(
+    "--toolsets", metavar="A,B", help="Toolsets beside rl, such as file,web, to write environments."
+)
 @click.option(
     "--max-iterations", default=200, show_default=True, type=click.IntRange(min=1), help="Most model calls."
 )
@@ -40,7 +42,10 @@ def agent(
     save_trajectories: bool,
     as_json: bool,
 ) -> None:
-    """Give the agent a task such as "Train SmolLM2 on calculator with LoRA rank 32"."""
+    """Give the agent a task.
+
+    For example "Train SmolLM2 on calculator with LoRA rank 32".
+    """
     from hermes.cli.chat.options import ChatOptions
     from hermes.config.load import load
     from hermes.config.providers import BUNDLED_PROVIDER
@@ -70,7 +75,14 @@ def agent(
         click.echo("warning: the bundled model is too small to drive a training; --model names one", err=True)
     register_tools()
     agent_toolsets = ",".join((TOOLSET, *([toolsets] if toolsets else [])))
-    options = ChatOptions(task, model, base_url, agent_toolsets, None, None, max_iterations, False, as_json)
+    options = ChatOptions(
+        query=task,
+        model=model,
+        base_url=base_url,
+        toolsets=agent_toolsets,
+        max_turns=max_iterations,
+        as_json=as_json,
+    )
     if interactive:
         from hermes.cli.chat.repl import run_repl
 

@@ -3,30 +3,73 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from hermes.cli.options import json_option, stored_variables
 
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.rl.config.resolve import Resolved
+
+
+_ENVIRONMENT = click.option("--env", "environment", help="Select this environment first.")
+
+
+def _selected(config: Config, environment: str | None) -> Resolved:
+    from hermes.rl.config.resolve import current_selection, resolve, select
+
+    if environment is not None:
+        select(config, environment)
+    return resolve(config, current_selection(config.home))
+
+
+def check_signal(config: Config, resolved: Resolved) -> None:
+    """Samples a few groups and prints the verdict; HermesError if they have no signal to learn from."""
+    import signal
+
+    from hermes.cli.waiting import waiting
+    from hermes.errors import HermesError
+    from hermes.rl.checks.preflight import preflight as check
+    from hermes.rl.render import preflight_text
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with waiting("preflight: sampling from the untrained policy (--no-preflight skips it)"):
+        report = check(config, resolved)
+    click.echo(preflight_text(report), err=True)
+    if not report["groups_with_signal"]:
+        raise HermesError(
+            "the run would not learn: within every group all rewards are equal",
+            "warm-start the model on examples first (hermes train sft, then --set with its weights; "
+            "'hermes quickstart' shows the whole way), make the task easier, or add --no-preflight",
+        )
+
 
 @click.command()
+@_ENVIRONMENT
 @click.option("--model", "models", multiple=True, help="Model to test, provider/name; repeatable.")
-@click.option("--num-steps", default=3, show_default=True, type=click.IntRange(1, 50), help="Groups.")
+@click.option(
+    "--num-steps",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 50),
+    help="Number of groups to sample.",
+)
 @click.option(
     "--group-size", default=16, show_default=True, type=click.IntRange(1, 64), help="Completions per group."
 )
 @json_option
 @stored_variables
-def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool) -> None:
+def test(
+    environment: str | None, models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
+) -> None:
     """Try the selected environment with several models, without training."""
     from hermes.config.load import load
     from hermes.rl.checks.inference_test import run_inference_test
-    from hermes.rl.config.resolve import current_selection, resolve
 
     config = load()
-    report = run_inference_test(
-        config, resolve(config, current_selection(config.home)), models, num_steps, group_size
-    )
+    report = run_inference_test(config, _selected(config, environment), models, num_steps, group_size)
     if as_json:
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:
@@ -38,7 +81,10 @@ def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
 
 
 @click.command()
-@click.option("--groups", default=4, show_default=True, type=click.IntRange(1, 64), help="Groups to sample.")
+@_ENVIRONMENT
+@click.option(
+    "--groups", default=4, show_default=True, type=click.IntRange(1, 64), help="Number of groups to sample."
+)
 @click.option(
     "--seconds",
     default=60,
@@ -48,17 +94,23 @@ def test(models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
 )
 @json_option
 @stored_variables
-def preflight(groups: int, seconds: int, as_json: bool) -> None:
-    """Sample for a minute and predict whether a run of the selected environment will learn."""
+def preflight(environment: str | None, groups: int, seconds: int, as_json: bool) -> None:
+    """Sample for a minute and predict whether a run will learn.
+
+    \b
+    hermes rl preflight --env calculator
+    """
     import signal
 
+    from hermes.cli.waiting import waiting
     from hermes.config.load import load
     from hermes.rl.checks.preflight import preflight as check
-    from hermes.rl.config.resolve import current_selection, resolve
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
-    report = check(config, resolve(config, current_selection(config.home)), groups, seconds)
+    resolved = _selected(config, environment)
+    with waiting("starting the policy and sampling"):
+        report = check(config, resolved, groups, seconds)
     if as_json:
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:

@@ -16,7 +16,7 @@ import click
 
 from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
-from hermes.cli.rl.checks import doctor, preflight, test
+from hermes.cli.rl.checks import check_signal, doctor, preflight, test
 from hermes.cli.rl.weights import serve, weights
 
 if TYPE_CHECKING:
@@ -88,10 +88,17 @@ def select(name: str, as_json: bool) -> None:
 @rl.command()
 @click.argument("field", required=False)
 @click.argument("value", required=False)
-@click.option("--unlock", is_flag=True, help="Change a locked field.")
+@click.option("--unlock", is_flag=True, help="Also a base model that the settings do not allow.")
 @json_option
 def config(field: str | None, value: str | None, unlock: bool, as_json: bool) -> None:
-    """Show the fields of the selected environment, or set one: FIELD VALUE."""
+    """Show the fields of the selected environment, or set one: FIELD VALUE.
+
+    Locks are for the agent: a person may set every field that a run does not set itself.
+
+    \b
+    hermes rl config total_steps 200
+    hermes rl config learning_rate 1e-5
+    """
     from hermes.errors import UsageError
     from hermes.rl.config.resolve import current_selection, edit, resolve
     from hermes.rl.render import fields_text
@@ -102,8 +109,13 @@ def config(field: str | None, value: str | None, unlock: bool, as_json: bool) ->
     elif value is None:
         raise UsageError(f"no value for {field}", f"hermes rl config {field} VALUE")
     else:
-        resolved = edit(settings, field, _parse_value(value), unlock=unlock)
+        resolved = edit(settings, field, _parse_value(value), unlock=_may_set(field, unlock))
     click.echo(fields_text(resolved, as_json))
+
+
+def _may_set(field: str, unlock: bool) -> bool:
+    """Locks are for the agent; but a base model outside the settings' list needs --unlock of a person too."""
+    return unlock or field.rpartition(".")[2] != "base_model"
 
 
 def _parse_value(text: str) -> Any:
@@ -120,22 +132,27 @@ def _parse_value(text: str) -> Any:
 @click.option(
     "--prompts",
     metavar="FILE",
-    help="Or create one from tasks, as for `hermes batch --dataset-file`; with --reward.",
+    help="Create an environment from these tasks, as for `hermes batch --dataset-file`; with --reward.",
 )
 @click.option(
     "--reward", metavar="FILE.py:FUNCTION", help="Scores a rollout, as for `hermes batch --reward`."
 )
-@click.option("--toolsets", metavar="A,B", help="Offered to the agent; 'none' for no tools.")
+@click.option("--toolsets", metavar="A,B", help="Toolsets that the agent is offered; 'none' for no tools.")
 @click.option(
     "--config",
     "config_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="YAML file with the sections env, openai and tinker; it may change locked fields.",
+    help="YAML file with the sections env, openai and tinker.",
 )
 @click.option(
     "--set", "edits", multiple=True, metavar="FIELD=VALUE", help="Set a field for this run only; repeatable."
 )
-@click.option("--unlock", is_flag=True, help="Let --set change locked fields.")
+@click.option("--unlock", is_flag=True, help="Also a base model that the settings do not allow.")
+@click.option(
+    "--preflight/--no-preflight",
+    default=None,
+    help="First sample for a minute and stop if there is nothing to learn from; default: at a terminal.",
+)
 @click.option("--service", metavar="URL|managed", help="Train with this Tinker service; see rl.service.")
 @json_option
 def start(
@@ -146,10 +163,17 @@ def start(
     config_file: Path | None,
     edits: tuple[str, ...],
     unlock: bool,
+    preflight: bool | None,
     service: str | None,
     as_json: bool,
 ) -> None:
-    """Start a run. It continues without this terminal."""
+    """Start a run. It continues without this terminal.
+
+    \b
+    hermes rl start --env calculator
+    hermes rl start --prompts tasks.jsonl --reward my_reward.py:reward --set total_steps=50
+    """
+    from hermes.cli.question import has_person
     from hermes.rl.start import start as start_run
 
     settings = _config({"rl.service": service} if service else {})
@@ -158,7 +182,10 @@ def start(
 
         select_reward_function(settings, environment, prompts, reward)
         environment = None
-    run = start_run(settings, _resolve_selected(settings, environment, config_file, toolsets, edits, unlock))
+    resolved = _resolve_selected(settings, environment, config_file, toolsets, edits, unlock)
+    if preflight or (preflight is None and has_person() and not as_json):
+        check_signal(settings, resolved)
+    run = start_run(settings, resolved)
     if as_json:
         _print(
             {"run_id": run.run_id, "status": run.status().state.value, "config_path": str(run.config_path)}
@@ -188,7 +215,7 @@ def _resolve_selected(
         names = [] if toolsets == "none" else [name.strip() for name in toolsets.split(",")]
         resolved = with_edit(settings, resolved.selection, "env.enabled_toolsets", names, unlock=True)
     for field, value in _assignments(edits):
-        resolved = with_edit(settings, resolved.selection, field, value, unlock=unlock)
+        resolved = with_edit(settings, resolved.selection, field, value, unlock=_may_set(field, unlock))
     return resolved
 
 
@@ -211,7 +238,9 @@ def _assignments(edits: tuple[str, ...]) -> list[tuple[str, Any]]:
 )
 @json_option
 def resume(run_id: str, edits: tuple[str, ...], as_json: bool) -> None:
-    """Continue a run that was stopped, failed or completed, from its last checkpoint.
+    """Continue a run from its last checkpoint.
+
+    The run was stopped, failed or completed.
 
     With --set total_steps=N a completed run makes more steps.
     """

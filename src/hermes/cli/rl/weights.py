@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import RenamedOption, json_option, stored_variables
 
 
 @click.command()
@@ -30,12 +30,15 @@ from hermes.cli.options import json_option, stored_variables
 @click.option(
     "--into",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Or: a parent folder; the target is named like the run at the engine or service.",
+    help="Parent folder instead; the target is named like the run at the engine or service.",
 )
 @click.option(
+    "--service",
     "--base-url",
-    metavar="URL",
-    help="The Tinker service that has the weights, or: managed. Default: rl.service, TINKER_BASE_URL, local.",
+    "base_url",
+    cls=RenamedOption,
+    metavar="URL|managed",
+    help="Tinker service that has the weights. Default: rl.service, TINKER_BASE_URL, this machine.",
 )
 @json_option
 @stored_variables
@@ -66,10 +69,12 @@ def weights(
 
 @click.command()
 @click.argument("run_id")
-@click.option("--port", type=click.IntRange(0, 65535), help="Default: 8001, or a free port.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port to listen on; 8001, or a free one, if unset."
+)
 @stored_variables
 def serve(run_id: str, port: int | None) -> None:
-    """Serve a run's weights, as the model `policy` of an OpenAI-compatible endpoint."""
+    """Serve a run's weights as the model `policy` over the OpenAI API."""
     from hermes.config.environment import without_stored
     from hermes.config.load import load
     from hermes.rl.run import find_run

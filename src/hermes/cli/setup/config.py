@@ -8,10 +8,12 @@ from pathlib import Path
 
 import click
 
+from hermes.cli.options import CommandGroup
+
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Show and change settings.
 
@@ -117,7 +119,10 @@ def path(as_json: bool) -> None:
 
 @config.command()
 def edit() -> None:
-    """Open config.yaml in $VISUAL or $EDITOR; only a valid file replaces the old one."""
+    """Open config.yaml in $VISUAL or $EDITOR.
+
+    Only a valid file replaces the old one.
+    """
     import os
 
     from hermes.config import paths

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import CommandGroup, json_option
 
 if TYPE_CHECKING:
     from hermes.core import Fact
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def memory() -> None:
     """List, show, add and remove what the agent remembers across sessions.
 

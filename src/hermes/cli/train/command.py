@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import add_options, filter_options, json_option, stored_variables
+from hermes.cli.options import CommandGroup, add_options, filter_options, json_option, stored_variables
 from hermes.cli.train.common import COMMON, OFFLINE, POSITIVE
 from hermes.cli.train.preference import dpo, kto, reward
 from hermes.cli.train.rlhf import DEFAULT_KL, RLHF
@@ -45,7 +45,7 @@ _RL = (
         "--api-patience",
         "api_patience_s",
         default=60.0,
-        help="Seconds that the trajectory API may be unreachable; 60.",
+        help="Seconds that the trajectory API may be unreachable; 60 if unset.",
     ),
     click.option(
         "--env-patience",
@@ -63,13 +63,14 @@ _RL = (
         type=click.FloatRange(min=1),
         help="Seconds after which the batch of a dead trainer is served again.",
     ),
-    click.option("--num-steps", default=100, show_default=True, type=POSITIVE),
+    click.option("--num-steps", default=100, show_default=True, type=POSITIVE, help="Training steps."),
     click.option("--batch-size", default=128, show_default=True, type=POSITIVE, help="Sequences a step."),
     click.option(
         "--advantage",
         default="mean",
         show_default=True,
         type=click.Choice(["mean", "std", "batch-std", "leave-one-out"]),
+        help="What a reward is compared with, and by what the difference is divided.",
     ),
     click.option(
         "--correction-cap",
@@ -89,7 +90,13 @@ _RL = (
         type=click.FloatRange(min=0),
         help="Weight of the KL penalty against the base model.",
     ),
-    click.option("--max-staleness", default=4, show_default=True, type=click.IntRange(min=0), help="Steps."),
+    click.option(
+        "--max-staleness",
+        default=4,
+        show_default=True,
+        type=click.IntRange(min=0),
+        help="Oldest policy that is trained on, in steps.",
+    ),
     click.option(
         "--eval-command",
         metavar="CMD",
@@ -140,7 +147,7 @@ _RL = (
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def train() -> None:
     """Train a LoRA adapter through the Tinker API: a local engine, or the managed service.
 
@@ -163,7 +170,10 @@ def train() -> None:
 @json_option
 @stored_variables
 def sft(**params: Any) -> None:
-    """Fine-tune on the assistant's messages in FILES (any export), or in stored trajectories that match."""
+    """Fine-tune on the assistant's messages.
+
+    They come from FILES (any export), or from stored trajectories that match.
+    """
     from hermes.cli.train.options import read_sft_options
     from hermes.cli.train.run import run_sft
 
@@ -177,6 +187,7 @@ def sft(**params: Any) -> None:
     default="importance_sampling",
     show_default=True,
     type=click.Choice(["importance_sampling", "ppo", "cispo"]),
+    help="The policy loss.",
 )
 @json_option
 @click.pass_context
@@ -222,7 +233,9 @@ def ppo(ctx: click.Context, /, **params: Any) -> None:
 @click.pass_context
 @stored_variables
 def rlhf(ctx: click.Context, /, **params: Any) -> None:
-    """PPO against a reward model: answers to prompts, with a KL penalty towards the reference.
+    """Train with PPO against a reward model.
+
+    Answers to prompts, with a KL penalty towards the reference.
 
     Starts the trajectory API, the reward model and the environments, and stops them at the end. The baseline
     of an answer is the mean of the answers to its prompt.

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from hermes.cli.options import RenamedOption
+
 POSITIVE = click.IntRange(min=1)
 RATE = click.FloatRange(min=0, min_open=True)
 COMMON = (
@@ -16,13 +18,20 @@ COMMON = (
         help="Name of the base model at the engine.",
     ),
     click.option(
-        "--base-url", metavar="URL", help="Tinker service, or: managed. Default: TINKER_BASE_URL, else local."
+        "--service",
+        "--base-url",
+        "base_url",
+        cls=RenamedOption,
+        metavar="URL|managed",
+        help="Tinker service. Default: TINKER_BASE_URL, else the engine on this machine.",
     ),
     click.option(
         "--name", metavar="NAME", help="Name of the run; a name that exists resumes it. Default: a new one."
     ),
     click.option(
-        "--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Default: runs/NAME in the home."
+        "--run-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Folder of the run; runs/NAME in the home if unset.",
     ),
     click.option(
         "--start", metavar="WEIGHTS", help="Initial weights: tinker://…, a PEFT folder, a run's name."
@@ -31,25 +40,42 @@ COMMON = (
     click.option(
         "--rank", "--lora-rank", "rank", default=32, show_default=True, type=POSITIVE, help="LoRA rank."
     ),
-    click.option("--seed", default=0, show_default=True),
-    click.option("--learning-rate", type=RATE, help="Default: chosen by the model's size."),
+    click.option(
+        "--seed", default=0, show_default=True, help="Seed of the adapter and of the order of rows."
+    ),
+    click.option(
+        "--learning-rate", type=RATE, help="Peak learning rate; chosen by the model's size if unset."
+    ),
     click.option(
         "--schedule",
         default="constant",
         type=click.Choice(["constant", "linear", "cosine"]),
         show_default=True,
+        help="How the learning rate changes over the steps.",
     ),
-    click.option("--warmup-steps", default=0, type=click.IntRange(min=0)),
+    click.option(
+        "--warmup-steps", default=0, type=click.IntRange(min=0), help="Steps until the rate is at its peak."
+    ),
     click.option("--max-tokens", default=2048, show_default=True, type=POSITIVE, help="Longest sequence."),
-    click.option("--checkpoint-every", default=25, show_default=True, type=POSITIVE, help="Steps."),
-    click.option("--keep", default=3, show_default=True, type=POSITIVE, help="Checkpoints beside the best."),
-    click.option("--eval-every", default=10, show_default=True, type=POSITIVE, help="Steps."),
+    click.option(
+        "--checkpoint-every", default=25, show_default=True, type=POSITIVE, help="Steps between checkpoints."
+    ),
+    click.option(
+        "--keep",
+        default=3,
+        show_default=True,
+        type=POSITIVE,
+        help="Number of newest checkpoints to keep, beside the best.",
+    ),
+    click.option(
+        "--eval-every", default=10, show_default=True, type=POSITIVE, help="Steps between evaluations."
+    ),
     click.option(
         "--sink",
         "extra_sinks",
         multiple=True,
         type=click.Choice(["wandb", "wandb-offline", "tensorboard", "trackio"]),
-        help="Beside the store and metrics.jsonl; repeatable.",
+        help="Where metrics go beside the store and metrics.jsonl; repeatable.",
     ),
     click.option(
         "--project",
@@ -65,7 +91,7 @@ COMMON = (
 )
 
 OFFLINE = (
-    click.option("--epochs", default=1, show_default=True, type=POSITIVE),
+    click.option("--epochs", default=1, show_default=True, type=POSITIVE, help="Passes over the rows."),
     click.option("--max-steps", type=POSITIVE, help="Stop after this many steps."),
     click.option("--batch-size", default=16, show_default=True, type=POSITIVE, help="Rows a step."),
     click.option("--patience", type=POSITIVE, help="Evaluations without a new best that end the run."),

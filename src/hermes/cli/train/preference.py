@@ -70,7 +70,13 @@ _REFERENCE = click.option(
     type=click.FloatRange(0, 0.5, max_open=True),
     help="Share of pairs whose label is assumed to be wrong (sigmoid, robust, simpo).",
 )
-@click.option("--target-margin", default=0.5, show_default=True, type=_NOT_NEGATIVE, help="Of simpo.")
+@click.option(
+    "--target-margin",
+    default=0.5,
+    show_default=True,
+    type=_NOT_NEGATIVE,
+    help="Margin that the loss simpo aims at.",
+)
 @click.option(
     "--sft-weight",
     default=0.0,
@@ -82,7 +88,10 @@ _REFERENCE = click.option(
 @json_option
 @stored_variables
 def dpo(**params: Any) -> None:
-    """Direct preference optimisation on pairs in FILES (trl-preference), or on stored verdicts."""
+    """Train on preference pairs (DPO).
+
+    They come from FILES (trl-preference), or from stored verdicts.
+    """
     from hermes.cli.train.preference_run import read_dpo_options, run_dpo
 
     run_dpo(read_dpo_options(params))
@@ -94,14 +103,17 @@ def dpo(**params: Any) -> None:
 @_REFERENCE
 @click.option("--beta", default=0.1, show_default=True, type=_ABOVE_0, help="Strength of the reference.")
 @click.option(
-    "--desirable-weight", type=_ABOVE_0, help="Of good answers. Default: both classes count equally."
+    "--desirable-weight", type=_ABOVE_0, help="Weight of good answers; both classes count equally if unset."
 )
-@click.option("--undesirable-weight", type=_ABOVE_0, help="Of bad answers.")
+@click.option("--undesirable-weight", type=_ABOVE_0, help="Weight of bad answers.")
 @filter_options
 @json_option
 @stored_variables
 def kto(**params: Any) -> None:
-    """KTO on answers in FILES (trl-unpaired) that are good or bad, or on stored ratings."""
+    """Train on answers that are good or bad (KTO).
+
+    They come from FILES (trl-unpaired), or from stored ratings.
+    """
     from hermes.cli.train.preference_run import read_kto_options, run_kto
 
     run_kto(read_kto_options(params))

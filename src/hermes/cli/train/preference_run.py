@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.cli.options import FilterOptions, make_options
 from hermes.cli.train.options import TrainOptions
 from hermes.cli.train.run import (
+    check_service,
     learning_schedule,
     open_sinks,
     print_result,
@@ -82,6 +83,7 @@ def run_dpo(options: DpoOptions) -> None:
 
     config = load()
     run = run_spec(config, options, KIND)
+    check_service(run)
     data = read_verdicts(config, options, options.pairs_from, options.min_margin)
     renderer = chat_renderer(options)
     rows = pair_examples(data.pairs, renderer, **row_limits(options, data))
@@ -115,6 +117,7 @@ def run_kto(options: KtoOptions) -> None:
 
     config = load()
     run = run_spec(config, options, KIND)
+    check_service(run)
     data = read_verdicts(config, options, (), 0.0)
     renderer = chat_renderer(options)
     rows = unpaired_examples(data.rated, renderer, **row_limits(options, data))

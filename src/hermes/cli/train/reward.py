@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import CommandGroup, RenamedOption, json_option, stored_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from hermes.data.example import Example
     from hermes.training.preference.reward_model import RewardScorer
 
-_SERVICE = click.option("--base-url", metavar="URL", help="Tinker service. Default: the one that trained it.")
+_SERVICE = click.option(
+    "--service",
+    "--base-url",
+    "base_url",
+    cls=RenamedOption,
+    metavar="URL|managed",
+    help="Tinker service. Default: the one that trained it.",
+)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def reward() -> None:
     """Reward models that `hermes train reward` made: serve them, or score answers with them."""
 
@@ -34,7 +41,10 @@ def reward() -> None:
 @_SERVICE
 @stored_variables
 def serve(name: str, host: str, port: int, base_url: str | None) -> None:
-    """Score conversations over HTTP: POST /pooling, as the `preference` environment asks."""
+    """Score conversations over HTTP.
+
+    POST /pooling, as the `preference` environment asks.
+    """
     from hermes.config.load import load
     from hermes.training.preference.serve import TOKEN_VARIABLE
     from hermes.training.preference.serve import serve as serve_http
@@ -52,7 +62,10 @@ def serve(name: str, host: str, port: int, base_url: str | None) -> None:
 @json_option
 @stored_variables
 def score(name: str, targets: tuple[str, ...], base_url: str | None, as_json: bool) -> None:
-    """Score the last answer of conversations: TARGETS are files of any export, or ids of trajectories."""
+    """Score the last answer of conversations.
+
+    TARGETS are files of any export, or ids of trajectories.
+    """
     from hermes.config.load import load
 
     config = load()

@@ -19,7 +19,7 @@ from hermes.cli.train.preference_run import (
     read_verdicts,
     row_limits,
 )
-from hermes.cli.train.run import open_sinks, progress_printer, run_spec, stop_on_signals
+from hermes.cli.train.run import check_service, open_sinks, progress_printer, run_spec, stop_on_signals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +57,7 @@ def run_reward(options: RewardOptions) -> None:
 
     config = load()
     run = run_spec(config, options, reward.KIND)
+    check_service(run)
     data = read_verdicts(config, options, options.pairs_from, options.min_margin)
     renderer, progress = chat_renderer(options), progress_printer(options)
     readout = ReadOut(options.question or QUESTION, *options.words)

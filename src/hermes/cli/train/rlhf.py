@@ -32,26 +32,44 @@ RLHF = (
         metavar="WEIGHTS",
         help="What the KL is measured from: base, or weights as in --start. Default: --start, else base.",
     ),
-    click.option("--rollouts-per-prompt", default=8, show_default=True, type=click.IntRange(min=2)),
     click.option(
-        "--environments", default=1, show_default=True, type=click.IntRange(min=1), help="Processes."
+        "--rollouts-per-prompt",
+        default=8,
+        show_default=True,
+        type=click.IntRange(min=2),
+        help="Size of a group.",
     ),
     click.option(
-        "--max-turns", default=1, show_default=True, type=click.IntRange(min=1), help="Model calls."
+        "--environments",
+        default=1,
+        show_default=True,
+        type=click.IntRange(min=1),
+        help="Number of environment processes.",
+    ),
+    click.option(
+        "--max-turns",
+        default=1,
+        show_default=True,
+        type=click.IntRange(min=1),
+        help="Model calls in a rollout.",
     ),
     click.option(
         "--answer-tokens",
         default=200,
         show_default=True,
         type=click.IntRange(min=1),
-        help="Of one model call.",
+        help="Longest answer of one model call.",
     ),
     click.option(
         "--toolset", "toolsets", multiple=True, help="Tools of the agent; repeatable. Default: none."
     ),
-    click.option("--system-prompt", default="", help="Of every rollout."),
+    click.option("--system-prompt", default="", help="System prompt of every rollout."),
     click.option(
-        "--temperature", default=1.0, show_default=True, type=click.FloatRange(min=0, min_open=True)
+        "--temperature",
+        default=1.0,
+        show_default=True,
+        type=click.FloatRange(min=0, min_open=True),
+        help="Sampling temperature of rollouts.",
     ),
     click.option(
         "--true-reward",

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import click
 
+from hermes.cli.waiting import waiting
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -39,7 +41,9 @@ def run_sft(options: SftOptions) -> None:
 
     config = load()
     run = run_spec(config, options, "sft")
-    examples = _read_examples(config, options)
+    check_service(run)
+    with waiting("reading the examples"):
+        examples = _read_examples(config, options)
     if options.patience and not examples.held_out:
         raise UsageError(
             "--patience needs held-out rows, and there are none", "add --eval-share 0.1, or more"
@@ -140,6 +144,14 @@ def train_rl(
             proxy=_openai_proxy(config, options),
         )
         print_result(run, train(run, settings, services), options)
+
+
+def check_service(run: TrainingRunSpec) -> None:
+    """EngineError at once if nothing listens at the service's address: before rows are read and tokenised."""
+    from hermes.training.service.client import check_reachable
+
+    if run.connection.base_url is not None:
+        check_reachable(run.connection.base_url)
 
 
 def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpec:

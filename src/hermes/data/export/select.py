@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hermes.core import Rating, Relation, Role, Step, StepKind, StopReason, Trajectory
+from hermes.core.model_call import INTERRUPTED
 from hermes.data.curate.base import Curation, Removal, Rule
 from hermes.data.example import Example, load
 from hermes.data.where import Condition
@@ -128,7 +129,13 @@ def unfit(example: Example, *, only_completed: bool, unanswered: bool = False) -
         return "the model never answered"
     if only_completed and outcome.stop_reason is not StopReason.COMPLETED:
         return outcome.stop_reason.value
+    if only_completed and any(_interrupted(step) for step in example.trajectory.steps):
+        return "an answer was interrupted"
     return None
+
+
+def _interrupted(step: Step) -> bool:
+    return step.call is not None and step.call.finish_reason == INTERRUPTED
 
 
 def compressed_versions(reader: Reader) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from hermes.data.formats import atif, axolotl, messages, openai_preference, record, sharegpt, sts, tokens, trl
 from hermes.data.formats.base import Format
 from hermes.errors import UsageError
@@ -29,5 +31,7 @@ FORMATS: dict[str, Format] = {
 
 def get_format(name: str) -> Format:
     if name not in FORMATS:
-        raise UsageError(f"no format '{name}'", f"one of: {', '.join(FORMATS)}")
+        close = get_close_matches(name, FORMATS, n=1)
+        guess = f"did you mean '{close[0]}'? " if close else ""
+        raise UsageError(f"no format '{name}'", f"{guess}one of: {', '.join(FORMATS)}")
     return FORMATS[name]

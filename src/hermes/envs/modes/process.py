@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from hermes.envs.modes.viewer import generate_html
 from hermes.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+_FIRST_REPORT_S, _REPORT_EVERY_S = 2.0, 10.0
 
 _STALL_LIMITS: Mapping[str, int] = MappingProxyType({FAILED: MAX_FAILED, NOTHING_WRITTEN: 256})
 """Groups in a row that may fail, and items in a row that may yield nothing, before the run ends."""
@@ -75,7 +77,22 @@ class ProcessMode:
 
     async def run(self) -> None:
         workers = max(1, min(self._runner.max_workers, self._missing))
-        await gather_or_cancel([self._work() for _ in range(workers)])
+        reporter = asyncio.create_task(self._report(len(self._journal.done)))
+        try:
+            await gather_or_cancel([self._work() for _ in range(workers)])
+        finally:
+            reporter.cancel()
+
+    async def _report(self, before: int) -> None:
+        """Logs groups, rate and time left: after two seconds, then every ten."""
+        started_s, pause_s = time.monotonic(), _FIRST_REPORT_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = _REPORT_EVERY_S
+            step, total = self._runner.curr_step, self._runner.config.total_steps
+            rate = (step - before) / (time.monotonic() - started_s)
+            left = f", {rate:.2g}/s, about {(total - step) / rate:.0f} s left" if rate else ""
+            logger.info("%d of %d groups written%s", step, total, left)
 
     async def _work(self) -> None:
         while (numbered_item := await self._take_item()) is not None:

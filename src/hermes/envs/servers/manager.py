@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import subprocess
 import time
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
     from openai.types.completion import Completion
 
+logger = logging.getLogger(__name__)
 _PROBE_EVERY_S = 1.0
 MANAGED_SERVERS = "hermes.managed_servers"
 """Entry point group."""
@@ -157,9 +159,13 @@ class ServerManager:
         if len(checked) < len(self.servers):
             return
         deadline_s = time.monotonic() + patience_s
+        urls = ", ".join(sorted({server.config.base_url or "no address" for server in checked}))
+        reported = False
         while not any(await asyncio.gather(*(server.probe() for server in checked))):
+            if not reported:
+                logger.warning("no model server responds at %s yet; waiting up to %g s", urls, patience_s)
+                reported = True
             if time.monotonic() >= deadline_s:
-                urls = ", ".join(sorted({server.config.base_url or "no address" for server in checked}))
                 raise EnvironmentRunError(
                     f"no model server responds at {urls}.",
                     "Start it, or set --openai.base_url to one that runs.",

@@ -22,7 +22,7 @@ from hermes.errors import AuthError, ProviderError
 from hermes.models.fields import as_objects, as_text, finite
 from hermes.models.remote import failures
 from hermes.models.remote.client import Client
-from hermes.models.remote.retry import RetryPolicy, with_retries
+from hermes.models.remote.retry import OnRetry, RetryPolicy, with_retries
 from hermes.models.remote.sse import EventDecoder
 from hermes.models.remote.throttle import Throttle, throttle_for
 
@@ -53,7 +53,12 @@ class Endpoint:
     def throttle(self) -> Throttle:
         return throttle_for(self.target.base_url, self.target.settings.max_concurrency)
 
-    async def run(self, attempt: Callable[[], Awaitable[T]], timeout_s: float | None) -> tuple[T, int]:
+    async def run(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        timeout_s: float | None,
+        on_retry: OnRetry | None = None,
+    ) -> tuple[T, int]:
         """The result of the first attempt that succeeds, and the number of attempts.
 
         `timeout_s` bounds everything, time in the queue included. The provider's own time limit bounds all
@@ -83,7 +88,9 @@ class Endpoint:
 
         try:
             async with asyncio.timeout_at(deadline.ends_s) as scope:
-                return await with_retries(throttled, RetryPolicy(settings.max_retries), scope, self._rng)
+                return await with_retries(
+                    throttled, RetryPolicy(settings.max_retries), scope, self._rng, on_retry
+                )
         except TimeoutError:
             if not deadline.begun:
                 raise failures.queue_timeout(self.ref, throttle.limit) from None

@@ -10,6 +10,7 @@ from hermes.models.budget import Budget, Spent
 from hermes.models.prices import cost_usd
 from hermes.models.remote import wire
 from hermes.models.remote.endpoint import Endpoint
+from hermes.models.remote.retry import OnRetry
 from hermes.models.usage import read_usage, reported_cost_usd
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class RemoteModel:
         prompt_tokens: int,
         sampling: Sampling,
         timeout_s: float | None,
+        on_retry: OnRetry | None = None,
     ) -> tuple[T, int]:
         """The first successful result, and the number of attempts; each attempt counts towards the budget."""
 
@@ -54,7 +56,7 @@ class RemoteModel:
             with self._budget.reserve(self.name, self._price, prompt_tokens, sampling.max_tokens) as spent:
                 return await attempt(spent)
 
-        return await self._endpoint.run(attempt_within_budget, timeout_s)
+        return await self._endpoint.run(attempt_within_budget, timeout_s, on_retry)
 
     def _bill(self, raw: JSONObject) -> tuple[Usage, float | None]:
         """Usage and cost of a response; a cost that the server reports takes precedence over our prices."""

@@ -56,7 +56,13 @@ class OpenAIChat(RemoteModel, ChatModel):
             spent.book(reply.call.usage, reply.call.cost_usd, json.dumps(reply.message.to_json()))
             return reply
 
-        reply, attempts = await self._call(attempt, prompt_tokens, request.sampling, request.timeout_s)
+        def tell_retry(error: ProviderError, pause_s: float) -> None:
+            if on_delta is not None:
+                on_delta(StreamDelta(retry=f"{error.message} The next attempt follows in {pause_s:.1f} s."))
+
+        reply, attempts = await self._call(
+            attempt, prompt_tokens, request.sampling, request.timeout_s, tell_retry
+        )
         return replace(reply, call=replace(reply.call, attempts=attempts))
 
     async def _attempt(self, request: ChatRequest, body: JSONObject, on_delta: OnDelta | None) -> ChatReply:

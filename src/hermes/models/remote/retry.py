@@ -33,8 +33,16 @@ def pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, rng
     return max(rng.uniform(0.0, span), retry_after_s or 0.0)
 
 
+OnRetry = Callable[[ProviderError, float], None]
+"""Called with the failure of an attempt and the pause in seconds before the next one."""
+
+
 async def with_retries(
-    attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, scope: asyncio.Timeout, rng: random.Random
+    attempt: Callable[[], Awaitable[T]],
+    policy: RetryPolicy,
+    scope: asyncio.Timeout,
+    rng: random.Random,
+    on_retry: OnRetry | None = None,
 ) -> tuple[T, int]:
     """The first result, and the number of attempts it took; else the last error is raised.
 
@@ -51,4 +59,6 @@ async def with_retries(
             too_late = ends_s is not None and asyncio.get_running_loop().time() + pause >= ends_s
             if not error.retryable or attempts > policy.max_retries or too_late:
                 raise
+            if on_retry is not None:
+                on_retry(error, pause)
         await asyncio.sleep(pause)

@@ -182,7 +182,7 @@ class FeedbackStages:
     def _common(self, label: str, folder: Path, rate: float, *, start: bool = True) -> tuple[str, ...]:
         weights = self._start.weights if start else None
         return (
-            *("--base-model", MODEL, "--base-url", self._engine_url, "--rank", str(self._recipe.rank)),
+            *("--base-model", MODEL, "--service", self._engine_url, "--rank", str(self._recipe.rank)),
             *("--name", f"{self._name}-{label}", "--run-dir", str(folder), "--seed", str(self._seed)),
             *("--learning-rate", str(rate), "--checkpoint-every", "10", "--json"),
             *(("--start", weights) if weights else ()),

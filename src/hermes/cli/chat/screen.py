@@ -1,0 +1,180 @@
+"""The terminal of a chat or a question: prints steps, shows that something goes on, asks the user.
+
+Output of the model and of tools is made safe for the terminal before it is printed. With `answer_only` the
+answer goes to standard output and everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import click
+
+from hermes.cli import question
+from hermes.cli.chat.markdown import MarkdownStream
+from hermes.cli.colour import use_colour
+from hermes.cli.render import call_text, money, one_line, readable_result
+from hermes.cli.waiting import Waiting, can_redraw
+from hermes.core import Outcome, Step, StepKind, Usage
+from hermes.models.base import StreamDelta
+from hermes.safety.approval import Answer
+from hermes.safety.exact import exact
+from hermes.safety.text import printable
+
+_TITLES = {
+    "command": "The agent wants to run:",
+    "path": "The agent wants to:",
+    "process_input": "The agent wants to type into a running program:",
+    "mcp_server": "An MCP server is to be started on this machine, outside the sandbox:",
+    "mcp_tools": "An MCP server offers tools that you have not agreed to:",
+    "skill": "The agent wants to change what later agents read:",
+    "rl_environment": "The agent wants to run this file on this machine, outside the sandbox:",
+}
+"""What a person is asked, by the kind of action."""
+_RESULT_LINES = 4
+_RESULT_CHARS = 100
+
+
+def spent_text(usage: Usage, cost_usd: float | None) -> str:
+    return f"{usage.prompt:,} tokens in, {usage.completion:,} out, cost {money(cost_usd)}"
+
+
+def outcome_text(outcome: Outcome) -> str:
+    where = f" ({outcome.boundary.value})" if outcome.boundary else ""
+    return f"error: {outcome.stop_reason.value}{where}: {printable(outcome.detail or '')}"
+
+
+class Screen:
+    """Prints one conversation. Examples that are not part of the dataset are not shown."""
+
+    def __init__(self, *, quiet: bool = False, answer_only: bool = False) -> None:
+        self._quiet = quiet
+        self._err = answer_only
+        self._waiting = Waiting()
+        self._question = asyncio.Lock()
+        """Locked while the user is asked a question: one at a time, and nothing is printed over it."""
+        self._deferred_lines: list[str] = []
+        self._open_line = False
+        """Whether the last thing printed was a piece of an answer, without a line break."""
+        self._thinking = False
+        self._markdown: MarkdownStream | None = None
+        if can_redraw(sys.stdout) and use_colour():
+            self._markdown = MarkdownStream(_write)
+
+    def busy(self, what: str) -> None:
+        """The conversation waits for the model or for tools, until something is printed."""
+        if not self._question.locked():
+            self._waiting.start(f"waiting for {printable(what)}")
+
+    def idle(self) -> None:
+        self._waiting.stop()
+
+    def delta(self, delta: StreamDelta) -> None:
+        self._waiting.stop()
+        if delta.retry:
+            self.end_line()
+            click.echo(click.style(f"({printable(delta.retry)})", dim=True), err=True)
+            self.busy("the next attempt")
+            return
+        if self._quiet:
+            return
+        if delta.reasoning:
+            _write(click.style(printable(delta.reasoning), dim=True))
+            self._thinking = True
+        if delta.text:
+            if self._thinking:
+                _write("\n")
+                self._thinking = False
+            text = printable(delta.text)
+            if self._markdown is not None:
+                self._markdown.feed(text)
+            else:
+                _write(text)
+        self._open_line = True
+
+    def end_line(self) -> None:
+        """Ends the line of an answer, if one is open."""
+        if self._open_line:
+            if self._markdown is not None:
+                self._markdown.end()
+            _write("\n")
+        self._open_line = self._thinking = False
+
+    def step(self, step: Step) -> None:
+        self._waiting.stop()
+        if step.ephemeral or self._quiet:
+            return
+        if step.kind is StepKind.MODEL:
+            self.end_line()
+            for call in step.message.tool_calls:
+                self._show(click.style(f"-> {one_line(call_text(call), 200)}", fg="yellow"))
+        if step.result is not None:
+            state = "ok" if step.result.ok else f"{step.result.error_kind}"
+            line = f"<- {printable(step.result.name)}: {state}, {step.result.duration_ms / 1000:.2f} s"
+            self._show(click.style(f"{line}{_result_text(step.message.content)}", dim=True))
+
+    def notify(self, notice: str) -> None:
+        self._show(click.style(exact(notice), bold=True))
+
+    def _show(self, line: str) -> None:
+        if self._question.locked():
+            self._deferred_lines.append(line)
+        else:
+            self._waiting.stop()
+            click.echo(line, err=self._err)
+
+    @asynccontextmanager
+    async def _question_prompt(self) -> AsyncIterator[None]:
+        async with self._question:
+            self._waiting.stop()
+            self.end_line()
+            try:
+                yield
+            finally:
+                for line in self._deferred_lines:
+                    click.echo(line, err=self._err)
+                self._deferred_lines.clear()
+
+    async def approve(self, kind: str, action: str) -> Answer:
+        """Asks for approval: once, always or no; an interrupted question counts as no."""
+        async with self._question_prompt():
+            question.show_action(_TITLES.get(kind, f"The agent wants to do this ({kind}):"), action)
+            if not question.has_person():
+                click.echo("(refused: standard input is no terminal, so nobody can answer)", err=True)
+                return "no"
+            try:
+                reply = (await question.ask("Allow? [y]es once, [a]lways, [N]o: ")).lower()
+            except (KeyboardInterrupt, EOFError):
+                return "no"
+        decisions: dict[str, Answer] = {"y": "once", "yes": "once", "a": "always", "always": "always"}
+        return decisions.get(reply.strip(" \t"), "no")
+
+    async def answer(self, text: str, choices: tuple[str, ...]) -> str:
+        listed = (f"{number}. {choice}" for number, choice in enumerate(choices, 1))
+        async with self._question_prompt():
+            question.show_action("The agent asks:", "\n".join((text, *listed)))
+            reply = (await question.ask("Answer: ")).strip()
+        if reply.isdecimal() and 1 <= int(reply) <= len(choices):
+            return choices[int(reply) - 1]
+        return reply
+
+
+def _result_text(content: str) -> str:
+    """A short result beside its title; a longer one as its first lines below it, with real line breaks."""
+    text = readable_result(content)
+    lines = [line for line in printable(text).splitlines() if line.strip()]
+    if len(lines) <= 1:
+        return f"  {one_line(text, _RESULT_CHARS)}" if lines else ""
+    shown = [
+        f"\n     {line if len(line) <= _RESULT_CHARS else line[: _RESULT_CHARS - 1] + '…'}" for line in lines
+    ]
+    more = f"\n     … {len(lines) - _RESULT_LINES} lines more" if len(lines) > _RESULT_LINES else ""
+    return "".join(shown[:_RESULT_LINES]) + more
+
+
+def _write(text: str) -> None:
+    click.echo(text, nl=False)
+    sys.stdout.flush()

@@ -1,0 +1,77 @@
+"""Examples for `--help`, by command. A test parses every one of them with the command it stands under."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "api": ("hermes api --port 8100",),
+    "batch": (
+        "hermes batch --dataset-file tasks.jsonl --run-name first",
+        "hermes batch --dataset-file tasks.jsonl --run-name first --samples-per-prompt 4 --max-cost 2",
+        "hermes batch status first",
+    ),
+    "bench": (
+        "hermes bench --dataset-file tasks.jsonl --models hermes/smollm2,vllm/my-model --html report.html",
+    ),
+    "compress": (
+        "hermes compress --target-max-tokens 8000",
+        "hermes compress --input data.jsonl --output short.jsonl",
+    ),
+    "config": (
+        "hermes config show",
+        "hermes config set model openrouter/some/model",
+        "hermes config set OPENROUTER_API_KEY",
+    ),
+    "doctor": ("hermes doctor",),
+    "engine": (
+        "hermes engine serve --model hermes/smollm2",
+        "hermes engine models",
+    ),
+    "engine serve": ("hermes engine serve --model hermes/smollm2 --port 8001",),
+    "env": (
+        "hermes env list",
+        "hermes env check calculator",
+        "hermes env process calculator --env.total_steps 4 --openai.base_url http://127.0.0.1:8000/v1",
+    ),
+    "export": (
+        "hermes export --output data.jsonl",
+        "hermes export --format trl-preference --min-rating 4 --output pairs.jsonl",
+        "hermes export --preview",
+    ),
+    "import": ("hermes import conversations.jsonl",),
+    "improve": ("hermes improve --method dpo",),
+    "memory": ("hermes memory list", "hermes memory add 'Answers should be short.'"),
+    "models": ("hermes models",),
+    "policy": ("hermes policy list", "hermes policy rollback"),
+    "quickstart": ("hermes quickstart",),
+    "rate": ("hermes rate last good --comment 'clear'", "hermes rate queue", "hermes rate stats"),
+    "reward": ("hermes reward score my-reward-model last",),
+    "rl": (
+        "hermes rl list",
+        "hermes rl start --env calculator",
+        "hermes rl status RUN",
+        'hermes rl "Train SmolLM2 on calculator"',
+    ),
+    "tools": ("hermes tools",),
+    "train": (
+        "hermes train sft data.jsonl",
+        "hermes train dpo pairs.jsonl",
+        "hermes train grpo --with-engine",
+    ),
+    "train sft": ("hermes train sft data.jsonl --epochs 3", "hermes train sft --min-rating 4"),
+    "train dpo": ("hermes train dpo pairs.jsonl",),
+    "train kto": ("hermes train kto rated.jsonl",),
+    "train reward": ("hermes train reward pairs.jsonl",),
+    "train grpo": ("hermes train grpo --with-engine --num-steps 20",),
+    "trajectories": (
+        "hermes trajectories list --outcome completed --since 7d",
+        "hermes trajectories show last",
+        "hermes trajectories search calculator error",
+    ),
+}
+"""Command, without `hermes` → command lines."""
+
+
+def examples_text(name: str) -> str | None:
+    """The examples of a command as the end of its help; None if it has none."""
+    lines = EXAMPLES.get(name)
+    return None if lines is None else "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)

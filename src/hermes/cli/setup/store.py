@@ -1,0 +1,100 @@
+"""`hermes store`: upkeep of the database of trajectories."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from hermes.cli.options import CommandGroup, json_option
+
+
+@click.group(cls=CommandGroup)
+def store() -> None:
+    """The database of trajectories: check, compact, backup.
+
+    \b
+    hermes store check
+    hermes store backup hermes-backup.db
+    """
+
+
+def _path() -> Path:
+    from hermes.config.load import load
+    from hermes.config.paths import db_path
+
+    return db_path(load().home)
+
+
+@store.command()
+@json_option
+def check(as_json: bool) -> None:
+    """Read every page and reference, and report damage.
+
+    The exit code is 1 if there is any.
+    """
+    from hermes.cli.waiting import waiting
+    from hermes.store.upkeep import maintain
+
+    path = _path()
+    with waiting(f"reading {path}"):
+        result = maintain.check(path)
+    if as_json:
+        click.echo(json.dumps({"path": str(path), **asdict(result)}))
+    else:
+        click.echo(
+            f"{path}: schema {result.schema}, {result.trajectories} trajectories, {_size(result.size_bytes)}"
+        )
+        if result.free_bytes:
+            click.echo(f"{_size(result.free_bytes)} are free; 'hermes store compact' returns them")
+        for problem in result.problems:
+            click.echo(f"damaged: {problem}")
+        if result.problems:
+            click.echo(f"  fix: restore a backup ('{path.name}*.bak' beside it), or export what can be read")
+        else:
+            click.echo("no damage")
+    if result.problems:
+        sys.exit(1)
+
+
+@store.command()
+@json_option
+def compact(as_json: bool) -> None:
+    """Return the space of deleted rows to the disk. It needs as much free space as the database has."""
+    from hermes.cli.waiting import waiting
+    from hermes.store.upkeep import maintain
+
+    path = _path()
+    with waiting(f"rewriting {path}"):
+        saved = maintain.compact(path)
+    click.echo(json.dumps({"saved_bytes": saved}) if as_json else f"{_size(max(0, saved))} returned")
+
+
+@store.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@json_option
+def backup(target: Path, as_json: bool) -> None:
+    """Copy the database to a new file; recording may go on meanwhile.
+
+    To restore it, move the file to where 'hermes config path' shows the database.
+    """
+    from hermes.cli.waiting import waiting
+    from hermes.store.upkeep import maintain
+
+    with waiting(f"writing {target}"):
+        size = maintain.backup(_path(), target)
+    click.echo(
+        json.dumps({"path": str(target), "bytes": size}) if as_json else f"wrote {target}, {_size(size)}"
+    )
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
