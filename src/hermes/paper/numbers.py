@@ -29,7 +29,7 @@ _COMMANDS = re.compile(
     r"\\(?:label|ref|eqref|pageref|cite[a-z]*|input|include|includegraphics|usepackage|documentclass|bibliography"
     r"|bibliographystyle|hspace|vspace|setlength|texttt|url|href|begin|end|addplot)\*?(?:\[[^\]]*\])?(?:\{[^{}]*\})*"
 )
-_LENGTH = re.compile(r"[-+]?\d+(?:\.\d+)?\s*(?:pt|em|ex|in|cm|mm|\\(?:line|text|column)width)\b")
+_LENGTH = re.compile(r"[-+]?\d+(?:\.\d+)?(?:pt|em|ex|in|cm|mm|\\(?:line|text|column)width)\b")
 _TIMES_TEN = re.compile(r"(\d(?:\.\d+)?)\s*(?:\\times|\\cdot)\s*10\^\{?(-?\d+)\}?")
 _LEVEL = re.compile(r"\b9[059](?:\.\d)?\s*\\,?\s*\\%")
 """A level of confidence, which is a choice and no measurement."""
