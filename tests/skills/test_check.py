@@ -17,8 +17,10 @@ from tests.skills.conftest import WriteSkill
 from tests.skills.registry import Registry, serve_registry, wheel
 
 PINNED = "metadata:\n  hermes:\n    packages: [{name: kiln, version: '1.0'}]\n"
+LINES_ABOVE = 10
+"""Front matter and the first paragraph, in front of the part that has a mistake."""
 KILN = {
-    "kiln/__init__.py": "from kiln.fire import Fire, burn\nfrom .shapes import *\n__all__ = ['Fire', 'burn']\n",
+    "kiln/__init__.py": "from kiln.fire import Fire, burn\nfrom .shapes import *\n",
     "kiln/fire.py": """
 from dataclasses import dataclass
 from pydantic import BaseModel
@@ -111,47 +113,47 @@ def test_what_exists_is_ok_and_is_counted(home: Path, write_skill: WriteSkill, r
 @pytest.mark.parametrize(
     ("body", "line", "problem"),
     [
-        (block("python", "import kiln.clay"), 11, "kiln.clay does not exist"),
-        (block("python", "from kiln import Fier"), 11, "kiln has no name 'Fier' (nearest: Fire)"),
-        (block("python", "import kiln", "kiln.fire.melt()"), 12, "kiln.fire has no name 'melt'"),
-        (block("python", "import kiln", "kiln.burn('x', aire=1)"), 12, "no argument 'aire' (nearest: air)"),
-        (block("python", "from kiln import Fire", "Fire(1, fast=1)"), 12, "Fire() has no argument 'fast'"),
+        (block("python", "import kiln.clay"), 2, "kiln.clay does not exist"),
+        (block("python", "from kiln import Fier"), 2, "kiln has no name 'Fier' (nearest: Fire)"),
+        (block("python", "import kiln", "kiln.fire.melt()"), 3, "kiln.fire has no name 'melt'"),
+        (block("python", "import kiln", "kiln.burn('x', aire=1)"), 3, "no argument 'aire' (nearest: air)"),
+        (block("python", "from kiln import Fire", "Fire(1, fast=1)"), 3, "Fire() has no argument 'fast'"),
         (
             block("python", "from kiln import Fire", "f = Fire(1)", "f.cool()"),
-            13,
+            4,
             "Fire has no attribute 'cool'",
         ),
         (
             block("python", "from kiln import Fire", "f = Fire(1)", "f.raise_heat(to=1)"),
-            13,
+            4,
             "has no argument 'to'",
         ),
-        (block("python", "from kiln.fire import Hot", "Hot('x', hasty=1)"), 12, "no argument 'hasty'"),
-        (block("python", "def broken(:"), 11, "is not valid Python"),
-        (block("bash", "kiln --cone-numbr 3"), 11, "has no option --cone-numbr (nearest: --cone-number)"),
-        (block("bash", "python -m kiln.fire \\", "  --loud"), 11, "python -m kiln.fire has no option --loud"),
-        (block("bash", "python -m kiln.gone"), 11, "there is no module kiln.gone"),
-        (block("bash", "echo 'x"), 11, "is not valid shell"),
-        (block("bash", "hermes bach"), 11, "no ['bach']"),
+        (block("python", "from kiln.fire import Hot", "Hot('x', hasty=1)"), 3, "no argument 'hasty'"),
+        (block("python", "def broken(:"), 2, "is not valid Python"),
+        (block("bash", "kiln --cone-numbr 3"), 2, "has no option --cone-numbr (nearest: --cone-number)"),
+        (block("bash", "python -m kiln.fire \\", "  --loud"), 2, "python -m kiln.fire has no option --loud"),
+        (block("bash", "python -m kiln.gone"), 2, "there is no module kiln.gone"),
+        (block("bash", "echo 'x"), 2, "is not valid shell"),
+        (block("bash", "hermes bach"), 2, "no ['bach']"),
         (
             block("yaml schema=kiln.fire.Firing", "hours: 1", "houres: 2"),
-            12,
+            3,
             "no field 'houres' (nearest: hours)",
         ),
-        (block("yaml schema=kiln.fire.Firing", "glaze:", "  cones: 2"), 12, "no field 'glaze.cones'"),
-        (block("yaml schema=kiln.fire.Gone", "a: 1"), 11, "the schema kiln.fire.Gone does not exist"),
-        (block("json", "{'a': 1}"), 11, "is not valid JSON"),
-        (block("yaml", "a: [1"), 11, "is not valid YAML"),
-        (block("python skip", "x = 1"), 11, "a skipped block needs reason="),
-        (block("python rum", "x = 1"), 11, "the attribute 'rum' of the block does not exist"),
-        ("Use `--cone-nummer`.", 10, "no pinned package has --cone-nummer (nearest: --cone-number)"),
-        ("See `kiln.fire.Fyre`.", 10, "kiln.fire.Fyre does not exist"),
+        (block("yaml schema=kiln.fire.Firing", "glaze:", "  cones: 2"), 3, "no field 'glaze.cones'"),
+        (block("yaml schema=kiln.fire.Gone", "a: 1"), 2, "the schema kiln.fire.Gone does not exist"),
+        (block("json", "{'a': 1}"), 2, "is not valid JSON"),
+        (block("yaml", "a: [1"), 3, "is not valid YAML"),
+        (block("python skip", "x = 1"), 2, "a skipped block needs reason="),
+        (block("python rum", "x = 1"), 2, "the attribute 'rum' of the block does not exist"),
+        ("Use `--cone-nummer`.", 1, "no pinned package has --cone-nummer (nearest: --cone-number)"),
+        ("See `kiln.fire.Fyre`.", 1, "kiln.fire.Fyre does not exist"),
         (
             "<!-- check: keys=kiln.fire.Firing -->\n| `huors` | x |",
-            11,
+            2,
             "has no field 'huors' (nearest: hours)",
         ),
-        ("```python\nx = 1", 10, "a fenced block is not closed"),
+        ("```python\nx = 1", 1, "a fenced block is not closed"),
     ],
 )
 def test_what_does_not_exist_fails_with_file_and_line(
@@ -161,7 +163,7 @@ def test_what_does_not_exist_fails_with_file_and_line(
     report = examine(home, registry.url)
     assert report.state is CheckState.FAILED
     first = problems(report)[0]
-    assert first.startswith(f"SKILL.md:{line}: ") and problem in first
+    assert first.startswith(f"SKILL.md:{LINES_ABOVE + line}: ") and problem in first
 
 
 def test_names_of_a_module_that_fills_itself_are_left_open(
@@ -248,7 +250,7 @@ def test_a_skill_whose_blocks_are_all_skipped_or_name_nothing_is_not_ok(
     write_skill("porcelain", extra=PINNED, body=block('bash skip reason="needs a kiln"', "kiln --gone"))
     report = examine(home, registry.url)
     assert report.result == "not checked: all its blocks are skipped"
-    assert report.notes == ["SKILL.md:9: not checked: needs a kiln"]
+    assert report.notes == ["SKILL.md:10: not checked: needs a kiln"]
     write_skill("empty", extra=PINNED)
     assert examine(home, registry.url, "empty").state is CheckState.NOT_CHECKED
 
@@ -268,7 +270,7 @@ def test_runnable_blocks_run_and_a_failure_is_a_problem(home: Path, write_skill:
     report = check_skill(list_skills(home).find("porcelain"), HERMES, Packages(home / "cache", "", {}))
     run_skill(report, home / "cache")
     assert report.runs == 5
-    assert [text.partition(": ")[0] for text in problems(report)] == ["scripts/bad.py", "SKILL.md:17"]
+    assert [text.partition(": ")[0] for text in problems(report)] == ["scripts/bad.py", "SKILL.md:15"]
     assert "burnt" in problems(report)[1]
 
 
