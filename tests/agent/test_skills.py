@@ -1,4 +1,4 @@
-"""Skills in a conversation: the prompt lists them in a few tokens, the model opens one, and it keeps what it learned."""
+"""Skills in a conversation: a short list in the prompt, opened by the model, written by it with consent."""
 
 from __future__ import annotations
 
