@@ -27,7 +27,7 @@ def person(actions: list[str]) -> UserCallbacks:
 
     async def approve(kind: str, action: str) -> Answer:
         actions.append(action)
-        return "yes"
+        return "once"
 
     async def answer(question: str, choices: tuple[str, ...]) -> str:
         return ""
