@@ -18,17 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "skills.md"
 BEGIN, END = "<!-- skills table: begin -->", "<!-- skills table: end -->"
-NAMES = (
-    "training/axolotl training/unsloth training/peft training/pytorch-fsdp training/trl-fine-tuning "
-    "training/grpo-rl-training training/tinker training/torchtitan inference/vllm inference/sglang "
-    "inference/llama-cpp inference/gguf inference/ollama inference/outlines inference/guidance "
-    "inference/obliteratus cloud/modal cloud/ray evaluation/lm-evaluation-harness evaluation/inspect "
-    "evaluation/hermes-bench data/huggingface-hub data/datasets data/vector-databases "
-    "tracking/weights-and-biases tracking/trackio tracking/tensorboard environments/hermes-atropos-environments "
-    "environments/verifiers environments/reward-functions environments/trajectory-curation research/arxiv "
-    "research/research-paper-writing research/literature-review hermes/batch hermes/compress hermes/rl "
-    "hermes/feedback hermes/troubleshooting"
-).split()
+NAMES = ["training/axolotl", "training/unsloth", "training/peft", "training/pytorch-fsdp", "training/trl-fine-tuning", "training/grpo-rl-training", "training/tinker", "training/torchtitan", "inference/vllm", "inference/sglang", "inference/llama-cpp", "inference/gguf", "inference/ollama", "inference/outlines", "inference/guidance", "inference/obliteratus", "cloud/modal", "cloud/ray", "evaluation/lm-evaluation-harness", "evaluation/inspect", "evaluation/hermes-bench", "data/huggingface-hub", "data/datasets", "data/vector-databases", "tracking/weights-and-biases", "tracking/trackio", "tracking/tensorboard", "environments/hermes-atropos-environments", "environments/verifiers", "environments/reward-functions", "environments/trajectory-curation", "research/arxiv", "research/research-paper-writing", "research/literature-review", "hermes/batch", "hermes/compress", "hermes/rl", "hermes/feedback", "hermes/troubleshooting"]
 """The names under which users of the reference and of our issues look for a skill."""
 
 
