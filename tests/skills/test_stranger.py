@@ -117,8 +117,10 @@ def test_every_vllm_option_of_the_skill_is_one_of_its_parser(tmp_path: Path) -> 
 
 
 def serve_options(source: PackageSource) -> set[str]:
-    """The options that `vllm serve` registers: those of its engine and of its HTTP server, read from the files
-    that build the parser, with the fields of the dataclass from which the rest of them is made."""
+    """The options that `vllm serve` registers, read from the files that build its parser.
+
+    Most are strings in calls of add_argument; the others are made from the fields of a dataclass there.
+    """
     files = [
         path
         for path in source.modules.values()
