@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup quickstart test check nightly compat screenshots reference docs system-packages clean
+.PHONY: setup quickstart test check nightly compat screenshots reference docs skills-table system-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make compat       tinker-cookbook's own loops against the engine"
 	@echo "make docs         the documentation as a site in site/; make reference writes its generated pages"
 	@echo "make screenshots  the pictures of the web app in docs/images, made by its browser tests"
+	@echo "make skills-table check every skill against its packages, and write the table in docs/skills.md"
 
 setup: $(STAMP)
 
@@ -42,6 +43,7 @@ test: setup system-packages check
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
 	HERMES_EXPLORE=1 $(BIN)/pytest -n 2
+	HERMES_HOME=$(VENV)/skills-home $(BIN)/hermes skills check --all --online
 
 # In an environment of its own under .compat: the cookbook pins an older transformers.
 compat: setup
@@ -56,6 +58,9 @@ reference: setup
 
 docs: setup
 	$(BIN)/python -m zensical build --strict --clean
+
+skills-table: setup
+	HERMES_HOME=$(VENV)/skills-home $(BIN)/python scripts/skills_table.py
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .import_linter_cache

@@ -20,6 +20,8 @@ CURVES = (
     ("entropy", "health/entropy", "entropy (nats)"),
 )
 """Name of the figure, metric, label of its axis. A metric that no run has gives no figure."""
+ENVIRONMENT_TABLE = "tables/environment.tex"
+"""Its numbers are versions of the machine that writes the paper, not of the record."""
 _PACKAGES = ("torch", "transformers", "tinker", "safetensors", "numpy", "peft", "trl")
 _HIDDEN = ("wandb", "url", "path", "dir", "port", "token", "key", "probe", "created_at")
 """Parts of names of settings that belong to a machine or a person, not to a paper."""

@@ -3,8 +3,8 @@
 A number stands for a recorded one if rounding the recorded one to its digits gives it, also as a
 percentage. Numbers of two significant digits or fewer are compared with the headline figures only (first,
 best and last values, configuration, tokens, evaluations): a long run has some step for nearly every short
-number. Not judged are labels, references, lengths, generated figures, and lines that end in `% number:
-SOURCE`.
+number. Not judged are labels, references, lengths, figures, the table of versions, and lines that end in `%
+number: SOURCE`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from hermes.core import JSONObject
-from hermes.paper.content import environment_card
+from hermes.paper.content import ENVIRONMENT_TABLE
 from hermes.paper.record import RunRecord, reward_interval
 
 _NUMBER = re.compile(
@@ -29,7 +29,7 @@ _COMMANDS = re.compile(
     r"\\(?:label|ref|eqref|pageref|cite[a-z]*|input|include|includegraphics|usepackage|documentclass|bibliography"
     r"|bibliographystyle|hspace|vspace|setlength|texttt|url|href|begin|end|addplot)\*?(?:\[[^\]]*\])?(?:\{[^{}]*\})*"
 )
-_LENGTH = re.compile(r"[-+]?\d+(?:\.\d+)?\s*(?:pt|em|ex|in|cm|mm|\\(?:line|text|column)width)\b")
+_LENGTH = re.compile(r"[-+]?\d+(?:\.\d+)?(?:pt|em|ex|in|cm|mm|\\(?:line|text|column)width)\b")
 _TIMES_TEN = re.compile(r"(\d(?:\.\d+)?)\s*(?:\\times|\\cdot)\s*10\^\{?(-?\d+)\}?")
 _LEVEL = re.compile(r"\b9[059](?:\.\d)?\s*\\,?\s*\\%")
 """A level of confidence, which is a choice and no measurement."""
@@ -59,7 +59,7 @@ def check_numbers(folder: Path, records: Sequence[RunRecord]) -> tuple[list[Numb
     count = 0
     for path in sorted(folder.rglob("*.tex")):
         name = path.relative_to(folder).as_posix()
-        if name.startswith("figures/"):
+        if name.startswith("figures/") or name == ENVIRONMENT_TABLE:
             continue
         for line, text in enumerate(path.read_text("utf-8").splitlines(), 1):
             for number, context in text_numbers(text):
@@ -87,7 +87,7 @@ def headline_numbers(records: Sequence[RunRecord]) -> list[float]:
     """The figures that a paper quotes: settings, totals, first, best and last values, intervals."""
     values: list[float] = [float(len(records))]
     for record in records:
-        values += [float(record.steps), *map(float, record.tokens.values())]
+        values += [*map(float, range(1, record.steps + 1)), *map(float, record.tokens.values())]
         values += [float(str(value)) for value in record.config.values() if _is_numeric(value)]
         values += [value for entry in record.evaluations for value in entry.values()]
         values.append(sum(row.get("data/rollouts", 0.0) for row in record.rows))
@@ -99,8 +99,6 @@ def headline_numbers(records: Sequence[RunRecord]) -> list[float]:
     last = [record.rows[-1]["reward/mean"] for record in records if "reward/mean" in record.rows[-1]]
     if len(last) > 1:
         values += [float(len(last)), fmean(last), stdev(last)]
-    card = " ".join(value for _, value in environment_card())
-    values += [float(text) for text in re.findall(r"\d+(?:\.\d+)?", card)]
     return values
 
 

@@ -12,6 +12,7 @@ from hermes.core import JSONObject
 from hermes.errors import UsageError
 from hermes.paper.bibliography import Reference, bibtex_file, find_references, used_papers
 from hermes.paper.content import (
+    ENVIRONMENT_TABLE,
     checklist,
     compute_table,
     configuration_table,
@@ -65,7 +66,7 @@ def write_project(folder: Path, records: Sequence[RunRecord], options: PaperOpti
     files = {
         "tables/results.tex": results_table(records),
         "tables/configuration.tex": configuration_table(records[0]),
-        "tables/environment.tex": environment_table(),
+        ENVIRONMENT_TABLE: environment_table(),
         "tables/compute.tex": compute_table(records),
         "checklist.tex": checklist(records),
         "references.bib": bibtex_file(references),

@@ -104,7 +104,11 @@ def read_project_records(home: Path, project: Path) -> list[RunRecord]:
 def read_record(folder: Path) -> RunRecord:
     path = folder / "metrics.jsonl"
     table = [_numbers(row) for row in read_metrics(path)]
-    by_step = {int(row["step"]): row for row in table if row.get("step")}
+    by_step: dict[int, dict[str, float]] = {}
+    for row in table:
+        # An evaluation is a row of its own under the step whose weights it measured.
+        if row.get("step"):
+            by_step.setdefault(int(row["step"]), {}).update(row)
     if not by_step:
         raise UsageError(f"{path} has no step.", "A paper needs a run that has trained.")
     status = _read_json(folder / "status.json")

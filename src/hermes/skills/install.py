@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
 
 from hermes.config.paths import skills_dir
@@ -138,6 +139,22 @@ def save_skill(home: Path, name: str, content: str) -> Skill:
     atomic_write(directory / SKILL_FILE, content)
     _unlock(home, name)
     return list_skills(home).find(name)
+
+
+def read_user_skill(home: Path, name: str) -> str | None:
+    """The SKILL.md of the user's skill, valid or not; None where there is none."""
+    directory = user_directory(home, name)
+    if directory is None:
+        return None
+    with file_errors(directory / SKILL_FILE):
+        return (directory / SKILL_FILE).read_bytes().decode("utf-8", "replace")
+
+
+def content_diff(before: str, after: str, *, whole: bool) -> str:
+    """The change as a unified diff; `whole` keeps the unchanged lines, so that it has all of the new text."""
+    old, new = before.splitlines(), after.splitlines()
+    context = len(old) + len(new) if whole else 2
+    return "\n".join(list(unified_diff(old, new, "before", "after", n=context, lineterm=""))[2:])
 
 
 def delete_skill(home: Path, name: str) -> None:

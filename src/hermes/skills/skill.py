@@ -23,6 +23,8 @@ MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 1024
 MAX_SUMMARY_CHARS = 80
 """Of the line that the agent's prompt has for a skill: with the name about 25 tokens."""
+MAX_CUT_CHARS = 60
+"""Of a description that stands in for a summary; its words are not chosen to be few tokens."""
 AREAS = (
     "training",
     "inference",
@@ -111,9 +113,9 @@ class Skill:
         """The line for the agent's prompt."""
         if self.summary:
             return self.summary
-        if len(self.description) <= MAX_SUMMARY_CHARS:
+        if len(self.description) <= MAX_CUT_CHARS:
             return self.description
-        return self.description[: MAX_SUMMARY_CHARS - 1].rsplit(" ", 1)[0] + "…"
+        return self.description[: MAX_CUT_CHARS - 1].rsplit(" ", 1)[0] + "…"
 
     def answers_to(self, name: str) -> bool:
         """Whether `name` means this skill: `[official/][category/][area/]NAME`, NAME or an alias."""
