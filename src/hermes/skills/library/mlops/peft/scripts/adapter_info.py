@@ -54,7 +54,9 @@ def main() -> int:
         print(f"{folder} holds {settings.get('peft_type')}, not LORA.")
         return 1
     print(f"base model: {settings.get('base_model_name_or_path')}")
-    print(f"rank {settings.get('r')}, alpha {settings.get('lora_alpha')}, rslora {settings.get('use_rslora')}")
+    print(
+        f"rank {settings.get('r')}, alpha {settings.get('lora_alpha')}, rslora {settings.get('use_rslora')}"
+    )
     print(f"targets: {settings.get('target_modules')}")
     for name in ("use_dora", "modules_to_save", "bias", "rank_pattern", "alpha_pattern"):
         if settings.get(name) not in (None, False, [], {}, "none"):

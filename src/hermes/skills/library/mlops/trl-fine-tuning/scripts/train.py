@@ -72,7 +72,9 @@ def main() -> None:
         "bf16": not on_cpu,
     }
     task = "SEQ_CLS" if options.method == "reward" else "CAUSAL_LM"
-    lora = LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules="all-linear", task_type=task)
+    lora = LoraConfig(
+        r=options.rank, lora_alpha=2 * options.rank, target_modules="all-linear", task_type=task
+    )
     if options.method == "sft":
         args = SFTConfig(assistant_only_loss=True, **common)
         trainer = SFTTrainer(model=options.model, args=args, train_dataset=rows, peft_config=lora)

@@ -50,9 +50,7 @@ def main() -> None:
     )
 
     def render(row: dict[str, object]) -> dict[str, str]:
-        text = tokenizer.apply_chat_template(
-            row["messages"], tools=row.get("tools") or None, tokenize=False
-        )
+        text = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools") or None, tokenize=False)
         return {"text": text}
 
     rows = load_dataset("json", data_files=options.data, split="train")
@@ -80,7 +78,9 @@ def main() -> None:
         trainer, instruction_part=options.user_mark, response_part=options.assistant_mark
     )
     first = trainer.train_dataset[0]
-    learned = [token for token, label in zip(first["input_ids"], first["labels"], strict=True) if label != -100]
+    learned = [
+        token for token, label in zip(first["input_ids"], first["labels"], strict=True) if label != -100
+    ]
     if not learned:
         raise SystemExit("Nothing is left to learn: the marks do not occur in the rendered text.")
     print("Learned text of the first row:", tokenizer.decode(learned)[:2000])
