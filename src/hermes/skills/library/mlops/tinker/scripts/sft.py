@@ -70,7 +70,7 @@ def main() -> None:
         update.result()
         learned = sum(sum(datum.loss_fn_inputs["weights"].data) for datum in batch)
         print(f"step {step} loss per token {result.metrics['loss:sum'] / learned:.4f}")
-    sampler = trainer.save_weights_and_get_sampling_client(name=options.name)
+    sampler = trainer.save_weights_and_get_sampling_client()
     prompt = types.ModelInput.from_ints(render(tokenizer, rows[0][:-1], add_generation_prompt=True))
     params = types.SamplingParams(max_tokens=32, temperature=0.0, stop=tokenizer.eos_token)
     answer = sampler.sample(prompt=prompt, num_samples=1, sampling_params=params).result()
