@@ -112,12 +112,19 @@ def markdown(rows: Sequence[Record]) -> str:
         [*cells(row), *(row.get(note, "") for note in NOTES[:3]), row.get("version", row["id"])]
         for row in rows
     ]
-    return "\n".join(head + ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in body])
+    return "\n".join(
+        head + ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in body]
+    )
 
 
 def latex(rows: Sequence[Record]) -> str:
     """A booktabs table; the citation keys are arXiv ids, to be replaced by those of the .bib file."""
-    lines = [r"\begin{tabular}{llp{4cm}p{4cm}}", r"\toprule", r"Work & Cite & Claim & Evidence \\", r"\midrule"]
+    lines = [
+        r"\begin{tabular}{llp{4cm}p{4cm}}",
+        r"\toprule",
+        r"Work & Cite & Claim & Evidence \\",
+        r"\midrule",
+    ]
     for row in rows:
         parts = [cells(row)[0], row["id"], row.get("claim", ""), row.get("evidence", "")]
         escaped = [re.sub(r"([&%#_$])", r"\\\1", part) for part in parts]
