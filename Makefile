@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup quickstart test check nightly compat screenshots system-packages clean
+.PHONY: setup quickstart test check nightly compat screenshots skills-table system-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make nightly      the slow checks too"
 	@echo "make compat       tinker-cookbook's own loops against the engine"
 	@echo "make screenshots  the pictures of the web app in docs/images, made by its browser tests"
+	@echo "make skills-table check every skill against its packages, and write the table in docs/skills.md"
 
 setup: $(STAMP)
 
@@ -41,6 +42,7 @@ test: setup system-packages check
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
 	HERMES_EXPLORE=1 $(BIN)/pytest -n 2
+	HERMES_HOME=$(VENV)/skills-home $(BIN)/hermes skills check --all --online
 
 # In an environment of its own under .compat: the cookbook pins an older transformers.
 compat: setup
@@ -48,6 +50,9 @@ compat: setup
 
 screenshots: setup system-packages
 	HERMES_SCREENSHOTS=docs/images $(BIN)/pytest -q tests/web/test_screenshots.py
+
+skills-table: setup
+	HERMES_HOME=$(VENV)/skills-home $(BIN)/python scripts/skills_table.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache

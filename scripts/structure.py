@@ -61,11 +61,13 @@ def parse(path: Path) -> ast.Module:
 
 
 def sources(root: Path) -> dict[str, Path]:
-    """Module name to path, for everything under src/."""
+    """Module name to path, for everything under src/ but the scripts that skills carry, which nobody imports."""
     base = root / "src"
+    library = base / "hermes" / "skills" / "library"
     return {
         ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"): path
         for path in sorted(base.rglob("*.py"))
+        if not path.is_relative_to(library)
     }
 
 

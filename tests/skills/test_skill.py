@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hermes.skills import Skill, SkillError, SkillOrigin
-from hermes.skills.skill import parse_skill, read_skill
+from hermes.skills.skill import PinnedPackage, parse_skill, read_skill
 
 FULL = """---
 name: data-cleaning
@@ -26,6 +26,13 @@ metadata:
   hermes:
     tags: [csv, tables]
     related_skills: [plotting]
+    summary: clean tables
+    area: data
+    aliases: [csv-cleaning]
+    packages: [{name: pandas, version: 3.1}]
+    programs: {csvtool: pandas}
+    other_flags: [--no-deps]
+    verified: 2026-11-17
 ---
 
 # Cleaning
@@ -60,6 +67,13 @@ def test_every_field_is_read_and_unknown_ones_are_left_alone() -> None:
         commands=("csvtool", "awk"),
         tags=("csv", "tables"),
         related=("plotting",),
+        summary="clean tables",
+        area="data",
+        aliases=("csv-cleaning",),
+        packages=(PinnedPackage("pandas", "3.1"),),
+        programs={"csvtool": "pandas"},
+        other_flags=("--no-deps",),
+        verified="2026-11-17",
     )
 
 
@@ -94,6 +108,19 @@ def test_a_rule_of_dashes_in_the_body_does_not_end_it() -> None:
         (front(platforms="linux"), "platforms", "must be a list of texts"),
         (front(prerequisites="{commands: [1]}"), "prerequisites.commands", "must be a list of texts"),
         (front(metadata="{hermes: [a]}"), "metadata.hermes", "must be a mapping"),
+        (
+            front(metadata="{hermes: {area: cooking}}"),
+            "metadata.hermes.area",
+            "'cooking' is not one of training",
+        ),
+        (front(metadata="{hermes: {verified: soon}}"), "metadata.hermes.verified", "is not a day like"),
+        (front(metadata=f"{{hermes: {{summary: {'s' * 81}}}}}"), "metadata.hermes.summary", "at most 80"),
+        (front(metadata="{hermes: {packages: kiln}}"), "metadata.hermes.packages", "must be a list"),
+        (
+            front(metadata="{hermes: {packages: [{name: kiln}]}}"),
+            "metadata.hermes.packages[0].version",
+            "is missing",
+        ),
         (front().replace("Body.", " "), "", "no text after the front matter"),
     ],
 )

@@ -32,9 +32,9 @@ async def test_skills_are_listed_by_category(tmp_path: Path) -> None:
         mlops = json.loads(await text(bench, "skills_list", category="mlops"))
         _, message = await error(bench, "skills_list", category="cooking")
     assert everything["categories"] == mlops["categories"] == ["hermes", "mlops", "research"]
-    assert {skill["category"] for skill in mlops["skills"]} == {"mlops"}
-    assert len(everything["skills"]) > len(mlops["skills"])
-    assert set(everything["skills"][0]) == {"name", "description", "category"}
+    assert set(mlops["skills"]) == {"mlops"} and set(everything["skills"]) == {"hermes", "mlops", "research"}
+    assert "vllm" in mlops["skills"]["mlops"]
+    assert all(len(line) <= 80 for lines in everything["skills"].values() for line in lines.values())
     assert message == "there is no category 'cooking'; there are hermes, mlops, research."
 
 
@@ -44,7 +44,7 @@ async def test_a_skill_for_another_system_is_not_offered(tmp_path: Path) -> None
     (directory / "SKILL.md").write_text(skill_text("registry", extra="platforms: [windows]\n"))
     async with open_service_bench(tmp_path) as bench:
         listed = json.loads(await text(bench, "skills_list"))
-        assert "registry" not in [skill["name"] for skill in listed["skills"]]
+        assert "registry" not in listed["skills"].get("user", {})
 
 
 async def test_a_skill_and_its_files_are_read(tmp_path: Path) -> None:
@@ -69,15 +69,22 @@ async def test_a_person_agrees_to_the_exact_text_before_a_skill_is_saved(tmp_pat
     async with open_service_bench(tmp_path, approver=person) as bench:
         await text(bench, "skill_manage", action="create", name="kiln", content=first)
         assert file.read_text() == first
-        await text(bench, "skill_manage", action="edit", name="kiln", content=second)
+        said = await text(bench, "skill_manage", action="edit", name="kiln", content=second)
         assert file.read_text() == second
+        same = await text(bench, "skill_manage", action="edit", name="kiln", content=second)
         await text(bench, "skill_manage", action="delete", name="kiln")
     assert not file.parent.exists()
+    # The whole new text can be read from the diff, with the mark of what changed.
+    diff = person.asked[1][1].removeprefix("edit the skill 'kiln':\n")
+    kept = [line[1:] for line in diff.splitlines()[1:] if not line.startswith("-")]
+    assert kept == second.splitlines() and "-Do it." in diff
     assert person.asked == [
         ("skill", f"create the skill 'kiln':\n{first}"),
-        ("skill", f"edit the skill 'kiln':\n{second}"),
+        ("skill", f"edit the skill 'kiln':\n{diff}"),
         ("skill", "delete the skill 'kiln'"),
     ]
+    assert said.startswith("saved the skill 'kiln':\n") and "-Do it.\n+Heat it slowly." in said
+    assert same == "the skill 'kiln' has this content already."
 
 
 async def test_a_refusal_changes_nothing(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def prepare_opening(config: Config, loop: AgentLoop, plan: RolloutPlan) -> None:
     text = system_prompt(
         loop.tools,
         loop.bench.sandbox.workspace if works_on_files else None,
-        [(skill.name, skill.description) for skill in skills],
+        [(skill.name, skill.listing) for skill in skills],
         config.settings.system_prompt,
     )
     facts = stored_facts(config.home) if plan.memory and config.settings.memory.enabled else ()

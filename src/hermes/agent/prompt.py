@@ -23,7 +23,7 @@ def system_prompt(
 ) -> str:
     """The built-in prompt, or `instead`, which replaces all of it.
 
-    `skills` are (name, description) pairs, listed when the model can open them.
+    `skills` are (name, one short line) pairs, listed when the model can open them.
     """
     if instead is not None:
         return instead
@@ -33,6 +33,6 @@ def system_prompt(
     if workspace is not None:
         parts.append(f"Your working directory is {workspace}; relative paths start there.")
     if skills:
-        lines = [f"- {name}: {description}" for name, description in skills]
+        lines = [f"- {name}: {line}" for name, line in skills]
         parts.append("Skills you can open with skill_view before a task they fit:\n" + "\n".join(lines))
     return "\n\n".join(parts)

@@ -60,6 +60,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.policy.improve:improve",
         "Learn from new ratings and promote the policy only if it is better.",
     ),
+    "paper": ("hermes.cli.paper:paper", "A LaTeX paper from a run's record, and the check of its numbers."),
     "policy": (
         "hermes.cli.policy.command:policy",
         "Policies: list, show, promote, rollback, compare, serve.",
@@ -80,7 +81,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.rl.command:rl",
         "Train by reinforcement: environments, runs, results, weights; or by the agent.",
     ),
-    "skills": ("hermes.cli.setup.skills:skills", "Browse, search, view, install and check skills."),
+    "skills": (
+        "hermes.cli.skills.command:skills",
+        "Browse, search, view, install, check and learn skills.",
+    ),
     "tools": ("hermes.cli.setup.tools:tools", "List the tools and why one is unavailable."),
     "train": ("hermes.cli.train.command:train", "Train a LoRA adapter: sft, dpo, kto, reward, rlhf, grpo."),
     "trajectories": (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -44,17 +44,26 @@ class Catalogue:
         return tuple(sorted({skill.category for skill in self.skills}))
 
     def find(self, name: str) -> Skill:
-        """By `name` or `category/name`, with or without the prefix `official/` for a bundled one."""
+        """By name or alias, alone or after `category/` or `category/area/`, with or without `official/`.
+
+        A skill's own name wins over another skill's alias.
+        """
         plain_name = name.removeprefix("official/")
-        for skill in self.skills:
-            if plain_name in (skill.name, f"{skill.category}/{skill.name}"):
-                return skill
+        matches = [skill for skill in self.skills if skill.answers_to(name)]
+        if matches:
+            return min(matches, key=lambda skill: skill.name != plain_name.rpartition("/")[2])
         for broken in self.broken:
             if plain_name.rpartition("/")[2] == broken.name:
                 raise broken.error
-        close = get_close_matches(plain_name, [skill.name for skill in self.skills], n=3)
+        close = self.nearest(plain_name)
         hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes skills browse' lists them."
         raise UsageError(f"there is no skill '{name}'.", hint)
+
+    def nearest(self, name: str) -> list[str]:
+        """At most three names of skills that resemble `name`, or whose aliases do."""
+        names = {alias: skill.name for skill in self.skills for alias in (skill.name, *skill.aliases)}
+        close = get_close_matches(name.rpartition("/")[2], names, n=3)
+        return list(dict.fromkeys(names[match] for match in close))
 
     def search(self, query: str) -> tuple[Skill, ...]:
         """Best first: by the number of the query's words that occur, then by where they occur."""
@@ -67,9 +76,19 @@ class Catalogue:
 
 
 def list_skills(home: Path) -> Catalogue:
+    """The bundled skills and the user's."""
+    return _read_roots(((LIBRARY, SkillOrigin.BUNDLED), (skills_dir(home), SkillOrigin.USER)))
+
+
+def bundled_skills() -> Catalogue:
+    """The library alone, which no skill of the user hides."""
+    return _read_roots(((LIBRARY, SkillOrigin.BUNDLED),))
+
+
+def _read_roots(roots: Sequence[tuple[Path, SkillOrigin]]) -> Catalogue:
     good: dict[str, Skill] = {}
     broken: dict[str, BrokenSkill] = {}
-    for root, origin in ((LIBRARY, SkillOrigin.BUNDLED), (skills_dir(home), SkillOrigin.USER)):
+    for root, origin in roots:
         with file_errors(root):
             directories = list(skill_directories(root))
         for directory, category in directories:
@@ -160,8 +179,8 @@ def _subdirectories(root: Path) -> list[Path]:
 
 def _score(skill: Skill, words: list[str]) -> tuple[int, int]:
     fields = (
-        (8, skill.name),
-        (4, " ".join(skill.tags).casefold()),
+        (8, " ".join((skill.name, *skill.aliases)).casefold()),
+        (4, " ".join((*skill.tags, skill.area or "")).casefold()),
         (2, f"{skill.category} {skill.description}".casefold()),
         (1, skill.body.casefold()),
     )

@@ -11,13 +11,14 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
 
 from hermes.config.paths import skills_dir
 from hermes.core import JSONObject, new_id
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import UsageError
-from hermes.skills.catalogue import LIBRARY, file_errors, list_skills, skill_directories
+from hermes.skills.catalogue import bundled_skills, file_errors, list_skills, skill_directories
 from hermes.skills.lock import changes, hash_files, read_lock, write_lock
 from hermes.skills.skill import (
     MAX_SKILL_BYTES,
@@ -82,10 +83,9 @@ def prepare(source: str) -> SkillCandidate:
     elif path.exists():
         origin = str(path.resolve())
     else:
-        raise UsageError(
-            f"'{source}' is neither a bundled skill nor a file or directory.",
-            "'hermes skills browse' lists the bundled ones.",
-        )
+        close = bundled_skills().nearest(source)
+        hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes skills browse' lists them."
+        raise UsageError(f"'{source}' is neither a bundled skill nor a file or directory.", hint)
     files = read_source(path)
     try:
         text = files[SKILL_FILE].decode("utf-8")
@@ -141,6 +141,22 @@ def save_skill(home: Path, name: str, content: str) -> Skill:
     return list_skills(home).find(name)
 
 
+def read_user_skill(home: Path, name: str) -> str | None:
+    """The SKILL.md of the user's skill, valid or not; None where there is none."""
+    directory = user_directory(home, name)
+    if directory is None:
+        return None
+    with file_errors(directory / SKILL_FILE):
+        return (directory / SKILL_FILE).read_bytes().decode("utf-8", "replace")
+
+
+def content_diff(before: str, after: str, *, whole: bool) -> str:
+    """The change as a unified diff; `whole` keeps the unchanged lines, so that it has all of the new text."""
+    old, new = before.splitlines(), after.splitlines()
+    context = len(old) + len(new) if whole else 2
+    return "\n".join(list(unified_diff(old, new, "before", "after", n=context, lineterm=""))[2:])
+
+
 def delete_skill(home: Path, name: str) -> None:
     directory = user_directory(home, name)
     if directory is None:
@@ -184,11 +200,11 @@ def missing_prerequisites(skill: Skill, environ: Mapping[str, str]) -> tuple[str
 
 
 def _find_bundled(source: str) -> tuple[Path, str] | None:
-    plain_name = source.removeprefix("official/")
-    for directory, category in skill_directories(LIBRARY):
-        if plain_name in (directory.name, f"{category}/{directory.name}"):
-            return directory, category
-    return None
+    catalogue = bundled_skills()
+    if not any(skill.answers_to(source) for skill in catalogue.skills):
+        return None
+    skill = catalogue.find(source)
+    return skill.directory, skill.category
 
 
 @contextmanager

@@ -8,8 +8,9 @@ Loading a skill never executes anything in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
 from enum import StrEnum
 from pathlib import Path
 
@@ -20,6 +21,21 @@ SKILL_FILE = "SKILL.md"
 MAX_SKILL_BYTES = 256_000
 MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 1024
+MAX_SUMMARY_CHARS = 80
+"""Of the line that the agent's prompt has for a skill: with the name about 25 tokens."""
+MAX_CUT_CHARS = 60
+"""Of a description that stands in for a summary; its words are not chosen to be few tokens."""
+AREAS = (
+    "training",
+    "inference",
+    "cloud",
+    "evaluation",
+    "data",
+    "tracking",
+    "environments",
+    "research",
+    "hermes",
+)
 PLATFORMS = ("linux", "macos", "windows")
 
 _HINT = "A well-formed one to compare with: hermes skills view arxiv --file SKILL.md"
@@ -47,6 +63,17 @@ class SkillError(HermesError):
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedPackage:
+    """A package of the Python registry, at the version that a skill was written for."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
 class Skill:
     name: str
     description: str
@@ -66,6 +93,34 @@ class Skill:
     """Programs it needs on the PATH."""
     tags: tuple[str, ...] = ()
     related: tuple[str, ...] = ()
+    summary: str | None = None
+    """What it does in at most 80 characters, for the agent's prompt; None: the description is cut."""
+    area: str | None = None
+    """The kind of work, one of `AREAS`; `mlops/training/axolotl` names a skill by it."""
+    aliases: tuple[str, ...] = ()
+    """Names in other collections that find this skill."""
+    packages: tuple[PinnedPackage, ...] = ()
+    """What its blocks are checked against; the first one is the skill's subject."""
+    programs: Mapping[str, str] = field(default_factory=dict)
+    """Program → pinned package whose source has the program's flags."""
+    other_flags: tuple[str, ...] = ()
+    """Flags in its prose that belong to programs outside its packages."""
+    verified: str | None = None
+    """The day (YYYY-MM-DD) on which its check last passed."""
+
+    @property
+    def listing(self) -> str:
+        """The line for the agent's prompt."""
+        if self.summary:
+            return self.summary
+        if len(self.description) <= MAX_CUT_CHARS:
+            return self.description
+        return self.description[: MAX_CUT_CHARS - 1].rsplit(" ", 1)[0] + "…"
+
+    def answers_to(self, name: str) -> bool:
+        """Whether `name` means this skill: `[official/][category/][area/]NAME`, NAME or an alias."""
+        *path, last = name.removeprefix("official/").split("/")
+        return last in (self.name, *self.aliases) and all(part in (self.category, self.area) for part in path)
 
     def to_json(self) -> JSONObject:
         """The listed fields, without the body."""
@@ -80,6 +135,10 @@ class Skill:
             "prerequisites": {"env_vars": list(self.env_vars), "commands": list(self.commands)},
             "tags": list(self.tags),
             "related_skills": list(self.related),
+            "area": self.area,
+            "aliases": list(self.aliases),
+            "packages": [{"name": package.name, "version": package.version} for package in self.packages],
+            "verified": self.verified,
         }
 
 
@@ -111,7 +170,21 @@ def parse_skill(text: str, *, file: str, directory: Path, category: str, origin:
         commands=prerequisites.texts("commands"),
         tags=hermes.texts("tags"),
         related=hermes.texts("related_skills"),
+        summary=hermes.optional_text("summary", MAX_SUMMARY_CHARS),
+        area=_area(hermes, file),
+        aliases=hermes.texts("aliases"),
+        packages=tuple(hermes.packages()),
+        programs=hermes.text_map("programs"),
+        other_flags=hermes.texts("other_flags"),
+        verified=hermes.day("verified"),
     )
+
+
+def _area(hermes: _Fields, file: str) -> str | None:
+    area = hermes.optional_text("area", MAX_NAME_CHARS)
+    if area is not None and area not in AREAS:
+        raise SkillError(file, "metadata.hermes.area", f"'{area}' is not one of {', '.join(AREAS)}")
+    return area
 
 
 def check_name(name: str, file: str) -> None:
@@ -207,6 +280,38 @@ class _Fields:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._fail(key, "must be a list of texts")
         return tuple(value)
+
+    def optional_text(self, key: str, max_chars: int) -> str | None:
+        return self.text(key, max_chars) if self._data.get(key) is not None else None
+
+    def day(self, key: str) -> str | None:
+        """A date, which YAML reads as one unless it is quoted."""
+        value: object = self._data.get(key)
+        if value is None:
+            return None
+        try:
+            return date.fromisoformat(str(value)).isoformat()
+        except ValueError as error:
+            raise self._fail(key, f"'{value}' is not a day like 2026-11-17") from error
+
+    def text_map(self, key: str) -> dict[str, str]:
+        section = self.section(key)
+        return {name: section.text(name, MAX_NAME_CHARS) for name in section._data}
+
+    def packages(self) -> Iterator[PinnedPackage]:
+        """Of `packages: [{name, version}]`, or of `package: {name, version}` where there is one."""
+        single = self._data.get("package")
+        values = [single] if isinstance(single, dict) else self._data.get("packages") or []
+        if not isinstance(values, list):
+            raise self._fail("packages", "must be a list of {name, version}")
+        for index, value in enumerate(values):
+            if not isinstance(value, dict):
+                raise self._fail("packages", "must be a list of {name, version}")
+            entry = _Fields(value, self._file, f"{self._prefix}packages[{index}].")
+            version = entry.scalar("version")
+            if not version:
+                raise entry._fail("version", "is missing: a skill is written for one version")
+            yield PinnedPackage(entry.text("name", MAX_NAME_CHARS), version)
 
     def section(self, key: str) -> _Fields:
         value = self._data.get(key)

@@ -1,8 +1,8 @@
 """skills_list, skill_view and skill_manage: the agent's tools to read and write skills.
 
 Reading needs no approval. Writing does: later agents follow a skill, outside the sandbox and beyond this
-rollout, so the user approves its exact content first. Bundled skills are never changed; a skill of the same
-name under the home directory hides it.
+rollout, so the user approves its exact content first; of an edit, every line with the mark of its change.
+Bundled skills are never changed; a skill of the same name under the home directory hides it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ async def skills_list(arguments: JSONObject, bench: Workbench) -> str:
     usable = [skill for skill in catalogue.skills if _runs_here(skill)]
     if category and category not in catalogue.categories:
         raise ToolError(f"there is no category '{category}'; there are {', '.join(catalogue.categories)}.")
-    skills = [
-        {"name": skill.name, "description": skill.description, "category": skill.category}
-        for skill in usable
-        if category in (None, skill.category)
-    ]
-    return json.dumps({"skills": skills, "categories": catalogue.categories}, ensure_ascii=False)
+    lines: dict[str, dict[str, str]] = {}
+    for skill in usable:
+        if category in (None, skill.category):
+            lines.setdefault(skill.category, {})[skill.name] = skill.listing
+    return json.dumps({"skills": lines, "categories": catalogue.categories}, ensure_ascii=False)
 
 
 async def skill_view(arguments: JSONObject, bench: Workbench) -> str:
@@ -50,7 +49,14 @@ async def skill_view(arguments: JSONObject, bench: Workbench) -> str:
 
 
 async def skill_manage(arguments: JSONObject, bench: Workbench) -> str:
-    from hermes.skills.install import check_content, delete_skill, save_skill, user_directory
+    from hermes.skills.install import (
+        check_content,
+        content_diff,
+        delete_skill,
+        read_user_skill,
+        save_skill,
+        user_directory,
+    )
 
     action, name, content = arguments["action"], arguments["name"], arguments.get("content", "")
     exists = user_directory(_home(bench), name) is not None
@@ -66,13 +72,19 @@ async def skill_manage(arguments: JSONObject, bench: Workbench) -> str:
             delete_skill(_home(bench), name)
             return f"deleted the skill '{name}'."
         check_content(name, content)  # before asking: an invalid skill cannot be saved
-        await bench.approver.approve("skill", f"{action} the skill '{name}':\n{content}")
+        before = read_user_skill(_home(bench), name) if action == "edit" else None
+        if before == content:
+            return f"the skill '{name}' has this content already."
+        shown = content if before is None else content_diff(before, content, whole=True)
+        await bench.approver.approve("skill", f"{action} the skill '{name}':\n{shown}")
         save_skill(_home(bench), name, content)
     except ToolError:
         raise
     except HermesError as error:
         raise _tool_error(error) from error
-    return f"saved the skill '{name}'."
+    if before is None:
+        return f"saved the skill '{name}'."
+    return f"saved the skill '{name}':\n{content_diff(before, content, whole=False)}"
 
 
 def _home(bench: Workbench) -> Path:

@@ -1,4 +1,4 @@
-"""`hermes skills`: browse, search, view, install and check."""
+"""`hermes skills`: browse, search, view and install; check and learn are in files of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hermes.cli.options import json_option
+from hermes.cli.skills.check import check
+from hermes.cli.skills.learn import learn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,10 +21,15 @@ if TYPE_CHECKING:
 
 @click.group()
 def skills() -> None:
-    """Browse, search, view, install and check skills.
+    """Browse, search, view, install, check and learn skills.
 
-    A skill is named by its name, or by category/name.
+    A skill is named by its name or an alias, alone or after category/ or category/area/:
+    official/mlops/training/axolotl and axolotl are the same one.
     """
+
+
+skills.add_command(check)
+skills.add_command(learn)
 
 
 @skills.command()
@@ -116,33 +123,6 @@ def _show_candidate(candidate: SkillCandidate, *, err: bool) -> None:
     click.echo("\nIts files, which agents can read too:", err=err)
     for name, data in sorted(files.items()):
         click.echo(f"  {len(data):>9,} bytes  {exact(name)}", err=err)
-
-
-@skills.command()
-@click.argument("name", required=False)
-@json_option
-@click.pass_context
-def check(ctx: click.Context, name: str | None, as_json: bool) -> None:
-    """Check skills: their form, changes since they were installed, and what they need.
-
-    Exits with 1 if a skill is malformed or was changed.
-    """
-    from hermes.cli.tables import table_lines
-    from hermes.config.load import load
-    from hermes.errors import UsageError
-    from hermes.skills.install import check as check_all
-
-    config = load()
-    findings = [finding for finding in check_all(config.home, config.environ) if name in (None, finding.name)]
-    if name and not findings:
-        raise UsageError(f"there is no skill '{name}'.", "'hermes skills browse' lists them.")
-    if as_json:
-        click.echo(json.dumps([finding.to_json() for finding in findings], ensure_ascii=False))
-    else:
-        rows = [(finding.name, finding.origin.value, finding.state) for finding in findings]
-        for line in table_lines([("SKILL", "ORIGIN", "STATE"), *rows]):
-            click.echo(line)
-    ctx.exit(1 if any(finding.problems for finding in findings) else 0)
 
 
 def _catalogue() -> Catalogue:

@@ -1,0 +1,1 @@
+"""`hermes skills`: the library and the user's skills."""

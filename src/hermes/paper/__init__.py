@@ -1,0 +1,1 @@
+"""Papers: a LaTeX project from the record of runs, and the check that its numbers come from the record."""
