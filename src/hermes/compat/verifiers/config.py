@@ -11,12 +11,12 @@ from hermes.envs.config import BaseEnvConfig
 
 class VerifiersEnvConfig(BaseEnvConfig):
     package: str = Field(
-        default="", description="The environment's package, as verifiers names it: reverse-text, owner/name."
+        default="", description="The environment's package, as verifiers names it: reverse-text."
     )
     args: dict[str, Any] = Field(
         default_factory=dict,
-        description="Its own settings: fields of its EnvConfig ({taskset: {…}, agent: {…}}), or the arguments "
-        "of its load_environment.",
+        description="Its own settings: fields of its EnvConfig ({taskset: {…}, agent: {…}}), or the "
+        "arguments of its load_environment.",
     )
     verifiers_python: str | None = Field(
         default=None,
@@ -24,7 +24,7 @@ class VerifiersEnvConfig(BaseEnvConfig):
     )
     harness: str | None = Field(
         default=None,
-        description="Harness of roles without one; none: the package's, else null (chat, tools).",
+        description="Harness of roles without one; none: the package's, else null.",
     )
     runtime: str = Field(
         default="subprocess", description="Where harnesses run: subprocess, docker, podman, apptainer …"

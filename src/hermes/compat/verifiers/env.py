@@ -1,9 +1,9 @@
 """An environment of verifiers as one of ours: its tasks, its rollouts and its rewards, with our tokens.
 
-A task is its position in the package's taskset or dataset. Training goes through the tasks in order and begins
-again after the last one. The tasks of an evaluation are the package's own where it has them
-(`load_environment`), else tasks that training never gets: the last ones of a finite taskset, the first ones of
-an endless one.
+A task is its position in the package's taskset or dataset. Training goes through the tasks in order and
+begins again after the last one. The tasks of an evaluation are the package's own where it has them
+(`load_environment`), else tasks that training never gets: the last ones of a finite taskset, the first ones
+of an endless one.
 """
 
 from __future__ import annotations
@@ -230,11 +230,8 @@ class VerifiersEnv(BaseEnv):
         await super().close()
 
 
-def environment(package: str) -> type[VerifiersEnv]:
-    """The environment class of a package. A file with `Env = environment("reverse-text")` is an environment."""
+def environment(package: str) -> type[BaseEnv]:
+    """The environment class of a package; a file with `Env = environment("reverse-text")` runs it."""
     name = package.rsplit("/", 1)[-1].split("@", 1)[0]
-    return type(
-        f"{name.title().replace('-', '').replace('_', '')}Env",
-        (VerifiersEnv,),
-        {"name": name, "package": package},
-    )
+    class_name = f"{name.title().replace('-', '').replace('_', '')}Env"
+    return type(class_name, (VerifiersEnv,), {"name": name, "package": package})

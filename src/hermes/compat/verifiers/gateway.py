@@ -1,8 +1,8 @@
 """The model endpoint of rollouts that run in another process: OpenAI's chat API, with the tokens kept here.
 
-Every rollout has an address of its own, which nobody can guess, for as long as it runs. Behind it each session
-(verifiers names one for each agent of a rollout) is a chat model that continues from the ids it sampled. So the
-tokens of a rollout are those that were sampled, whatever the environment does with the text.
+Every rollout has an address of its own, which nobody can guess, for as long as it runs. Behind it each
+session (verifiers names one for each agent of a rollout) is a chat model that continues from the ids it
+sampled. So the tokens of a rollout are those that were sampled, whatever the environment does with the text.
 
 Not promised: other endpoints than chat completions, and images.
 """

@@ -1,7 +1,7 @@
 """From the rollouts of a task to groups that a trainer takes. Pure.
 
-Each agent of an environment has a group of its own: rewards of different roles are not comparable. A sequence is
-one context in which tokens were sampled; a rollout whose history was rewritten has several.
+Each agent of an environment has a group of its own: rewards of different roles are not comparable. A sequence
+is one context in which tokens were sampled; a rollout whose history was rewritten has several.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class AgentRollout:
 def read_rollout(result: Mapping[str, Any], calls: RolloutCalls) -> list[AgentRollout]:
     """The agents of a rollout that ended with a score; raises if it failed.
 
-    The failure is the model server's, the sandbox's, or the environment's, so that groups are retried or dropped
-    for the right reason. None of them is a score.
+    The failure is the model server's, the sandbox's, or the environment's, so that groups are retried or
+    dropped for the right reason. None of them is a score.
     """
     if errors := [*result["errors"], *(error for trace in result["traces"] for error in trace["errors"])]:
         raise _failure(errors, calls)
@@ -126,7 +126,7 @@ def _sequences(member: AgentRollout) -> list[TrainSequence]:
 
 
 def _distribution(sequence: TrainSequence, member: AgentRollout) -> dict[str, Any]:
-    """What the tokens of a sequence were drawn with; a sequence of several distributions is not trained on."""
+    """What the tokens of a sequence were drawn with; one of several distributions is not trained on."""
     stated = {
         (sampling.temperature, sampling.top_p, sampling.top_k)
         for sampling in (member.calls[index].sampling for index in sequence.calls)

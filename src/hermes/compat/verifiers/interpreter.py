@@ -1,6 +1,6 @@
 """The interpreter that has verifiers: where it is, and how it is made.
 
-It is a virtual environment of its own, because verifiers 0.4 needs openai below 3 and Hermes needs 3 or newer.
+It is a virtual environment of its own: verifiers 0.4 needs openai below 3, and Hermes needs 3 or newer.
 `uv` is installed beside it: harnesses of verifiers start their programs with it.
 """
 

@@ -1,8 +1,8 @@
 """Runs environments of `verifiers`. This file is executed by an interpreter that has no Hermes.
 
 Protocol: one JSON object a line. A request is {"id", "method", "params"}; its reply is {"id", "result"} or
-{"id", "error": {"kind", "message", "where"}}. Methods: `load`, `task`, `run`. Requests run concurrently. The end
-of the input ends the process. What the environment prints goes to standard error.
+{"id", "error": {"kind", "message", "where"}}. Methods: `load`, `task`, `run`. Requests run concurrently. The
+end of the input ends the process. What the environment prints goes to standard error.
 
 Two kinds of packages are supported: those that export a Taskset, optionally with an Env or a Harness
 (verifiers 0.4), and those whose module has `load_environment(**arguments)` (verifiers 0.3).
@@ -237,10 +237,10 @@ async def _load_classic(module: Any, package: str, params: dict[str, Any], versi
 def _env_settings(vf: Any, package: str, params: dict[str, Any]) -> dict[str, Any]:
     """The user's arguments, completed: each role gets a harness, a runtime and a limit of turns.
 
-    Roles for which author or user chose a harness or runtime keep it. Without a choice verifiers would take the
-    `bash` harness in a sandbox of a cloud service.
+    Roles for which author or user chose a harness or runtime keep it. Without a choice verifiers would take
+    the `bash` harness in a sandbox of a cloud service.
     """
-    settings = json.loads(json.dumps(params["args"]))
+    settings: dict[str, Any] = json.loads(json.dumps(params["args"]))
     settings.setdefault("taskset", {})["id"] = package
     fallback = vf.default_harness_id(package)
     harness = params["harness"] or ("null" if fallback == "bash" else fallback)
@@ -327,7 +327,7 @@ class Worker:
         try:
             result = await self._call(request["method"], request["params"])
             reply = {"id": request["id"], "result": result}
-        except Exception as error:  # the package's code may raise anything; it becomes the reply
+        except Exception as error:  # noqa: BLE001  the package's code may raise anything; it becomes the reply
             traceback.print_exc()
             reply = {"id": request["id"], "error": describe_failure(error, self._package)}
         self._output.write(json.dumps(reply).encode() + b"\n")
