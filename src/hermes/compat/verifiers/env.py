@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from hermes.compat.verifiers.config import VerifiersEnvConfig
 from hermes.compat.verifiers.gateway import ModelGateway, RolloutCalls
-from hermes.compat.verifiers.groups import AgentRollout, build_groups, read_rollout
+from hermes.compat.verifiers.groups import AgentRollout, build_groups, model_failure, read_rollout
 from hermes.compat.verifiers.interpreter import default_python
 from hermes.compat.verifiers.worker_process import WorkerProcess
 from hermes.config.load import load
@@ -28,6 +28,7 @@ from hermes.envs.agent.policy import PolicyServers, without_local_probes
 from hermes.envs.agent.sequences import build_sequences
 from hermes.envs.base import BaseEnv
 from hermes.envs.concurrency import gather_or_cancel
+from hermes.envs.failures import GroupDroppedError
 from hermes.envs.modes.evaluate import measure
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
 from hermes.envs.stats import interval
@@ -156,16 +157,19 @@ class VerifiersEnv(BaseEnv):
         calls = RolloutCalls(lambda: policy.rollout_model(limit), sampling)
         if await self._worker.task(item.split, item.index) is None:
             raise ConfigError(f"{self.config.package} has no task {item.index}.", "Lower --env.eval_tasks.")
+        params = {
+            "split": item.split,
+            "index": item.index,
+            "model": "policy",
+            "sampling": {"temperature": temperature, "max_tokens": self.config.max_token_length},
+        }
         with self._gateway.rollout(calls) as base_url:
-            result = await self._worker.run(
-                {
-                    "split": item.split,
-                    "index": item.index,
-                    "base_url": base_url,
-                    "model": "policy",
-                    "sampling": {"temperature": temperature, "max_tokens": self.config.max_token_length},
-                }
-            )
+            try:
+                result = await self._worker.run({**params, "base_url": base_url})
+            except GroupDroppedError:
+                if calls.failure is not None:  # the environment raised because its model call failed
+                    raise model_failure(calls.failure) from None
+                raise
         return read_rollout(result, calls)
 
     def _open_policy(self) -> PolicyServers:

@@ -16,7 +16,7 @@ from hermes.core.sequence import RolloutInfo, TrainSequence, to_group
 from hermes.envs.agent.sequences import build_sequences
 from hermes.envs.failures import GroupDroppedError
 from hermes.envs.types import Message, ScoredDataGroup
-from hermes.errors import ContextOverflowError, HermesError, ProviderError, SandboxError
+from hermes.errors import ContextOverflowError, HermesError, ProviderError, SandboxError, UsageError
 from hermes.models.remote.wire import Dialect, message_to_wire
 
 _SANDBOX_ERRORS = ("SandboxError", "TunnelError", "InterceptionError", "ToolsetError", "HarnessError")
@@ -53,7 +53,9 @@ def _agent_rollout(trace: Mapping[str, Any], calls: RolloutCalls) -> AgentRollou
     if trace["score"] is None:
         if trace["timed_out"]:
             raise GroupDroppedError("timeout", "a rollout reached a time limit of its environment")
-        raise calls.failure or GroupDroppedError("grader", "a rollout ended without a reward")
+        if calls.failure is not None:
+            raise model_failure(calls.failure)
+        raise GroupDroppedError("grader", "a rollout ended without a reward")
     session = calls.sessions.get(trace["session"])
     return AgentRollout(
         agent=trace["agent"],
@@ -71,10 +73,8 @@ def _messages(session: SessionCalls) -> tuple[dict[str, Any], ...]:
 
 
 def _failure(errors: Sequence[Mapping[str, str]], calls: RolloutCalls) -> HermesError:
-    if isinstance(calls.failure, ContextOverflowError):
-        return GroupDroppedError("context length", calls.failure.message)
     if calls.failure is not None:
-        return calls.failure
+        return model_failure(calls.failure)
     last = errors[-1]
     text = f"{last['type']}: {last['message']}"
     if last["type"] == "ProviderError":
@@ -82,6 +82,15 @@ def _failure(errors: Sequence[Mapping[str, str]], calls: RolloutCalls) -> Hermes
     if last["type"] in _SANDBOX_ERRORS:
         return SandboxError(text)
     return GroupDroppedError("environment", text)
+
+
+def model_failure(error: HermesError) -> HermesError:
+    """The error of a rollout whose model call failed: one that does not fit would not fit again."""
+    if isinstance(error, ContextOverflowError):
+        return GroupDroppedError("context length", error.message)
+    if isinstance(error, UsageError):
+        return GroupDroppedError("unsupported model call", error.message)
+    return error
 
 
 def build_groups(

@@ -53,6 +53,13 @@ def module_name(package: str) -> str:
     return package.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
 
 
+def has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
+
+
 def installed_version() -> str:
     """WorkerFailure: verifiers is not installed, or is a version that this file does not know."""
     try:
@@ -188,15 +195,16 @@ async def load(params: dict[str, Any], stack: AsyncExitStack) -> LoadedEnvironme
     version = installed_version()
     package = params["package"]
     name = module_name(package)
-    has_builtin = importlib.util.find_spec("verifiers.v1.tasksets." + name) is not None
-    if not has_builtin and importlib.util.find_spec(name) is None:
+    has_builtin = has_module(f"verifiers.v1.tasksets.{name}")
+    if not has_builtin and not has_module(name):
         raise WorkerFailure("no package", f"{sys.executable} has no module '{name}'")
     module = await asyncio.to_thread(_import_author_module, name, version) if not has_builtin else None
     if module is not None and callable(getattr(module, "load_environment", None)):
         return await _load_classic(module, package, params, version)
+    if module is not None and not hasattr(module, "__all__"):
+        raise WorkerFailure("no environment", f"module '{name}' has neither __all__ nor load_environment")
     vf = importlib.import_module("verifiers.v1")
     try:
-        vf.import_taskset(package)
         taskset_class = importlib.import_module("verifiers.v1.utils.loaders").taskset_class
         taskset_class(package)
     except (AttributeError, TypeError) as error:

@@ -70,7 +70,8 @@ class WorkerProcess:
                 limit=_LIMIT_BYTES,
                 start_new_session=True,
             )
-        self._reader = asyncio.create_task(self._read())
+        assert self._process.stdout is not None
+        self._reader = asyncio.create_task(self._read(self._process.stdout))
 
     async def load(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Loads the environment; a failure is raised with what to do about it."""
@@ -127,9 +128,8 @@ class WorkerProcess:
         finally:
             self._replies.pop(number, None)
 
-    async def _read(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        while line := await self._process.stdout.readline():
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        while line := await output.readline():
             reply = json.loads(line)
             future = self._replies.get(reply["id"])
             if future is None or future.done():
