@@ -8,7 +8,8 @@ url, name, folder = sys.argv[1:4]
 os.environ["OPENAI_API_KEY"] = "none"
 os.environ["OPENAI_BASE_URL"] = url
 
-from inspect_ai import Task, eval  # noqa: E402
+from inspect_ai import Task  # noqa: E402
+from inspect_ai import eval as evaluate  # noqa: E402
 from inspect_ai.dataset import Sample  # noqa: E402
 from inspect_ai.model import GenerateConfig, get_model  # noqa: E402
 from inspect_ai.scorer import includes  # noqa: E402
@@ -21,7 +22,7 @@ task = Task(
     solver=generate(),
     scorer=includes(),
 )
-(log,) = eval(task, model=model, log_dir=folder, display="none", max_connections=2)
+(log,) = evaluate(task, model=model, log_dir=folder, display="none", max_connections=2)
 assert log.status == "success", log.error
 assert log.samples and len(log.samples) == 2
 for sample in log.samples:

@@ -3,6 +3,7 @@
 import sys
 
 import instructor
+from instructor.exceptions import IncompleteOutputException, InstructorRetryException
 from openai import OpenAI
 from pydantic import BaseModel
 
@@ -26,7 +27,7 @@ for mode in (instructor.Mode.MD_JSON, instructor.Mode.TOOLS):
             messages=[{"role": "user", "content": 'Say {"word": "yes"} and nothing else.'}],
         )
         print("PARSED", mode.name, reply.model_dump_json())
-    except instructor.core.InstructorRetryException as error:
+    except (IncompleteOutputException, InstructorRetryException) as error:
         last = error.last_completion
         assert last is not None and last.choices, f"{mode.name}: no completion came back: {error}"
         print("ANSWERED", mode.name, repr(last.choices[0].message.content))

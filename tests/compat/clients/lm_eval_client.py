@@ -1,4 +1,4 @@
-"""lm-eval: `local-completions` with logprobs of given continuations, and generation. Runs where no Hermes is."""
+"""lm-eval: `local-completions` with the logprobs of given continuations. Runs where no Hermes is."""
 
 import importlib.metadata
 import json
