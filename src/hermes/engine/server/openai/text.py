@@ -19,6 +19,7 @@ from hermes.engine.server.openai.errors import OpenAIRequestError, invalid_reque
 from hermes.engine.types import Floats, SampledSequence
 from hermes.errors import HermesError
 from hermes.models.base import ChatRequest
+from hermes.models.render.escape import Rendered
 from hermes.models.render.template import encode
 
 if TYPE_CHECKING:
@@ -105,6 +106,12 @@ class Detokenizer:
             raise invalid_request(error.message, "messages") from error
         self._check_length(rendered.text)
         return RenderedPrompt(encode(self.tokenizer, rendered), rendered.text.rstrip().endswith("<think>"))
+
+    def encode_opening(self, text: str, thinking: bool) -> list[int]:
+        """The ids of the beginning of an answer; `thinking`: after a block that is still open."""
+        if not text:
+            return []
+        return list(encode(self.tokenizer, Rendered(f"\n</think>\n\n{text}" if thinking else text)))
 
     def encode_prompts(
         self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
