@@ -194,4 +194,4 @@ def test_an_example_trains(package: str, tmp_path: Path) -> None:
     state = json.loads(next((tmp_path / "runs").glob("*/training.json")).read_text())
     assert [checkpoint[0] for checkpoint in state["kept"]] == [2]
     steps = [json.loads(line) for line in next((tmp_path / "runs").rglob("metrics.jsonl")).open()]
-    assert sum("loss" in " ".join(step) for step in steps) >= 2
+    assert any("loss" in name for step in steps for name in step), "a step without any signal has no loss"

@@ -14,6 +14,8 @@ import pytest
 
 from hermes.compat.verifiers.gateway import ModelGateway, RolloutCalls
 from hermes.core import Sampling
+from hermes.envs.cli.discover import find_environments
+from hermes.envs.cli.run import load_class
 from hermes.envs.failures import GroupDroppedError
 from hermes.envs.tokenise import load_tokenizer
 from hermes.errors import HermesError, ProviderError
@@ -193,3 +195,13 @@ async def test_the_address_of_a_rollout_ends_with_it() -> None:
         assert await asyncio.to_thread(status, base_url.replace("/v1", "x/v1")) == 404
     assert await asyncio.to_thread(status, base_url) == 404
     await gateway.close()
+
+
+def test_a_file_that_names_a_package_is_listed_and_run(tmp_path: Path) -> None:
+    """As docs/verifiers.md has it, for training runs."""
+    page = (Path(__file__).parents[3] / "docs" / "verifiers.md").read_text()
+    source = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "mine.py").write_text(source)
+    (listed,) = [each for each in find_environments([tmp_path]).environments if each.path.parent == tmp_path]
+    assert (listed.name, listed.class_name) == ("my-environment", "MyEnv")
+    assert load_class(tmp_path / "mine.py").config_init()[0].package == "my-environment"  # type: ignore[attr-defined]

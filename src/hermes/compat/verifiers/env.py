@@ -48,7 +48,7 @@ class TaskRef:
 
 
 class VerifiersEnv(BaseEnv):
-    """The environment of one package; `environment` makes a class of its own for it."""
+    """The environment of one package, which a subclass names in `package`; `environment` makes one."""
 
     name = "verifiers"
     env_config_cls: ClassVar[Any] = VerifiersEnvConfig
@@ -235,7 +235,7 @@ class VerifiersEnv(BaseEnv):
 
 
 def environment(package: str) -> type[BaseEnv]:
-    """The environment class of a package; a file with `Env = environment("reverse-text")` runs it."""
+    """The environment class of a package."""
     name = package.rsplit("/", 1)[-1].split("@", 1)[0]
     class_name = f"{name.title().replace('-', '').replace('_', '')}Env"
     return type(class_name, (VerifiersEnv,), {"name": name, "package": package})
