@@ -20,16 +20,17 @@ TEMPLATE = (
 )
 
 
-def tiny_model(folder: Path, longest: int = 512) -> Path:
-    """A folder that transformers and the engine load in a moment. `longest`: context, in tokens."""
+def tiny_tokenizer(folder: Path, longest: int = 512, words: Sequence[str] = ()) -> int:
+    """Saves a tokenizer of bytes and says how many tokens it has.
+
+    `words` are tokens that text is never encoded to, and that a model may sample all the same.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from tests.engine.tiny import tiny_model as random_model
-
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
-    vocabulary |= {letter: number for number, letter in enumerate(letters, start=3)}
+    vocabulary |= {letter: number for number, letter in enumerate([*letters, *words], start=3)}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -41,9 +42,16 @@ def tiny_model(folder: Path, longest: int = 512) -> Path:
         model_max_length=longest,
     )
     fast.chat_template = TEMPLATE
-    sizes = {"vocab_size": len(vocabulary), "hidden_size": 32, "intermediate_size": 48}
-    random_model("llama", **sizes, max_position_embeddings=longest).save_pretrained(folder)
     fast.save_pretrained(folder)
+    return len(vocabulary)
+
+
+def tiny_model(folder: Path, longest: int = 512) -> Path:
+    """A folder that transformers and the engine load in a moment. `longest`: context, in tokens."""
+    from tests.engine.tiny import tiny_model as random_model
+
+    sizes = {"vocab_size": tiny_tokenizer(folder, longest), "hidden_size": 32, "intermediate_size": 48}
+    random_model("llama", **sizes, max_position_embeddings=longest).save_pretrained(folder)
     return folder
 
 

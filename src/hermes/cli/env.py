@@ -125,13 +125,21 @@ def _print_report(report: CheckReport, as_json: bool) -> None:
 
 def _mode(name: str, summary: str) -> click.Command:
     @_dirs
-    @click.argument("environment")
+    @click.option("--verifiers", "package", metavar="PACKAGE", help="Run this package of verifiers instead.")
+    @click.argument("environment", required=False)
     @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
     @stored_variables
-    def run(environment: str, settings: tuple[str, ...], folders: tuple[Path, ...]) -> None:
+    def run(
+        environment: str | None, settings: tuple[str, ...], folders: tuple[Path, ...], package: str | None
+    ) -> None:
         from hermes.compat import atropos
         from hermes.envs.cli.run import run_file
 
+        if package is not None:
+            _run_package(package, name, (*((environment,) if environment else ()), *settings))
+            return
+        if environment is None:
+            raise click.UsageError("Missing argument 'ENVIRONMENT', or --verifiers PACKAGE.")
         named_folders, remaining = _split_options(settings, checks=False)
         path = _locate(environment, (*folders, *named_folders))
         atropos.install()
@@ -148,6 +156,42 @@ serve = _mode(
 )
 process = _mode("process", "Write scored groups to a JSONL file, with an HTML page to look at them.")
 evaluate = _mode("evaluate", "Measure a model on the environment's held-out tasks.")
+
+
+def _run_package(package: str, mode: str, settings: tuple[str, ...]) -> None:
+    from hermes.compat.verifiers.env import environment
+    from hermes.envs.modes.commandline import run
+
+    run(environment(package), [mode, *settings])
+
+
+@env.group()
+def verifiers() -> None:
+    """The interpreter that runs environments of the package verifiers."""
+
+
+@verifiers.command("install")
+@click.option("--version", default=None, help="Version of verifiers; by default the newest supported one.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Where; by default ~/.hermes/verifiers/.venv."
+)
+@click.argument("packages", nargs=-1)
+@json_option
+def install_verifiers(
+    version: str | None, folder: Path | None, packages: tuple[str, ...], as_json: bool
+) -> None:
+    """Make a virtual environment with verifiers, and install PACKAGES (environments) in it.
+
+    It is apart from Hermes because verifiers needs an older openai.
+    """
+    from hermes.compat.verifiers import interpreter
+
+    chosen = (folder or interpreter.default_folder()).expanduser().absolute()
+    python = interpreter.install(chosen, version or interpreter.VERSION, packages)
+    if as_json:
+        click.echo(json.dumps({"python": str(python)}))
+    else:
+        click.echo(f"installed; the interpreter is {python}")
 
 
 def _locate(environment: str, folders: tuple[Path, ...]) -> Path:

@@ -244,7 +244,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text is supported"),
     ({"messages": [{"role": "user", "content": 5}]}, "must be text"),
     ({"tools": [{"type": "function"}]}, "tools[0] must be"),
-    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice 'required' is not supported"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "none of the tools"),
+    ({"tool_choice": "required"}, "none of the tools"),
     ({"response_format": {"type": "json_object"}}, "'response_format' is not supported"),
     ({"frequency_penalty": 0.5}, "'frequency_penalty' is not supported"),
     ({"logit_bias": {"5": 1}}, "'logit_bias' is not supported"),
@@ -296,3 +297,19 @@ def test_the_public_client_raises_its_own_errors(school: School) -> None:
     with pytest.raises(openai.BadRequestError, match="context length") as long:
         client.chat.completions.create(model=school.base, messages=[{"role": "user", "content": "x" * 3000}])
     assert long.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_forced_call_is_begun_in_the_prompt_and_sampled_from_there(school: School, choice: Any) -> None:
+    """The base model is random: free, it would hardly begin a call."""
+    forced = {"tools": TOOLS[:1], "tool_choice": choice, "max_tokens": 12, "model": school.base}
+    response = school.ask(**forced, return_token_ids=True)
+    message = response["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["add"]
+    assert not message["content"]
+    opening = encode(school.folder, '<tool_call>\n{"name": "add", "arguments": ')
+    opening = opening[: len(opening) - 1] if opening[-1] == 2 else opening
+    assert response["prompt_token_ids"][-len(opening) :] == opening
+    chunks = school.chunks(**forced)
+    calls = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls") or ()]
+    assert [call["function"] for call in calls] == [call["function"] for call in message["tool_calls"]]

@@ -236,7 +236,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/generate", {"input_ids": [5], "lora_path": "nobody"}, 404, "'nobody' does not exist"),
     ("/v1/completions", {"model": "M"}, 400, "prompt"),
     ("/v1/completions", {"prompt": "x"}, 400, "model"),
-    ("/v1/completions", {"model": "M", "prompt": "x", "echo": True}, 400, "'echo' is not supported"),
+    ("/v1/completions", {"model": "M", "prompt": "x", "echo": True, "stream": True}, 400, "'echo' is not"),
     ("/v1/completions", {"model": "M", "prompt": "x", "logprobs": 21}, 400, "logprobs"),
     ("/v1/completions", {"model": "nobody", "prompt": "x"}, 404, "there is "),
     ("/v1/completions", {"model": "tinker://a/weights/b", "prompt": "x"}, 404, "there is "),
@@ -262,3 +262,25 @@ def test_a_body_that_is_no_json_is_refused_in_openais_shape(shared: Server) -> N
     answer = shared.ask("POST", "/v1/completions", raw=b"{")
     assert answer.status == 400
     assert "Invalid JSON" in answer.json()["error"]["message"]
+
+
+def test_an_echoed_prompt_has_the_logprobs_that_scoring_it_gives(shared: Server, model: str) -> None:
+    """As lm-eval asks for the likelihood of a continuation."""
+    prompts = [tokens(7, seed=3), tokens(5, seed=4)]
+    body = {"prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "n": 2, "temperature": 1}
+    choices = complete(shared, model, **body)["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    for choice, ids in zip(choices, [prompts[0], prompts[0], prompts[1], prompts[1]], strict=True):
+        scored = generate(
+            shared, model=model, input_ids=ids, return_logprob=True, logprob_start_len=0,
+            sampling_params={"max_new_tokens": 1},
+        )["meta_info"]["input_token_logprobs"]  # fmt: skip
+        logprobs = choice["logprobs"]
+        assert len(logprobs["tokens"]) == len(ids) + 1
+        assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+        assert logprobs["token_logprobs"][1 : len(ids)] == pytest.approx(
+            [entry[0] for entry in scored[1:]], abs=1e-4
+        )
+        for value, top in zip(logprobs["token_logprobs"][1:-1], logprobs["top_logprobs"][1:-1], strict=True):
+            assert value in top.values() and value <= max(top.values())
+        assert choice["text"].startswith("".join(logprobs["tokens"][:2]))

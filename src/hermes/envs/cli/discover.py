@@ -17,7 +17,9 @@ from hermes.core import JSONObject
 from hermes.errors import UsageError
 
 BUILT_IN = Path(__file__).parents[1] / "builtin"
-_ROOTS = frozenset({"BaseEnv", "HermesAgentBaseEnv", "BaseLanguageEnv", "TeacherDistillationEnv"})
+_ROOTS = frozenset(
+    {"BaseEnv", "HermesAgentBaseEnv", "BaseLanguageEnv", "TeacherDistillationEnv", "VerifiersEnv"}
+)
 _BASE_PACKAGES = ("atroposlib", "hermes", "environments")
 """Packages that export the base classes; an environment may also import them relatively."""
 _ENDINGS = ("_tinker", "_server", "_env", "_environment")

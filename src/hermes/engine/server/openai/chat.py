@@ -3,7 +3,8 @@
 The conversation is rendered with the model's chat template. Tools are offered and tool calls are parsed in
 the format of the server's tool-call parser; thinking is returned as `reasoning_content`. Logprobs are those
 of the distribution that each token was sampled from. A streamed request for `top_logprobs` gets all events at
-the end. A forced tool call (`tool_choice`) and content other than text are not supported.
+the end. A forced tool call (`tool_choice`) is begun in the prompt, as far as its text is fixed, and the model
+samples the rest; that needs the parser `hermes`. Content other than text is not supported.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ from hermes.core import JSONObject, Message, Role, ToolCall
 from hermes.core.ids import new_id
 from hermes.engine.server.openai.errors import invalid_request
 from hermes.engine.server.openai.exchange import ChoiceStream, CompletionExchange, ServedModel
-from hermes.engine.server.openai.output_parser import DeltaStreamer, OutputParser, ParsedOutput
+from hermes.engine.server.openai.output_parser import (
+    FORCED_CALL,
+    DeltaStreamer,
+    OutputParser,
+    ParsedOutput,
+    forced_call,
+)
 from hermes.engine.server.openai.sampling import sample_request, sampling_params, stop_condition
 from hermes.engine.server.openai.schema import ChatCompletions
 from hermes.engine.server.openai.text import top_logprobs
 from hermes.engine.types import SampledSequence, SampleResult
 from hermes.models.fields import as_text
 from hermes.models.remote.wire import read_calls, read_content
+from hermes.models.render.prompting import TEXT_TOOLS_PARSER
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -39,6 +47,8 @@ def read_chat(model: ServedModel, body: ChatCompletions) -> ChatExchange:
     tools = read_tools(body.tools, body.tool_choice)
     messages = read_messages(body.messages)
     prompt = model.detokenizer.render_chat(messages, tools, body.chat_template_kwargs or {})
+    opening = forced_opening(tools, body.tool_choice, model.detokenizer.chat_renderer.parser.name)
+    prompt_ids = [*prompt.ids, *model.detokenizer.encode_opening(opening, prompt.thinking)]
     stop = stop_condition(body, spec.eos_ids)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling_params(body, stop, max_tokens, body.seed)
@@ -46,13 +56,13 @@ def read_chat(model: ServedModel, body: ChatCompletions) -> ChatExchange:
     return ChatExchange(
         model=body.model,
         stream=bool(body.stream),
-        requests=[sample_request(prompt.ids, params, body.n or 1, topk, spec.max_length)],
+        requests=[sample_request(prompt_ids, params, body.n or 1, topk, spec.max_length)],
         detokenizer=model.detokenizer,
         stop=stop,
         body=body,
         id=f"chatcmpl-{new_id()}",
         created_s=int(time.time()),
-        parser=OutputParser(model.detokenizer.chat_renderer.parser, tools, prompt.thinking),
+        parser=OutputParser(model.detokenizer.chat_renderer.parser, tools, prompt.thinking, opening),
     )
 
 
@@ -100,12 +110,32 @@ def _read_text(content: Any, path: str) -> str:
 def read_tools(
     tools: Sequence[JSONObject] | None, choice: str | Mapping[str, Any] | None
 ) -> tuple[JSONObject, ...]:
-    """The functions to offer. OpenAIRequestError: one is not a function, or a call is forced."""
+    """The functions to offer. OpenAIRequestError: one is not a function."""
     if choice == "none":
         return ()
-    if choice not in (None, "auto"):
-        raise invalid_request(f"tool_choice {choice!r} is not supported: use 'auto' or 'none'", "tool_choice")
     return tuple(_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
+
+
+def forced_opening(tools: Sequence[JSONObject], choice: str | Mapping[str, Any] | None, parser: str) -> str:
+    """How the answer begins if `choice` forces a call; empty: it is free.
+
+    OpenAIRequestError: the choice names no tool of the request, or the parser's calls cannot be begun so.
+    """
+    if choice in (None, "auto", "none"):
+        return ""
+    if parser != TEXT_TOOLS_PARSER:
+        raise invalid_request(
+            f"tool_choice {choice!r} is not supported with the parser '{parser}': use 'auto' or 'none'",
+            "tool_choice",
+        )
+    names = [as_text(tool["name"]) for tool in tools]
+    if choice == "required" and names:
+        return FORCED_CALL if len(names) > 1 else forced_call(names[0])
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if name not in names:
+        raise invalid_request(f"tool_choice {choice!r} names none of the tools: {names}", "tool_choice")
+    return forced_call(as_text(name))
 
 
 def _read_tool(tool: JSONObject, path: str) -> JSONObject:

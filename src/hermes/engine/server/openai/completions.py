@@ -1,19 +1,21 @@
 """POST /v1/completions: prompts as text or as token ids, one or many.
 
-Token ids are used as they are and returned as they were sampled (`return_token_ids`). `echo` is not
-supported. Logprobs are those of the distribution that each token was sampled from. A streamed request for
-alternatives (`logprobs` above 0) gets all events at the end.
+Token ids are used as they are and returned as they were sampled (`return_token_ids`). With `echo` the prompt
+precedes the completion, in the text and in the logprobs; those of the prompt are at temperature 1, the first
+token has none. `echo` cannot be streamed. Logprobs are those of the distribution that each token was sampled
+from. A streamed request for alternatives (`logprobs` above 0) gets all events at the end.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from hermes.core import JSONObject
 from hermes.core.ids import new_id
+from hermes.engine.server.openai.errors import invalid_request
 from hermes.engine.server.openai.exchange import ChoiceStream, CompletionExchange, ServedModel
 from hermes.engine.server.openai.sampling import (
     check_samples,
@@ -22,11 +24,12 @@ from hermes.engine.server.openai.sampling import (
     stop_condition,
 )
 from hermes.engine.server.openai.schema import Completions
-from hermes.engine.server.openai.text import finite_logprob, finite_logprobs, top_logprobs
-from hermes.engine.types import SampledSequence, SampleResult
+from hermes.engine.server.openai.text import StopCondition, finite_logprob, finite_logprobs, top_of
+from hermes.engine.types import SampledSequence, SampleResult, TopK
 
 DEFAULT_MAX_TOKENS = 16
 """As OpenAI has it."""
+_NO_STOP = StopCondition((), frozenset())
 
 
 def read_completion(model: ServedModel, body: Completions) -> TextCompletionExchange:
@@ -36,13 +39,19 @@ def read_completion(model: ServedModel, body: Completions) -> TextCompletionExch
     stop = stop_condition(body, spec.eos_ids)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling_params(body, stop, max_tokens, body.seed)
+    if body.echo and body.stream:
+        raise invalid_request("'echo' is not supported in a stream: leave one of them out", "echo")
+    requests = [
+        sample_request(prompt, params, body.n or 1, body.logprobs or 0, spec.max_length) for prompt in prompts
+    ]
+    if body.echo and body.logprobs is not None:
+        requests = [
+            replace(request, prompt_logprobs=True, topk_prompt_logprobs=body.logprobs) for request in requests
+        ]
     return TextCompletionExchange(
         model=body.model,
         stream=bool(body.stream),
-        requests=[
-            sample_request(prompt, params, body.n or 1, body.logprobs or 0, spec.max_length)
-            for prompt in prompts
-        ],
+        requests=requests,
         detokenizer=model.detokenizer,
         stop=stop,
         body=body,
@@ -60,6 +69,39 @@ class TextCompletionExchange(CompletionExchange):
     @property
     def with_logprobs(self) -> bool:
         return self.body.logprobs is not None
+
+    def response(self, results: Sequence[SampleResult], version: str) -> JSONObject:
+        response = super().response(results, version)
+        if self.body.echo:
+            samples = self.requests[0].num_samples
+            for number, choice in enumerate(response["choices"]):
+                self._add_prompt(choice, number // samples, results[number // samples])
+        return response
+
+    def _add_prompt(self, choice: JSONObject, prompt: int, result: SampleResult) -> None:
+        """Puts the prompt before the completion of a choice."""
+        ids = self.requests[prompt].prompt.tolist()
+        text = self.detokenizer.decode(ids, _NO_STOP, special=True)
+        choice["text"] = text + choice["text"]
+        if (logprobs := choice["logprobs"]) is None:
+            return
+        texts = [self.detokenizer.token_text(token) for token in ids]
+        offsets = list(accumulate(map(len, texts), initial=0))
+        values = [] if result.prompt_logprobs is None else finite_logprobs(result.prompt_logprobs[1:])
+        top = [
+            {**self._likeliest(result.topk_prompt, position), texts[position]: values[position - 1]}
+            for position in range(1, len(ids))
+        ]
+        choice["logprobs"] = {
+            "tokens": texts + logprobs["tokens"],
+            "token_logprobs": [None, *values, *logprobs["token_logprobs"]],
+            "top_logprobs": [None, *top, *logprobs["top_logprobs"]],
+            "text_offset": offsets[:-1] + [offsets[-1] + offset for offset in logprobs["text_offset"]],
+        }
+
+    def _likeliest(self, topk: TopK | None, position: int) -> dict[str, float]:
+        pairs = top_of(topk, position, self.body.logprobs or 0)
+        return {self.detokenizer.token_text(token): finite_logprob(logprob) for token, logprob in pairs}
 
     def choice_stream(self, prompt: int, sample: int, version: str) -> ChoiceStream:
         return _TextCompletionStream(self, prompt, sample)
@@ -92,8 +134,7 @@ class TextCompletionExchange(CompletionExchange):
 
     def _top(self, sequence: SampledSequence, position: int) -> dict[str, float]:
         """The likeliest tokens and the sampled one, as other servers have it."""
-        likeliest = top_logprobs(sequence, position, self.body.logprobs or 0)
-        top = {self.detokenizer.token_text(token): finite_logprob(logprob) for token, logprob in likeliest}
+        top = self._likeliest(sequence.topk, position)
         sampled = self.detokenizer.token_text(int(sequence.tokens[position]))
         return {**top, sampled: finite_logprob(sequence.logprobs[position])}
 

@@ -6,6 +6,7 @@ arguments are not JSON, as OpenAI's may be; one without a name stays in the cont
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -17,7 +18,14 @@ from hermes.models.parsers.scan import NEVER, Grammar, scan
 from hermes.models.render.prompting import TEXT_TOOLS_PARSER
 
 _CALL = "<tool_call>"
+FORCED_CALL = f'{_CALL}\n{{"name": "'
+"""How every call begins."""
 _THINK, _UNTHINK = "<think>", "</think>"
+
+
+def forced_call(name: str) -> str:
+    """How a call of this tool begins."""
+    return f'{_CALL}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,8 @@ class OutputParser:
     """The tools that the request offers."""
     thinking: bool
     """The prompt ends with an open thinking block."""
+    opening: str = ""
+    """The beginning of the answer, which the prompt holds already."""
 
     def parse(self, text: str) -> ParsedOutput:
         parsed = self._parse(text, self.tools)
@@ -52,12 +62,15 @@ class OutputParser:
         if self.tools and self.parser.name != TEXT_TOOLS_PARSER:
             return _NOTHING  # only the parser knows how its calls begin
         marks = (_THINK, _UNTHINK, _CALL) if self.tools else (_THINK, _UNTHINK)
+        if self.opening:
+            return _NOTHING  # a call, which is sent at the end
         stable = stable_prefix(text.partition(_CALL)[0] if self.tools else text, marks).rstrip()
         parsed = self._parse(stable, ())
         return ParsedOutput(parsed.content, parsed.reasoning or "")
 
     def _parse(self, text: str, tools: Sequence[JSONObject]) -> ParsedText:
-        source = f"{_THINK}{text}" if self.thinking else text
+        # With an opening the thinking block was closed before it.
+        source = f"{_THINK}{text}" if self.thinking and not self.opening else f"{self.opening}{text}"
         return self.parser.parse(source, tools) if tools else scan(source, _NO_CALLS)
 
 

@@ -94,6 +94,7 @@ class ChatCompletions(Completion):
 class Completions(Completion):
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: TopCount | None = None
+    echo: bool | None = None
 
 
 class GenerateParams(SamplingFields):

@@ -16,9 +16,10 @@ from hermes.core import JSONObject, Message
 from hermes.engine.sampling.stops import token_bytes
 from hermes.engine.server.openai.backend import SamplingBackend
 from hermes.engine.server.openai.errors import OpenAIRequestError, invalid_request
-from hermes.engine.types import Floats, SampledSequence
+from hermes.engine.types import Floats, SampledSequence, TopK
 from hermes.errors import HermesError
 from hermes.models.base import ChatRequest
+from hermes.models.render.escape import Rendered
 from hermes.models.render.template import encode
 
 if TYPE_CHECKING:
@@ -105,6 +106,12 @@ class Detokenizer:
             raise invalid_request(error.message, "messages") from error
         self._check_length(rendered.text)
         return RenderedPrompt(encode(self.tokenizer, rendered), rendered.text.rstrip().endswith("<think>"))
+
+    def encode_opening(self, text: str, thinking: bool) -> list[int]:
+        """The ids of the beginning of an answer; `thinking`: after a block that is still open."""
+        if not text:
+            return []
+        return list(encode(self.tokenizer, Rendered(f"\n</think>\n\n{text}" if thinking else text)))
 
     def encode_prompts(
         self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
@@ -211,9 +218,14 @@ def _overlap(text: str, mark: str) -> int:
 
 def top_logprobs(sequence: SampledSequence, position: int, count: int) -> list[tuple[int, float]]:
     """The likeliest tokens at a position with their logprobs; empty if the request has no `topk`."""
-    if sequence.topk is None:
+    return top_of(sequence.topk, position, count)
+
+
+def top_of(topk: TopK | None, position: int, count: int) -> list[tuple[int, float]]:
+    """The same of a prompt's or a sample's table."""
+    if topk is None:
         return []
-    ids, logprobs = sequence.topk.ids[position, :count], sequence.topk.logprobs[position, :count]
+    ids, logprobs = topk.ids[position, :count], topk.logprobs[position, :count]
     pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
     return [(token, logprob) for token, logprob in pairs if logprob > _EMPTY_LOGPROB]
 

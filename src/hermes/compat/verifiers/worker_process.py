@@ -1,0 +1,192 @@
+"""The worker as a process: started, asked, and ended. Its failures become sentences.
+
+What the worker and the environment print goes to a log file, which failures name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hermes.compat.verifiers.interpreter import install_hint
+from hermes.envs.failures import GroupDroppedError
+from hermes.errors import ConfigError, HermesError, HostError
+
+_LIMIT_BYTES = 1 << 26
+_END_PATIENCE_S = 10.0
+
+
+class VerifiersError(HermesError):
+    """An environment of verifiers cannot be run."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """A failure that the worker reported."""
+
+    kind: str
+    message: str
+    where: str
+
+    def text(self) -> str:
+        return f"{self.message} ({self.where})" if self.where else self.message
+
+
+class WorkerProcess:
+    """One environment of verifiers in a process of its own."""
+
+    def __init__(self, python: Path, package: str, log: Path) -> None:
+        self._python, self._package, self._log = python, package, log
+        self._process: asyncio.subprocess.Process | None = None
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._ids = itertools.count(1)
+        self._reader: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """ConfigError: there is no such interpreter."""
+        if not self._python.is_file():
+            raise ConfigError(f"there is no interpreter {self._python}.", install_hint())
+        self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        search_path = f"{self._python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                str(self._python),
+                "-P",
+                str(Path(__file__).with_name("worker.py")),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PATH": search_path, "PYTHONUNBUFFERED": "1"},
+                limit=_LIMIT_BYTES,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        self._reader = asyncio.create_task(self._read(self._process.stdout))
+
+    async def load(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Loads the environment; a failure is raised with what to do about it."""
+        try:
+            description: dict[str, Any] = await self._ask("load", params)
+        except _ReportedError as error:
+            raise self._load_error(error.report) from error
+        return description
+
+    async def task(self, split: str, index: int) -> dict[str, Any] | None:
+        try:
+            row: dict[str, Any] | None = await self._ask("task", {"split": split, "index": index})
+        except _ReportedError as error:
+            raise self._load_error(error.report) from error
+        return row
+
+    async def run(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """One rollout. GroupDroppedError: the environment's code raised."""
+        try:
+            result: dict[str, Any] = await self._ask("run", params)
+        except _ReportedError as error:
+            raise GroupDroppedError(
+                "environment", f"{self._package} raised {error.report.text()}; see {self._log}"
+            ) from error
+        return result
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None and self._reader is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _END_PATIENCE_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        await self._reader
+
+    async def _ask(self, method: str, params: Mapping[str, Any]) -> Any:
+        process = self._process
+        if process is None or process.stdin is None or (self._reader is not None and self._reader.done()):
+            raise self._died()
+        number = next(self._ids)
+        future = self._replies[number] = asyncio.get_running_loop().create_future()
+        line = json.dumps({"id": number, "method": method, "params": dict(params)})
+        try:
+            process.stdin.write(line.encode() + b"\n")
+            await process.stdin.drain()
+            return await future
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._died() from error
+        finally:
+            self._replies.pop(number, None)
+
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        while line := await output.readline():
+            reply = json.loads(line)
+            future = self._replies.get(reply["id"])
+            if future is None or future.done():
+                continue  # nobody waits for it any more
+            if "error" in reply:
+                future.set_exception(_ReportedError(WorkerReport(**reply["error"])))
+            else:
+                future.set_result(reply["result"])
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(self._died())
+
+    def _died(self) -> HermesError:
+        return HostError(
+            f"the process that ran {self._package} ended.", f"Its last lines are at the end of {self._log}."
+        )
+
+    def _load_error(self, report: WorkerReport) -> HermesError:
+        problem, hint = _sentences(report, self._package, self._python)
+        return VerifiersError(problem, hint or f"Its log is {self._log}.")
+
+
+class _ReportedError(Exception):
+    def __init__(self, report: WorkerReport) -> None:
+        super().__init__(report.text())
+        self.report = report
+
+
+def _sentences(report: WorkerReport, package: str, python: Path) -> tuple[str, str]:
+    """What went wrong with loading a package, and what to do; the hint may be empty."""
+    text = report.text()
+    if report.kind == "no verifiers":
+        return f"{text}.", install_hint()
+    if report.kind == "version":
+        return (
+            f"{package} cannot run: {text}.",
+            "Hermes runs tasksets with verifiers 0.4 and packages with load_environment with 0.3: "
+            "hermes env verifiers install --version 0.3.1, in a folder of its own (--folder).",
+        )
+    if report.kind == "no package":
+        return f"{package} is not installed: {text}.", f"{python} -m pip install {package}"
+    if report.kind == "no environment":
+        return (
+            f"{package} has no environment: {text}.",
+            "The module has to export a Taskset in __all__, or define load_environment.",
+        )
+    if report.kind == "local commands":
+        return (
+            f"{package} cannot run here: {text}.",
+            "Isolate it with --env.runtime docker, choose --env.harness null, or set "
+            "--env.allow_local_commands true.",
+        )
+    if report.kind == "group rewards":
+        return f"{package} cannot run here: {text}.", "Hermes runs and scores each rollout on its own."
+    if report.kind == "hub":
+        return (
+            f"{package} needs data from the hub, which cannot be reached: {text}.",
+            "Download it where there is a network (HF_HOME keeps it), or name other data with --env.args.",
+        )
+    return f"{package} could not be loaded: it raised {text}.", ""

@@ -1,0 +1,36 @@
+"""Virtual environments for packages that do not live beside Hermes: made once, under .compat, and reused."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+VENVS = Path(__file__).parents[2] / ".compat" / "venvs"
+_UNREACHABLE = ("No matching distribution", "Max retries", "timed out", "Temporary failure", "Connection")
+
+
+def venv_python(name: str, *requirements: str) -> Path:
+    """The interpreter of the environment `name`; skips the test where the registry cannot be reached."""
+    folder = VENVS / name
+    ready, python = folder / ".ready", folder / "bin" / "python"
+    VENVS.mkdir(parents=True, exist_ok=True)
+    with (VENVS / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if ready.is_file() and ready.read_text() == "\n".join(requirements):
+            return python
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        pip(python, "install", *requirements)
+        ready.write_text("\n".join(requirements))
+    return python
+
+
+def pip(python: Path, *arguments: str) -> None:
+    command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode and any(sign in process.stderr for sign in _UNREACHABLE):
+        pytest.skip(f"the registry cannot be reached: {process.stderr.strip().splitlines()[-1]}")
+    assert process.returncode == 0, process.stderr
