@@ -41,7 +41,7 @@ import time
 from typing import Any, NoReturn
 
 READY = b"r"
-"""Sent once, when requests are accepted."""
+"""Sent once, when requests are accepted; four bytes with the keeper's process id follow."""
 GRACE_S = 1.0
 """Between SIGTERM and SIGKILL."""
 KILL_TIMEOUT_S = 3.0
@@ -62,7 +62,7 @@ def main(channel_fd: int) -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends when its channel closes
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _join_own_keyring()
-    channel.sendall(READY)
+    channel.sendall(READY + struct.pack("!I", os.getpid()))
     while True:
         request = _receive(channel)
         if request is None:

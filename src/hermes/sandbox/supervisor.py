@@ -28,6 +28,7 @@ from hermes.sandbox.process import Process
 TIMED_OUT = 124
 _KEEPER = "import sys; exec(compile(open(int(sys.argv[2])).read(), 'keeper', 'exec'))"
 _START_TIMEOUT_S = 20.0
+_READY_BYTES = 5
 _SEND_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -72,6 +73,7 @@ class SandboxSupervisor:
     def __init__(self, keeper: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._keeper = keeper
         self._channel = channel
+        self._keeper_pid = 0
         self._running: set[Process] = set()
         self._started = 0
 
@@ -95,20 +97,29 @@ class SandboxSupervisor:
             raise
         return supervisor
 
+    @property
+    def keeper_pid(self) -> int:
+        """The process id of the keeper, in whose network namespace every command runs."""
+        return self._keeper_pid
+
     async def _await_ready(self) -> None:
         stderr = self._keeper.stderr
         assert stderr is not None
         ready = b""
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(_START_TIMEOUT_S):
-                ready = await asyncio.get_running_loop().sock_recv(self._channel, 1)
-        if not ready:
+                while len(ready) < _READY_BYTES and (
+                    data := await asyncio.get_running_loop().sock_recv(self._channel, _READY_BYTES)
+                ):
+                    ready += data
+        if len(ready) < _READY_BYTES:
             self._keeper.kill()
             message = (await asyncio.to_thread(stderr.read, 2_000)).decode("utf-8", "replace").strip()
             raise SandboxError(
                 f"the sandbox cannot be started: {message or 'it ended without an error message'}"
             )
         stderr.close()
+        (self._keeper_pid,) = struct.unpack("!I", ready[1:])
         self._channel.settimeout(_SEND_TIMEOUT_S)
 
     async def start(self, launch: Launch, *, stdin: bool) -> Process:
