@@ -15,8 +15,9 @@ In a workspace that was given, what git keeps in `.git` is read-only, and a repo
 loses its hooks and every setting that can run a program when the sandbox is closed (`git_guard`).
 
 Limits are per process for memory, CPU time and file size, and for the whole sandbox for the number of
-processes and the sizes of /tmp and /dev/shm. Not limited: disk space in the workspace, the sum of memory of
-all processes, CPU share. Use docker to limit these.
+processes and the sizes of /tmp and /dev/shm. The memory of all commands together, shared memory and /tmp
+included, is limited where this user may make a control group (`guards.memory_group`). Not limited: disk space
+in the workspace, CPU share, and elsewhere the sum of memory. Use docker to limit these.
 
 Root. If Hermes runs as root, commands run as the owner of the workspace; a fresh workspace belongs to a user
 who owns nothing else. In a workspace that belongs to root they run as root without capabilities, and the
@@ -51,6 +52,7 @@ from hermes.sandbox.bwrap_args import (
 from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
 from hermes.sandbox.guards import git_guard, seccomp
+from hermes.sandbox.guards.memory_group import MemoryGroup, create_memory_group
 from hermes.sandbox.network import plan, tunnel
 from hermes.sandbox.supervisor import Launch, LazySupervisor, ProcessResult, Rlimit, SandboxSupervisor
 from hermes.sandbox.workspace import Workspace
@@ -81,6 +83,7 @@ class BubblewrapSandbox:
         self._layout = layout
         self._supervisor = LazySupervisor(self._open_supervisor)
         self._tunnel: SandboxSupervisor | None = None
+        self._group: MemoryGroup | None = None
         self._rlimits = rlimits(settings, os.uname().release)
         machine = seccomp.machine()
         self._filter = b"" if machine is None else seccomp.sandbox_filter(machine)
@@ -109,8 +112,11 @@ class BubblewrapSandbox:
                 shares_network=plan.shares_host(self._settings),
                 tmp_bytes=self._settings.memory_mb * _MEGABYTE,
             )
+            if self._group is None:
+                self._group = create_memory_group(self._settings.memory_mb * _MEGABYTE)
+            entrance = None if self._group is None else self._group.entrance
             try:
-                supervisor = await SandboxSupervisor.open(prefix, tuple(files.values()))
+                supervisor = await SandboxSupervisor.open(prefix, tuple(files.values()), entrance)
             except SandboxError as error:
                 raise SandboxError(error.message, FIX) from error
         if plan.has_own_network(self._settings):
@@ -173,6 +179,9 @@ class BubblewrapSandbox:
         await self._supervisor.close()
         if self._tunnel is not None:
             await self._tunnel.close()
+        if self._group is not None:
+            await asyncio.to_thread(self._group.remove)
+            self._group = None
         if not self._workspace.fresh:
             await asyncio.to_thread(git_guard.neutralise_new, self._workspace.path, self._repositories)
         await asyncio.to_thread(self._workspace.remove)

@@ -78,11 +78,16 @@ class SandboxSupervisor:
         self._started = 0
 
     @classmethod
-    async def open(cls, prefix: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> SandboxSupervisor:
-        """Starts the keeper with `prefix`, a command line that runs its last arguments in a sandbox."""
+    async def open(
+        cls, prefix: Sequence[str] = (), pass_fds: Sequence[int] = (), entrance: int | None = None
+    ) -> SandboxSupervisor:
+        """Starts the keeper with `prefix`, a command line that runs its last arguments in a sandbox.
+
+        `entrance` is that of a control group which every command enters.
+        """
         channel, keeper_channel = socket.socketpair()
         try:
-            keeper = _start_keeper(prefix, keeper_channel.fileno(), pass_fds)
+            keeper = _start_keeper(prefix, keeper_channel.fileno(), pass_fds, entrance)
         except OSError as error:
             channel.close()
             raise SandboxError(f"the sandbox cannot be started: {error}.") from error
@@ -251,18 +256,22 @@ class LazySupervisor:
             return self._supervisor
 
 
-def _start_keeper(prefix: Sequence[str], channel: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start_keeper(
+    prefix: Sequence[str], channel: int, pass_fds: Sequence[int], entrance: int | None
+) -> subprocess.Popen[bytes]:
+    entrances = () if entrance is None else (entrance,)
     reader, writer = os.pipe()
+    numbers = [str(channel), str(reader), str(-1 if entrance is None else entrance)]
     try:
         # Through a pipe: the file may not exist inside the sandbox, and `ps` should not show the source.
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(importlib.resources.files("hermes.sandbox").joinpath("keeper.py").read_bytes())
         return subprocess.Popen(
-            [*prefix, bare_python().executable, "-I", "-S", "-c", _KEEPER, str(channel), str(reader)],
+            [*prefix, bare_python().executable, "-I", "-S", "-c", _KEEPER, *numbers],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=(channel, reader, *pass_fds),
+            pass_fds=(channel, reader, *entrances, *pass_fds),
             env={"LC_ALL": "C.UTF-8"},
             cwd="/",
             start_new_session=True,  # a Ctrl-C in the terminal must not reach the commands
