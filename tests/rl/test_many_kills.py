@@ -1,4 +1,4 @@
-"""Two hundred kills each of engine, trainer and supervisor of runs at work: the books are those of a quiet run."""
+"""Many kills each of engine, trainer and supervisor of runs at work: the books are those of a quiet run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two hundred kills under load of a batch run, the trajectory API and writers of the store: none lost or doubled.
+"""Many kills under load of a batch run, the trajectory API and writers of the store: none lost or doubled.
 
 Those of engine, trainer and supervisor are in tests/rl/test_many_kills.py.
 """
