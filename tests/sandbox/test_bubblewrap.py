@@ -30,7 +30,13 @@ LAYOUT = MountLayout(
 
 def room(*, network: bool = False, drop_to: tuple[int, int] | None = None, bwrap: Bwrap = NEW) -> list[str]:
     return outer_argv(
-        bwrap, LAYOUT, Path("/w"), network=network, tmp_bytes=5, files={"/etc/passwd": 7}, drop_to=drop_to
+        bwrap,
+        LAYOUT,
+        Path("/w"),
+        shares_network=network,
+        tmp_bytes=5,
+        files={"/etc/passwd": 7},
+        drop_to=drop_to,
     )
 
 
@@ -81,7 +87,7 @@ def test_root_makes_the_room_and_enters_it_as_somebody_else() -> None:
 
 
 def test_the_layout_shows_programs_and_not_people() -> None:
-    layout = host_layout(network=False)
+    layout = host_layout(shares_network=False)
     assert "/usr" in layout.binds
     home = Path.home()
     for path in (*layout.binds, *layout.files):
@@ -101,7 +107,7 @@ def test_the_layout_shows_programs_and_not_people() -> None:
     assert "/etc/resolv.conf" not in layout.files
     assert b"root" not in layout.files["/etc/passwd"]
     if Path("/etc/resolv.conf").is_file():
-        assert "/etc/resolv.conf" in host_layout(network=True).files
+        assert "/etc/resolv.conf" in host_layout(shares_network=True).files
 
 
 def test_limits_follow_the_settings() -> None:

@@ -51,7 +51,7 @@ def test_no_set_uid_file_stays_in_a_workspace_that_was_given(tmp_path: Path) -> 
 
 
 def test_the_network_is_there_only_if_allowed() -> None:
-    allowed = SETTINGS.model_copy(update={"network": True})
+    allowed = SETTINGS.model_copy(update={"network": True, "network_allow": ("host",)})
     argv = run_argv("docker", allowed, Path("/w"), "n", (1, 1), rootless=True)
     assert argv[argv.index("--network") + 1] == "bridge"
 

@@ -76,6 +76,47 @@ def test_a_program_that_the_workspace_puts_on_the_path_is_asked_about(
         assert policy(project).decide(program) is Verdict.ASK
 
 
+PRINTING = (
+    "git show",
+    "git show HEAD~1:a.txt",
+    "git diff HEAD~1",
+    "git log -p",
+    "git log --pat",
+    "git blame a.txt",
+)
+LISTING = ("git log --oneline -5", "git log --stat --format=%h", "git status", "git ls-files", "git log -n 3")
+
+
+@pytest.mark.parametrize(
+    ("name", "private"),
+    [
+        (".env", True),
+        ("deploy/id_rsa", True),
+        ("x/.ssh/config", True),
+        ("Server.PEM", True),
+        (".env.example", False),
+        ("notes.txt", False),
+    ],
+)
+def test_git_is_asked_about_contents_where_a_credential_was_committed_once(
+    tmp_path: Path, name: str, private: bool
+) -> None:
+    project = make_project(tmp_path)
+    (project / name).parent.mkdir(parents=True, exist_ok=True)
+    (project / name).write_text(CANARY)
+    git(project, "add", "-f", name)
+    for state in ("added", "committed", "removed"):
+        if state == "removed":
+            git(project, "rm", "-q", "--cached", name)
+        if state != "added":
+            git(project, "commit", "-q", "-m", state)
+        for command in PRINTING:
+            expected = Verdict.ASK if private else Verdict.ALLOW
+            assert policy(project).decide(command) is expected, (command, state)
+        for command in LISTING:
+            assert policy(project).decide(command) is Verdict.ALLOW, (command, state)
+
+
 HOSTILE = {
     "core.fsmonitor": "./evil",
     "core.pager": "./evil",

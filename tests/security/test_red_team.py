@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from hermes.core import Message
+from hermes.envs import builtin
 from hermes.envs.cli.check import CheckReport, CheckState, check_class
 from hermes.envs.cli.discover import environment_folders, locate
 from hermes.envs.cli.red_team import CheatedTask, strategies
 from hermes.envs.cli.run import load_class
+from hermes.envs.cli.sample_grader import STATED, score_conversation
 from hermes.envs.cli.template import write_template
 
 REWARD = "return float(written"
@@ -36,6 +38,31 @@ def test_no_cheater_gains_in_a_built_in_environment(name: str) -> None:
     report = check_class(lambda: load_class(locate(name, FOLDERS)), red_team=True)
     assert failures(report) == []
     assert "cheating policies" in report.findings[-1].detail
+
+
+@pytest.mark.parametrize("name", ["preference", "reward_function"])
+def test_no_cheater_gains_where_the_grader_is_the_users(name: str) -> None:
+    """With the stated sample: answers are compared exactly; by a real HTTP server for the reward model."""
+    report = check_class(lambda: load_class(locate(name, FOLDERS)), red_team=True)
+    assert failures(report) == []
+    assert [finding.detail for finding in report.findings if finding.name == "grader"] == [STATED]
+    assert "cheating policies" in report.findings[-1].detail
+
+
+def test_the_sample_grader_pays_for_the_right_answer_only() -> None:
+    prompt = {"role": "user", "content": "Join 'snow' and 'drift' to one word. Give the word only."}
+    assert score_conversation([prompt, {"role": "assistant", "content": "snowdrift"}]) > 0
+    assert score_conversation([prompt, {"role": "assistant", "content": "snow drift snowdrift"}]) < 0
+    assert score_conversation([prompt]) < 0
+
+
+def test_all_built_in_environments_are_in_the_table() -> None:
+    names = {path.stem for path in Path(builtin.__path__[0]).glob("*.py")}
+    assert names - PLAYED - {"__init__", "generated", "solvable"} == {"reasoning_puzzles"}
+
+
+PLAYED = {"preference", "reward_function", "calculator", "format", "word_limit", "tool_calling"}
+PLAYED |= {"web_research", "terminal_tasks", "code_tests", "gsm8k", "reasoning_gym"}
 
 
 @pytest.mark.slow

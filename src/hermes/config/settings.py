@@ -102,7 +102,15 @@ class SandboxSettings(_Section):
         description="auto, local, bubblewrap, docker, or a plug-in's name. auto: local for interactive "
         "chat; otherwise bubblewrap, docker, or refuse",
     )
-    network: bool = Field(default=False, description="allow network access inside an isolating sandbox")
+    network: bool = Field(
+        default=False,
+        description="allow public addresses inside an isolating sandbox; needs pasta or slirp4netns",
+    )
+    network_allow: tuple[str, ...] = Field(
+        default=(),
+        description="private IPv4 addresses and blocks that sandbox.network reaches too; host: no namespace, "
+        "but this machine's own network with its loopback (docker: the engine's bridge)",
+    )
     image: str = Field(default="python:3.11-slim", description="container image for docker")
     memory_mb: int = Field(default=2048, ge=64, description="memory of the commands of one sandbox")
     max_processes: int = Field(default=256, ge=8, description="processes and threads at one time")

@@ -23,6 +23,7 @@ from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.data.preference.verdicts import last_turn, turn_end
 from hermes.errors import ProviderError, UsageError
 from hermes.models.base import ChatRequest
+from hermes.safety.inert import inert_json
 from hermes.store import Reader, Writer
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class ModelJudge:
     async def rate(self, example: Example) -> AutoVerdict:
         context, turn = answered_turn(example)
         data = {"conversation": _plain(context), "answer": _plain(turn)}
-        text = json.dumps(data, ensure_ascii=False)
+        text = inert_json(data)
         if len(text) > _MOST_CHARS:
             raise UnfitError(f"the conversation is longer than {_MOST_CHARS} characters")
         for _ in range(_ATTEMPTS):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hermes.safety.programs import readers
-from hermes.safety.programs.git import is_plain_repository
+from hermes.safety.programs.git import has_committed_credentials, is_plain_repository
 from hermes.safety.programs.scripts import is_plain_awk, is_plain_jq, is_plain_sed
 from hermes.safety.programs.surroundings import Surroundings
 from hermes.safety.shell import GlobWord
@@ -54,6 +54,14 @@ _GIT_READS = _words(
 _GIT_OPTIONS = ("output", "output-directory", "ext-diff", "textconv", "remerge-diff", "no-index")
 """Long options of the reading git commands that write files, run programs or read what is not in the
 repository."""
+_LOG_WITHOUT_CONTENTS = re.compile(
+    r"[^-].*|--|-\d+|-n\d*|--(oneline|graph|decorate|all|branches|tags|remotes|merges|no-merges|first-parent"
+    r"|reverse|stat|shortstat|numstat|name-only|name-status|summary|follow|abbrev-commit|topo-order|date-order"
+    r"|relative-date|no-color|no-decorate)"
+    r"|--(max-count|skip|since|until|after|before|author|committer|grep|format|pretty|date|decorate)=.*",
+    re.DOTALL,
+)
+"""Arguments with which `git log` prints messages and names only."""
 _NUMBER = re.compile(r"-\d+[bcwkMG]?")
 _PLAIN = re.compile(r"[\w./:=!@%+,-]*\]?")
 _DATE = re.compile(r"\+.*|-u|-R|-I\w*|-d.+|--(utc|date=.*|iso-8601(=\w+)?|rfc-3339=\w+)", re.DOTALL)
@@ -85,7 +93,9 @@ def is_harmless(argv: Sequence[str | None], surroundings: Surroundings) -> bool:
         return False
     if not all(surroundings.permits(file, recursive=reads.recursive) for file in reads.files):
         return False
-    return name != "git" or _is_plain_repository(surroundings)
+    if name != "git":
+        return True
+    return _is_plain_repository(surroundings) and not _shows_credentials(values, surroundings)
 
 
 def _may_be_option(value: str) -> bool:
@@ -98,6 +108,15 @@ def _is_plain_repository(surroundings: Surroundings) -> bool:
     return workspace is None or all(
         is_plain_repository(directory, workspace) for directory in surroundings.directories
     )
+
+
+def _shows_credentials(values: Sequence[str], surroundings: Surroundings) -> bool:
+    """Whether a git command that prints contents could print a credential that was committed."""
+    verb, *options = [value for value in values if value not in ("--no-pager", "-P")]
+    prints = verb in ("blame", "diff", "show") or (
+        verb == "log" and not all(map(_LOG_WITHOUT_CONTENTS.fullmatch, options))
+    )
+    return prints and any(map(has_committed_credentials, surroundings.directories))
 
 
 def abbreviates(option: str, long: str) -> bool:

@@ -64,7 +64,7 @@ class PrivatePlaces:
         chosen = workspace is not None and self._same_dotfolder(real, workspace)
         if self._is_dotfile(real) and not in_workspaces and not chosen:
             return "it is a dotfile of your home"
-        if not _FOLDERS.isdisjoint(part.lower() for part in real.parts) or _is_credential(real.name):
+        if not _FOLDERS.isdisjoint(part.lower() for part in real.parts) or is_credential(real.name):
             return "it usually holds credentials"
         return None
 
@@ -108,13 +108,24 @@ class PrivatePlaces:
         return folder is not None and path != folder and path.is_relative_to(folder)
 
 
+def credential_pathspecs() -> list[str]:
+    """What git calls these files, and a few more, in any folder of a repository."""
+    names = (*_FILE_GLOBS, *(f"{folder}/**" for folder in sorted(_FOLDERS)))
+    return [f":(icase,glob)**/{name}" for name in names]
+
+
+def is_in_credential_folder(path: str) -> bool:
+    return not _FOLDERS.isdisjoint(path.lower().split("/"))
+
+
 def is_imported_from(real: Path) -> bool:
     """Whether this process imports modules from there, so that a file written there would run in it."""
     folders = (sys.prefix, *(entry for entry in sys.path if entry))
     return any(real.is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
-def _is_credential(name: str) -> bool:
+def is_credential(name: str) -> bool:
+    """Whether files of this name usually hold credentials."""
     return bool(_FILES.fullmatch(name.lower()) or _KEY_FILES.fullmatch(name.lower()))
 
 

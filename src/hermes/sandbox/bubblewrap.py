@@ -7,14 +7,17 @@ terminal and, unless allowed, no network except a private loopback. A system cal
 and aarch64) refuses keyrings, tracing, mounts, BPF, io_uring, foreign address families, set-uid and set-gid
 modes, and shared memory that no limit counts. Nothing outside the workspace and /tmp can be written. When a
 command ends, is killed or Hermes dies, its whole process namespace ends with it; /tmp is removed when the
-sandbox is closed. If the network is allowed, it is the host's, including the servers on its loopback.
+sandbox is closed. An allowed network is one of its own (`network.plan`): public addresses, none of this
+machine or of a private network unless `sandbox.network_allow` names it; `host` in there shares the host's own
+network, the servers on its loopback included.
 
 In a workspace that was given, what git keeps in `.git` is read-only, and a repository that a command creates
 loses its hooks and every setting that can run a program when the sandbox is closed (`git_guard`).
 
 Limits are per process for memory, CPU time and file size, and for the whole sandbox for the number of
-processes and the sizes of /tmp and /dev/shm. Not limited: disk space in the workspace, the sum of memory of
-all processes, CPU share. Use docker to limit these.
+processes and the sizes of /tmp and /dev/shm. The memory of all commands together, shared memory and /tmp
+included, is limited where this user may make a control group (`guards.memory_group`). Not limited: disk space
+in the workspace, CPU share, and elsewhere the sum of memory. Use docker to limit these.
 
 Root. If Hermes runs as root, commands run as the owner of the workspace; a fresh workspace belongs to a user
 who owns nothing else. In a workspace that belongs to root they run as root without capabilities, and the
@@ -49,6 +52,8 @@ from hermes.sandbox.bwrap_args import (
 from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
 from hermes.sandbox.guards import git_guard, seccomp
+from hermes.sandbox.guards.memory_group import MemoryGroup, create_memory_group
+from hermes.sandbox.network import plan, tunnel
 from hermes.sandbox.supervisor import Launch, LazySupervisor, ProcessResult, Rlimit, SandboxSupervisor
 from hermes.sandbox.workspace import Workspace
 
@@ -77,6 +82,8 @@ class BubblewrapSandbox:
         self._bwrap = bwrap
         self._layout = layout
         self._supervisor = LazySupervisor(self._open_supervisor)
+        self._tunnel: SandboxSupervisor | None = None
+        self._group: MemoryGroup | None = None
         self._rlimits = rlimits(settings, os.uname().release)
         machine = seccomp.machine()
         self._filter = b"" if machine is None else seccomp.sandbox_filter(machine)
@@ -86,20 +93,39 @@ class BubblewrapSandbox:
     @classmethod
     async def open(cls, settings: SandboxSettings, workspace: Workspace) -> BubblewrapSandbox:
         bwrap = find_bwrap()
-        layout = host_layout(settings.network)
+        own_network = plan.has_own_network(settings)
+        if own_network:
+            tunnel.check_tunnels()
+        layout = host_layout(
+            shares_network=plan.shares_host(settings), resolver=plan.DNS if own_network else None
+        )
         workspace.drop_root()
         return cls(settings, workspace, bwrap, layout)
 
     async def _open_supervisor(self) -> SandboxSupervisor:
         with _memory_files(self._layout.files) as files:
-            network, tmp_bytes = self._settings.network, self._settings.memory_mb * _MEGABYTE
             prefix = _outer_argv(
-                self._bwrap, self._layout, self._workspace, files, network=network, tmp_bytes=tmp_bytes
+                self._bwrap,
+                self._layout,
+                self._workspace,
+                files,
+                shares_network=plan.shares_host(self._settings),
+                tmp_bytes=self._settings.memory_mb * _MEGABYTE,
             )
+            if self._group is None:
+                self._group = create_memory_group(self._settings.memory_mb * _MEGABYTE)
+            entrance = None if self._group is None else self._group.entrance
             try:
-                return await SandboxSupervisor.open(prefix, tuple(files.values()))
+                supervisor = await SandboxSupervisor.open(prefix, tuple(files.values()), entrance)
             except SandboxError as error:
                 raise SandboxError(error.message, FIX) from error
+        if plan.has_own_network(self._settings):
+            try:
+                self._tunnel = await tunnel.open_tunnel(self._settings, supervisor.keeper_pid)
+            except BaseException:
+                await supervisor.close()
+                raise
+        return supervisor
 
     @property
     def backend(self) -> str:
@@ -151,6 +177,11 @@ class BubblewrapSandbox:
 
     async def close(self) -> None:
         await self._supervisor.close()
+        if self._tunnel is not None:
+            await self._tunnel.close()
+        if self._group is not None:
+            await asyncio.to_thread(self._group.remove)
+            self._group = None
         if not self._workspace.fresh:
             await asyncio.to_thread(git_guard.neutralise_new, self._workspace.path, self._repositories)
         await asyncio.to_thread(self._workspace.remove)
@@ -237,9 +268,9 @@ def unusable_reason() -> str | None:
     workspace = Workspace.create()
     try:
         workspace.drop_root()
-        layout = host_layout(network=False)
+        layout = host_layout(shares_network=False)
         with _memory_files(layout.files) as files:
-            outer = _outer_argv(bwrap, layout, workspace, files, network=False, tmp_bytes=_MEGABYTE)
+            outer = _outer_argv(bwrap, layout, workspace, files, shares_network=False, tmp_bytes=_MEGABYTE)
             inner = command_argv(bwrap, layout, ["/bin/true"], cwd="/", env={}, shm_bytes=_MEGABYTE)
             probe = subprocess.run(
                 [*outer, *inner],
@@ -264,13 +295,19 @@ def _outer_argv(
     workspace: Workspace,
     files: Mapping[str, int],
     *,
-    network: bool,
+    shares_network: bool,
     tmp_bytes: int,
 ) -> list[str]:
     owner = workspace.owner
     drop_to = owner if os.geteuid() == 0 and owner[0] != 0 else None
     return outer_argv(
-        bwrap, layout, workspace.path, network=network, tmp_bytes=tmp_bytes, files=files, drop_to=drop_to
+        bwrap,
+        layout,
+        workspace.path,
+        shares_network=shares_network,
+        tmp_bytes=tmp_bytes,
+        files=files,
+        drop_to=drop_to,
     )
 
 

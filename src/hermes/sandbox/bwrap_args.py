@@ -1,7 +1,7 @@
 """Command lines for bubblewrap, as pure functions.
 
 Two sandboxes nest. The *outer* one is created once: the visible part of the host's files, the workspace, a
-temporary directory and, if no network is allowed, a private network; the keeper runs in it. Each *command*
+temporary directory and, unless it shares the host's, a private network; the keeper runs in it. Each *command*
 gets its own namespaces for processes, users, IPC and mounts inside the outer one. So commands share files and
 loopback servers, and each can be ended completely by ending its first process.
 """
@@ -31,7 +31,7 @@ _ETC_FILES = (
     "/etc/services",
     "/etc/ssl/openssl.cnf",
 )
-_ETC_NETWORK_FILES = ("/etc/hosts", "/etc/resolv.conf")
+_HOST_NETWORK_FILES = ("/etc/hosts", "/etc/resolv.conf")
 _SYNTHETIC_FILES = {
     "/etc/group": f"agent:x:{INNER_ID}:\nnogroup:x:65534:\n",
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
@@ -67,8 +67,11 @@ class Bwrap:
         return option if option[0] in self.features else ()
 
 
-def host_layout(network: bool) -> MountLayout:
-    """The system's programs and libraries, a bare Python, and the harmless part of /etc."""
+def host_layout(*, shares_network: bool, resolver: str | None = None) -> MountLayout:
+    """The system's programs and libraries, a bare Python, and the harmless part of /etc.
+
+    `resolver` is the address of the name server, if the sandbox has a network of its own with one.
+    """
     system = [Path(path) for path in _SYSTEM]
     links = [(str(path), str(path.readlink())) for path in system if path.is_symlink()]
     binds = [str(path) for path in system if path.is_dir() and not path.is_symlink()]
@@ -81,7 +84,9 @@ def host_layout(network: bool) -> MountLayout:
         [*programs, "/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"]
     )
     files = {path: text.encode() for path, text in _SYNTHETIC_FILES.items()}
-    for name in (*_ETC_FILES, *(_ETC_NETWORK_FILES if network else ())):
+    if resolver is not None:
+        files["/etc/resolv.conf"] = f"nameserver {resolver}\n".encode()
+    for name in (*_ETC_FILES, *(_HOST_NETWORK_FILES if shares_network else ())):
         if Path(name).is_file():
             files[name] = Path(name).read_bytes()
     return MountLayout(tuple(binds), tuple(links), files, path, hidden)
@@ -111,7 +116,7 @@ def outer_argv(
     layout: MountLayout,
     workspace: Path,
     *,
-    network: bool,
+    shares_network: bool,
     tmp_bytes: int,
     files: Mapping[str, int],
     drop_to: tuple[int, int] | None,
@@ -130,7 +135,7 @@ def outer_argv(
         "--unshare-ipc",
         "--unshare-uts",
     ]
-    namespaces += [] if network else ["--unshare-net"]
+    namespaces += [] if shares_network else ["--unshare-net"]
     mounts = _mounts(bwrap, layout, workspace, tmp_bytes, files)
     start = [bwrap.program, "--die-with-parent"]
     if drop_to is None:

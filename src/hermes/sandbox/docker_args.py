@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.errors import SandboxError
+from hermes.sandbox.network.plan import has_own_network
+
 if TYPE_CHECKING:
     from hermes.config.settings import SandboxSettings
 
@@ -75,7 +78,7 @@ def run_argv(
     """
     memory = f"{settings.memory_mb}m"
     argv = [engine, "run", "--interactive", "--rm", "--init", "--name", name, "--label", LABEL]
-    argv += ["--network", "bridge" if settings.network else "none"]
+    argv += ["--network", _network(settings)]
     argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     argv += ["--read-only", "--tmpfs", f"/tmp:rw,exec,nosuid,nodev,size={memory}"]
     argv += ["--pids-limit", str(settings.max_processes), "--memory", memory, "--memory-swap", memory]
@@ -90,6 +93,16 @@ def run_argv(
     if Path(engine).name == "podman" and rootless:
         argv += ["--userns", f"keep-id:uid={user[0]},gid={user[1]}"]
     return [*argv, "--entrypoint", "/bin/sh", settings.image, "-c", _MAIN]
+
+
+def _network(settings: SandboxSettings) -> str:
+    """The engine's bridge only where the settings name what it reaches."""
+    if has_own_network(settings):
+        raise SandboxError(
+            "sandbox.network: a container's bridge reaches the private networks of this machine too.",
+            "Use bubblewrap with passt or slirp4netns; or permit that by sandbox.network_allow: [host].",
+        )
+    return "bridge" if settings.network else "none"
 
 
 def exec_argv(

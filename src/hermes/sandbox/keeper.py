@@ -1,8 +1,8 @@
 """The process that starts a sandbox's commands and ensures that no process outlives its command.
 
 It is a script that needs only the standard library: it may run where Hermes cannot be imported. It reads
-requests from the socket whose number is its argument, and for each one forks a *shepherd*, which starts the
-command and runs until everything that the command started has ended:
+requests from the socket whose number is its first argument, and for each one forks a *shepherd*, which
+starts the command and runs until everything that the command started has ended:
 
 - the shepherd is the subreaper of orphans (PR_SET_CHILD_SUBREAPER), so a process that leaves its group or
   session, or whose parent exits, is still its descendant;
@@ -41,7 +41,7 @@ import time
 from typing import Any, NoReturn
 
 READY = b"r"
-"""Sent once, when requests are accepted."""
+"""Sent once, when requests are accepted; four bytes with the keeper's process id follow."""
 GRACE_S = 1.0
 """Between SIGTERM and SIGKILL."""
 KILL_TIMEOUT_S = 3.0
@@ -54,15 +54,18 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(channel_fd: int) -> None:
-    _close_all_but(channel_fd)
+def main(channel_fd: int, entrance_fd: int) -> None:
+    """`entrance_fd`: the entrance of the control group of the commands, or -1."""
+    _close_all_but(channel_fd, entrance_fd)
     channel = socket.socket(fileno=channel_fd)
     channel.set_inheritable(False)
+    if entrance_fd >= 0:
+        os.set_inheritable(entrance_fd, False)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)  # it ends when its channel closes
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _join_own_keyring()
-    channel.sendall(READY)
+    channel.sendall(READY + struct.pack("!I", os.getpid()))
     while True:
         request = _receive(channel)
         if request is None:
@@ -71,7 +74,7 @@ def main(channel_fd: int) -> None:
         if _fork() == 0:
             try:
                 channel.close()
-                _shepherd(message, *descriptors)
+                _shepherd(message, entrance_fd, *descriptors)
             finally:
                 os._exit(1)
         for descriptor in descriptors:
@@ -87,12 +90,12 @@ def _fork() -> int:
         return -1  # no process available: the control socket closes without a response
 
 
-def _close_all_but(channel_fd: int) -> None:
+def _close_all_but(*kept: int) -> None:
     """Closes the inherited descriptors, which are not for the commands; stderr was needed until the start."""
     with os.scandir("/dev/fd") as listing:
         inherited = [int(entry.name) for entry in listing]
     for descriptor in inherited:
-        if descriptor > 2 and descriptor != channel_fd:
+        if descriptor > 2 and descriptor not in kept:
             with contextlib.suppress(OSError):  # the descriptor of the listing is already closed
                 os.close(descriptor)
     null = os.open(os.devnull, os.O_RDWR)
@@ -125,7 +128,9 @@ def _read_exactly(channel: socket.socket, size: int) -> bytes:
     return data
 
 
-def _shepherd(request: dict[str, Any], control_fd: int, stdin_fd: int, output_fd: int) -> NoReturn:
+def _shepherd(
+    request: dict[str, Any], entrance_fd: int, control_fd: int, stdin_fd: int, output_fd: int
+) -> NoReturn:
     control = socket.socket(fileno=control_fd)
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
@@ -135,7 +140,7 @@ def _shepherd(request: dict[str, Any], control_fd: int, stdin_fd: int, output_fd
     failure, report = os.pipe()
     child = os.fork()
     if child == 0:
-        _exec_command(request, stdin_fd, output_fd, report)
+        _exec_command(request, entrance_fd, stdin_fd, output_fd, report)
     for descriptor in (stdin_fd, output_fd, report):
         os.close(descriptor)
     problem = os.read(failure, 100).decode()  # ends when the command has replaced its process
@@ -154,12 +159,16 @@ def _respond(control: socket.socket, line: str) -> None:
         control.sendall(f"{line}\n".encode())
 
 
-def _exec_command(request: dict[str, Any], stdin_fd: int, output_fd: int, report: int) -> NoReturn:
+def _exec_command(
+    request: dict[str, Any], entrance_fd: int, stdin_fd: int, output_fd: int, report: int
+) -> NoReturn:
     """Replaces this process by the command, or reports the stage that failed."""
     stage = "start"
     try:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if entrance_fd >= 0:
+            os.write(entrance_fd, b"0")
         for target, source in enumerate((stdin_fd, output_fd, output_fd)):
             os.dup2(source, target)
         if request["attached"]:
@@ -302,4 +311,4 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[3]))

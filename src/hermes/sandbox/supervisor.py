@@ -28,6 +28,7 @@ from hermes.sandbox.process import Process
 TIMED_OUT = 124
 _KEEPER = "import sys; exec(compile(open(int(sys.argv[2])).read(), 'keeper', 'exec'))"
 _START_TIMEOUT_S = 20.0
+_READY_BYTES = 5
 _SEND_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -72,15 +73,21 @@ class SandboxSupervisor:
     def __init__(self, keeper: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._keeper = keeper
         self._channel = channel
+        self._keeper_pid = 0
         self._running: set[Process] = set()
         self._started = 0
 
     @classmethod
-    async def open(cls, prefix: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> SandboxSupervisor:
-        """Starts the keeper with `prefix`, a command line that runs its last arguments in a sandbox."""
+    async def open(
+        cls, prefix: Sequence[str] = (), pass_fds: Sequence[int] = (), entrance: int | None = None
+    ) -> SandboxSupervisor:
+        """Starts the keeper with `prefix`, a command line that runs its last arguments in a sandbox.
+
+        `entrance` is that of a control group which every command enters.
+        """
         channel, keeper_channel = socket.socketpair()
         try:
-            keeper = _start_keeper(prefix, keeper_channel.fileno(), pass_fds)
+            keeper = _start_keeper(prefix, keeper_channel.fileno(), pass_fds, entrance)
         except OSError as error:
             channel.close()
             raise SandboxError(f"the sandbox cannot be started: {error}.") from error
@@ -95,20 +102,29 @@ class SandboxSupervisor:
             raise
         return supervisor
 
+    @property
+    def keeper_pid(self) -> int:
+        """The process id of the keeper, in whose network namespace every command runs."""
+        return self._keeper_pid
+
     async def _await_ready(self) -> None:
         stderr = self._keeper.stderr
         assert stderr is not None
         ready = b""
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(_START_TIMEOUT_S):
-                ready = await asyncio.get_running_loop().sock_recv(self._channel, 1)
-        if not ready:
+                while len(ready) < _READY_BYTES and (
+                    data := await asyncio.get_running_loop().sock_recv(self._channel, _READY_BYTES)
+                ):
+                    ready += data
+        if len(ready) < _READY_BYTES:
             self._keeper.kill()
             message = (await asyncio.to_thread(stderr.read, 2_000)).decode("utf-8", "replace").strip()
             raise SandboxError(
                 f"the sandbox cannot be started: {message or 'it ended without an error message'}"
             )
         stderr.close()
+        (self._keeper_pid,) = struct.unpack("!I", ready[1:])
         self._channel.settimeout(_SEND_TIMEOUT_S)
 
     async def start(self, launch: Launch, *, stdin: bool) -> Process:
@@ -240,18 +256,22 @@ class LazySupervisor:
             return self._supervisor
 
 
-def _start_keeper(prefix: Sequence[str], channel: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start_keeper(
+    prefix: Sequence[str], channel: int, pass_fds: Sequence[int], entrance: int | None
+) -> subprocess.Popen[bytes]:
+    entrances = () if entrance is None else (entrance,)
     reader, writer = os.pipe()
+    numbers = [str(channel), str(reader), str(-1 if entrance is None else entrance)]
     try:
         # Through a pipe: the file may not exist inside the sandbox, and `ps` should not show the source.
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(importlib.resources.files("hermes.sandbox").joinpath("keeper.py").read_bytes())
         return subprocess.Popen(
-            [*prefix, bare_python().executable, "-I", "-S", "-c", _KEEPER, str(channel), str(reader)],
+            [*prefix, bare_python().executable, "-I", "-S", "-c", _KEEPER, *numbers],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=(channel, reader, *pass_fds),
+            pass_fds=(channel, reader, *entrances, *pass_fds),
             env={"LC_ALL": "C.UTF-8"},
             cwd="/",
             start_new_session=True,  # a Ctrl-C in the terminal must not reach the commands

@@ -3,6 +3,7 @@
 - A request's head has at most `MAX_HEAD_BYTES`; a longer one gets 431 and the connection is closed.
 - A head that is not complete in time, or a body of which nothing arrives for a while, is cut with 408. Time
   in which the server itself does not read does not count.
+- A header by which access is decided, such as Host, comes once; a request with two gets 400.
 - With `only_user`, a connection of another user of this machine gets 403 before anything of it is read.
 """
 
@@ -18,6 +19,8 @@ from hermes.serving.peers import owner_of
 
 MAX_HEAD_BYTES = 64 << 10
 _LINGER_S = 1.0
+_ONCE = frozenset((b"host", b"origin", b"referer", b"authorization", b"x-api-key", b"sec-fetch-site"))
+"""Where one of two counts, a proxy and this server may not choose the same one."""
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -63,6 +66,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_head = False
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > MAX_HEAD_BYTES:
             self._refuse_large_head()
+            return
+        names = [name for name, _ in self.headers if name in _ONCE]
+        if len(set(names)) != len(names):
+            self._refuse(b"400 Bad Request", b"a header that must come once came twice")
             return
         self._expect(self.body_timeout_s)
         super().on_headers_complete()

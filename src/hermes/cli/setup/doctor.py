@@ -17,8 +17,9 @@ def doctor(as_json: bool) -> None:
     from hermes.config.doctor.check import CheckStatus
     from hermes.config.doctor.report import examine
     from hermes.safety.text import printable
+    from hermes.sandbox.checks import sandbox_checks
 
-    checks = examine()
+    checks = [*examine(), *sandbox_checks()]
     failed = any(check.status is CheckStatus.FAIL for check in checks)
     if as_json:
         import json

@@ -26,6 +26,7 @@ from hermes.envs.agent.env import HermesAgentBaseEnv
 from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.base import BaseEnv
 from hermes.envs.cli.red_team import CANDIDATES, CheatedTask, strategies
+from hermes.envs.cli.sample_grader import STATED, sample_settings
 from hermes.envs.modes import commandline
 from hermes.errors import HermesError
 
@@ -80,11 +81,13 @@ def check_class(
     try:
         cls = load()
         report.add("imports", True, cls.__name__)
-        env, _ = commandline.build(cls, commandline.parse(["evaluate", *argv]))
+        with sample_settings(cls, argv) as settings:
+            env, _ = commandline.build(cls, commandline.parse(["evaluate", *settings]))
+            if settings is not argv:
+                report.add("grader", True, STATED)
+            asyncio.run(_check(env, report, red_team))
     except HermesError as error:
         report.add("imports", False, _describe_error(error))
-        return report
-    asyncio.run(_check(env, report, red_team))
     return report
 
 

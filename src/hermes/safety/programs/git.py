@@ -5,6 +5,10 @@ diffs, a hook on a change of the index, programs of a promisor remote) and can p
 (`core.worktree`, alternates, included configuration). A repository is plain if it is inside the workspace,
 its own configuration has only keys that are known to do neither, and it has no such hook, no alternates and
 no checked-out repository within. The user's own configuration, in the home, is trusted.
+
+What was committed once can be shown later: `has_committed_credentials` looks for files that usually hold
+credentials in the index and in every commit that a branch, a tag, the stash or a reflog reaches. Contents
+under ordinary names are not recognised, nor are objects that nothing reaches.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ import os
 import re
 import subprocess
 from pathlib import Path
+
+from hermes.safety.private import credential_pathspecs, is_credential, is_in_credential_folder
 
 _TIMEOUT_S = 10.0
 _PLAIN_KEYS = re.compile(
@@ -57,6 +63,21 @@ def is_plain_repository(directory: str, workspace: str) -> bool:
     if (common / "objects/info/alternates").exists() or _is_program(common / "hooks/post-index-change"):
         return False
     return _has_plain_configuration(directory) and not _has_inner_repository(top)
+
+
+def has_committed_credentials(directory: str) -> bool:
+    """True, too, if the history is too long to tell."""
+    if not Path(directory).is_dir() or _has_no_repository(directory):
+        return False
+    specs = credential_pathspecs()
+    listings = (
+        _git(directory, "ls-files", "-z", "--full-name", "--", *specs),
+        _git(directory, "log", "--all", "--reflog", "-m", "-z", "--format=", "--name-only", "--", *specs),
+    )
+    paths = [path.strip() for listing in listings for path in (listing or "").split("\0")]
+    return None in listings or any(
+        is_credential(path.rpartition("/")[2]) or is_in_credential_folder(path) for path in paths
+    )
 
 
 def _has_no_repository(directory: str) -> bool:

@@ -1,0 +1,86 @@
+"""A grader for the check of environments whose grader is the user's: `reward_function` and `preference`.
+
+Without one these cannot be checked. Where the settings name none, `sample_settings` writes prompts with
+expected answers to a temporary folder and gives `reward_function` a function, and `preference` a reward
+model on loopback, that compare the last answer with the expected one, exactly. What is checked then is the
+environment around a sound grader: that nothing a policy says or does reaches the grader as somebody else's
+words. A grader of your own is only as sound as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from hermes.envs.base import BaseEnv
+from hermes.envs.builtin.preference import PreferenceEnv
+from hermes.envs.builtin.reward_function import RewardFunctionEnv
+
+STATED = "a sample, as the settings name none: the last answer must equal the expected one"
+_TASKS = {
+    "Write the word 'harbour' backwards, and nothing else.": "ruobrah",
+    "Which is later in the alphabet, 'plum' or 'pear'? Give the word only.": "plum",
+    "Join 'snow' and 'drift' to one word. Give the word only.": "snowdrift",
+    "Write 'lantern' in capital letters, and nothing else.": "LANTERN",
+}
+_FUNCTION = "def score(ctx):\n    return float(ctx.answer.strip() == ctx.expected)\n"
+_SURE = 1_000.0
+"""A score whose sigmoid is 0 or 1."""
+
+
+@contextmanager
+def sample_settings(cls: type[BaseEnv], argv: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The settings with the sample added, if this environment needs a grader and they name none."""
+    needed = {RewardFunctionEnv: "--env.reward", PreferenceEnv: "--env.reward_model_url"}
+    option = next((option for base, option in needed.items() if issubclass(cls, base)), None)
+    if option is None or any(argument.split("=")[0] in (option, "--config") for argument in argv):
+        yield argv
+        return
+    with tempfile.TemporaryDirectory(prefix="hermes-check-") as folder, _serve_scores() as address:
+        rows = [{"prompt": prompt, "expected": answer} for prompt, answer in _TASKS.items()]
+        prompts, function = Path(folder, "tasks.jsonl"), Path(folder, "sample.py")
+        prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        function.write_text(_FUNCTION)
+        value = f"{function}:score" if issubclass(cls, RewardFunctionEnv) else address
+        yield [*argv, "--env.dataset_name", str(prompts), option, value]
+
+
+@contextmanager
+def _serve_scores() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _ScoreHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+class _ScoreHandler(BaseHTTPRequestHandler):
+    """vLLM's pooling API: a conversation in, one number out."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        reply = json.dumps({"data": [{"data": [score_conversation(body["messages"])]}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Requests of the check are not reported."""
+
+
+def score_conversation(messages: Sequence[dict[str, Any]]) -> float:
+    """Positive if the last message answers the last prompt that a user wrote."""
+    prompts = [message["content"] for message in messages if message["role"] == "user"]
+    last = messages[-1]
+    expected = _TASKS.get(prompts[-1]) if prompts else None
+    right = last["role"] == "assistant" and expected is not None and last["content"].strip() == expected
+    return _SURE if right else -_SURE

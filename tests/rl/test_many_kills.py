@@ -1,0 +1,50 @@
+"""Many kills each of engine, trainer and supervisor of runs at work: the books are those of a quiet run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from functools import partial
+
+import pytest
+
+from hermes.rl.run import RlRun, RunState, last_step
+from tests.rl.conftest import MakeHome
+from tests.rl.test_kills import _beyond, _check_books
+from tests.rl.test_runs import how_it_ended, start_run
+from tests.rl.world import wait_for
+from tests.security.many_kills import KILLS, account
+
+STEPS = 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("victim", ["engine", "trainer", "supervisor"])
+def test_runs_end_with_every_batch_trained_once(home_with: MakeHome, victim: str) -> None:
+    chance, kills, runs = random.Random(23), 0, 0
+    with account(victim) as figures:
+        while kills < KILLS:
+            runs += 1
+            run = start_run(home_with(f"home-{runs}", total_steps=STEPS, save_checkpoint_interval=3))
+            wait_for(lambda run=run: run.status().state is not RunState.STARTING, 240)
+            while kills < KILLS and not run.status().state.ended:
+                kills += _kill_after_progress(run, victim, chance)
+            assert how_it_ended(run, 900) == "completed: None"
+            _check_books(run, STEPS)
+        figures["runs"] = runs
+        figures["steps, each made once with its own batch"] = runs * STEPS
+
+
+def _kill_after_progress(run: RlRun, victim: str, chance: random.Random) -> int:
+    """1 if the process was killed; five ends of a part without progress would end the run."""
+    wait_for(partial(_beyond, run, last_step(run)), 400)
+    time.sleep(chance.uniform(0, 1.0))
+    status = run.status()
+    process = status.supervisor if victim == "supervisor" else status.processes[victim].process_id
+    if status.state.ended or process is None or not process.alive():
+        return 0
+    os.kill(process.pid, signal.SIGKILL)
+    return 1

@@ -1,0 +1,122 @@
+"""What Ray and trackio open and leave when Hermes starts them; each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LISTENING = """
+import json, os
+from pathlib import Path
+
+def descendants(root):
+    children = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid, rest = stat.parent.name, stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(rest[1]), []).append(int(pid))
+    pids, pending = [root], [root]
+    while pending:
+        below = children.get(pending.pop(), [])
+        pids += below
+        pending += below
+    return pids
+
+def listening():
+    "The local addresses, in hexadecimal, at which this process and its descendants listen."
+    sockets = set()
+    for pid in descendants(os.getpid()):
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                sockets.add(os.readlink(link))
+            except OSError:
+                continue
+    addresses = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                addresses.append(fields[1])
+    return addresses
+"""
+RAY = """
+import secrets
+from hermes.batch.workers import ray_cluster
+ray_cluster.prepare(None, insecure=False)
+with ray_cluster.open_cluster(None, 1) as ray:
+    assert ray.get(ray.remote(lambda: 7).remote()) == 7
+    context = ray.get_runtime_context()
+    address = context.gcs_address
+    accepted = {
+        mode: ray_cluster._accepts(address, {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+        for mode in ("disabled", "token")
+    }
+    accepted["own"] = ray_cluster._accepts(address, {})
+    from ray._private.worker import _global_node
+    print(json.dumps({
+        "listening": listening(), "accepted": accepted, "dashboard": _global_node.webui_url or "",
+        "folder": oct(Path(_global_node.get_temp_dir_path()).parent.stat().st_mode & 0o777),
+    }))
+"""
+TRACKIO = """
+import sys
+from hermes.training.monitor.sinks import Label, Sinks
+sinks = Sinks([])
+sinks.add("trackio", Path(sys.argv[1]), Label("run-1", "project-1", "title-1"), {"rank": 8})
+sinks.write(1, {"reward/mean": 0.5})
+during = listening()
+sinks.close()
+print(json.dumps({"listening": [*during, *listening()], "failures": sinks.failures}))
+"""
+
+
+def needs(package: str) -> None:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        pytest.skip(f"the package {package} is not installed")
+    if not Path("/proc/net/tcp").exists():
+        pytest.skip("sockets are listed in /proc, which is Linux's")
+
+
+def run(script: str, folder: Path) -> dict[str, Any]:
+    environ = {**os.environ, "HOME": str(folder), "TRACKIO_DIR": str(folder / "trackio")}
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING + script, str(folder)],
+        env={name: value for name, value in environ.items() if not name.startswith("RAY_")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_our_ray_cluster_listens_on_loopback_has_no_dashboard_and_wants_its_token(tmp_path: Path) -> None:
+    needs("ray")
+    figures = run(RAY, tmp_path)
+    loopback = ("0100007F:", "00000000000000000000000001000000:", "0000000000000000FFFF00000100007F:")
+    assert figures["listening"]
+    assert [address for address in figures["listening"] if not address.startswith(loopback)] == []
+    assert figures["accepted"] == {"disabled": False, "token": False, "own": True}
+    assert figures["dashboard"] == "", "the API of jobs is a part of the dashboard"
+    assert figures["folder"] == "0o700"
+
+
+def test_trackio_opens_no_port_and_stores_only_the_metrics_of_the_run(tmp_path: Path) -> None:
+    needs("trackio")
+    figures = run(TRACKIO, tmp_path)
+    assert figures == {"listening": [], "failures": {}}
+    assert (tmp_path / "trackio" / "project-1.db").exists()
