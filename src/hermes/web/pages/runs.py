@@ -73,13 +73,13 @@ def show_run(request: WebRequest) -> Response:
 def curves(request: WebRequest) -> Response:
     """The curves of up to ten runs as JSON."""
     home = request.context.home
-    ids = request.query.getlist("id")
-    names = request.query.getlist("name")
+    ids = request.texts("id")
+    names = request.texts("name")
     if not 1 <= len(ids) <= _MAX_OVERLAID or len(names) > 200:
         raise PageError(400, f"{len(ids)} runs cannot be drawn", f"Give 1 to {_MAX_OVERLAID} ids.")
     smoothing = (request.integer("smooth", 90, 0, 99) or 0) / 100
     runs = []
-    for run_id in dict.fromkeys(ids):
+    for run_id in ids:
         folder = find_folder(home, run_id)
         rows = request.context.metrics.rows(folder / _METRICS)
         chosen = names or [panel.name for panel in panels(rows)]
@@ -154,7 +154,7 @@ def rollouts(request: WebRequest) -> Response:
 
 
 def diff(request: WebRequest) -> Response:
-    ids = list(dict.fromkeys(request.query.getlist("id")))
+    ids = request.texts("id")
     if not 2 <= len(ids) <= _MAX_OVERLAID:
         raise PageError(400, f"{len(ids)} runs cannot be compared", f"Choose 2 to {_MAX_OVERLAID}.")
     folders = [find_folder(request.context.home, run_id) for run_id in ids]
@@ -204,10 +204,8 @@ def weights(request: WebRequest) -> Response:
 
 
 def _overlaid(request: WebRequest, run_id: str) -> list[str]:
-    ids = [value for value in request.query.getlist("with") if value != run_id]
-    return [find_folder(request.context.home, value).name for value in dict.fromkeys(ids)][
-        : _MAX_OVERLAID - 1
-    ]
+    ids = [value for value in request.texts("with") if value and value != run_id]
+    return [find_folder(request.context.home, value).name for value in ids][: _MAX_OVERLAID - 1]
 
 
 def _sparkline(rows: list[dict[str, Any]], name: str) -> str:
