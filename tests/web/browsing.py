@@ -58,7 +58,7 @@ def open_page(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
     )
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(90_000)
     trouble = Trouble()
 
     def on_dialog(dialog: object) -> None:

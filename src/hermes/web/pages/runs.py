@@ -172,7 +172,8 @@ def diff(request: WebRequest) -> Response:
 
 
 def stop(request: WebRequest) -> Response:
-    """Asks the supervisor to stop; the page shows how it goes. Nothing waits here."""
+    """Asks the supervisor to stop; the page shows how it goes. A run that lost its supervisor gets one, which
+    stops it, in a job: nothing waits here."""
     folder = find_folder(request.context.home, request.path_values["run"])
     run = RlRun(request.context.home, folder.name)
     if not run.status_path.is_file():
@@ -182,11 +183,12 @@ def stop(request: WebRequest) -> Response:
     status = run.status()
     if status.state.ended:
         raise PageError(409, f"run {folder.name} has ended: {status.state.value}")
-    run.request_stop(now=request.field("now") == "1")
+    now = request.field("now") == "1"
     if status.supervisor is None or not status.supervisor.alive():
-        from hermes.rl.start import current_status
-
-        current_status(run)  # a run that lost its supervisor gets one, which stops it
+        command = ("rl", "stop", folder.name, *(["--now"] if now else []))
+        job = request.context.jobs.start(f"Stop of {folder.name}", command, f"/runs/{folder.name}")
+        return RedirectResponse(f"/jobs/{job.job_id}", 303)
+    run.request_stop(now=now)
     return RedirectResponse(f"/runs/{folder.name}", 303)
 
 
