@@ -16,7 +16,7 @@ from hermes.store.browse.columns import sql_condition
 from hermes.web.live import event_stream
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
-from hermes.web.runs.curves import curve, panels
+from hermes.web.runs.curves import PANELS, curve, panels
 from hermes.web.runs.detail import differences, find_folder, read_config, read_detail
 from hermes.web.runs.listing import LOST, RunRow, list_runs, read_run
 
@@ -150,6 +150,7 @@ def rollouts(request: WebRequest) -> Response:
         key=lambda entry: -(entry.summary.reward if entry.summary.reward is not None else float("-inf"))
     )
     values = {"run_id": folder.name, "step": step, "rows": listed, "row": rows[at], "query": query}
+    values["part"] = request.from_script
     return request.page("rollouts_part.html" if request.from_script else "rollouts.html", values)
 
 
@@ -168,6 +169,7 @@ def diff(request: WebRequest) -> Response:
         }
     )
     values = {"names": list(configs), "differing": differing, "equal": equal, "metric_names": names}
+    values["titles"] = dict(PANELS)
     return request.page("runs_diff.html", values)
 
 
