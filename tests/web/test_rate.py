@@ -215,13 +215,21 @@ class KilledServer:
         self._process.wait()
 
     def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
 
     def restart_if_dead(self) -> None:
         try:
             self._process.wait(0.2)
         except subprocess.TimeoutExpired:
             return
+        self._start()
+
+    def restart(self) -> None:
+        """After it was killed."""
+        self._process.wait()
         self._start()
 
     def _start(self) -> None:
