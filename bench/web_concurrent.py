@@ -15,6 +15,7 @@ import argparse
 import http.client
 import json
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -210,14 +211,15 @@ def measure(home: Path, seconds: float, pace_ms: float, writers: int) -> bool:
         thread.join()
     elapsed_s = time.monotonic() - began_s
     machine_s, server_s = busy_s() - busy_before_s, cpu_s(server.pid)
-    writers_s = sum(cpu_s(process.pid) for process in capturing if process.poll() is None)
     steps = sum(int(process.communicate()[0]) for process in capturing)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of those that have ended: the capture processes
+    writers_s = used.ru_utime + used.ru_stime
     server.send_signal(signal.SIGTERM)
     server.wait()
     with Reader(db_path(home)) as reader:
         saved = sum(1 for rating in reader.all_ratings() if rating.rater.startswith("r"))
     cores = os.cpu_count() or 1
-    print(f"{elapsed_s:.0f} s, {writers} processes captured {steps / elapsed_s:.0f} durable steps a second")
+    print(f"{elapsed_s:.0f} s, {writers} processes captured {steps / seconds:.0f} durable steps a second")
     print(f"processor: server {server_s:.0f} s, capture {writers_s:.0f} s, all programs of the machine")
     print(f"  {machine_s:.0f} s of {elapsed_s * cores:.0f} s on {cores} cores; load {os.getloadavg()[0]:.1f}")
     everything = [value for values in log.reads_ms.values() for value in values]
