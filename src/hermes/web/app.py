@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from hermes.errors import HermesError, HostError, UsageError
@@ -61,7 +61,9 @@ PAGES: tuple[tuple[str, str, WebHandler], ...] = (
 
 
 def build_app(context: WebContext, policy: HttpAccessPolicy) -> ASGIApp:
-    routes = [Route(path, endpoint(handler), methods=[method]) for method, path, handler in PAGES]
+    routes: list[BaseRoute] = [
+        Route(path, endpoint(handler), methods=[method]) for method, path, handler in PAGES
+    ]
     routes += [
         Route("/static/{name:path}", _static, methods=["GET"]),
         Route(SIGN_IN_PATH, endpoint(sign_in.make_handler(policy)), methods=["GET", "POST"]),

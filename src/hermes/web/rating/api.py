@@ -27,7 +27,9 @@ class RatingApi:
         self._router: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        router = self._router or await run_in_threadpool(self._open)
+        router = self._router
+        if router is None:
+            router = await run_in_threadpool(self._open)
         await router(scope, receive, send)
 
     def _open(self) -> ASGIApp:
