@@ -148,6 +148,8 @@ def paths_of(home: Path, url: str) -> dict[str, str]:
         "list, condition": "outcome=completed turns>=2 model~model-3",
         "list, nothing matches": "turns>500",
         "list, low rating": "rating<=1",
+        "list, metadata of none": "metadata.split=test",
+        "list, messages of none": "messages>500",
         "search": "shader kernel",
         "search, every message": "engineer",
         "search, one": '"Result 4711"',

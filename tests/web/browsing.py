@@ -52,13 +52,22 @@ class Trouble:
 
 @contextmanager
 def open_page(
-    browser: Browser, site: WebSite, *, width: int = 1024, height: int = 900, dark: bool = False
+    browser: Browser,
+    site: WebSite,
+    *,
+    width: int = 1024,
+    height: int = 900,
+    dark: bool = False,
+    rater: str = "",
 ) -> Iterator[tuple[Page, Trouble]]:
+    """`rater`: the name that the page rates by; otherwise that of the account."""
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
     )
+    if rater:
+        context.add_cookies([{"name": "hermes_rater", "value": rater, "url": site.url}])
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(90_000)
     trouble = Trouble()
 
     def on_dialog(dialog: object) -> None:

@@ -30,13 +30,13 @@ class WebSite:
         return urlsplit(self.url).netloc
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
-        return self._send("GET", path, None, headers or {})
+        return self.send("GET", path, None, headers or {})
 
     def post(self, path: str, form: Mapping[str, str], headers: Mapping[str, str] | None = None) -> Reply:
         sent = {"content-type": "application/x-www-form-urlencoded", "origin": self.url, **(headers or {})}
-        return self._send("POST", path, urlencode(form).encode(), sent)
+        return self.send("POST", path, urlencode(form).encode(), sent)
 
-    def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
         connection = http.client.HTTPConnection(self.host, timeout=60)
         try:
             connection.putrequest(method, path, skip_host="host" in headers, skip_accept_encoding=True)

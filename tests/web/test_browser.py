@@ -41,16 +41,18 @@ def full_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebSit
         yield site, {"id": ids[5], "sibling": ids[4], "run": run, "other_run": other_run}
 
 
-@pytest.fixture
-def rating_site(tmp_path: Path) -> Iterator[WebSite]:
-    fill(tmp_path, 40)
-    with open_site(tmp_path) as site:
+@pytest.fixture(scope="module")
+def rating_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebSite]:
+    """Several tests rate here, each as a rater of its own."""
+    home = tmp_path_factory.mktemp("rating") / "home"
+    fill(home, 40)
+    with open_site(home) as site:
         yield site
 
 
-def mine(home: Path, everything: bool = False) -> list[Rating]:
+def ratings_of(home: Path, rater: str, everything: bool = False) -> list[Rating]:
     with Reader(db_path(home)) as reader:
-        return [rating for rating in reader.all_ratings(everything=everything) if rating.rater != "ana"]
+        return [rating for rating in reader.all_ratings(everything=everything) if rating.rater == rater]
 
 
 def settled(page: Page) -> None:
@@ -99,7 +101,8 @@ def test_search_and_read_by_keyboard(browser: Browser, full_site: tuple[WebSite,
 @pytest.mark.parametrize("mode", MODES)
 def test_twenty_ratings_by_keyboard_with_undo(browser: Browser, rating_site: WebSite, mode: str) -> None:
     keys = MODES[mode]
-    with open_page(browser, rating_site) as (page, trouble):
+    rater = f"by-{mode}"
+    with open_page(browser, rating_site, rater=rater) as (page, trouble):
         page.goto(f"{rating_site.url}/rate?mode={mode}")
         for number in range(20):
             before = page.locator(".item").get_attribute("data-item")
@@ -117,17 +120,18 @@ def test_twenty_ratings_by_keyboard_with_undo(browser: Browser, rating_site: Web
         page.keyboard.press("Control+Enter")
         page.keyboard.press(keys[0])
         settled(page)
-        recorded = mine(rating_site.home)
+        recorded = ratings_of(rating_site.home, rater)
         assert len(recorded) == 18
         assert recorded[-1].comment == "n y 5 u: no key while typing"
-        assert len(mine(rating_site.home, everything=True)) == 24, "20, three withdrawals, one more"
+        events = ratings_of(rating_site.home, rater, everything=True)
+        assert len(events) == 24, "20, three withdrawals, one more"
         assert {rating.elapsed_ms is not None for rating in recorded} == {True}
         assert trouble.events == []
 
 
 def test_what_cannot_be_saved_is_kept_and_said(browser: Browser, rating_site: WebSite) -> None:
     """The connection is cut between the key and the save; the next page sends what was not saved, once."""
-    with open_page(browser, rating_site) as (page, _):
+    with open_page(browser, rating_site, rater="cut-off") as (page, _):
         page.goto(f"{rating_site.url}/rate")
         page.wait_for_load_state("networkidle")
         page.route(
@@ -136,11 +140,11 @@ def test_what_cannot_be_saved_is_kept_and_said(browser: Browser, rating_site: We
         page.keyboard.press("y")
         page.wait_for_selector("#pending:not([hidden])")
         assert "1 rating is not saved yet" in page.inner_text("#pending")
-        assert mine(rating_site.home) == []
+        assert ratings_of(rating_site.home, "cut-off") == []
         page.unroute("**/rate")
         page.goto(f"{rating_site.url}/rate?mode=score")
         settled(page)
-        assert [rating.value for rating in mine(rating_site.home)] == [1.0]
+        assert [rating.value for rating in ratings_of(rating_site.home, "cut-off")] == [1.0]
 
 
 def test_a_live_curve_grows(browser: Browser, tmp_path: Path) -> None:

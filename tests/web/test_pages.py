@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import time
 from collections.abc import Iterator
@@ -62,6 +63,14 @@ def test_a_dataset_is_seen_before_it_is_written(site: WebSite) -> None:
     assert site.get("/datasets?preview=1&q=x%3D1").status == 400
     assert site.get("/datasets/files/..%2Fhermes.db").status == 404
     assert site.post("/datasets", {"format": "nothing"}).status == 400
+
+
+def test_what_the_list_shows_is_what_is_exported(site: WebSite) -> None:
+    text = site.get("/trajectories?q=run%3Dbatch-1+reward%3E0.5").text
+    link = re.search(r'href="(/datasets\?[^"]+)">Export these', text)
+    assert link
+    page = site.get(html.unescape(link[1])).text
+    assert 'value="run=batch-1 reward&gt;0.5"' in page and "Export all rows" in page
 
 
 def test_an_export_is_a_job_and_a_file(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from hermes.core import Rating
 from hermes.store import Reader
 from tests.ports import free_port
 from tests.web.samples import fill
-from tests.web.site import WebSite, open_site
+from tests.web.site import Reply, WebSite, open_site
 
 SCRIPT = {"x-requested-with": "fetch", "accept": "application/json"}
 
@@ -215,13 +215,21 @@ class KilledServer:
         self._process.wait()
 
     def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
 
     def restart_if_dead(self) -> None:
         try:
             self._process.wait(0.2)
         except subprocess.TimeoutExpired:
             return
+        self._start()
+
+    def restart(self) -> None:
+        """After it was killed."""
+        self._process.wait()
         self._start()
 
     def _start(self) -> None:
@@ -262,3 +270,24 @@ def test_a_queue_leases_repeats_and_shows_its_progress(rated_site: WebSite) -> N
     assert rated_site.post("/rate/queues", {"name": "", "rule": "random"}).status == 400
     assert rated_site.post("/rate/queues", {"name": "x", "rule": "nothing"}).status == 400
     assert rated_site.get("/rate?queue=nothing").status == 404
+
+
+def test_programs_rate_at_the_same_server(rated_site: WebSite) -> None:
+    """The routes of the rating desk, behind the access checks of the pages; both see the same events."""
+    trajectory = item_of(rated_site.get("/rate").text)["trajectory"]
+    draft = {"trajectory_id": trajectory, "verdict": "good", "rater": "ben", "id": "program-rating-0001"}
+    assert _api(rated_site, "/api/ratings", draft).status == 200
+    assert _api(rated_site, "/api/ratings", draft).status == 200
+    assert [rating.rater for rating in ratings(rated_site.home)] == ["ben"], "once, however often it is sent"
+    assert "by ben" in rated_site.get(f"/trajectories/{trajectory}").text
+    (counted,) = json.loads(rated_site.get(f"/api/ratings?trajectory={trajectory}").text)["ratings"]
+    assert counted["rater"] == "ben"
+    refused = _api(rated_site, "/api/ratings", draft | {"verdict": "nothing"})
+    assert refused.status == 400 and json.loads(refused.text)["error"]
+    assert _api(rated_site, "/api/ratings", draft, {"origin": "http://127.0.0.1:1"}).status == 403
+    assert rated_site.get("/api/nothing").status == 404
+
+
+def _api(site: WebSite, path: str, body: dict[str, str], headers: dict[str, str] | None = None) -> Reply:
+    sent = {"content-type": "application/json", **(headers or {})}
+    return site.send("POST", path, json.dumps(body).encode(), sent)

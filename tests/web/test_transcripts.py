@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from hermes.config.paths import db_path
-from hermes.core import Message, Step, StepKind, ToolCall
+from hermes.core import Message, Relation, Step, StepKind, ToolCall
 from hermes.data.example import load
 from hermes.data.where import parse
 from hermes.store import Reader, Writer
@@ -75,6 +75,37 @@ def test_pages_follow_each_other_without_gap_or_repeat(site: WebSite, ids: list[
         link = re.search(r'<a class="button" href="([^"]+)" hx-get', text)
         path = html.unescape(link[1]) if link else ""
     assert gathered == ids[::-1]
+
+
+def test_a_condition_that_reads_every_trajectory_is_walked_in_stretches(
+    site: WebSite, ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page looks at a stretch, also where nothing matches in it, and says that there is more."""
+    monkeypatch.setattr("hermes.store.browse.reader._WALKED", 8)
+    monkeypatch.setattr("hermes.store.browse.reader._NEWEST", 8)
+    gathered, pages, path = [], 0, "/trajectories?q=messages%3C3"
+    first = site.get("/trajectories?q=messages%3E7").text
+    assert listed(first) == [] and "look further back" in first and "Nothing matches" not in first
+    while path:
+        text = site.get(path).text
+        gathered += listed(text)
+        pages += 1
+        link = re.search(r'<a class="button" href="([^"]+)" hx-get', text)
+        path = html.unescape(link[1]) if link else ""
+    assert gathered == [ids[60]] and pages == 8
+
+
+def test_the_original_beside_the_compressed(tmp_path: Path) -> None:
+    long, short = Message.user("word " * 400), Message.user("many words")
+    with Writer(db_path(tmp_path)) as writer:
+        original = record(writer, [long, Message.assistant("Done.")])
+        known = {"parent_id": original, "relation": Relation.COMPRESSED}
+        compressed = record(writer, [short, Message.assistant("Done.")], **known)
+    with open_site(tmp_path) as site:
+        text = site.get(f"/compare?id={original}&id={compressed}").text
+        assert '2,005</span> characters became <span class="num">15<' in text
+        assert "Which is better" not in text, "it is no preference"
+        assert f"/compare?id={original}&amp;id={compressed}" in site.get(f"/trajectories/{original}").text
 
 
 def test_search_marks_the_words_and_leads_to_the_step(site: WebSite, ids: list[str]) -> None:

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from hermes.errors import HermesError, HostError, UsageError
@@ -32,6 +32,8 @@ from hermes.web.pages import (
     trajectories,
     transcript,
 )
+from hermes.web.rating.api import PREFIX as RATING_API
+from hermes.web.rating.api import RatingApi
 from hermes.web.requests import WebHandler, endpoint
 from hermes.web.responses import STATIC, PageError, error_page
 from hermes.web.security import SIGN_IN_PATH, GuardedApp
@@ -59,11 +61,14 @@ PAGES: tuple[tuple[str, str, WebHandler], ...] = (
 
 
 def build_app(context: WebContext, policy: HttpAccessPolicy) -> ASGIApp:
-    routes = [Route(path, endpoint(handler), methods=[method]) for method, path, handler in PAGES]
+    routes: list[BaseRoute] = [
+        Route(path, endpoint(handler), methods=[method]) for method, path, handler in PAGES
+    ]
     routes += [
         Route("/static/{name:path}", _static, methods=["GET"]),
         Route(SIGN_IN_PATH, endpoint(sign_in.make_handler(policy)), methods=["GET", "POST"]),
         Route("/favicon.ico", _favicon, methods=["GET"]),
+        Mount(RATING_API, app=RatingApi(context)),
     ]
     app = Starlette(
         routes=routes,

@@ -6,6 +6,7 @@ thread, so that a slow query never holds up the event loop.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from hermes.web.responses import PageError, page
 MAX_BODY_BYTES = 1 << 20
 _MAX_FIELDS = 1000
 _MAX_NUMBER = 2**62
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class WebRequest:
     def text(self, name: str, default: str = "", max_chars: int = 2000) -> str:
         """A field of the query string."""
         return _checked_text(name, self.query.get(name, default), max_chars)
+
+    def texts(self, name: str, max_chars: int = 200) -> list[str]:
+        """All values of a repeated field of the query string, each once."""
+        values = self.query.getlist(name)
+        return list(dict.fromkeys(_checked_text(name, value, max_chars) for value in values))
 
     def integer(
         self, name: str, default: int | None = None, low: int = 0, high: int = _MAX_NUMBER
@@ -128,7 +135,7 @@ def _checked_text(name: str, value: str, max_chars: int) -> str:
 def _checked_integer(name: str, text: str, default: int | None, low: int, high: int) -> int | None:
     if not text:
         return default
-    if not (text.lstrip("-").isdecimal() and len(text) < 20 and low <= int(text) <= high):
+    if not (_WHOLE_NUMBER.fullmatch(text) and low <= int(text) <= high):
         bounds = f"from {low:,} to {high:,}" if high < _MAX_NUMBER else f"of at least {low:,}"
         raise PageError(400, f"{name} cannot be '{text[:80]}'", f"It is a whole number {bounds}.")
     return int(text)

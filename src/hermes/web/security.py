@@ -7,7 +7,8 @@ Promises:
 - A request that changes something is refused unless the browser states that it comes from our own page: the
   origin is compared with the host, port included. Programs that are no browser send neither header.
 - Every response, errors and files included, carries the same headers: a content security policy without
-  inline script or style and without any other host, no sniffing, no framing, no referrer.
+  inline script or style and without any other host, no sniffing, no framing, no referrer for other sites.
+  (Without any referrer browsers send a form with the origin `null`, which cannot be told from a foreign one.)
 
 The cookie is not the token: it is a keyed hash of it, so that a leaked cookie does not sign in elsewhere.
 """
@@ -40,7 +41,7 @@ HEADERS = {
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=(), payment=()",

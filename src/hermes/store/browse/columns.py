@@ -20,6 +20,8 @@ class SqlCondition(NamedTuple):
     prefilter: str = ""
     """A necessary condition that is found by one pass over a narrow table; empty: there is none."""
     prefilter_values: tuple[JSON, ...] = ()
+    walks: bool = False
+    """Whether it has to read more than one narrow row of every trajectory that it looks at."""
 
 
 class _Column(NamedTuple):
@@ -84,7 +86,11 @@ _NEVER = SqlCondition("0", ())
 
 def sql_condition(field: str, operator: str, value: str) -> SqlCondition:
     """The condition as SQL. `field` and `operator` have been checked by `hermes.data.where.parse`."""
-    column = _column(field)
+    condition = _sql_condition(_column(field), operator, value)
+    return condition._replace(walks=field == "messages" or field.startswith("metadata"))
+
+
+def _sql_condition(column: _Column, operator: str, value: str) -> SqlCondition:
     if operator == "!=":
         equal = _equal(column, value)
         return SqlCondition(f"NOT coalesce({equal.clause}, 0)", equal.values)

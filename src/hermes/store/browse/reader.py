@@ -25,6 +25,8 @@ MAX_MATCHES = 400
 """Messages that one page of a search looks at, newest first; the next page looks at older ones."""
 _MAX_COUNTED = 20_000
 _NEWEST = 4000
+_WALKED = 25_000
+"""How many trajectories one page looks at for a condition that has to read each of them."""
 """Trajectories that are looked at one by one first: a condition that many satisfy is answered by them."""
 _HITS_A_MESSAGE = 240
 _FILTERED_HITS_A_MESSAGE = 2000
@@ -101,14 +103,22 @@ class BrowseReader(Reader):
         if text:
             return self._search_page(clauses, text, before, limit)
         rows: list[sqlite3.Row] = []
+        bound = 0
         if clauses:
             last = self._db.execute("SELECT coalesce(max(seq), 0) FROM trajectories").fetchone()[0] + 1
             bound = (last if before is None else before) - _NEWEST
             rows = self._select([*clauses, SqlCondition("t.seq >= ?", (bound,))], before, limit)
+        walked = 0
         if len(rows) <= limit:
-            rows = self._select(_with_prefilters(clauses), before, limit)
+            filtered = _with_prefilters(clauses)
+            if any(clause.walks for clause in clauses):
+                walked = max(0, bound + _NEWEST - _WALKED)
+                filtered.append(SqlCondition("t.seq >= ?", (walked,)))
+            rows = self._select(filtered, before, limit)
         listed = [ListedTrajectory(row["seq"], decode_summary(row, self._db)) for row in rows[:limit]]
-        return TrajectoryPage(listed, listed[-1].seq if len(rows) > limit else None)
+        if len(rows) > limit:
+            return TrajectoryPage(listed, listed[-1].seq)
+        return TrajectoryPage(listed, walked if walked > 1 else None)
 
     def _select(self, clauses: Sequence[SqlCondition], before: int | None, limit: int) -> list[sqlite3.Row]:
         condition, values = _joined(clauses, before)

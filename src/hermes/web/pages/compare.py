@@ -32,7 +32,7 @@ class ComparedColumn:
 
 
 def show(request: WebRequest) -> Response:
-    references = request.query.getlist("id")
+    references = request.texts("id")
     if not 2 <= len(references) <= MAX_COLUMNS or any(len(reference) > 64 for reference in references):
         raise PageError(
             400,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -22,7 +23,19 @@ from hermes.web.responses import PageError
 
 _PREVIEW_ROWS = 3
 _SHOWN_CHARS = 6000
+_MAX_SHOWN = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}\.(?:jsonl|json|parquet|arrow|md)")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedDataset:
+    """A file that was exported, and the files that describe it."""
+
+    name: str
+    size_bytes: int
+    written_at_ms: int
+    beside: tuple[Path, ...]
+    """Its manifest, and what was removed."""
 
 
 def show(request: WebRequest) -> Response:
@@ -46,7 +59,7 @@ def show(request: WebRequest) -> Response:
         "previewed": request.query.get("preview") == "1",
         "rows": rows,
         "left_out": left_out,
-        "files": _files(request),
+        "exports": _exports(_files(request)),
     }
     return request.page("datasets.html", values)
 
@@ -92,8 +105,20 @@ def _files(request: WebRequest) -> list[Path]:
     folder = _folder(request)
     if not folder.is_dir():
         return []
-    files = [path for path in folder.iterdir() if path.is_file() and _NAME.fullmatch(path.name)]
-    return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)[:200]
+    return [path for path in folder.iterdir() if path.is_file() and _NAME.fullmatch(path.name)]
+
+
+def _exports(files: list[Path]) -> list[ExportedDataset]:
+    """Newest first. A file that lost its dataset is an entry of its own."""
+    by_stem: dict[str, list[Path]] = {}
+    for path in files:
+        by_stem.setdefault(path.name.partition(".")[0], []).append(path)
+    exports = []
+    for members in by_stem.values():
+        data, *beside = sorted(members, key=lambda path: (path.name.count("."), path.name))
+        state = data.stat()
+        exports.append(ExportedDataset(data.name, state.st_size, int(state.st_mtime * 1000), tuple(beside)))
+    return sorted(exports, key=lambda entry: entry.written_at_ms, reverse=True)[:_MAX_SHOWN]
 
 
 ROUTES = (

@@ -208,13 +208,11 @@ def _find_item(
     request: WebRequest, reader: BrowseReader, mode: ModeView, query: TrajectoryQuery, rater: str
 ) -> dict[str, Any] | None:
     """The item that the address names, else one that waits."""
-    if request.query.get("trajectory"):
-        first = reader.resolve(request.text("trajectory", max_chars=64))
-        if not mode.pairwise:
-            return make_item(reader, mode, first, None)
-        if request.query.get("other"):
-            return make_item(reader, mode, first, reader.resolve(request.text("other", max_chars=64)))
-    kept_items = request.query.getlist("besides")[:_MAX_BESIDES]
+    kept_items = request.texts("besides")[:_MAX_BESIDES]
+    first, second = (request.text(name, max_chars=64) for name in ("trajectory", "other"))
+    if first and (second or not mode.pairwise):
+        other = reader.resolve(second) if mode.pairwise else None
+        return make_item(reader, mode, reader.resolve(first), other)
     if queue := request.text("queue", max_chars=200):
         return _queue_item(request, reader, mode, queue, rater, tuple(kept_items))
     besides = request.context.leases.unavailable(mode.name, rater)

@@ -16,7 +16,7 @@ from hermes.store.browse.columns import sql_condition
 from hermes.web.live import event_stream
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
-from hermes.web.runs.curves import curve, panels
+from hermes.web.runs.curves import PANELS, curve, panels
 from hermes.web.runs.detail import differences, find_folder, read_config, read_detail
 from hermes.web.runs.listing import LOST, RunRow, list_runs, read_run
 
@@ -73,13 +73,13 @@ def show_run(request: WebRequest) -> Response:
 def curves(request: WebRequest) -> Response:
     """The curves of up to ten runs as JSON."""
     home = request.context.home
-    ids = request.query.getlist("id")
-    names = request.query.getlist("name")
+    ids = request.texts("id")
+    names = request.texts("name")
     if not 1 <= len(ids) <= _MAX_OVERLAID or len(names) > 200:
         raise PageError(400, f"{len(ids)} runs cannot be drawn", f"Give 1 to {_MAX_OVERLAID} ids.")
     smoothing = (request.integer("smooth", 90, 0, 99) or 0) / 100
     runs = []
-    for run_id in dict.fromkeys(ids):
+    for run_id in ids:
         folder = find_folder(home, run_id)
         rows = request.context.metrics.rows(folder / _METRICS)
         chosen = names or [panel.name for panel in panels(rows)]
@@ -150,11 +150,12 @@ def rollouts(request: WebRequest) -> Response:
         key=lambda entry: -(entry.summary.reward if entry.summary.reward is not None else float("-inf"))
     )
     values = {"run_id": folder.name, "step": step, "rows": listed, "row": rows[at], "query": query}
+    values["part"] = request.from_script
     return request.page("rollouts_part.html" if request.from_script else "rollouts.html", values)
 
 
 def diff(request: WebRequest) -> Response:
-    ids = list(dict.fromkeys(request.query.getlist("id")))
+    ids = request.texts("id")
     if not 2 <= len(ids) <= _MAX_OVERLAID:
         raise PageError(400, f"{len(ids)} runs cannot be compared", f"Choose 2 to {_MAX_OVERLAID}.")
     folders = [find_folder(request.context.home, run_id) for run_id in ids]
@@ -168,11 +169,13 @@ def diff(request: WebRequest) -> Response:
         }
     )
     values = {"names": list(configs), "differing": differing, "equal": equal, "metric_names": names}
+    values["titles"] = dict(PANELS)
     return request.page("runs_diff.html", values)
 
 
 def stop(request: WebRequest) -> Response:
-    """Asks the supervisor to stop; the page shows how it goes. Nothing waits here."""
+    """Asks the supervisor to stop; the page shows how it goes. A run that lost its supervisor gets one, which
+    stops it, in a job: nothing waits here."""
     folder = find_folder(request.context.home, request.path_values["run"])
     run = RlRun(request.context.home, folder.name)
     if not run.status_path.is_file():
@@ -182,11 +185,12 @@ def stop(request: WebRequest) -> Response:
     status = run.status()
     if status.state.ended:
         raise PageError(409, f"run {folder.name} has ended: {status.state.value}")
-    run.request_stop(now=request.field("now") == "1")
+    now = request.field("now") == "1"
     if status.supervisor is None or not status.supervisor.alive():
-        from hermes.rl.start import current_status
-
-        current_status(run)  # a run that lost its supervisor gets one, which stops it
+        command = ("rl", "stop", folder.name, *(["--now"] if now else []))
+        job = request.context.jobs.start(f"Stop of {folder.name}", command, f"/runs/{folder.name}")
+        return RedirectResponse(f"/jobs/{job.job_id}", 303)
+    run.request_stop(now=now)
     return RedirectResponse(f"/runs/{folder.name}", 303)
 
 
@@ -204,10 +208,8 @@ def weights(request: WebRequest) -> Response:
 
 
 def _overlaid(request: WebRequest, run_id: str) -> list[str]:
-    ids = [value for value in request.query.getlist("with") if value != run_id]
-    return [find_folder(request.context.home, value).name for value in dict.fromkeys(ids)][
-        : _MAX_OVERLAID - 1
-    ]
+    ids = [value for value in request.texts("with") if value and value != run_id]
+    return [find_folder(request.context.home, value).name for value in ids][: _MAX_OVERLAID - 1]
 
 
 def _sparkline(rows: list[dict[str, Any]], name: str) -> str:

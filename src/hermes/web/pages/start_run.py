@@ -15,6 +15,7 @@ from hermes.web.responses import PageError
 from hermes.web.runs.fields import FormField, discover, find_listed, read_fields
 
 _PREFIX = "field."
+_ACTIONS = ("start", "preflight")
 
 
 def show(request: WebRequest) -> Response:
@@ -23,6 +24,9 @@ def show(request: WebRequest) -> Response:
 
 def submit(request: WebRequest) -> Response:
     """Starts the run, or shows the form again with what is wrong."""
+    action = request.field("action", max_chars=40) or "start"
+    if action not in _ACTIONS:
+        raise PageError(400, f"a form cannot be sent to '{action}'", f"It is one of: {', '.join(_ACTIONS)}.")
     name = request.field("environment", max_chars=200)
     find_listed(discover(request.context), name)
     unlock = request.field("unlock") == "1"
@@ -30,7 +34,7 @@ def submit(request: WebRequest) -> Response:
     arguments = ["rl", "start", "--env", name, *(["--unlock"] if unlock else []), "--json"]
     for field, value in edits.items():
         arguments += ["--set", f"{field}={value}"]
-    if request.field("action") == "preflight":
+    if action == "preflight":
         return _preflight(request, name, edits, unlock)
     try:
         run_id = json.loads(run_hermes(request.context.home, arguments))["run_id"]

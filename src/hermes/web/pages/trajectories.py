@@ -37,6 +37,7 @@ def show(request: WebRequest) -> Response:
         return request.page("trajectories_rows.html", values)
     values |= {
         "total": total,
+        "basket": urlencode({"q": query.text}),
         "suggestions": _suggestions(query, known_values),
         "fields": field_names(),
         "known_values": known_values,

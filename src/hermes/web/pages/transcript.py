@@ -65,6 +65,7 @@ def show_step(request: WebRequest) -> Response:
     """One step in full, a part at a time, with its raw JSON."""
     index = _step_index(request)
     part = request.integer("part", 0, high=1_000_000) or 0
+    view = request.choice("view", ("page", "text"))
     with request.context.reader() as reader:
         head = _head(request, reader)
         step = reader.step(head, index)
@@ -83,10 +84,8 @@ def show_step(request: WebRequest) -> Response:
         "raw": raw[:_PART_CHARS],
         "raw_cut": len(raw) > _PART_CHARS,
     }
-    template = (
-        "step_text.html" if request.from_script and request.query.get("view") == "text" else "step.html"
-    )
-    return request.page(template, values)
+    only_text = request.from_script and view == "text"
+    return request.page("step_text.html" if only_text else "step.html", values)
 
 
 def show_raw(request: WebRequest) -> Response:

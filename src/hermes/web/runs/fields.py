@@ -104,7 +104,7 @@ def read_fields(home: Path, name: str) -> list[FormField]:
 
 def _form_field(row: JSONObject) -> FormField:
     bounds = [
-        f"{word} {row[key]:g}"
+        f"{word} {_bound(row[key])}"
         for word, key in (("at least", "minimum"), ("at most", "maximum"))
         if key in row
     ]
@@ -116,8 +116,12 @@ def _form_field(row: JSONObject) -> FormField:
         row["description"],
         choices,
         row.get("reason"),
-        " and ".join(bounds),
+        f"{', '.join(bounds).capitalize()}." if bounds else "",
     )
+
+
+def _bound(value: float) -> str:
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
 
 
 def written(value: Any) -> str:

@@ -24,6 +24,12 @@
     return target.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
   }
 
+  // on a phone the navigation scrolls: the current page is brought into view
+  const currentLink = $(".rail nav [aria-current]");
+  if (currentLink && currentLink.parentElement.scrollWidth > currentLink.parentElement.clientWidth) {
+    currentLink.parentElement.scrollLeft = currentLink.offsetLeft - currentLink.parentElement.offsetLeft - 40;
+  }
+
   // themes: automatic, light, dark; the server renders what the cookie says, so nothing flashes
   $$("[data-theme-toggle]").forEach((button) => button.addEventListener("click", () => {
     const order = ["auto", "light", "dark"];

@@ -32,6 +32,7 @@
   let runs = [], smoothing = 0.9;
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const shades = (index) => [css("--accent"), css("--warm"), css("--ink2"), css("--ink")][index % 4];
+  const dashes = (index) => [[], [6, 3], [2, 3]][Math.floor(index / 4) % 3];
   const sync = uPlot.sync("runs");
 
   const average = (values) => {
@@ -79,7 +80,7 @@
     runs.forEach((run, index) => {
       const colour = shades(index);
       series.push({ label: `${run.id} raw`, stroke: `${colour}55`, width: 1, spanGaps: true, points: { show: data[0].length < 3 } });
-      series.push({ label: run.id, stroke: colour, width: 2, spanGaps: true, points: { show: false } });
+      series.push({ label: run.id, stroke: colour, width: 2, dash: dashes(index), spanGaps: true, points: { show: false } });
     });
     box.replaceChildren();
     const plot = new uPlot({
