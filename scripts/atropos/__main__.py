@@ -17,19 +17,19 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from compare import Outcome, describe, difference
-from data import tables
 from files import EnvironmentFile, find_files
 from servers import LocalServices
 from side import Side, run_side
 
-GROUPS, GROUP_SIZE = 3, 4
+from data import tables
+
+GROUPS, GROUP_SIZE = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,9 @@ def main() -> None:
     (folder / "data.json").write_text(json.dumps(tables()), encoding="utf-8")
     tokenizer = _portable_tokenizer(options.tokenizer or _bundled_tokenizer(), folder / "tokenizer")
     original = Side("original", options.python.absolute(), folder, tokenizer, options.limit_s)
-    hermes = Side("hermes", Path(sys.executable), folder, tokenizer, options.limit_s, options.python.absolute())
+    hermes = Side(
+        "hermes", Path(sys.executable), folder, tokenizer, options.limit_s, options.python.absolute()
+    )
     comparisons = list(_compare_all(options.checkout.absolute(), original, hermes, options))
     results = [asdict(comparison) for comparison in comparisons]
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -104,9 +106,10 @@ def _run(checkout: Path, file: EnvironmentFile, mode: str, side: Side) -> Outcom
 
 
 def _bundled_tokenizer() -> Path:
-    code = "from hermes.models.local.bundled import ensure_bundled; print(ensure_bundled())"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return Path(printed.stdout.strip().splitlines()[-1])
+    from hermes.config.paths import home
+    from hermes.models.local.bundled import prepare
+
+    return prepare(home())
 
 
 def _portable_tokenizer(source: Path, target: Path) -> Path:

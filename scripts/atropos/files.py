@@ -18,7 +18,7 @@ class EnvironmentFile:
     flags: tuple[str, ...] = ()
 
     def modes(self, wanted: Sequence[str]) -> list[str]:
-        own = ("evaluate",) if self.is_evaluation else ("process", "serve")
+        own = ("evaluate",) if self.is_evaluation else ("process", "serve", "evaluate")
         return [mode for mode in own if mode in wanted]
 
 

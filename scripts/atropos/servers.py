@@ -24,6 +24,7 @@ ANSWERS = (
     "</tool_call>",
     '<think>\nI stay.\n</think>\n<tool_call>\n{"name": "take_action", "arguments": {"action": "stick"}}\n'
     "</tool_call>",
+    "",
     "<think>\nIt is true.\n</think>\nFinal answer: (B). yes, ANSWER: 42, **A**",
 )
 
@@ -137,8 +138,11 @@ class LocalServices:
         return self._envelope("chat.completion", choices)
 
     def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
-        texts = self._texts(body, body["prompt"], body.get("n") or 1)
-        choices = [{"index": index, "finish_reason": "stop", "text": text} for index, text in enumerate(texts)]
+        beginning = body.get("prompt", body.get("messages"))  # the original's probe has messages here
+        texts = self._texts(body, beginning, body.get("n") or 1)
+        choices = [
+            {"index": index, "finish_reason": "stop", "text": text} for index, text in enumerate(texts)
+        ]
         return self._envelope("text_completion", choices)
 
     def _generate(self, body: dict[str, Any]) -> list[dict[str, Any]]:

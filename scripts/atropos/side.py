@@ -40,7 +40,9 @@ class Side:
         settings = json.loads((self.tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
         end = settings["eos_token"]
         text = end if isinstance(end, str) else end["content"]
-        return lambda words: tokenizer.encode(words, add_special_tokens=False).ids, tokenizer.token_to_id(text)
+        return lambda words: tokenizer.encode(words, add_special_tokens=False).ids, tokenizer.token_to_id(
+            text
+        )
 
 
 def run_side(
@@ -91,7 +93,9 @@ def run_side(
         timed_out = _wait(process, mode, services, side.limit_s)
     rows = services.groups if mode == "serve" else _lines(output)
     failure = "took too long" if timed_out else _failure(place / "log.txt", process.returncode)
-    return Outcome(rows[:groups] if mode == "serve" else rows, _metrics(evals), services.requests, failure, mode)
+    return Outcome(
+        rows[:groups] if mode == "serve" else rows, _metrics(evals), services.requests, failure, mode
+    )
 
 
 def _wait(process: subprocess.Popen[bytes], mode: str, services: LocalServices, limit_s: float) -> bool:
@@ -147,4 +151,6 @@ def _failure(log: Path, code: int) -> str:
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"(Error|Exception|error)\b.*:|rejected|no items", line)]
     line = errors[-1] if errors else (lines[-1] if lines and code else "")
-    return re.sub(r"\s+", " ", line.replace("|", "/")).strip()[:160] or (f"exit status {code}" if code else "")
+    return re.sub(r"\s+", " ", line.replace("|", "/")).strip()[:160] or (
+        f"exit status {code}" if code else ""
+    )
