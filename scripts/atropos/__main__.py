@@ -1,14 +1,13 @@
 """Runs environment files of Atropos in the original library and in Hermes, and compares what they produce.
 
-    python scripts/atropos CHECKOUT --python ORIGINAL/bin/python [--only WORD …] [--modes process serve evaluate]
-                           [--folder .atropos] [--markdown]
+    python scripts/atropos CHECKOUT --python ORIGINAL/bin/python [--only WORD …] [--modes process …]
 
 CHECKOUT is a folder with the repository's `environments`; ORIGINAL is an environment with atroposlib 0.4.0,
 transformers 4 and the packages of the files. Hermes runs in this Python and finds the files' packages there.
 Each file runs once on each side against one scripted model, with the same seeds and rows (data.py). Compared
-are the groups (tokens, masks, scores, advantages, messages, logprobs, their number and order) and the requests
-to the model; of an evaluation, its metrics. The result is a table and results.json in the folder; the exit
-status is 1 where a file works in the original and Hermes gives something else.
+are the groups (tokens, masks, scores, advantages, messages, logprobs, their number and order) and the
+requests to the model; of an evaluation, its metrics. The result is a table and results.json in the folder;
+the exit status is 1 where a file works in the original and Hermes gives something else.
 """
 
 from __future__ import annotations
@@ -61,9 +60,11 @@ def main() -> None:
     hermes = Side(
         "hermes", Path(sys.executable), folder, tokenizer, options.limit_s, options.python.absolute()
     )
-    comparisons = list(_compare_all(options.checkout.absolute(), original, hermes, options))
-    results = [asdict(comparison) for comparison in comparisons]
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    comparisons: list[Comparison] = []
+    for comparison in _compare_all(options.checkout.absolute(), original, hermes, options):
+        comparisons.append(comparison)
+        results = [asdict(comparison) for comparison in comparisons]
+        (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(_markdown(comparisons))
     bad = [one for one in comparisons if one.verdict in ("differs", "only the original")]
     sys.exit(1 if bad or not comparisons else 0)

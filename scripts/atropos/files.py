@@ -30,7 +30,9 @@ def find_files(checkout: Path) -> Iterator[EnvironmentFile]:
         if "/test" not in name and _defines_environment(path):
             evaluation = name.startswith("eval_environments/")
             server = "sglang" if "managed_server" in path.read_text(encoding="utf-8") else "openai"
-            yield EnvironmentFile(name, evaluation, server)
+            # With thinking on, the helper of most evaluations prints a prompt that is not set, and fails.
+            flags = ("--env.thinking_mode=false",) if evaluation else ()
+            yield EnvironmentFile(name, evaluation, server, flags=flags)
 
 
 def _defines_environment(path: Path) -> bool:

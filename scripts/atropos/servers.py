@@ -1,9 +1,9 @@
 """What both sides meet: a model that answers by a rule, and a trajectory API that records what is sent.
 
-The answer to a request depends on its messages or prompt and on how often the same one came before: not on its
-other parameters, on the order of different requests, or on whether several answers come from one request (`n`)
-or from several. So the same environment gets the same answers from both libraries, and the requests themselves
-can be compared.
+The answer to a request depends on its messages or prompt and on how often the same one came before: not on
+its other parameters, on the order of different requests, or on whether several answers come from one request
+(`n`) or from several. So the same environment gets the same answers from both libraries, and the requests
+themselves can be compared.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from files import EnvironmentFile
 from servers import LocalServices
 
 _DRIVER = Path(__file__).with_name("driver.py")
-_NOISE = re.compile(r"^(\s|Traceback|During handling|The above exception|\[|\^|~)")
 
 
 @dataclass(frozen=True)
