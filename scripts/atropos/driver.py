@@ -5,8 +5,8 @@
 Both sides run this file, each in its own Python. It imports Hermes on its own side only, and nothing of the
 comparison. Three things are replaced, so that two runs can be equal and need no network:
 
-- unseeded randomness in files (`random`, `random.Random()`, `os.urandom`, numpy's generators) starts from the
-  name of the calling file and a counter;
+- unseeded randomness (`random`, `random.Random()`, `os.urandom`, numpy's generators) starts from the name of
+  the calling file and a counter, so that what one file draws does not change the draws of another;
 - `datasets.load_dataset` gives the rows of DATA.json;
 - `AutoTokenizer.from_pretrained` and NLTK's downloads give what is on this machine.
 """
@@ -25,6 +25,18 @@ from pathlib import Path
 from typing import Any
 
 _calls: Counter[str] = Counter()
+_DRAWS = (
+    "random",
+    "randint",
+    "randrange",
+    "choice",
+    "choices",
+    "sample",
+    "shuffle",
+    "uniform",
+    "gauss",
+    "seed",
+)
 
 
 def main() -> None:
@@ -38,7 +50,6 @@ def main() -> None:
         atropos.install()
     _replace_datasets(json.loads(Path(data).read_text(encoding="utf-8")))
     _replace_tokenizer(tokenizer)
-    random.seed(7)
     sys.argv = [file, mode, *flags]
     if side == "hermes":
         _run_with_hermes(file, mode, flags)
@@ -72,7 +83,20 @@ def _fix_randomness() -> None:
         def __init__(self, x: Any = None) -> None:
             super().__init__(_seed_of_caller() if x is None else x)
 
+    streams: dict[str, random.Random] = {}
+
+    def drawing(name: str) -> Any:
+        def draw(*arguments: Any, **options: Any) -> Any:
+            file = Path(sys._getframe(1).f_code.co_filename).name
+            if file not in streams:
+                streams[file] = random.Random(file)
+            return getattr(streams[file], name)(*arguments, **options)
+
+        return draw
+
     random.Random = SeededRandom  # type: ignore[misc]
+    for name in _DRAWS:
+        setattr(random, name, drawing(name))
     system_bytes = os.urandom
 
     def urandom(size: int) -> bytes:

@@ -142,7 +142,10 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 def _metrics(folder: Path) -> dict[str, Any]:
     files = sorted(folder.rglob("metrics.json")) if folder.is_dir() else []
-    return json.loads(files[-1].read_text(encoding="utf-8")).get("results", {}) if files else {}
+    if not files:
+        return {}
+    metrics: dict[str, Any] = json.loads(files[-1].read_text(encoding="utf-8"))
+    return metrics.get("results", metrics)  # some files write their own form
 
 
 def _failure(log: Path, code: int) -> str:

@@ -19,6 +19,9 @@ from hermes.models.local.bundled import model_folder
 from .test_lora import TOKENS, logits, trained
 from .tiny import tiny_model
 
+_ROUNDING_FACTOR = 4
+"""Errors of two orders of summation are of one size, but not equal."""
+
 
 @torch.no_grad()
 def peft_logits(model: Any) -> torch.Tensor:
@@ -82,10 +85,15 @@ def test_an_adapter_of_the_bundled_model_loads_with_peft(bundled_home: Path, tmp
     weights, config = trained(backbone, rank=8)
     save_peft(tmp_path, weights, config, backbone.spec)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    plain, expected = peft_logits(model), logits(backbone, weights)
+    plain, ours = peft_logits(model), logits(backbone, weights)
     twin = PeftModel.from_pretrained(model, tmp_path)
-    torch.testing.assert_close(peft_logits(twin), expected, atol=1e-4, rtol=0)
-    assert (plain - expected).abs().max() > 10
+    theirs = peft_logits(twin)
+    exact = peft_logits(twin.double())
+    # Both are the same sums in fp32, in orders that depend on the processor and the number of threads. How far
+    # apart they may lie follows from how far the other one lies from the result in fp64.
+    rounding = (theirs - exact).abs().max()
+    assert (ours - exact).abs().max() < _ROUNDING_FACTOR * rounding
+    assert rounding < 1e-2 and (plain - ours).abs().max() > 10
 
 
 FOREIGN: list[tuple[str, dict[str, Any]]] = [
