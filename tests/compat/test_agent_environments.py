@@ -41,6 +41,7 @@ def run_env(way: str, folder: Path, bundled: Path, mode: str, *flags: str) -> st
         "hermes env": ("-m", "hermes", "env", mode, str(file)),
     }[way]
     passed_on = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    search_path = {"PYTHONPATH": str(IMPORTS)} if way == "plain python" else {}
     done = subprocess.run(
         [
             sys.executable,

@@ -89,8 +89,8 @@ def test_an_adapter_of_the_bundled_model_loads_with_peft(bundled_home: Path, tmp
     twin = PeftModel.from_pretrained(model, tmp_path)
     theirs = peft_logits(twin)
     exact = peft_logits(twin.double())
-    # Both are the same sums in fp32, in orders that depend on the processor and the number of threads. How far
-    # apart they may lie follows from how far the other one lies from the result in fp64.
+    # Both are the same sums in fp32, in orders that depend on the processor and the number of threads. How
+    # far ours may lie from the result in fp64 follows from how far the other one lies from it.
     rounding = (theirs - exact).abs().max()
     assert (ours - exact).abs().max() < _ROUNDING_FACTOR * rounding
     assert rounding < 1e-2 and (plain - ours).abs().max() > 10
