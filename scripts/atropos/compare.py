@@ -57,6 +57,8 @@ def difference(original: Outcome, hermes: Outcome) -> str:
         for field in _PER_SEQUENCE:
             if _column(first, field) != _column(second, field):
                 return f"group {index}: {field} differ"
+        if _rows(first) != _rows(second):
+            return f"group {index}: the same fields belong to other sequences"
     # The original counts a group that it rejects as written; Hermes goes on until all are written.
     same_work = original.mode == "process" and len(original.groups) == len(hermes.groups)
     return _request_difference(original, hermes) if same_work else ""
@@ -68,6 +70,12 @@ def _column(group: Mapping[str, Any], field: str) -> Any:
     if not values or all(value is None for value in values):
         return None
     return sorted(json.dumps(value) for value in values)
+
+
+def _rows(group: Mapping[str, Any]) -> list[str]:
+    """The sequences, each with all its fields."""
+    columns = [group[field] for field in _PER_SEQUENCE if _column(group, field) is not None]
+    return sorted(json.dumps(row) for row in zip(*columns, strict=False))
 
 
 def _metric_difference(original: Mapping[str, Any], hermes: Mapping[str, Any]) -> str:

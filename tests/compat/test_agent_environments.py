@@ -52,11 +52,7 @@ def run_env(way: str, folder: Path, bundled: Path, mode: str, *flags: str) -> st
             "false",
             *flags,
         ],
-        env={
-            **passed_on,
-            "HERMES_HOME": str(home),
-            "PYTHONPATH": str(IMPORTS) if way == "plain python" else "",
-        },
+        env={**passed_on, "HERMES_HOME": str(home), **search_path},
         cwd=folder,
         capture_output=True,
         text=True,
