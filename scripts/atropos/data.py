@@ -54,6 +54,12 @@ def _usual(index: int) -> dict[str, Any]:
         "choices": _CHOICES,
         "options": _CHOICES,
         "label": 1,
+        "gold": 1,
+        "passage": "Six times seven is 42.",
+        "context": "Six times seven is 42.",
+        "goal": question,
+        "sol1": "41",
+        "sol2": "42",
         "messages": [{"role": "user", "content": question}],
         "conversation": [{"role": "user", "content": question}, {"role": "assistant", "content": "42"}],
     }

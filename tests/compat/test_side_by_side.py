@@ -1,7 +1,7 @@
 """Atropos's own environment files in the original library and in Hermes: the same groups and metrics.
 
-Set HERMES_TEST_ATROPOS_CHECKOUT to a checkout of NousResearch/atropos and HERMES_TEST_ATROPOS_PYTHON to a Python
-that has atroposlib 0.4.0, transformers 4 and the files' packages (`pip install atroposlib==0.4.0
+Set HERMES_TEST_ATROPOS_CHECKOUT to a checkout of NousResearch/atropos and HERMES_TEST_ATROPOS_PYTHON to a
+Python that has atroposlib 0.4.0, transformers 4 and the files' packages (`pip install atroposlib==0.4.0
 'transformers<5' reasoning-gym langdetect`).
 """
 

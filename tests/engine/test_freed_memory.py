@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hermes.engine.engine import Engine
+from hermes.engine.info import EngineOptions
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.lora.policy import Policy
 from hermes.engine.memory import CHECK_S, GROWTH_BYTES, FreedMemory, process_memory
+from tests.engine.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,3 +93,42 @@ def test_the_figures_of_this_process_are_plausible() -> None:
     memory = process_memory()
     assert memory.rss_bytes > 1 << 20
     assert memory.rss_bytes < 1 << 40
+
+
+def test_deleted_adapters_and_policies_leave_nothing_behind(tmp_path: Path) -> None:
+    from bench.engine_memory import Load
+
+    tiny_model("llama").save_pretrained(tmp_path)
+    engine = Engine(EngineOptions(str(tmp_path), "cpu", "float32", kv_bytes=8 << 20))
+    engine.start()
+    try:
+        load = Load(engine, longest=40)
+        for _ in range(2):
+            load.adapter()
+        before = _alive()
+        for _ in range(12):
+            load.adapter()
+        assert _alive() <= before
+        assert engine.stats().adapter_bytes == engine.stats().policy_bytes == 0
+    finally:
+        engine.close()
+
+
+def _alive() -> int:
+    """Adapters and policies that something refers to."""
+    gc.collect()
+    return sum(isinstance(value, Adapter | Policy) for value in gc.get_objects())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(sys.platform != "linux", reason="the figures are glibc's and those of /proc")
+def test_a_long_mixed_use_does_not_grow_the_process(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path / "model")
+    command = [sys.executable, str(ROOT / "bench" / "engine_memory.py"), "--model", str(tmp_path / "model")]
+    sizes = ["--adapters", "500", "--requests", "2000", "--kv-gib", "0.01", "--longest", "60"]
+    subprocess.run([*command, *sizes, "--json", str(tmp_path / "points.json")], check=True, cwd=ROOT)
+    points = json.loads((tmp_path / "points.json").read_text())
+    for part in ("adapters", "mixed"):
+        rss_mb = [point["rss_mb"] for point in points if point["part"] == part]
+        assert rss_mb[-1] - rss_mb[0] < 32, points
