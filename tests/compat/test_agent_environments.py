@@ -16,6 +16,7 @@ import pytest
 from tests.fakes.provider import FakeProvider, Reply, text, tool_calls
 
 CAPITALS = Path(__file__).parent / "environments" / "capitals.py"
+IMPORTS = Path(__file__).parents[2] / "recipes" / "imports"
 TOWNS = {"France": "Paris", "Peru": "Lima", "Kenya": "Nairobi", "Japan": "Tokyo"}
 
 
@@ -36,9 +37,11 @@ def run_env(way: str, folder: Path, bundled: Path, mode: str, *flags: str) -> st
     (home / "models").symlink_to(bundled / "models")
     command = {
         "python": ("-m", "hermes.compat", str(file), mode),
+        "plain python": (str(file), mode),
         "hermes env": ("-m", "hermes", "env", mode, str(file)),
     }[way]
     passed_on = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    search_path = {"PYTHONPATH": str(IMPORTS)} if way == "plain python" else {}
     done = subprocess.run(
         [
             sys.executable,
@@ -49,7 +52,7 @@ def run_env(way: str, folder: Path, bundled: Path, mode: str, *flags: str) -> st
             "false",
             *flags,
         ],
-        env={**passed_on, "HERMES_HOME": str(home)},
+        env={**passed_on, "HERMES_HOME": str(home), **search_path},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -70,7 +73,7 @@ def server(provider: FakeProvider) -> tuple[str, ...]:
     return ("--openai.base_url", provider.base_url, *model, "--openai.health_check", "false")
 
 
-@pytest.mark.parametrize("way", ["python", "hermes env"])
+@pytest.mark.parametrize("way", ["python", "plain python", "hermes env"])
 def test_the_file_as_it_stands_writes_scored_groups(way: str, tmp_path: Path, bundled_home: Path) -> None:
     output = tmp_path / "output.jsonl"
     flags = ("--env.total_steps", "1", "--env.group_size", "2", "--env.data_path_to_save_groups", str(output))
@@ -113,6 +116,27 @@ def test_modules_of_the_users_own_folder_stay_and_only_the_references_are_answer
         f"OK capitals True {[str(tmp_path / 'environments')]}",
         "No module named 'environments.nothing'",
     ], done.stderr
+
+
+def test_plain_python_finds_the_references_modules_and_the_users_own(tmp_path: Path) -> None:
+    copied(tmp_path)
+    program = tmp_path / "my_program.py"
+    program.write_text(
+        "from environments.agent_loop import HermesAgentLoop\n"
+        "from environments.capitals import CapitalsEnv\n"
+        "import atroposlib.envs.base\n"
+        "from atroposlib.type_definitions import Message\n"
+        "print('OK', CapitalsEnv.name, HermesAgentLoop.__module__, atroposlib.envs.base.BaseEnv.__module__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(IMPORTS)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "OK capitals hermes.compat.agent_loop hermes.envs.base\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hermes.compat import atropos
 from hermes.compat.atropos.servers.managed import ManagedServer, ManagedServerAdapter
 from hermes.compat.atropos.servers.sequences import SequenceNode, SequenceTree
+from hermes.core.sequence import from_group
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.servers.engines import SGLangServer
 from hermes.envs.servers.manager import ServerManager
@@ -296,8 +298,41 @@ async def test_a_server_that_gives_no_tokens_is_refused_or_marked_untrainable(
             await managed.chat_completion(messages=[{"role": "user", "content": "hello"}])
             (node,) = managed.get_state()["nodes"]
         await manager.close()
-    assert set(node.masked_tokens) == {-100} and node.metadata["trainable"] is False
-    assert node.full_text.endswith("assistant:hi")
+    assert node.metadata["trainable"] is False and node.full_text.endswith("assistant:hi")
+    tokenizer = bundled_tokenizer(bundled_home)
+    answer = [token for token in node.masked_tokens if token != -100]
+    assert tokenizer.decode(answer) == "hi" and tokenizer.decode(node.tokens) == node.full_text
+    group = {
+        "tokens": [node.tokens],
+        "masks": [node.masked_tokens],
+        "scores": [1.0],
+        "inference_logprobs": [node.logprobs],
+    }
+    assert from_group(group).rejected == {"a token that its mask trains has no logprob": 1}
+
+
+@pytest.mark.usefixtures("shim")
+def test_an_environment_that_drops_untrained_rollouts_runs_on_a_server_without_tokens(
+    monkeypatch: pytest.MonkeyPatch, bundled_home: Path, tmp_path: Path
+) -> None:
+    from tests.compat.world import ROOT, Running
+    from tests.fakes.provider import FakeProvider, text
+
+    monkeypatch.setenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", "1")
+    monkeypatch.setenv("HERMES_HOME", str(bundled_home))
+    with FakeProvider([text("one two three four five six seven eight nine ten")], loop=True) as provider:
+        env = Running(
+            "process",
+            ROOT / "tests" / "compat" / "environments" / "trained_only.py",
+            f"--openai.base_url={provider.base_url}",
+            "--openai.n_kwarg_is_ignored=true",
+            "--env.tokenizer_name=hermes/smollm2",
+            "--env.total_steps=2",
+            f"--env.data_path_to_save_groups={tmp_path / 'groups.jsonl'}",
+        )
+        assert env.ended() is None
+    groups = [json.loads(line) for line in (tmp_path / "groups.jsonl").read_text().splitlines()]
+    assert [len(group["tokens"]) for group in groups] == [2, 2]
 
 
 @given(st.lists(st.text("ab", max_size=6), max_size=12), st.text("ab", max_size=10))

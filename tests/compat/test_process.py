@@ -169,6 +169,22 @@ def test_a_reward_that_is_no_number_is_never_written_as_one(
     assert list((tmp_path / "data").iterdir()) == [], "nor is an empty file left"
 
 
+@pytest.mark.parametrize("nothing", ["return None, []", "return {**scores, 'tokens': []}, []"])
+def test_an_environment_that_gives_nothing_for_many_items_goes_on_to_those_it_can_use(
+    variant: Callable[[str, str], Path], tmp_path: Path, nothing: str
+) -> None:
+    """Twenty in a row: an environment filters answers, and a weak policy gives none that pass."""
+    source = variant("        self.iter += 1\n", "        self.iter += 1\n").read_text()
+    end = "return scores, []"
+    assert end in source
+    file = tmp_path / "picky.py"
+    file.write_text(source.replace(end, f"if self.iter <= 20:\n            {nothing}\n        {end}"))
+    with adder() as model:
+        flags = (f"--openai.base_url={model.base_url}", "--env.max_num_workers=1", "--env.total_steps=2")
+        assert Running("process", file, *flags).ended() is None
+    assert len(groups_in(tmp_path / "data" / "sums.jsonl")) == 2
+
+
 def test_items_that_run_out_end_the_run_with_what_there_is(
     variant: Callable[[str, str], Path], tmp_path: Path
 ) -> None:

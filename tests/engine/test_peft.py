@@ -1,4 +1,5 @@
-"""Adapter files go both ways between the engine and PEFT, and the logits agree to 1e-4 in fp32."""
+"""Adapter files go both ways between the engine and PEFT, and the logits agree in fp32: to 1e-4 with tiny
+models, to the rounding of PEFT's own with the bundled one."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ from hermes.models.local.bundled import model_folder
 
 from .test_lora import TOKENS, logits, trained
 from .tiny import tiny_model
+
+_ROUNDING_FACTOR = 4
+"""Errors of two orders of summation are of one size, but not equal."""
 
 
 @torch.no_grad()
@@ -82,10 +86,15 @@ def test_an_adapter_of_the_bundled_model_loads_with_peft(bundled_home: Path, tmp
     weights, config = trained(backbone, rank=8)
     save_peft(tmp_path, weights, config, backbone.spec)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    plain, expected = peft_logits(model), logits(backbone, weights)
+    plain, ours = peft_logits(model), logits(backbone, weights)
     twin = PeftModel.from_pretrained(model, tmp_path)
-    torch.testing.assert_close(peft_logits(twin), expected, atol=1e-4, rtol=0)
-    assert (plain - expected).abs().max() > 10
+    theirs = peft_logits(twin)
+    exact = peft_logits(twin.double())
+    # Both are the same sums in fp32, in orders that depend on the processor. PEFT's own logits (up to 38) lie
+    # 0.0008 from those in fp64 on an ARM N1: how far ours may lie follows from that.
+    rounding = (theirs - exact).abs().max()
+    assert (ours - exact).abs().max() < _ROUNDING_FACTOR * rounding
+    assert rounding < 1e-2 and (plain - ours).abs().max() > 10
 
 
 FOREIGN: list[tuple[str, dict[str, Any]]] = [

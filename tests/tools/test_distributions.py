@@ -138,3 +138,12 @@ def test_a_bad_own_distribution_is_refused_by_key(own: dict[str, dict[str, int]]
 
 def test_a_broken_own_distribution_does_not_stop_another_from_being_used() -> None:
     assert sample("minimal", seed_parts=(1,), configured={"mine": {"wbe": 50}}) == ("web",)
+
+
+def test_of_the_default_distribution_a_bare_machine_lacks_only_what_needs_a_model_or_a_browser() -> None:
+    from hermes.config.settings import Settings
+    from hermes.tools.registry import unusable_toolsets
+
+    reasons = unusable_toolsets(distributions.DISTRIBUTIONS["default"], Settings(), {})
+    assert {"vision", "image_gen"} <= set(reasons) <= {"vision", "image_gen", "browser"}
+    assert "media.vision_model" in reasons["vision"] and "media.image_model" in reasons["image_gen"]

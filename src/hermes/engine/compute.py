@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Literal, TypeVar
 
 from hermes.engine.info import EngineClosedError
+from hermes.engine.memory import FreedMemory
 from hermes.engine.sampling.scheduler import SamplingScheduler
 from hermes.engine.schedule import AdapterQueues, FairShare, ScheduledCall, reported_error
 
@@ -63,8 +64,12 @@ class Compute:
 
     def _run(self) -> None:
         self._begin()
+        freed = FreedMemory()
         while not self._closed:
+            freed.check()
             ready = self._ready()
+            if not ready:
+                freed.trim_if_grown()  # nothing runs that would use it again
             self._read_inbox(wait=not ready)
             if ready and not self._closed:
                 self._run_slice(self._share.pick(ready))

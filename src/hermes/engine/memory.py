@@ -1,10 +1,15 @@
-"""Out-of-memory errors, and free and peak memory of a device."""
+"""Out-of-memory errors, free and peak memory of a device, and what the process's allocator keeps."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,6 +25,11 @@ _OUT_OF_MEMORY_TEXTS = (
 )
 """Messages of torch's CPU allocator, of Intel's and others; of CUDA, its driver and Triton; of cuBLAS and
 cuDNN; of C++."""
+
+
+GROWTH_BYTES = 256 << 20
+"""A growth after which freed memory is returned: below it the next step uses it again."""
+CHECK_S = 2.0
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -59,6 +69,98 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return _read_kilobytes("/proc/self/status", "VmHWM")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Memory of this process; 0 where the system does not report it."""
+
+    rss_bytes: int
+    heap_used_bytes: int
+    """Allocated by malloc and in use, without large blocks."""
+    heap_free_bytes: int
+    """Freed and not returned to the system, or returned and still reserved."""
+    mapped_bytes: int
+    """Large blocks in use, each mapped on its own: freeing one returns it."""
+
+
+def process_memory() -> ProcessMemory:
+    rss_bytes = _read_kilobytes("/proc/self/status", "VmRSS")
+    library = _glibc()
+    if library is None:
+        return ProcessMemory(rss_bytes, 0, 0, 0)
+    info = library.mallinfo2()
+    return ProcessMemory(rss_bytes, info.uordblks, info.fordblks, info.hblkhd)
+
+
+class FreedMemory:
+    """Returns freed memory to the system when the process has grown.
+
+    glibc keeps what is freed below the top of a heap. With tensors of ever-changing sizes that grows to
+    several times what is in use. Only glibc has the function for it; elsewhere nothing is done.
+    """
+
+    def __init__(
+        self,
+        rss_bytes: Callable[[], int] | None = None,
+        trim: Callable[[], None] | None = None,
+    ) -> None:
+        self._rss_bytes = rss_bytes or (lambda: _read_kilobytes("/proc/self/status", "VmRSS"))
+        self._trim = trim or trim_heap
+        self._floor_bytes = self._rss_bytes()
+        """What the process held after the last return, or less."""
+        self._checked_s = time.monotonic()
+
+    def check(self, now_s: float | None = None) -> None:
+        """To be called often: looks every few seconds, and trims after a growth of GROWTH_BYTES."""
+        now_s = time.monotonic() if now_s is None else now_s
+        if now_s - self._checked_s < CHECK_S:
+            return
+        self._checked_s = now_s
+        self.trim_if_grown()
+
+    def trim_if_grown(self) -> None:
+        self._floor_bytes = min(self._floor_bytes, self._rss_bytes())
+        if self._rss_bytes() - self._floor_bytes >= GROWTH_BYTES:
+            self._trim()
+            self._floor_bytes = self._rss_bytes()
+
+
+def trim_heap() -> None:
+    """Returns the free pages of all heaps to the system, where glibc is the allocator."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """The result of glibc's mallinfo2, in its order."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    """The C library of this process, if it is glibc 2.33 or newer."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return None
+    library.mallinfo2.restype = _Mallinfo2
+    return library
 
 
 def _available_bytes() -> int:

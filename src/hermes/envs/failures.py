@@ -36,9 +36,13 @@ POLICY_REASONS: Mapping[str, str] = MappingProxyType(
     {
         "too long": "Raise the trainer's longest sequence, or lower max_token_length.",
         "equal scores": "Use easier or harder tasks, or larger groups.",
+        "no group": "The environment returns none where no answer is usable: use easier tasks; see its log.",
+        "wrong size": "The environment leaves answers out, or ignores --env.group_size; see its log.",
     }
 )
-"""Reasons for rejecting a group that are due to the policy and no error of the environment, with a hint."""
+"""Reasons for which a group is missing or rejected that are due to the policy and no error of the
+environment, with a hint. Environments filter answers themselves (too short, none right), so that a weak
+policy can give many such groups in a row."""
 
 
 class EnvironmentRunError(HermesError):
@@ -124,12 +128,12 @@ class GroupTally:
         self.last_failure = failure
 
     def drop(self, failure: GroupFailure) -> None:
-        self._drop(failure, FAILED)
+        self._drop(failure, _category(failure.reason))
 
     def reject(self, reason: str) -> None:
         """A complete group that cannot be used."""
         failure = GroupFailure(reason, f"a group was rejected: {reason}", infrastructure=False)
-        self._drop(failure, reason if reason in POLICY_REASONS else FAILED)
+        self._drop(failure, _category(reason))
 
     def _drop(self, failure: GroupFailure, category: str) -> None:
         self.dropped[failure.reason] += 1
@@ -144,7 +148,7 @@ class GroupTally:
         limit = limits[stall.category]
         if stall.category in POLICY_REASONS:
             raise EnvironmentRunError(
-                f"{limit} groups in a row were rejected: {stall.category}", POLICY_REASONS[stall.category]
+                f"{limit} groups in a row were of no use: {stall.category}", POLICY_REASONS[stall.category]
             )
         assert self.last_failure is not None, "a group was dropped"
         raise EnvironmentRunError(
@@ -157,3 +161,8 @@ class GroupTally:
         parts += [f"{count} retried ({reason})" for reason, count in sorted(self.retried.items())]
         parts += [f"{count} dropped ({reason})" for reason, count in sorted(self.dropped.items())]
         return ", ".join(parts)
+
+
+def _category(reason: str) -> str:
+    """The stall category that a dropped group counts under."""
+    return reason if reason in POLICY_REASONS else FAILED

@@ -10,6 +10,7 @@ from hermes.envs.tokenise import tokenize_for_trainer
 
 _THINKING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _ASSISTANT_ROLES = ("agent", "assistant")
+_OBSERVATION_ROLE = "environment"
 
 
 def strip_thinking(response_text: str) -> str:
@@ -20,7 +21,7 @@ def strip_thinking(response_text: str) -> str:
 def truncate_thinking(response_text: str, tokenizer: Any, max_think_tokens: int) -> str:
     """Cuts the first block of thinking to its last paragraph if that fits, else to its last tokens."""
     match = _THINKING.search(response_text)
-    if match is None:
+    if match is None or "</think>" in response_text[: match.start()]:
         return response_text
     thinking = match[1].strip()
     ids = tokenizer.encode(thinking, add_special_tokens=False)
@@ -41,8 +42,8 @@ def ensure_trajectory_token_limit(
 ) -> list[dict[str, Any]]:
     """The steps of an episode, each within the limit: the oldest turns are dropped from all its alternatives.
 
-    The system prompt, the last observation and the last answer stay. A step that is still too long, or has no
-    messages or tokens, is dropped.
+    The system prompt, the last answer and the observation before it (a message of the role `environment`)
+    stay. A step that is still too long, or has no messages or tokens, is dropped.
     """
     shortened = (
         _shorten(step, tokenizer, max_trajectory_tokens)
@@ -66,12 +67,14 @@ def _shorten(step: dict[str, Any], tokenizer: Any, limit: int) -> dict[str, Any]
 
 
 def _droppable(messages: Sequence[dict[str, Any]]) -> int:
-    """How many turns after the first to drop next: an observation with its answer, or one turn."""
+    """How many turns after the first to drop next: an observation with its answer, or one turn.
+
+    Only a message of the role `environment` counts as an observation, as in the original: where observations
+    have the role `user`, the last one may be dropped, and the step stays instead of being lost.
+    """
     end = 0
     if len(messages) > 1 and messages[-1]["role"] in _ASSISTANT_ROLES:
-        end = 2 if len(messages) > 2 and messages[-2]["role"] not in _ASSISTANT_ROLES else 1
+        end = 2 if len(messages) > 2 and messages[-2]["role"] == _OBSERVATION_ROLE else 1
     spare = len(messages) - 1 - end
-    pair = (
-        spare >= 2 and messages[1]["role"] not in _ASSISTANT_ROLES and messages[2]["role"] in _ASSISTANT_ROLES
-    )
+    pair = spare >= 2 and messages[1]["role"] == _OBSERVATION_ROLE and messages[2]["role"] in _ASSISTANT_ROLES
     return 2 if pair else min(1, max(0, spare))

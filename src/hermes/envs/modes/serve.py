@@ -34,8 +34,10 @@ from hermes.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_POLICY_LIMITS: Mapping[str, int] = MappingProxyType({"too long": 256, "equal scores": 1024})
-"""Groups in a row that may be rejected because of what the policy did before serving ends."""
+_POLICY_LIMITS: Mapping[str, int] = MappingProxyType(
+    {"too long": 256, "equal scores": 1024, "no group": 256, "wrong size": 256}
+)
+"""Groups in a row that may be of no use because of what the policy did before serving ends."""
 _TURN_S = 0.1
 _NO_ITEMS_S = 10.0
 """How long get_next_item may return None, with no group in progress, before serving ends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hermes.compat.atropos.servers.sequences import SequenceNode
+from hermes.core.sequence import MASKED, MASKED_LOGPROB
 from hermes.envs.servers.base import APIServer
 
 if TYPE_CHECKING:
@@ -14,37 +15,65 @@ if TYPE_CHECKING:
 
 
 class DummyManagedServer:
-    """Records sequences that cannot be trained on: all tokens are masked, `metadata["trainable"]` is False.
+    """Records sequences that environments can work with and that no trainer of ours takes.
 
-    The token ids are those of the text encoded again; without a tokenizer a single 0.
+    The token ids are those of the text encoded again (without a tokenizer, its bytes). The answer is
+    unmasked, because environments drop a rollout that trains nothing. No token has a logprob, so that
+    `core.sequence` rejects the sequence, and `metadata["trainable"]` is False.
     """
 
-    def __init__(self, server: APIServer, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    def __init__(
+        self,
+        server: APIServer,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        track_tree: bool = False,
+    ) -> None:
         self.server = server
         self.tokenizer = tokenizer
+        self.track_tree = track_tree
         self.current_nodes: list[SequenceNode] = []
+
+    @property
+    def sequences(self) -> dict[str, SequenceNode]:
+        """Every sequence so far, by its text."""
+        return {node.full_text: node for node in self.current_nodes}
 
     def reset(self) -> None:
         self.current_nodes = []
 
     def get_state(self) -> dict[str, Any]:
+        if self.track_tree:
+            return {"sequences": self.sequences, "tree": self.sequences}
         return {"nodes": list(self.current_nodes)}
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         response = await self.server.chat_completion(**kwargs)
         prompt = "\n\n".join(f"{message['role']}:{message.get('content')}" for message in kwargs["messages"])
         for choice in response.choices:
-            self._record(f"{prompt}\n\nassistant:{choice.message.content}", choice.finish_reason)
+            self._record(f"{prompt}\n\nassistant:", choice.message.content or "", choice.finish_reason)
         return response
 
     async def completion(self, **kwargs: Any) -> Completion:
         response = await self.server.completion(**kwargs)
         for choice in response.choices:
-            self._record(kwargs["prompt"] + choice.text, choice.finish_reason)
+            self._record(kwargs["prompt"], choice.text or "", choice.finish_reason)
         return response
 
-    def _record(self, text: str, finish_reason: str | None) -> None:
-        ids = list(self.tokenizer.encode(text)) if self.tokenizer else [0]
-        node = SequenceNode(full_text=text, tokens=ids).masked()
-        node.metadata = {"finish_reason": finish_reason, "dummy_tokens": True, "trainable": False}
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        raise NotImplementedError("a server of type openai returns no prompt logprobs.")
+
+    def _record(self, prompt: str, answer: str, finish_reason: str | None) -> None:
+        prompt_ids, answer_ids = self._encode(prompt), self._encode(answer)
+        node = SequenceNode(
+            full_text=prompt + answer,
+            tokens=[*prompt_ids, *answer_ids],
+            masked_tokens=[*[MASKED] * len(prompt_ids), *answer_ids],
+            logprobs=[MASKED_LOGPROB] * (len(prompt_ids) + len(answer_ids)),
+            metadata={"finish_reason": finish_reason or "stop", "dummy_tokens": True, "trainable": False},
+        )
         self.current_nodes.append(node)
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            return list(text.encode())
+        return list(self.tokenizer.encode(text, add_special_tokens=False))

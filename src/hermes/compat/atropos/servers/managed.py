@@ -46,7 +46,7 @@ def open_managed(server: Any, **options: Any) -> ManagedServer | DummyManagedSer
             "a server of type openai returns no token ids, so nothing it answers can be trained on; set "
             f"--openai.server_type to sglang or vllm, or {ALLOW_DUMMY}=1 to run without training."
         )
-    return DummyManagedServer(server, options.get("tokenizer"))
+    return DummyManagedServer(server, options.get("tokenizer"), bool(options.get("track_tree")))
 
 
 class ManagedServer:

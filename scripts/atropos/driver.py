@@ -1,0 +1,152 @@
+"""Runs one environment file in one interpreter, with the randomness and the data of the comparison.
+
+    python driver.py original|hermes MODE FILE DATA.json TOKENIZER [flags of the environment]
+
+Both sides run this file, each in its own Python. It imports Hermes on its own side only, and nothing of the
+comparison. Three things are replaced, so that two runs can be equal and need no network:
+
+- unseeded randomness (`random`, `random.Random()`, `os.urandom`, numpy's generators) starts from the name of
+  the calling file and a counter, so that what one file draws does not change the draws of another;
+- `datasets.load_dataset` gives the rows of DATA.json;
+- `AutoTokenizer.from_pretrained` and NLTK's downloads give what is on this machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import runpy
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+_calls: Counter[str] = Counter()
+_DRAWS = (
+    "random",
+    "randint",
+    "randrange",
+    "choice",
+    "choices",
+    "sample",
+    "shuffle",
+    "uniform",
+    "gauss",
+    "seed",
+)
+
+
+def main() -> None:
+    side, mode, file, data, tokenizer, *flags = sys.argv[1:]
+    if packages := os.environ.get("HERMES_COMPARE_PACKAGES"):
+        sys.path.append(packages)
+    _fix_randomness()
+    if side == "hermes":
+        from hermes.compat import atropos
+
+        atropos.install()
+    _replace_datasets(json.loads(Path(data).read_text(encoding="utf-8")))
+    _replace_tokenizer(tokenizer)
+    sys.argv = [file, mode, *flags]
+    if side == "hermes":
+        _run_with_hermes(file, mode, flags)
+        return
+    sys.path[0] = str(Path(file).parent)
+    # Last, so that the installed library is used and not the checkout's: some files import `environments`.
+    sys.path += [str(parent) for parent in Path(file).parents if (parent / "environments").is_dir()]
+    runpy.run_path(file, run_name="__main__")
+
+
+def _run_with_hermes(file: str, mode: str, flags: list[str]) -> None:
+    from hermes.envs.cli.run import run_file
+    from hermes.errors import HermesError
+
+    try:
+        run_file(file, mode, flags)
+    except HermesError as error:
+        sys.exit(f"{error.message} {error.hint}")
+
+
+def _seed_of_caller() -> int:
+    """The name of the file that called, and how often it did."""
+    frame = sys._getframe(2)
+    name = Path(frame.f_code.co_filename).name
+    _calls[name] += 1
+    return int.from_bytes(hashlib.sha256(f"{name} {_calls[name]}".encode()).digest()[:4], "big")
+
+
+def _fix_randomness() -> None:
+    class SeededRandom(random.Random):
+        def __init__(self, x: Any = None) -> None:
+            super().__init__(_seed_of_caller() if x is None else x)
+
+    streams: dict[str, random.Random] = {}
+
+    def drawing(name: str) -> Any:
+        def draw(*arguments: Any, **options: Any) -> Any:
+            file = Path(sys._getframe(1).f_code.co_filename).name
+            if file not in streams:
+                streams[file] = random.Random(file)
+            return getattr(streams[file], name)(*arguments, **options)
+
+        return draw
+
+    random.Random = SeededRandom  # type: ignore[misc]
+    for name in _DRAWS:
+        setattr(random, name, drawing(name))
+    system_bytes = os.urandom
+
+    def urandom(size: int) -> bytes:
+        if "environments" not in sys._getframe(1).f_code.co_filename:
+            return system_bytes(size)
+        return random.Random(_seed_of_caller()).randbytes(size)
+
+    os.urandom = urandom
+    try:
+        import numpy
+    except ImportError:
+        return
+    numpy.random.seed(7)
+    make = numpy.random.default_rng
+    numpy.random.default_rng = lambda seed=None: make(_seed_of_caller() if seed is None else seed)
+
+
+def _replace_datasets(tables: dict[str, Any]) -> None:
+    """A data set that is not in DATA.json gives the rows under `*`, which have the usual columns."""
+    try:
+        import datasets
+    except ImportError:
+        return
+
+    def load_dataset(path: str, name: Any = None, *rest: Any, split: Any = None, **options: Any) -> Any:
+        rows = tables.get(f"{path}/{name}") or tables.get(path) or tables["*"]
+        table = datasets.Dataset.from_list(rows)
+        if split is None:
+            return datasets.DatasetDict(dict.fromkeys(("train", "test", "validation"), table))
+        return table.to_iterable_dataset() if options.get("streaming") else table
+
+    def names(path: str, *rest: Any, **options: Any) -> list[str]:
+        return ["default"]
+
+    datasets.load_dataset = load_dataset
+    datasets.get_dataset_config_names = names
+
+
+def _replace_tokenizer(folder: str) -> None:
+    import transformers
+
+    load = transformers.AutoTokenizer.from_pretrained
+
+    def from_pretrained(name: Any, *rest: Any, **options: Any) -> Any:
+        return load(folder)
+
+    transformers.AutoTokenizer.from_pretrained = from_pretrained
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TZ", "UTC")
+    time.tzset()
+    main()

@@ -1,0 +1,51 @@
+"""Which files are compared, and how each is started."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_FLAGS = {"answer_format_environment.py": ("--env.seed=7",)}
+"""Its settings draw a seed when they are built, which the original does more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFile:
+    name: str
+    """The path below `environments`."""
+    is_evaluation: bool
+    server_type: str = "openai"
+    group_size: int | None = None
+    flags: tuple[str, ...] = ()
+
+    def modes(self, wanted: Sequence[str]) -> list[str]:
+        own = ("evaluate",) if self.is_evaluation else ("process", "serve", "evaluate")
+        return [mode for mode in own if mode in wanted]
+
+
+def find_files(checkout: Path) -> Iterator[EnvironmentFile]:
+    """Every file that defines an environment, by name."""
+    root = checkout / "environments"
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if "/test" not in name and _defines_environment(path):
+            evaluation = name.startswith("eval_environments/")
+            server = "sglang" if "managed_server" in path.read_text(encoding="utf-8") else "openai"
+            # With thinking on, the helper of most evaluations prints a prompt that is not set, and fails.
+            flags = ("--env.thinking_mode=false",) if evaluation else _FLAGS.get(path.name, ())
+            yield EnvironmentFile(name, evaluation, server, flags=flags)
+
+
+def _defines_environment(path: Path) -> bool:
+    """Whether it has a class that derives from a class of environments, and calls `cli()`."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return False
+    calls = any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cli"
+        for node in ast.walk(tree)
+    )
+    return calls and any(isinstance(node, ast.ClassDef) and node.bases for node in ast.walk(tree))

@@ -1,0 +1,158 @@
+"""One run of one environment file on one side, as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compare import Outcome
+from files import EnvironmentFile
+from servers import LocalServices
+
+_DRIVER = Path(__file__).with_name("driver.py")
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str
+    """original or hermes."""
+    python: Path
+    folder: Path
+    tokenizer: Path
+    limit_s: float
+    packages_of: Path | None = None
+    """The Python whose packages are used after one's own."""
+
+    def encoder(self) -> tuple[Callable[[str], list[int]], int]:
+        """The ids of a text, and the id that ends an answer."""
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(self.tokenizer / "tokenizer.json"))
+        settings = json.loads((self.tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
+        end = settings["eos_token"]
+        text = end if isinstance(end, str) else end["content"]
+        return lambda words: tokenizer.encode(words, add_special_tokens=False).ids, tokenizer.token_to_id(
+            text
+        )
+
+
+def run_side(
+    side: Side,
+    checkout: Path,
+    file: EnvironmentFile,
+    mode: str,
+    services: LocalServices,
+    groups: int,
+    group_size: int,
+) -> Outcome:
+    place = side.folder / "runs" / f"{file.name.replace('/', '.')}.{mode}.{side.name}"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    output, evals = place / "groups.jsonl", place / "evals"
+    flags = [
+        f"--env.tokenizer_name={side.tokenizer}",
+        f"--env.group_size={group_size}",
+        "--env.total_steps=" + str(groups),
+        "--env.use_wandb=false",
+        "--env.max_num_workers=1",
+        "--env.ensure_scores_are_not_same=false",
+        "--env.include_messages=true",
+        f"--env.data_dir_to_save_evals={evals}",
+        f"--env.rollout_server_url={services.root}",
+        f"--openai.base_url={services.root}/v1",
+        f"--openai.api_key={'x'}",
+        "--openai.model_name=scripted",
+        f"--openai.server_type={file.server_type}",
+        f"--openai.tokenizer_name={side.tokenizer}",
+        "--slurm=false",
+        *file.flags,
+    ]
+    if mode == "process":
+        flags.append(f"--env.data_path_to_save_groups={output}")
+    path = checkout / "environments" / file.name
+    command = [str(side.python), str(_DRIVER), side.name, mode, str(path), str(side.folder / "data.json")]
+    with (place / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, str(side.tokenizer), *flags],
+            cwd=place,
+            env=_variables(side, place),
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        timed_out = _wait(process, mode, services, side.limit_s)
+    rows = services.groups if mode == "serve" else _lines(output)
+    failure = "took too long" if timed_out else _failure(place / "log.txt", process.returncode)
+    return Outcome(
+        rows[:groups] if mode == "serve" else rows, _metrics(evals), services.requests, failure, mode
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], mode: str, services: LocalServices, limit_s: float) -> bool:
+    """Whether it had to be ended; a serving one is ended when all groups have arrived."""
+    try:
+        if mode == "serve":
+            waited = 0.0
+            while process.poll() is None and not services.done.wait(0.2) and waited < limit_s:
+                waited += 0.2
+            process.wait(20 if services.done.is_set() else 0.1)
+        else:
+            process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return mode != "serve" or not services.done.is_set()
+    return False
+
+
+def _variables(side: Side, place: Path) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+    more = {
+        "HOME": str(place),
+        "HERMES_HOME": str(place / "hermes"),
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "WANDB_MODE": "disabled",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OPENAI_API_KEY": "x",
+        "NLTK_DATA": str(side.folder / "nltk_data"),
+    }
+    if side.packages_of is not None:
+        library = side.packages_of.parent.parent / "lib"
+        more["HERMES_COMPARE_PACKAGES"] = str(next(library.glob("python3*/site-packages")))
+    return kept | more
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    files = sorted(folder.rglob("metrics.json")) if folder.is_dir() else []
+    if not files:
+        return {}
+    metrics: dict[str, Any] = json.loads(files[-1].read_text(encoding="utf-8"))
+    return metrics.get("results", metrics)  # some files write their own form
+
+
+def _failure(log: Path, code: int) -> str:
+    """The last line of the log that reads as an error; nothing where the process ended well."""
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"(Error|Exception|error)\b.*:|rejected|no items", line)]
+    line = errors[-1] if errors else (lines[-1] if lines and code else "")
+    return re.sub(r"\s+", " ", line.replace("|", "/")).strip()[:160] or (
+        f"exit status {code}" if code else ""
+    )
