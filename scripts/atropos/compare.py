@@ -112,7 +112,7 @@ def _request_difference(original: Outcome, hermes: Outcome) -> str:
 def _requests(outcome: Outcome) -> list[str]:
     """What was sent, without the order (requests of one group are sent at once) and the original's probes."""
     return sorted(
-        json.dumps([request.get(name) for name in _REQUEST])
+        json.dumps([request.get(name, 1 if name == "n" else None) for name in _REQUEST])
         for request in outcome.requests
         if not _is_probe(request)
     )
