@@ -99,13 +99,20 @@ def _request_difference(original: Outcome, hermes: Outcome) -> str:
         return ""
     if len(first) != len(second):
         return f"{len(first)} requests to the model and {len(second)}"
-    return "requests to the model differ"
+    pairs = (
+        (json.loads(mine), json.loads(yours))
+        for mine, yours in zip(first, second, strict=True)
+        if mine != yours
+    )
+    mine, yours = next(pairs)
+    names = [name for name, left, right in zip(_REQUEST, mine, yours, strict=True) if left != right]
+    return f"requests to the model differ in {', '.join(names)}"
 
 
 def _requests(outcome: Outcome) -> list[str]:
     """What was sent, without the order (requests of one group are sent at once) and the original's probes."""
     return sorted(
-        json.dumps([request.get(name) for name in _REQUEST])
+        json.dumps([request.get(name, 1 if name == "n" else None) for name in _REQUEST])
         for request in outcome.requests
         if not _is_probe(request)
     )

@@ -144,6 +144,6 @@ def test_of_the_default_distribution_a_bare_machine_lacks_only_what_needs_a_mode
     from hermes.config.settings import Settings
     from hermes.tools.registry import unusable_toolsets
 
-    reasons = unusable_toolsets(distributions.DISTRIBUTIONS["default"], Settings(), {})
+    reasons = unusable_toolsets(DISTRIBUTIONS["default"], Settings(), {})
     assert {"vision", "image_gen"} <= set(reasons) <= {"vision", "image_gen", "browser"}
     assert "media.vision_model" in reasons["vision"] and "media.image_model" in reasons["image_gen"]
