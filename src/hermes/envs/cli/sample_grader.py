@@ -43,7 +43,7 @@ def sample_settings(cls: type[BaseEnv], argv: Sequence[str]) -> Iterator[Sequenc
         yield argv
         return
     with tempfile.TemporaryDirectory(prefix="hermes-check-") as folder, _serve_scores() as address:
-        rows = [{"prompt": prompt, "expected": answer} for prompt, answer in _TASKS.items()]
+        rows = [{"prompt": prompt, "expected": solution} for prompt, solution in _TASKS.items()]
         prompts, function = Path(folder, "tasks.jsonl"), Path(folder, "sample.py")
         prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
         function.write_text(_FUNCTION)

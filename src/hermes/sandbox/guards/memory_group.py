@@ -99,10 +99,12 @@ def group_parents(mountinfo: str, membership: str) -> list[GroupParent]:
         mount = mounts.get("" if version == 2 else "memory")
         if mount is None or not PurePosixPath(group).is_relative_to(mount[0]):
             continue
-        own = mount[1] / PurePosixPath(group).relative_to(mount[0])
+        group_folder = mount[1] / PurePosixPath(group).relative_to(mount[0])
         # A group of version 2 that has processes cannot give controllers to groups below it.
-        places = (own, own.parent) if version == 2 and own != mount[1] else (own,)
-        parents += [GroupParent(place, version) for place in places]
+        folders = [group_folder]
+        if version == 2 and group_folder != mount[1]:
+            folders.append(group_folder.parent)
+        parents += [GroupParent(folder, version) for folder in folders]
     return sorted(parents, key=lambda parent: -parent.version)
 
 

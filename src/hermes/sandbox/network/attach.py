@@ -165,10 +165,10 @@ def _add_route(
     head = struct.pack("=IHHII", 16 + len(body), _RTM_NEWROUTE, _REQUEST_ACK_CREATE_REPLACE, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
         netlink.send(head + body)
-        answer = netlink.recv(65_536)
-    (kind_of_answer,) = struct.unpack_from("=H", answer, 4)
-    (code,) = struct.unpack_from("=i", answer, 16)
-    if kind_of_answer == _NLMSG_ERROR and code != 0:
+        reply = netlink.recv(65_536)
+    (reply_kind,) = struct.unpack_from("=H", reply, 4)
+    (code,) = struct.unpack_from("=i", reply, 16)
+    if reply_kind == _NLMSG_ERROR and code != 0:
         raise OSError(-code, f"the route to {block} cannot be set: {os.strerror(-code)}")
 
 

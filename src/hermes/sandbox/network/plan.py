@@ -92,8 +92,8 @@ def has_own_network(settings: SandboxSettings) -> bool:
 def route_plan(allow: Iterable[str], own_addresses: Iterable[str]) -> RoutePlan:
     """Refuses what is not public and this machine's addresses, except what is allowed."""
     allowed = tuple(dict.fromkeys(str(_block(item)) for item in allow))
-    own = (f"{address}/32" for address in own_addresses)
-    refused = tuple(block for block in dict.fromkeys((*NOT_PUBLIC, *own)) if block not in allowed)
+    machine_blocks = (f"{address}/32" for address in own_addresses)
+    refused = tuple(block for block in dict.fromkeys((*NOT_PUBLIC, *machine_blocks)) if block not in allowed)
     return RoutePlan(refused, allowed)
 
 
