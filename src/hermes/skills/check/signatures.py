@@ -116,7 +116,9 @@ def _class(index: NameIndex, target: ClassTarget, depth: int) -> Signature:
                 if isinstance(base, ClassTarget)
             ]
             return (
-                _OPEN if len(bases) != 1 or not _passes_on(methods[name][0]) else own_or_base(own, bases[0])
+                _OPEN
+                if len(bases) != 1 or not _passes_on(methods[name][0])
+                else _with_base(constructor, bases[0])
             )
     if has_fields(index, target):
         return Signature(frozenset(class_fields(index, target)), allows_extra(index, target))
