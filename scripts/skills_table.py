@@ -2,8 +2,9 @@
 
     python scripts/skills_table.py [--check]
 
-Runs the full check of every skill (it downloads packages to the cache of HERMES_HOME) and replaces the text between
-the markers of the page. `--check` writes nothing and fails if the names and skills of the page are out of date.
+Runs the full check of every skill (it downloads packages to the cache of HERMES_HOME) and replaces the text
+between the markers of the page. `--check` writes nothing and fails if names and skills of the page are out of
+date.
 """
 
 from __future__ import annotations
@@ -19,16 +20,46 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "skills.md"
 BEGIN, END = "<!-- skills table: begin -->", "<!-- skills table: end -->"
 NAMES = (
-    "training/axolotl training/unsloth training/peft training/pytorch-fsdp training/trl-fine-tuning "
-    "training/grpo-rl-training training/tinker training/torchtitan inference/vllm inference/sglang "
-    "inference/llama-cpp inference/gguf inference/ollama inference/outlines inference/guidance "
-    "inference/obliteratus cloud/modal cloud/ray evaluation/lm-evaluation-harness evaluation/inspect "
-    "evaluation/hermes-bench data/huggingface-hub data/datasets data/vector-databases "
-    "tracking/weights-and-biases tracking/trackio tracking/tensorboard environments/hermes-atropos-environments "
-    "environments/verifiers environments/reward-functions environments/trajectory-curation research/arxiv "
-    "research/research-paper-writing research/literature-review hermes/batch hermes/compress hermes/rl "
-    "hermes/feedback hermes/troubleshooting"
-).split()
+    "training/axolotl",
+    "training/unsloth",
+    "training/peft",
+    "training/pytorch-fsdp",
+    "training/trl-fine-tuning",
+    "training/grpo-rl-training",
+    "training/tinker",
+    "training/torchtitan",
+    "inference/vllm",
+    "inference/sglang",
+    "inference/llama-cpp",
+    "inference/gguf",
+    "inference/ollama",
+    "inference/outlines",
+    "inference/guidance",
+    "inference/obliteratus",
+    "cloud/modal",
+    "cloud/ray",
+    "evaluation/lm-evaluation-harness",
+    "evaluation/inspect",
+    "evaluation/hermes-bench",
+    "data/huggingface-hub",
+    "data/datasets",
+    "data/vector-databases",
+    "tracking/weights-and-biases",
+    "tracking/trackio",
+    "tracking/tensorboard",
+    "environments/hermes-atropos-environments",
+    "environments/verifiers",
+    "environments/reward-functions",
+    "environments/trajectory-curation",
+    "research/arxiv",
+    "research/research-paper-writing",
+    "research/literature-review",
+    "hermes/batch",
+    "hermes/compress",
+    "hermes/rl",
+    "hermes/feedback",
+    "hermes/troubleshooting",
+)
 """The names under which users of the reference and of our issues look for a skill."""
 
 
@@ -79,7 +110,7 @@ def table() -> str:
 def _row(name: str, skill: str, report: dict[str, object] | None) -> str:
     if report is None:
         return f"| `{name}` | {skill} | | | | | no skill |"
-    cells = [report["package"] or "", report["pinned"] or "", report["newest"] or "", report["verified"] or "never"]
+    cells = [report[key] or "" for key in ("package", "pinned", "newest")] + [report["verified"] or "never"]
     unchecked = report["unchecked"]
     result = str(report["state"])
     if result == "ok":
