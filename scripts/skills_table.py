@@ -1,10 +1,10 @@
 """Writes the table of docs/skills.md: the names of the seeds, the skill that answers each, and its check.
 
-    python scripts/skills_table.py [--check]
+    python scripts/skills_table.py [--check | --from FILE]
 
 Runs the full check of every skill (it downloads packages to the cache of HERMES_HOME) and replaces the text
 between the markers of the page. `--check` writes nothing and fails if names and skills of the page are out of
-date.
+date. `--from` takes the result of `hermes skills check --all --online --json` from a file.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ NAMES = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only compare names and skills with the page")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a result of the check")
     options = parser.parse_args()
     page = PAGE.read_text("utf-8")
     head, _, rest = page.partition(BEGIN)
@@ -75,7 +76,7 @@ def main() -> int:
         if problems:
             sys.stderr.write(f"docs/skills.md is out of date ({', '.join(problems)}): make skills-table\n")
         return 1 if problems else 0
-    PAGE.write_text(f"{head}{BEGIN}\n{table()}{END}{tail}", "utf-8")
+    PAGE.write_text(f"{head}{BEGIN}\n{table(options.source)}{END}{tail}", "utf-8")
     return 0
 
 
@@ -95,10 +96,13 @@ def answers() -> dict[str, str]:
     return result
 
 
-def table() -> str:
+def table(source: Path | None) -> str:
     command = [sys.executable, "-m", "hermes", "skills", "check", "--all", "--online", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    reports = {f"{entry.get('category')}/{entry['name']}": entry for entry in json.loads(done.stdout)}
+    if source is None:
+        text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    else:
+        text = source.read_text("utf-8")
+    reports = {f"{entry.get('category')}/{entry['name']}": entry for entry in json.loads(text)}
     lines = [
         "| name | skill | package | pinned | newest | verified | result |",
         "|---|---|---|---|---|---|---|",

@@ -10,7 +10,7 @@ import pytest
 from hermes.skills import list_skills
 from hermes.skills.check.execute import run_skill
 from hermes.skills.check.registry import newest_version, same_version
-from hermes.skills.check.report import CheckState, SkillReport
+from hermes.skills.check.report import CheckVerdict, SkillReport
 from hermes.skills.check.shell_block import HermesCommands
 from hermes.skills.check.skill_check import Packages, check_skill
 from tests.skills.conftest import WriteSkill
@@ -106,7 +106,7 @@ def test_what_exists_is_ok_and_is_counted(home: Path, write_skill: WriteSkill, r
     )
     write_skill("porcelain", extra=PINNED, body=body)
     report = examine(home, registry.url)
-    assert problems(report) == [] and report.state is CheckState.OK
+    assert problems(report) == [] and report.state is CheckVerdict.OK
     assert report.lookups >= 15 and report.sources == {"kiln 1.0": "kiln-1.0-py3-none-any.whl"}
 
 
@@ -161,7 +161,7 @@ def test_what_does_not_exist_fails_with_file_and_line(
 ) -> None:
     write_skill("porcelain", extra=PINNED, body=f"Text.\n\n{body}")
     report = examine(home, registry.url)
-    assert report.state is CheckState.FAILED
+    assert report.state is CheckVerdict.FAILED
     first = problems(report)[0]
     assert first.startswith(f"SKILL.md:{LINES_ABOVE + line}: ") and problem in first
 
@@ -172,7 +172,7 @@ def test_names_of_a_module_that_fills_itself_are_left_open(
     body = block("python", "import torch", "from kiln import Fire", "from kiln.lazy import anything")
     write_skill("porcelain", extra=PINNED, body=body)
     report = examine(home, registry.url)
-    assert report.state is CheckState.OK
+    assert report.state is CheckVerdict.OK
     assert report.notes == [
         "left open by the source: kiln.lazy.anything",
         "not pinned, not looked into: torch",
@@ -203,10 +203,10 @@ def test_a_registry_that_cannot_be_reached_is_not_ok_but_the_cache_is_used(
 ) -> None:
     write_skill("porcelain", extra=PINNED, body=block("python", "import kiln"))
     offline = examine(home, "http://127.0.0.1:9/simple")
-    assert offline.state is CheckState.NOT_CHECKED
+    assert offline.state is CheckVerdict.NOT_CHECKED
     assert offline.result == "not checked: kiln 1.0: 127.0.0.1 cannot be reached (ConnectError)"
-    assert examine(home, registry.url).state is CheckState.OK
-    assert examine(home, "http://127.0.0.1:9/simple").state is CheckState.OK
+    assert examine(home, registry.url).state is CheckVerdict.OK
+    assert examine(home, "http://127.0.0.1:9/simple").state is CheckVerdict.OK
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_pin_that_cannot_be_had_fails(
     registry.files["bad-1.0-py3-none-any.whl"] = b"not an archive"
     write_skill("porcelain", extra=PINNED.replace("{name: kiln, version: '1.0'}", pin))
     report = examine(home, registry.url)
-    assert report.state is CheckState.FAILED and problem in problems(report)[0]
+    assert report.state is CheckVerdict.FAILED and problem in problems(report)[0]
 
 
 def test_a_file_with_another_hash_is_refused(home: Path, write_skill: WriteSkill, registry: Registry) -> None:
@@ -236,7 +236,7 @@ def test_a_file_with_another_hash_is_refused(home: Path, write_skill: WriteSkill
 def test_html_registries_and_versions(registry: Registry, home: Path, write_skill: WriteSkill) -> None:
     registry.as_json = False
     write_skill("porcelain", extra=PINNED, body=block("python", "import kiln"))
-    assert examine(home, registry.url).state is CheckState.OK
+    assert examine(home, registry.url).state is CheckVerdict.OK
     from hermes.skills.check.registry import list_files
 
     registry.files |= {"kiln-1.10-py3-none-any.whl": b"", "kiln-1.9.tar.gz": b"", "kiln-2.0rc1.tar.gz": b""}
@@ -252,7 +252,7 @@ def test_a_skill_whose_blocks_are_all_skipped_or_name_nothing_is_not_ok(
     assert report.result == "not checked: all its blocks are skipped"
     assert report.notes == ["SKILL.md:10: not checked: needs a kiln"]
     write_skill("empty", extra=PINNED)
-    assert examine(home, registry.url, "empty").state is CheckState.NOT_CHECKED
+    assert examine(home, registry.url, "empty").state is CheckVerdict.NOT_CHECKED
 
 
 def test_runnable_blocks_run_and_a_failure_is_a_problem(home: Path, write_skill: WriteSkill) -> None:

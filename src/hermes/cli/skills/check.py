@@ -48,7 +48,7 @@ def check(
     from hermes.cli.tables import table_lines
     from hermes.config.load import load
     from hermes.errors import UsageError
-    from hermes.skills.check.report import CheckState, table_rows
+    from hermes.skills.check.report import CheckVerdict, table_rows
 
     if names and check_all:
         raise UsageError("--all and names contradict each other.", "Give one of them.")
@@ -67,7 +67,7 @@ def check(
         for line in table_lines(rows):
             click.echo(line)
         _print_details(reports, broken)
-    failed = broken or any(report.state is not CheckState.OK for report in reports)
+    failed = broken or any(report.state is not CheckVerdict.OK for report in reports)
     ctx.exit(1 if failed else 0)
 
 

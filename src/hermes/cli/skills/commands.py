@@ -44,6 +44,9 @@ def _problem(command: click.Command, context: click.Context, words: list[str]) -
             if option is None and isinstance(command, click.Group) and _has_default(command):
                 return _default_problem(command, context, words[index - 1 :])
             if option is None:
+                # Such a command hands them on, to an environment or to another command.
+                if command.context_settings.get("ignore_unknown_options"):
+                    continue
                 return _unknown_option(path, flag, options)
             if not option.is_flag and not has_value:
                 problem = _choice_problem(path, option, words[index] if index < len(words) else None)

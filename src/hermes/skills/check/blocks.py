@@ -19,7 +19,7 @@ _FIRST_CELL = re.compile(r"^\s*\|\s*`([^`]+)`")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CodeBlock:
     """A fenced block of a Markdown file, or a whole file under scripts/ or templates/."""
 
     file: str
@@ -54,10 +54,10 @@ class SettingName:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SkillPage:
     """What one Markdown file has to check."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[CodeBlock, ...]
     spans: tuple[CodeSpan, ...]
     settings: tuple[SettingName, ...]
     problems: tuple[tuple[int, str], ...] = ()
@@ -67,7 +67,7 @@ class Page:
 @dataclass(slots=True)
 class _PageReader:
     file: str
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[CodeBlock] = field(default_factory=list)
     spans: list[CodeSpan] = field(default_factory=list)
     settings: list[SettingName] = field(default_factory=list)
     classes: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class _PageReader:
         self.spans += [CodeSpan(self.file, number, match[1]) for match in _SPAN.finditer(line)]
 
 
-def read_page(text: str, file: str) -> Page:
+def read_page(text: str, file: str) -> SkillPage:
     """The blocks, spans and tables of a Markdown file; front matter is left out."""
     reader = _PageReader(file)
     lines = iter(list(enumerate(text.splitlines(), 1))[_front_lines(text) :])
@@ -100,7 +100,7 @@ def read_page(text: str, file: str) -> Page:
             break
         body = "\n".join(_unindented(content, len(fence["indent"]))) + "\n"
         reader.blocks.append(_read_info(fence["info"], body, file, number + 1))
-    return Page(tuple(reader.blocks), tuple(reader.spans), tuple(reader.settings), tuple(problems))
+    return SkillPage(tuple(reader.blocks), tuple(reader.spans), tuple(reader.settings), tuple(problems))
 
 
 def _front_lines(text: str) -> int:
@@ -124,11 +124,11 @@ def _unindented(lines: list[str], indent: int) -> list[str]:
     return [line[indent:] if not line[:indent].strip() else line for line in lines]
 
 
-def _read_info(info: str, text: str, file: str, line: int) -> Block:
+def _read_info(info: str, text: str, file: str, line: int) -> CodeBlock:
     try:
         words = shlex.split(info)
     except ValueError as error:
-        return Block(file, line, "text", text, problem=f"the info string '{info}' is malformed ({error})")
+        return CodeBlock(file, line, "text", text, problem=f"the info string '{info}' is malformed ({error})")
     language = _LANGUAGES.get(words[0], words[0]) if words else "text"
     attributes = dict(_attribute(word) for word in words[1:])
     unknown = set(attributes) - {"run", "check", "continues", "schema", "skip", "reason"}
@@ -137,7 +137,7 @@ def _read_info(info: str, text: str, file: str, line: int) -> Block:
         problem = f"the attribute '{min(unknown)}' of the block does not exist"
     elif "skip" in attributes and not attributes.get("reason"):
         problem = "a skipped block needs reason=…"
-    return Block(
+    return CodeBlock(
         file,
         line,
         language,

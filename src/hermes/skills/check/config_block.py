@@ -82,8 +82,10 @@ def check_keys(documents: list[Any], dotted: str, index: NameIndex) -> tuple[lis
 def key_names(dotted: str, index: NameIndex) -> tuple[frozenset[str], bool] | None:
     """The fields or parameters of `dotted`, and whether others are accepted; None: it does not exist."""
     target = index.resolve(dotted)
-    if not isinstance(target, ClassTarget | FunctionTarget):
+    if isinstance(target, AbsentTarget):
         return None
+    if not isinstance(target, ClassTarget | FunctionTarget):
+        return frozenset(), True  # an object that is made at import, such as a wrapped class
     return _keys(target, index)
 
 

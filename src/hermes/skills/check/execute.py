@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hermes.disk.files import ensure_dir
 from hermes.skills.catalogue import skill_files
-from hermes.skills.check.blocks import Block
+from hermes.skills.check.blocks import CodeBlock
 from hermes.skills.check.registry import same_version
 from hermes.skills.check.report import Problem, SkillReport
 from hermes.skills.check.skill_check import pages
@@ -95,7 +95,7 @@ def _is_installed(package: PinnedPackage) -> bool:
         return False
 
 
-def _run_block(block: Block, siblings: Sequence[Block], python: Path) -> str | None:
+def _run_block(block: CodeBlock, siblings: Sequence[CodeBlock], python: Path) -> str | None:
     parts = [block.text]
     if block.continues:
         earlier = [sibling for sibling in siblings if sibling.run and sibling.line < block.line]

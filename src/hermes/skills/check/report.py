@@ -10,7 +10,7 @@ from hermes.core import JSONObject
 from hermes.skills.skill import Skill
 
 
-class CheckState(StrEnum):
+class CheckVerdict(StrEnum):
     OK = "ok"
     FAILED = "failed"
     NOT_CHECKED = "not checked"
@@ -51,18 +51,18 @@ class SkillReport:
     quick: bool = False
 
     @property
-    def state(self) -> CheckState:
+    def state(self) -> CheckVerdict:
         if self.problems:
-            return CheckState.FAILED
-        return CheckState.NOT_CHECKED if self.unchecked else CheckState.OK
+            return CheckVerdict.FAILED
+        return CheckVerdict.NOT_CHECKED if self.unchecked else CheckVerdict.OK
 
     @property
     def result(self) -> str:
         """The state in one line."""
         match self.state:
-            case CheckState.FAILED:
+            case CheckVerdict.FAILED:
                 return f"failed: {len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
-            case CheckState.NOT_CHECKED:
+            case CheckVerdict.NOT_CHECKED:
                 return f"not checked: {self.unchecked[0]}"
         if self.quick:
             return "ok (quick)"
@@ -75,7 +75,7 @@ class SkillReport:
             "category": self.skill.category,
             "origin": self.skill.origin.value,
             "state": self.state.value,
-            "ok": self.state is CheckState.OK,
+            "ok": self.state is CheckVerdict.OK,
             "package": main.name if main else None,
             "pinned": main.version if main else None,
             "newest": self.newest,

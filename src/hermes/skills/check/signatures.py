@@ -106,9 +106,9 @@ def _class(index: NameIndex, target: ClassTarget, depth: int) -> Signature:
     methods = class_members(target.node).methods
     for name in ("__init__", "__new__"):
         if name in methods:
-            own = _function(tuple(methods[name]))
-            if not own.open:
-                return own
+            constructor = _function(tuple(methods[name]))
+            if not constructor.open:
+                return constructor
             # The rest of the keywords goes to a base class, or is read from the mapping.
             bases = [
                 _class(index, base, depth + 1)
@@ -116,7 +116,9 @@ def _class(index: NameIndex, target: ClassTarget, depth: int) -> Signature:
                 if isinstance(base, ClassTarget)
             ]
             return (
-                _OPEN if len(bases) != 1 or not _passes_on(methods[name][0]) else own_or_base(own, bases[0])
+                _OPEN
+                if len(bases) != 1 or not _passes_on(methods[name][0])
+                else _with_base(constructor, bases[0])
             )
     if has_fields(index, target):
         return Signature(frozenset(class_fields(index, target)), allows_extra(index, target))
@@ -130,9 +132,9 @@ def _class(index: NameIndex, target: ClassTarget, depth: int) -> Signature:
     return Signature(frozenset())
 
 
-def own_or_base(own: Signature, base: Signature) -> Signature:
+def _with_base(constructor: Signature, base: Signature) -> Signature:
     """A constructor whose `**kwargs` go to `super().__init__`: open only if that one is."""
-    return Signature(own.keywords | base.keywords, base.open)
+    return Signature(constructor.keywords | base.keywords, base.open)
 
 
 def _passes_on(node: FunctionNode) -> bool:

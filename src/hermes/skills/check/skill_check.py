@@ -15,7 +15,14 @@ from pathlib import Path
 
 import hermes
 from hermes.skills.catalogue import MAX_FILE_BYTES, read_skill_file, skill_files
-from hermes.skills.check.blocks import CHECKED_LANGUAGES, Block, CodeSpan, Page, SettingName, read_page
+from hermes.skills.check.blocks import (
+    CHECKED_LANGUAGES,
+    CodeBlock,
+    CodeSpan,
+    SettingName,
+    SkillPage,
+    read_page,
+)
 from hermes.skills.check.config_block import ConfigBlockError, check_keys, key_names, parse_config
 from hermes.skills.check.names import AbsentTarget, NameIndex
 from hermes.skills.check.options import option_index
@@ -96,13 +103,13 @@ def check_form(skill: Skill) -> Iterator[Problem]:
             yield Problem(path, 0, f"is {size} bytes; at most {MAX_CARRIED_BYTES} are allowed")
 
 
-def pages(skill: Skill) -> Iterator[Page]:
+def pages(skill: Skill) -> Iterator[SkillPage]:
     """SKILL.md and the other Markdown files of the skill."""
     for path in (SKILL_FILE, *(name for name in skill_files(skill) if name.endswith(".md"))):
         yield read_page(read_skill_file(skill, path), path)
 
 
-def carried_blocks(skill: Skill) -> Iterator[Block]:
+def carried_blocks(skill: Skill) -> Iterator[CodeBlock]:
     """Scripts and templates, each as one block."""
     for path in skill_files(skill):
         language = _SUFFIXES.get(Path(path).suffix)
@@ -110,7 +117,7 @@ def carried_blocks(skill: Skill) -> Iterator[Block]:
             continue
         text = read_skill_file(skill, path)
         schema = _SCHEMA_LINE.match(text)
-        yield Block(path, 1, language, text, schema=schema[1] if schema else None)
+        yield CodeBlock(path, 1, language, text, schema=schema[1] if schema else None)
 
 
 @cache
@@ -196,7 +203,7 @@ class _SkillChecker:
         self.undecided |= scope.undecided
         self.report.lookups += scope.looked_up
 
-    def _block(self, block: Block, scope: PythonScope) -> None:
+    def _block(self, block: CodeBlock, scope: PythonScope) -> None:
         if block.problem:
             self._problem(block, 1, block.problem)
         elif block.language == "python":
@@ -210,7 +217,7 @@ class _SkillChecker:
         else:
             self._config(block)
 
-    def _config(self, block: Block) -> None:
+    def _config(self, block: CodeBlock) -> None:
         try:
             documents = parse_config(block.text, block.language)
         except ConfigBlockError as error:
@@ -228,7 +235,7 @@ class _SkillChecker:
         missing = self.report.quick or len(self.report.sources) < len(self.report.skill.packages)
         return missing and dotted.partition(".")[0] not in self.index.roots
 
-    def _prose(self, page: Page) -> None:
+    def _prose(self, page: SkillPage) -> None:
         for span in page.spans:
             if not self.report.quick:
                 self._span(span)
@@ -282,7 +289,7 @@ class _SkillChecker:
             text = f"{' or '.join(setting.classes)} has no field '{key}'{nearest}"
             self.report.problems.append(Problem(setting.file, setting.line, text))
 
-    def _problem(self, block: Block, line: int, text: str) -> None:
+    def _problem(self, block: CodeBlock, line: int, text: str) -> None:
         self.report.problems.append(Problem(block.file, block.line + line - 1, text))
 
 

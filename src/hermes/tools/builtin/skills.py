@@ -75,8 +75,8 @@ async def skill_manage(arguments: JSONObject, bench: Workbench) -> str:
         before = read_user_skill(_home(bench), name) if action == "edit" else None
         if before == content:
             return f"the skill '{name}' has this content already."
-        shown = content if before is None else content_diff(before, content, whole=True)
-        await bench.approver.approve("skill", f"{action} the skill '{name}':\n{shown}")
+        change = content if before is None else content_diff(before, content, whole=True)
+        await bench.approver.approve("skill", f"{action} the skill '{name}':\n{change}")
         save_skill(_home(bench), name, content)
     except ToolError:
         raise

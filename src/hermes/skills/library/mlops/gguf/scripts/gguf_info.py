@@ -1,7 +1,7 @@
-"""Print what a GGUF file holds: architecture, size, quantisation by tensor type, context, tokens, chat template.
+"""Print what a GGUF file holds: architecture, size, types of its tensors, context, chat template.
 
-With --kv-tokens it also computes the KV cache for that many tokens. Exit code 1: the file is not readable as GGUF, or
-holds values that are not finite (float tensors only, with --finite).
+With --kv-tokens it also computes the KV cache for that many tokens. Exit code 1: the file is not readable
+as GGUF, or holds values that are not finite (float tensors only, with --finite).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def value(reader: Any, key: str) -> Any:
 
 
 def kv_bytes(reader: Any, architecture: str, tokens: int) -> int | None:
-    """Two numbers of 16 bits for each layer, KV head, dimension and token; None where the header does not say."""
+    """Two numbers of 16 bits for each layer, KV head, dimension and token; None: the header does not say."""
     layers = value(reader, f"{architecture}.block_count")
     heads = value(reader, f"{architecture}.attention.head_count")
     kv_heads = value(reader, f"{architecture}.attention.head_count_kv") or heads
@@ -63,7 +63,7 @@ def main() -> int:
     if options.finite:
         floats = [tensor for tensor in reader.tensors if tensor.tensor_type.name in ("F32", "F16")]
         bad = [tensor.name for tensor in floats if not numpy.isfinite(tensor.data).all()]
-        print(f"tensors with values that are not finite: {', '.join(bad) or 'none'} (of {len(floats)} float tensors)")
+        print(f"float tensors: {len(floats)}, with values that are not finite: {', '.join(bad) or 'none'}")
         return 1 if bad else 0
     return 0
 

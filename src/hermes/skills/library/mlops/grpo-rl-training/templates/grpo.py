@@ -1,4 +1,7 @@
-"""GRPO with a reward function of your own. `--trial` makes two steps with a random model on a CPU, without a network."""
+"""GRPO with a reward function of your own.
+
+`--trial` makes two steps with a random model on a CPU, without a network.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ def trial_model(folder: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="Qwen/Qwen3-1.7B")
     parser.add_argument("--output", default="out/grpo")
     parser.add_argument("--trial", action="store_true")
@@ -103,9 +106,7 @@ def main() -> None:
     trainer.train()
     trainer.save_model(options.output)
     last = next(row for row in reversed(trainer.state.log_history) if "frac_reward_zero_std" in row)
-    print(
-        f"reward {last['reward']:.3f}, share of groups without a difference {last['frac_reward_zero_std']:.2f}"
-    )
+    print(f"reward {last['reward']:.3f}, groups without a difference {last['frac_reward_zero_std']:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""Find the direction in a model's hidden states that separates two sets of prompts, and remove or only measure it.
+"""Measure or remove the direction in a model's hidden states that separates two sets of prompts.
 
-    direction.py measure MODEL --first a.txt --second b.txt            how well each layer separates the sets
-    direction.py ablate MODEL --first a.txt --second b.txt --output D  a copy without that direction
-    direction.py trial                                                 a random model: proves the arithmetic on a CPU
-
-One prompt a line. The copy's config names what was done. Nothing is uploaded. Read the cautions in SKILL.md first.
+`measure MODEL --first a.txt --second b.txt` prints how well each layer separates the sets. `ablate` also
+writes a copy of the model without that direction. `trial` proves the arithmetic with a random model on a CPU.
+The files have one prompt a line. `ablation.json` in the copy says what was done. SKILL.md has the cautions.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ def states(model: Any, tokenizer: Any, prompts: list[str]) -> Any:
 
 
 def separation(first: Any, second: Any) -> tuple[Any, Any]:
-    """Unit difference of the means for each layer, and the distance of the projected means in standard deviations."""
+    """For each layer the unit difference of the means, and its length in standard deviations."""
     difference = first.mean(dim=1) - second.mean(dim=1)
     direction = difference / difference.norm(dim=-1, keepdim=True).clamp_min(1e-12)
     a = (first * direction[:, None]).sum(-1)
@@ -46,7 +44,7 @@ def separation(first: Any, second: Any) -> tuple[Any, Any]:
 
 
 def writers(model: Any) -> list[Any]:
-    """The weights that write into the residual stream: embedding, attention output and MLP output of every layer."""
+    """The weights that write into the residual stream: embedding, and outputs of attention and MLP."""
     matrices = [model.get_input_embeddings().weight]
     for layer in model.model.layers:
         matrices += [layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight]
@@ -54,7 +52,7 @@ def writers(model: Any) -> list[Any]:
 
 
 def ablate(model: Any, direction: Any, share: float) -> None:
-    """W ← W - share · r rᵀ W, for weights whose output is the residual stream. Tied embeddings change once."""
+    """W ← W - share · r rᵀ W for every weight whose output is the residual stream."""
     import torch
 
     for weight in writers(model):
@@ -108,7 +106,8 @@ def trial() -> int:
 def load(name: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    return AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval(), AutoTokenizer.from_pretrained(name)
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval()
+    return model, AutoTokenizer.from_pretrained(name)
 
 
 def main() -> int:
@@ -117,7 +116,7 @@ def main() -> int:
     parser.add_argument("model", nargs="?", help="Folder or name")
     parser.add_argument("--first", type=Path, help="Prompts of the first set, one a line")
     parser.add_argument("--second", type=Path, help="Prompts of the second set")
-    parser.add_argument("--layer", type=int, help="Default: the best separation in the middle half of the layers")
+    parser.add_argument("--layer", type=int, help="Default: the best one in the middle half")
     parser.add_argument("--share", type=float, default=1.0, help="1 removes the direction, 0.5 halves it")
     parser.add_argument("--output", type=Path, default=Path(tempfile.gettempdir()) / "ablated")
     options = parser.parse_args()
@@ -126,7 +125,8 @@ def main() -> int:
     if not (options.model and options.first and options.second):
         parser.error("MODEL, --first and --second are needed")
     model, tokenizer = load(options.model)
-    sets = [[line for line in path.read_text().splitlines() if line.strip()] for path in (options.first, options.second)]
+    texts = [path.read_text() for path in (options.first, options.second)]
+    sets = [[line for line in text.splitlines() if line.strip()] for text in texts]
     if min(len(prompts) for prompts in sets) < 2:
         parser.error("each set needs at least two prompts")
     direction, scores = separation(*(states(model, tokenizer, prompts) for prompts in sets))
@@ -136,7 +136,8 @@ def main() -> int:
         return 0
     count = len(scores)
     middle = range(count // 4, 3 * count // 4 + 1)
-    layer = options.layer if options.layer is not None else max(middle, key=lambda index: scores[index].item())
+    best = max(middle, key=lambda index: scores[index].item())
+    layer = best if options.layer is None else options.layer
     ablate(model, direction[layer], options.share)
     model.save_pretrained(options.output)
     tokenizer.save_pretrained(options.output)

@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("model", type=Path, help="GGUF file")
     parser.add_argument("--adapter", type=Path, help="LoRA adapter in GGUF or safetensors")
     parser.add_argument("--system", help="System message")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="Such as num_ctx=16384")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="num_ctx=16384")
     parser.add_argument("--output", type=Path, default=Path("Modelfile"))
     parser.add_argument("--create", metavar="NAME", help="Also run: ollama create NAME -f OUTPUT")
     options = parser.parse_args()
@@ -47,7 +47,8 @@ def main() -> int:
     options.output.write_text(render(options.model, options.adapter, options.system, parameters))
     print(f"{options.output} is written.")
     if options.create:
-        return subprocess.run(["ollama", "create", options.create, "-f", str(options.output)], check=False).returncode
+        command = ["ollama", "create", options.create, "-f", str(options.output)]
+        return subprocess.run(command, check=False).returncode
     return 0
 
 

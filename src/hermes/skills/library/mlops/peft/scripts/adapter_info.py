@@ -1,6 +1,6 @@
 """Print what a PEFT LoRA folder contains: rank, targets, parameters, and whether it was trained at all.
 
-Reads `adapter_config.json` and the header and bytes of `adapter_model.safetensors`; needs neither torch nor peft.
+Reads `adapter_config.json` and the bytes of `adapter_model.safetensors`; needs neither torch nor peft.
 Exit code 1: the folder is no LoRA adapter, or every B matrix is zero (a no-op adapter).
 """
 

@@ -34,7 +34,7 @@ def build_model(options: argparse.Namespace) -> Any:
 
 
 def shard(model: Any, options: argparse.Namespace, device: str) -> Any:
-    """Every layer is one unit, the rest is the last unit. Weights stay float32; the computation is bf16 on a GPU."""
+    """Every layer is one unit, the rest is the last one. Weights stay float32; a GPU computes in bf16."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -81,7 +81,8 @@ def main() -> None:
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     rank = dist.get_rank()
     model = shard(build_model(options), options, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)  # after the sharding, on the sharded parameters
+    # After the sharding: the optimizer must hold the sharded parameters.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     checkpoint = options.output / "sharded"
     if checkpoint.exists():
         weights, moments = get_state_dict(model, optimizer)

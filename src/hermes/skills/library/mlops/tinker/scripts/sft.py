@@ -1,7 +1,7 @@
 """Fine-tune a LoRA adapter through the Tinker API on chat rows, sample it, and save it.
 
-Works with `hermes engine serve` on this machine (TINKER_BASE_URL=http://127.0.0.1:8001 TINKER_API_KEY=tml-local) and
-with the managed service (TINKER_API_KEY alone). Rows are JSON lines with `messages`; without a file one row
+Works with `hermes engine serve` (TINKER_BASE_URL=http://127.0.0.1:8001 TINKER_API_KEY=tml-local) and with the
+managed service (TINKER_API_KEY alone). Rows are JSON lines with `messages`; without a file one row
 teaches one fact, so that a trial shows a falling loss and a changed answer.
 """
 
@@ -36,7 +36,7 @@ def render(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> li
 
 
 def to_datum(tokenizer: Any, messages: list[dict[str, str]]) -> Any:
-    """The last assistant message is learned. Position i predicts token i + 1, so both lists are shifted by one."""
+    """The last message is learned. Position i predicts token i + 1, so both lists are shifted by one."""
     from tinker import types
 
     prompt = render(tokenizer, messages[:-1], add_generation_prompt=True)
@@ -63,7 +63,7 @@ def main() -> None:
     data = [to_datum(tokenizer, row) for row in rows]
     for step in range(options.steps):
         batch = [data[(step * options.batch + index) % len(data)] for index in range(options.batch)]
-        # Both calls are submitted before either result is read: the service works without a pause between them.
+        # Both calls are submitted before either result is read, so the service does not wait for us.
         gradient = trainer.forward_backward(batch, loss_fn="cross_entropy")
         update = trainer.optim_step(types.AdamParams(learning_rate=options.learning_rate))
         result = gradient.result()

@@ -1,7 +1,7 @@
 """Train a LoRA adapter with TRL on rows of `hermes export`: SFT, DPO, KTO or a reward model.
 
-`sft` takes --format trl-sft, `dpo` and `reward` take trl-preference, `kto` takes trl-unpaired. Before SFT the script
-prints what the loss covers in the first row, and stops when that is nothing. It also runs on a CPU, for trials.
+`sft` takes --format trl-sft, `dpo` and `reward` take trl-preference, `kto` takes trl-unpaired. Before SFT the
+script prints what the loss covers in the first row, and stops when that is nothing. It also runs on a CPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fine-tune one model on a `hermes export --format trl-sft` file with Unsloth and save the adapter.
 
-The loss covers the assistant's turns only; the script prints the text that is left to learn and stops when there is
-none. It needs a GPU for anything but a tiny model.
+The loss covers the assistant's turns only; the script prints the text that is left to learn and stops when
+there is none. It needs a GPU for anything but a tiny model.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     # Unsloth patches trl, transformers and peft, so it is imported before them.
-    from unsloth import FastLanguageModel, is_bfloat16_supported
-    from unsloth.chat_templates import train_on_responses_only
-
+    from unsloth import FastLanguageModel, is_bfloat16_supported  # isort: skip
+    from unsloth.chat_templates import train_on_responses_only  # isort: skip
     from datasets import load_dataset
     from trl import SFTConfig, SFTTrainer
 
