@@ -40,13 +40,10 @@ def _problem(command: click.Command, context: click.Context, words: list[str]) -
             flag, has_value, _ = word.partition("=")
             option = options.get(flag.replace("_", "-"))
             if option is None and command.context_settings.get("ignore_unknown_options"):
-                continue  # settings of an environment, or flags that are passed on
-            if option is None and isinstance(command, click.Group) and _has_default(command):
+                continue  # handed on: to 'hermes batch', or to an environment with settings of its own
+            if option is None and isinstance(command, click.Group) and _hidden(command, context):
                 return _default_problem(command, context, words[index - 1 :])
             if option is None:
-                # Such a command hands them on, to an environment or to another command.
-                if command.context_settings.get("ignore_unknown_options"):
-                    continue
                 return _unknown_option(path, flag, options)
             if not option.is_flag and not has_value:
                 problem = _choice_problem(path, option, words[index] if index < len(words) else None)
@@ -66,7 +63,7 @@ def _subcommand_problem(
     subcommand = group.get_command(context, name)
     if subcommand is not None:
         return _problem(subcommand, click.Context(subcommand, parent=context, info_name=name), words)
-    if _has_default(group):
+    if _hidden(group, context):
         return _default_problem(group, context, [name, *words])
     # Some groups take a sentence instead of a command; placeholders are in capitals or dots.
     if " " in name or name.isupper() or name in ("…", "..."):
@@ -75,16 +72,15 @@ def _subcommand_problem(
     return f"there is no command '{path} {name}'{f' (nearest: {close[0]})' if close else ''}"
 
 
-def _has_default(group: click.Group) -> bool:
-    """Whether the group hands what is no command of it to a hidden command."""
-    return type(group).parse_args is not click.Group.parse_args
+def _hidden(group: click.Group, context: click.Context) -> set[str]:
+    """Commands that the group does not list: it hands them what is no command of it."""
+    return group.commands.keys() - set(group.list_commands(context))
 
 
 def _default_problem(group: click.Group, context: click.Context, words: list[str]) -> str | None:
-    hidden = group.commands.keys() - set(group.list_commands(context))
     problems = [
         _problem(group.commands[name], click.Context(group.commands[name], parent=context), words)
-        for name in sorted(hidden)
+        for name in sorted(_hidden(group, context))
     ]
     return next((problem for problem in problems if problem), None)
 
