@@ -25,7 +25,7 @@ def test_browse_and_search_list_skills_as_text_and_as_data(tmp_path: Path) -> No
     text = hermes(tmp_path, "skills", "browse", "--category", "research").stdout
     assert "research/arxiv\n" in text and "mlops/" not in text
     found = json.loads(hermes(tmp_path, "skills", "search", "gguf", "--json").stdout)
-    assert found[0]["name"] == "llama-cpp"
+    assert found[0]["name"] == "gguf"
 
 
 def test_view_prints_the_skill_and_its_files(tmp_path: Path) -> None:

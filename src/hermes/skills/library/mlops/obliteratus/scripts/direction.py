@@ -1,8 +1,8 @@
 """Measure or remove the direction in a model's hidden states that separates two sets of prompts.
 
-`measure MODEL --first a.txt --second b.txt` prints how well each layer separates the sets, `ablate` also writes
-a copy of the model without that direction, and `trial` proves the arithmetic with a random model on a CPU.
-One prompt a line. `ablation.json` in the copy says what was done. Read the cautions in SKILL.md first.
+`measure MODEL --first a.txt --second b.txt` prints how well each layer separates the sets. `ablate` also
+writes a copy of the model without that direction. `trial` proves the arithmetic with a random model on a CPU.
+The files have one prompt a line. `ablation.json` in the copy says what was done. SKILL.md has the cautions.
 """
 
 from __future__ import annotations

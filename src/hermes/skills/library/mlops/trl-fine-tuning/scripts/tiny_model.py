@@ -1,7 +1,7 @@
 """Write a random model of two layers with a byte tokenizer and a ChatML template, for trials on a CPU.
 
-A training script that runs with this model has no wrong argument, no missing column and no wrong mask. It needs
-no network. The model knows nothing, so its answers mean nothing.
+A training script that runs with this model has no wrong argument, no missing column and no wrong mask. It
+needs no network. The model knows nothing, so its answers mean nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fine-tune one model on a `hermes export --format trl-sft` file with Unsloth and save the adapter.
 
-The loss covers the assistant's turns only; the script prints the text that is left to learn and stops when there
-is none. It needs a GPU for anything but a tiny model.
+The loss covers the assistant's turns only; the script prints the text that is left to learn and stops when
+there is none. It needs a GPU for anything but a tiny model.
 """
 
 from __future__ import annotations

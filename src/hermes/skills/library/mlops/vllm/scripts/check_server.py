@@ -1,7 +1,7 @@
 """Check an OpenAI-compatible server: models, an answer, a tool call as a field, log-probabilities.
 
-Works with vLLM, SGLang, llama-server, Ollama and `hermes engine serve`. Standard library only. The exit code is
-1 when a needed part fails; log-probabilities are optional, and the tool call unless --tools is given.
+Works with vLLM, SGLang, llama-server, Ollama and `hermes engine serve`. Standard library only. The exit
+code is 1 when a needed part fails; log-probabilities are optional, and the tool call unless --tools is given.
 """
 
 from __future__ import annotations
