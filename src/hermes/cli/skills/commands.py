@@ -39,6 +39,8 @@ def _problem(command: click.Command, context: click.Context, words: list[str]) -
         if word.startswith("-") and len(word) > 1 and not word[1].isdigit():
             flag, has_value, _ = word.partition("=")
             option = options.get(flag.replace("_", "-"))
+            if option is None and command.context_settings.get("ignore_unknown_options"):
+                continue  # handed on: to 'hermes batch', or to an environment with settings of its own
             if option is None:
                 # Such a command hands them on, to an environment or to another command.
                 if command.context_settings.get("ignore_unknown_options"):

@@ -104,7 +104,7 @@ def tex_picture(curves: Sequence[Curve], x_label: str, y_label: str) -> str:
     lines = [
         "% Written by metrics_figure.py. Needs \\usepackage{pgfplots}\\usepgfplotslibrary{fillbetween}.",
         "\\begin{tikzpicture}",
-        f"\\begin{{axis}}[width=\\linewidth, height=0.62\\linewidth, xlabel={{{tex(x_label)}}},",
+        f"\\begin{{axis}}[width=0.92\\linewidth, height=0.58\\linewidth, xlabel={{{tex(x_label)}}},",
         f"  ylabel={{{tex(y_label)}}}, legend pos=south east, legend cell align=left,",
         "  grid=major, grid style={gray!25}, tick label style={font=\\small}]",
     ]
