@@ -64,7 +64,7 @@ def _subcommand_problem(
     subcommand = group.get_command(context, name)
     if subcommand is not None:
         return _problem(subcommand, click.Context(subcommand, parent=context, info_name=name), words)
-    if type(group).parse_args is not click.Group.parse_args:
+    if group.commands.keys() - set(names):
         return _default_problem(group, context, [name, *words])
     # Some groups take a sentence instead of a command; placeholders are in capitals or dots.
     if " " in name or name.isupper() or name in ("…", "..."):
