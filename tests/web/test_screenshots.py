@@ -43,7 +43,7 @@ pytestmark = [
 def pictured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebSite, dict[str, str]]]:
     root = tmp_path_factory.mktemp("pictures")
     fields = {"total_steps": _STEPS, "save_checkpoint_interval": 50}
-    home = make_home(root / "home", tiny_model(root / "model"), **fields)
+    home = make_home(root / "home", tiny_model(root / "tiny-llama"), **fields)
     ids = fill(home)
     run = RlRun(home, answer(home, "rl", "start", "--env", "letters")["run_id"])
     wait_for(lambda: run.status().state.ended, _PATIENCE_S)

@@ -62,6 +62,7 @@ def templates() -> Environment:
         date=formats.date,
         duration=formats.duration_ms,
         json=formats.pretty_json,
+        model_name=formats.model_name,
         number=formats.number,
         short_id=formats.short_id,
         usd=formats.usd,

@@ -211,8 +211,8 @@ def _find_item(
     kept_items = request.texts("besides")[:_MAX_BESIDES]
     first, second = (request.text(name, max_chars=64) for name in ("trajectory", "other"))
     if first and (second or not mode.pairwise):
-        other = reader.resolve(second) if mode.pairwise else None
-        return make_item(reader, mode, reader.resolve(first), other)
+        second_id = reader.resolve(second) if mode.pairwise else None
+        return make_item(reader, mode, reader.resolve(first), second_id)
     if queue := request.text("queue", max_chars=200):
         return _queue_item(request, reader, mode, queue, rater, tuple(kept_items))
     besides = request.context.leases.unavailable(mode.name, rater)

@@ -100,3 +100,8 @@ def pretty_json(value: Any) -> str:
 
 def _minus(text: str) -> str:
     return text.replace("-", "−")
+
+
+def model_name(model: str) -> str:
+    """Of a model in a folder the folder's name; of any other the name, its end if it is very long."""
+    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", "~", ".")) else model[-60:]
