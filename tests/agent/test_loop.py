@@ -21,11 +21,13 @@ from hermes.core import (
     ToolCall,
     ToolErrorKind,
 )
+from hermes.core.model_call import INTERRUPTED
 from hermes.errors import StoreError
+from hermes.models.base import StreamDelta
 from hermes.store import Reader
 from hermes.tools.base import Tool, Workbench
 from tests.agent.conftest import World
-from tests.fakes.provider import FakeProvider, hang, status, text, tokens, tool_calls
+from tests.fakes.provider import FakeProvider, hang, slow, status, text, tokens, tool_calls
 
 MakeWorld = Callable[..., World]
 SUM = ("calculator", {"expression": "2 + 2"})
@@ -324,3 +326,43 @@ async def test_a_bug_in_the_loop_is_noted_as_the_hosts_and_not_hidden(world: Mak
 
 def test_roles_and_steps_serialise_to_plain_json() -> None:
     assert json.loads(json.dumps(Message.assistant("x").to_json()))["role"] == Role.ASSISTANT.value
+
+
+_LONG = "again and " * 2000
+
+
+async def test_text_that_arrived_before_a_turn_was_stopped_is_recorded_and_stays_in_the_conversation(
+    world: MakeWorld,
+) -> None:
+    pieces: list[str] = []
+    arrived = asyncio.Event()
+
+    def receive(delta: StreamDelta) -> None:
+        pieces.append(delta.text)
+        arrived.set()
+
+    never_ending = slow(0.05, text(_LONG))
+    with FakeProvider([never_ending, text("Go on.")]) as provider:
+        here = world(provider, plan=RolloutPlan(toolsets=(), on_delta=receive))
+        async with here.agent() as loop:
+
+            async def first_turn() -> None:
+                async for _ in loop.turn(Message.user("go")):
+                    pass
+
+            task = asyncio.create_task(first_turn())
+            await arrived.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            partial = "".join(pieces)
+            async for _ in loop.turn(Message.user("and?")):
+                pass
+        sent = provider.posts[1].json["messages"]
+    assert partial and partial != _LONG
+    assert [message["content"] for message in sent] == ["go", partial, "and?"]
+    stored = here.stored(loop.recorder.header.id)
+    step = next(step for step in stored.steps if step.kind is StepKind.MODEL)
+    assert step.message.content == partial
+    assert step.call is not None and step.call.finish_reason == INTERRUPTED
+    assert stored.cost_usd is None, "what the interrupted call cost is unknown"

@@ -216,3 +216,26 @@ def test_normalising_twice_changes_nothing_and_no_answer_is_slow() -> None:
     for text in ("“Hi”", "007", "+3", "1e5", "½", "-0"):
         assert normalise(normalise(text)) == normalise(text)
     assert final_part("\n" * 200_000 + "#" * 200_000) == "\n" * 200_000 + "#" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "matched"),
+    [
+        ("The answer is 42.", 42, True),
+        ("So, the answer is 3.5. Check: 7 / 2.", 3.5, True),
+        ("The answer is about 42.", 42, False),
+        ("The answer is not known.", 42, False),
+        ("First I thought the answer is 41. No: the answer is 42.", 42, True),
+    ],
+)
+def test_a_sentence_that_states_the_answer_counts(answer: str, expected: float, matched: bool) -> None:
+    assert matches(answer, expected) is matched
+
+
+def test_equal_results_give_no_interval_of_width_zero() -> None:
+    alike = [attempt("t1", 0.0, sample) for sample in range(2)] + [attempt("t2", 0.0, s) for s in range(2)]
+    (score,) = compare_models([Contender("a", alike, 0)], ["t1", "t2"]).scores
+    assert score.interval is not None and score.interval.low == 0.0 and score.interval.high > 0.5
+    halves = [attempt("t1", 0.5), attempt("t2", 0.5)]
+    (score,) = compare_models([Contender("a", halves, 0)], ["t1", "t2"]).scores
+    assert score.interval is None

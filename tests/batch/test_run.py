@@ -255,3 +255,16 @@ def test_old_command_lines_work_as_they_stand(tmp_path: Path) -> None:
         tmp_path, "batch", "status", "my_run", "--output-dir", str(tmp_path / "data"), "--json"
     )
     assert json.loads(status_of.stdout)["done"] == 2
+
+
+def test_a_grader_that_always_fails_is_reported_with_its_message_and_an_exit_code(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 2)
+    grader = tmp_path / "grader.py"
+    grader.write_text("def reward(ctx):\n    raise KeyError('answer')\n")
+    with FakeProvider(solve) as provider:
+        words = [
+            word for word in command(tmp_path, provider, "--reward", f"{grader}:reward") if word != "--json"
+        ]
+        done = hermes(tmp_path, *words)
+    assert done.returncode == 1
+    assert "unscored: 2 by KeyError (the reward function failed), for example:" in done.stdout

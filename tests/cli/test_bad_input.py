@@ -1,7 +1,7 @@
 """The usual faults × the commands: each has a sentence that names it, a fix and an exit code; no traceback.
 
 The commands run in this process. Files: `folder` is a directory, `broken.*` are malformed, `binary.txt` is no
-text, `tasks.jsonl` is good, everything called `missing` or `nothing` does not exist. Nothing listens on port 9.
+text, `tasks.jsonl` is good; what is called `missing` or `nothing` does not exist. Nothing listens on port 9.
 """
 
 from __future__ import annotations

@@ -197,3 +197,51 @@ def test_a_provider_failure_is_shown_and_the_chat_goes_on(tmp_path: Path) -> Non
         terminal.expect("serves no model")
         terminal.line("/quit")
         assert terminal.wait() == 0
+
+
+def test_a_conversation_is_resumed_undone_and_continued_with_another_model_of_the_server(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "facts.txt").write_text("The sky is green.")
+    (tmp_path / "out.jsonl").write_text("precious")
+    script = [text("# Title\n**Noted.**"), text("Wrong."), text("Blue."), text("Still here.")]
+    with FakeProvider(script, models=("m", "other")) as provider:
+        with hermes_terminal(tmp_path, *flags(provider, "none")) as terminal:
+            terminal.expect("custom/m")
+            terminal.line("Read @facts.txt please")
+            terminal.expect("Noted.")
+            terminal.expect("this turn: ")
+            terminal.line("/rate 4 well read")
+            terminal.expect(r"rated .*: 4 \(well read\)")
+            terminal.line("What colour?")
+            terminal.expect("Wrong.")
+            terminal.line("/undo")
+            terminal.expect("taken back: What colour")
+            terminal.line("/model othr")
+            terminal.expect("did you mean other")
+            terminal.line("/model other")
+            terminal.expect("now custom/other")
+            terminal.line("What colour is it?")
+            terminal.expect("Blue.")
+            terminal.line("/save out.jsonl")
+            terminal.expect(r"Overwrite it\?")
+            time.sleep(0.5)
+            terminal.line("n")
+            terminal.expect("not saved")
+            terminal.line("/exit")
+            assert terminal.wait() == 0
+        with hermes_terminal(tmp_path, "-c", *flags(provider, "none")) as terminal:
+            terminal.expect("continuing ")
+            terminal.line("Are you there?")
+            terminal.expect("Still here.")
+            terminal.line("/resume")
+            terminal.expect("/resume ID continues one of them")
+            terminal.type("\x04")
+            assert terminal.wait() == 0
+        bodies = [request.json for request in provider.posts]
+    assert (tmp_path / "out.jsonl").read_text() == "precious"
+    assert "The sky is green." in bodies[0]["messages"][-1]["content"]
+    assert [body["model"] for body in bodies] == ["m", "m", "other", "m"]
+    questions = [m["content"] for m in bodies[3]["messages"] if m["role"] == "user"]
+    assert [question.partition(" ")[0] for question in questions] == ["Read", "What", "Are"]
+    assert all("Wrong." not in m["content"] for m in bodies[2]["messages"] + bodies[3]["messages"])

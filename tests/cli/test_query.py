@@ -163,3 +163,81 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def flags(provider: FakeProvider, toolsets: str = "none") -> tuple[str, ...]:
+    return ("--base-url", provider.base_url, "--toolsets", toolsets)
+
+
+def test_standard_input_is_added_to_the_question_and_words_alone_are_a_question(tmp_path: Path) -> None:
+    with FakeProvider([text("Short."), text("Four.")]) as provider:
+        done = hermes(tmp_path, "-q", "Summarise", *flags(provider), stdin="A long report.\n")
+        assert done.returncode == 0, done.stderr
+        assert hermes(tmp_path, "What is 2 + 2?", *flags(provider)).stdout.strip() == "Four."
+        first, second = (request.json for request in provider.posts)
+    assert first["messages"][-1]["content"] == "Summarise\n\nA long report."
+    assert second["messages"][-1]["content"] == "What is 2 + 2?"
+    assert first["model"] == "fake", "the server says which model it has"
+
+
+def test_an_address_alone_with_several_models_names_them(tmp_path: Path) -> None:
+    with FakeProvider([], models=("small", "large")) as provider:
+        error, fix = failure(hermes(tmp_path, "-q", "x", *flags(provider)), 2)
+    assert error == f"{provider.base_url} serves 2 models: small, large"
+    assert fix == "choose one: --model small"
+
+
+def test_files_of_an_unattended_question_are_kept_and_their_folder_is_printed(tmp_path: Path) -> None:
+    write = tool_calls([("write_file", {"path": "notes.txt", "content": "remember"})])
+    with FakeProvider([write, text("Done."), text("Nothing to do.")]) as provider:
+        here = (*flags(provider, "file"), "--sandbox", "local")
+        done = hermes(tmp_path, "-q", "Take a note", *here)
+        assert done.returncode == 0, done.stderr
+        folder = Path(done.stderr.partition("files are kept in ")[2].partition(";")[0])
+        assert (folder / "notes.txt").read_text() == "remember"
+        assert "files are kept" not in hermes(tmp_path, "-q", "Nothing", *here).stderr
+    assert list((tmp_path / "workspaces").iterdir()) == [folder]
+
+
+def test_nothing_is_recorded_with_no_log_and_a_conversation_is_continued_with_c(tmp_path: Path) -> None:
+    with FakeProvider([text("Secret."), text("One."), text("Two.")]) as provider:
+        done = hermes(tmp_path, "-q", "Hush", "--no-log", *flags(provider))
+        assert "not recorded" in done.stderr
+        assert json.loads(hermes(tmp_path, "trajectories", "list", "--json").stdout) == []
+        hermes(tmp_path, "-q", "First", "--system", "Count.", *flags(provider))
+        hermes(tmp_path, "-c", "-q", "Second", *flags(provider))
+        sent = [message["content"] for message in provider.posts[-1].json["messages"]]
+    assert sent == ["Count.", "First", "One.", "Second"]
+    newest, first = json.loads(hermes(tmp_path, "trajectories", "list", "--json").stdout)
+    assert (newest["relation"], newest["parent_id"]) == ("continued", first["id"])
+    assert newest["session_id"] == first["session_id"]
+
+
+def test_a_template_a_fragment_and_a_schema(tmp_path: Path) -> None:
+    folder = tmp_path / "templates"
+    folder.mkdir()
+    (folder / "count.yaml").write_text("prompt: 'In $language: $input'\nsystem: Count.\n")
+    note = tmp_path / "note.txt"
+    note.write_text("three words here")
+    schema = '{"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}'
+    with FakeProvider([text('{"n": 3}'), text('{"n": "three"}')]) as provider:
+        words = ("-q", "How many?", "-t", "count", "--param", "language=German", "-f", str(note))
+        done = hermes(tmp_path, *words, "--schema", schema, *flags(provider))
+        assert (done.returncode, done.stdout.strip()) == (0, '{"n": 3}'), done.stderr
+        body = provider.posts[0].json
+        wrong = hermes(tmp_path, "-q", "How many?", "--schema", schema, *flags(provider))
+    assert body["messages"][0]["content"] == "Count."
+    assert body["messages"][1]["content"].startswith("In German: How many?\n\nFile ")
+    assert "three words here" in body["messages"][1]["content"]
+    assert body["response_format"]["json_schema"]["schema"]["required"] == ["n"]
+    assert wrong.returncode == 1
+    assert "does not fit the schema: $.n" in wrong.stderr
+    missing = hermes(tmp_path, "-q", "x", "-t", "count")
+    assert "needs a value for language" in missing.stderr
+
+
+def test_a_retry_is_announced_and_the_examples_of_the_bundled_model_are_not_shown(tmp_path: Path) -> None:
+    with FakeProvider([status(500), text("Back.")]) as provider:
+        done = hermes(tmp_path, "-q", "x", *flags(provider))
+    assert done.returncode == 0
+    assert "The next attempt follows in" in done.stderr

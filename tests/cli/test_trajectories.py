@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,3 +157,49 @@ def test_stored_control_characters_are_made_harmless(tmp_path: Path) -> None:
         out = hermes(tmp_path, "trajectories", *arguments).stdout
         assert out
         assert not any(character in out for character in "\x1b\x07\u202e"), arguments
+
+
+def test_a_deletion_is_confirmed_names_the_copies_and_is_for_good(home: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "copy.jsonl"
+    hermes(home, "export", "--output", str(exported))
+    oldest = str(rows(home)[-1]["id"])
+    refused = hermes(home, "trajectories", "delete", oldest)
+    assert refused.returncode == 2
+    assert "nothing was deleted" in refused.stderr and "--yes" in refused.stderr
+    assert str(exported) in refused.stdout
+    assert len(rows(home)) == 3
+    done = hermes(home, "trajectories", "delete", oldest, "--yes", "--json")
+    facts = json.loads(done.stdout)
+    assert facts["deleted"]["trajectories"] == 1
+    assert facts["exports"] == [str(exported)]
+    assert oldest not in [row["id"] for row in rows(home)]
+    assert hermes(home, "trajectories", "delete", "--source", "batch", "--yes").stdout == "nothing matches\n"
+    assert "no damage" in hermes(home, "store", "check").stdout
+
+
+def test_what_was_recorded_is_scored_again(home: Path, tmp_path: Path) -> None:
+    grader = tmp_path / "grader.py"
+    grader.write_text(
+        "def good(ctx):\n    return float('4' in ctx.answer)\ndef bad(ctx):\n    return ctx.answer['x']\n"
+    )
+    report = json.loads(hermes(home, "trajectories", "score", "--reward", f"{grader}:good", "--json").stdout)
+    assert sorted(report["rewards"].values()) == [0.0, 1.0]
+    assert (report["mean_reward"], report["skipped"]) == (0.5, 1), "what infrastructure ended has no score"
+    assert len(rows(home, "--min-reward", "1")) == 1
+    failing = hermes(home, "trajectories", "score", "--reward", f"{grader}:bad")
+    assert failing.returncode == 1
+    assert "2 by TypeError (the reward function failed)" in failing.stdout
+
+
+def test_a_full_device_is_reported_in_two_lines(home: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hermes", "trajectories", "list"],
+            env={**os.environ, "HERMES_HOME": str(home)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the output cannot be written")
+    assert "Traceback" not in done.stderr

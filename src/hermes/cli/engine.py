@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hermes.cli.options import CommandGroup, RenamedOption, add_options, json_option, stored_variables
-from hermes.cli.waiting import Waiting
+from hermes.cli.terminal.waiting import Waiting
 
 _MODEL_OPTIONS = (
     click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder."),

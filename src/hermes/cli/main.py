@@ -270,7 +270,7 @@ def main() -> None:
     """Entry point: prints expected failures without a traceback."""
     # Without this the interpreter collects garbage at exit: 0.07 s, and a second if torch is loaded.
     atexit.register(gc.freeze)
-    from hermes.cli.colour import colour_default
+    from hermes.cli.terminal.colour import colour_default
 
     try:
         cli(prog_name="hermes", color=colour_default())

@@ -15,9 +15,9 @@ import click
 
 from hermes.cli import question
 from hermes.cli.chat.markdown import MarkdownStream
-from hermes.cli.colour import use_colour
 from hermes.cli.render import call_text, money, one_line, readable_result
-from hermes.cli.waiting import Waiting, can_redraw
+from hermes.cli.terminal.colour import use_colour
+from hermes.cli.terminal.waiting import Waiting, can_redraw
 from hermes.core import Outcome, Step, StepKind, Usage
 from hermes.models.base import StreamDelta
 from hermes.safety.approval import Answer

@@ -37,7 +37,7 @@ def score(reward: str, dataset_file: str | None, as_json: bool, **filters: Any) 
     from hermes.batch.reward import load_reward
     from hermes.batch.tasks import read_dataset
     from hermes.cli.batch.status_text import failure_lines
-    from hermes.cli.waiting import waiting
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.config.paths import db_path
     from hermes.store import Reader

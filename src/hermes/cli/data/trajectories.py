@@ -87,8 +87,8 @@ def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
         with _reader() as reader:
             show_compressed(reader, reader.resolve(trajectory), as_json=as_json)
         return
-    from hermes.cli.pager import show as page
     from hermes.cli.render import render_trajectory
+    from hermes.cli.terminal.pager import show as page
     from hermes.data.record import to_record
 
     with _reader() as reader:
@@ -142,8 +142,8 @@ def stats(as_json: bool, **filters: Any) -> None:
 @json_option
 def diff(left: str, right: str, as_json: bool) -> None:
     """Show where two trajectories first differ, and how."""
-    from hermes.cli.pager import show as page
     from hermes.cli.render import diff_text
+    from hermes.cli.terminal.pager import show as page
     from hermes.data.diff import compare
 
     with _reader() as reader:

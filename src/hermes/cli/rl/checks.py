@@ -29,7 +29,7 @@ def check_signal(config: Config, resolved: Resolved) -> None:
     """Samples a few groups and prints the verdict; HermesError if they have no signal to learn from."""
     import signal
 
-    from hermes.cli.waiting import waiting
+    from hermes.cli.terminal.waiting import waiting
     from hermes.errors import HermesError
     from hermes.rl.checks.preflight import preflight as check
     from hermes.rl.render import preflight_text
@@ -102,7 +102,7 @@ def preflight(environment: str | None, groups: int, seconds: int, as_json: bool)
     """
     import signal
 
-    from hermes.cli.waiting import waiting
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.rl.checks.preflight import preflight as check
 

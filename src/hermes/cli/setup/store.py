@@ -36,7 +36,7 @@ def check(as_json: bool) -> None:
 
     The exit code is 1 if there is any.
     """
-    from hermes.cli.waiting import waiting
+    from hermes.cli.terminal.waiting import waiting
     from hermes.store.upkeep import maintain
 
     path = _path()
@@ -64,7 +64,7 @@ def check(as_json: bool) -> None:
 @json_option
 def compact(as_json: bool) -> None:
     """Return the space of deleted rows to the disk. It needs as much free space as the database has."""
-    from hermes.cli.waiting import waiting
+    from hermes.cli.terminal.waiting import waiting
     from hermes.store.upkeep import maintain
 
     path = _path()
@@ -81,7 +81,7 @@ def backup(target: Path, as_json: bool) -> None:
 
     To restore it, move the file to where 'hermes config path' shows the database.
     """
-    from hermes.cli.waiting import waiting
+    from hermes.cli.terminal.waiting import waiting
     from hermes.store.upkeep import maintain
 
     with waiting(f"writing {target}"):

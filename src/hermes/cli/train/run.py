@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from hermes.cli.waiting import waiting
+from hermes.cli.terminal.waiting import waiting
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -71,12 +71,14 @@ def backup(path: Path, target: Path) -> int:
     with _errors(target, "write"):
         os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         connection = sqlite.connect_reader(path)
+        copy: sqlite3.Connection = sqlite.dbapi().connect(str(target))
         try:
-            connection.execute("VACUUM INTO ?", (str(target),))
+            connection.backup(copy)
         except BaseException:
             target.unlink(missing_ok=True)
             raise
         finally:
+            copy.close()
             connection.close()
     return target.stat().st_size
 

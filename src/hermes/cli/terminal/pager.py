@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from hermes.cli.waiting import can_redraw
+from hermes.cli.terminal.waiting import can_redraw
 
 
 def show(text: str) -> None:
