@@ -313,7 +313,7 @@ async def read_requests(descriptor: int) -> AsyncIterator[dict[str, Any]]:
         transport.close()
 
 
-class Worker:
+class RolloutWorker:
     """Answers requests until the input ends."""
 
     def __init__(self, output: Any, stack: AsyncExitStack) -> None:
@@ -360,7 +360,7 @@ async def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.setdefault(KEY_VARIABLE, "unused")
     async with AsyncExitStack() as stack:
-        await Worker(output, stack).serve(read_requests(source))
+        await RolloutWorker(output, stack).serve(read_requests(source))
 
 
 if __name__ == "__main__":
