@@ -64,10 +64,10 @@ def render_trajectory(
         facts.append(f"{header.relation.value} of {header.parent_id}")
     facts += [f"reward {reward.value:g} ({printable(reward.source)})" for reward in rewards]
     facts += [f"rating {rating.value:+g} by {printable(rating.rater)}" for rating in ratings]
-    shown = [step for step in trajectory.steps if with_examples or not step.ephemeral]
-    if hidden := len(trajectory.steps) - len(shown):
+    steps = [step for step in trajectory.steps if with_examples or not step.ephemeral]
+    if hidden := len(trajectory.steps) - len(steps):
         facts.append(f"{hidden} messages that only the model saw are not shown; --raw shows them")
-    return "\n".join([click.style("\n".join(facts), bold=True), *(render_step(step) for step in shown)])
+    return "\n".join([click.style("\n".join(facts), bold=True), *(render_step(step) for step in steps)])
 
 
 def render_step(step: Step) -> str:

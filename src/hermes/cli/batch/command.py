@@ -225,9 +225,9 @@ def list_(output_dir: Path, as_json: bool) -> None:
     elif not rows:
         click.echo(f"no runs in {output_dir}")
     else:
-        shown = ("run", "state", "finished", "total", "failed", "mean_reward", "cost_usd", "model")
-        cells = [[_cell(row[name]) for name in shown] for row in rows]
-        click.echo(columns([[name.replace("_", " ") for name in shown], *cells]))
+        names = ("run", "state", "finished", "total", "failed", "mean_reward", "cost_usd", "model")
+        cells = [[_cell(row[name]) for name in names] for row in rows]
+        click.echo(columns([[name.replace("_", " ") for name in names], *cells]))
 
 
 def _cell(value: object) -> str:

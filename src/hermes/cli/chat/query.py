@@ -112,8 +112,8 @@ def _workspace(config: Config, plan: RolloutPlan) -> Iterator[Path | None]:
     finally:
         if any(workspace.path.iterdir()):
             workspace.drop_set_uid()
-            kept = f"(files are kept in {workspace.path}; --workspace DIR works in a folder of yours)"
-            click.echo(kept, err=True)
+            notice = f"(files are kept in {workspace.path}; --workspace DIR works in a folder of yours)"
+            click.echo(notice, err=True)
         else:
             workspace.remove()
 
@@ -179,8 +179,8 @@ def _print_end(
     trajectory = loop.recorder.header.id
     name = trajectory if logged else "not recorded"
     if stopped:
-        kept = "; what arrived is recorded, 'hermes -c' continues it" if logged else ""
-        click.echo(f"stopped{kept}", err=True)
+        note = "; what arrived is recorded, 'hermes -c' continues it" if logged else ""
+        click.echo(f"stopped{note}", err=True)
     elif outcome.stop_reason is not StopReason.COMPLETED:
         click.echo(outcome_text(outcome), err=True)
     if problem is not None:

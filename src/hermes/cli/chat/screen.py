@@ -168,11 +168,11 @@ def _result_text(content: str) -> str:
     lines = [line for line in printable(text).splitlines() if line.strip()]
     if len(lines) <= 1:
         return f"  {one_line(text, _RESULT_CHARS)}" if lines else ""
-    shown = [
+    excerpt = [
         f"\n     {line if len(line) <= _RESULT_CHARS else line[: _RESULT_CHARS - 1] + '…'}" for line in lines
     ]
     more = f"\n     … {len(lines) - _RESULT_LINES} lines more" if len(lines) > _RESULT_LINES else ""
-    return "".join(shown[:_RESULT_LINES]) + more
+    return "".join(excerpt[:_RESULT_LINES]) + more
 
 
 def _write(text: str) -> None:

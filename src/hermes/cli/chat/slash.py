@@ -74,8 +74,8 @@ async def _model(session: ChatSession, argument: str) -> None:
             names = await served_models(chat.config, base_url)
             click.echo(f"  {base_url} serves: {printable(', '.join(names)) or 'nothing'}")
         return
-    known = argument.partition("/")[0] in profiles(chat.config.settings, chat.config.environ)
-    if base_url is None or (known and "/" in argument):
+    has_provider = argument.partition("/")[0] in profiles(chat.config.settings, chat.config.environ)
+    if base_url is None or (has_provider and "/" in argument):
         new = open_model(chat.config, argument, progress=print_progress)
     else:
         names = await served_models(chat.config, base_url)

@@ -55,14 +55,14 @@ class Waiting:
     def _show(self) -> None:
         started_s = time.monotonic()
         live = can_redraw(self._stream)
-        shown = False
+        drawn = False
         pause_s = _SHOW_AFTER_S if live else _LINE_AFTER_S
         while not self._stopped.wait(pause_s):
             elapsed = f"{self._text} … {time.monotonic() - started_s:.0f} s"
             self._write(f"{_ERASE}{elapsed}" if live else f"({elapsed})\n")
-            shown = True
+            drawn = True
             pause_s = _SHOW_AFTER_S if live else _LINE_EVERY_S
-        if live and shown:
+        if live and drawn:
             self._write(_ERASE)
 
     def _write(self, text: str) -> None:

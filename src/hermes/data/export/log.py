@@ -31,8 +31,8 @@ def exports_with(home: Path, ids: Sequence[str]) -> list[str]:
     if not path.exists():
         return []
     logged = dict.fromkeys(json.loads(line)["path"] for line in appendlog.read_lines(path))
-    wanted = [name.encode() for name in ids]
-    return [name for name in logged if _may_contain(Path(name), wanted)]
+    encoded_ids = [name.encode() for name in ids]
+    return [name for name in logged if _may_contain(Path(name), encoded_ids)]
 
 
 def _may_contain(path: Path, ids: Sequence[bytes]) -> bool:

@@ -113,9 +113,9 @@ def _refuse_running(connection: sqlite3.Connection, ids: Sequence[str]) -> None:
     rows = connection.execute(
         "SELECT t.id, t.owner FROM unfinished u JOIN trajectories t ON t.seq = u.trajectory"
     ).fetchall()
-    wanted = set(ids)
+    doomed_ids = set(ids)
     for trajectory_id, recorder in rows:
-        if trajectory_id in wanted and owner.is_alive(recorder):
+        if trajectory_id in doomed_ids and owner.is_alive(recorder):
             raise UsageError(
                 f"{trajectory_id} is being recorded by process {recorder.partition(':')[0]}",
                 "end that chat or run first",
