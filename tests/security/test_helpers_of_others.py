@@ -62,10 +62,11 @@ with ray_cluster.open_cluster(None, 1) as ray:
     }
     accepted["own"] = ray_cluster._accepts(address, {})
     from ray._private.worker import _global_node
-    print(json.dumps({
+    figures = {
         "listening": listening(), "accepted": accepted, "dashboard": _global_node.webui_url or "",
         "folder": oct(Path(_global_node.get_temp_dir_path()).parent.stat().st_mode & 0o777),
-    }))
+    }
+print(json.dumps(figures))  # what is printed within the block goes nowhere
 """
 TRACKIO = """
 import sys

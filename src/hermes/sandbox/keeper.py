@@ -90,12 +90,12 @@ def _fork() -> int:
         return -1  # no process available: the control socket closes without a response
 
 
-def _close_all_but(*kept: int) -> None:
+def _close_all_but(*needed: int) -> None:
     """Closes the inherited descriptors, which are not for the commands; stderr was needed until the start."""
     with os.scandir("/dev/fd") as listing:
         inherited = [int(entry.name) for entry in listing]
     for descriptor in inherited:
-        if descriptor > 2 and descriptor not in kept:
+        if descriptor > 2 and descriptor not in needed:
             with contextlib.suppress(OSError):  # the descriptor of the listing is already closed
                 os.close(descriptor)
     null = os.open(os.devnull, os.O_RDWR)
