@@ -113,7 +113,8 @@ def table(source: Path | None) -> str:
 
 def _row(name: str, skill: str, report: dict[str, object] | None) -> str:
     if report is None:
-        return f"| `{name}` | {skill} | | | | | no skill |"
+        result = "no skill" if skill == "none" else "not checked: the result does not have it"
+        return f"| `{name}` | {skill} | | | | | {result} |"
     cells = [report[key] or "" for key in ("package", "pinned", "newest")] + [report["verified"] or "never"]
     unchecked = report["unchecked"]
     result = str(report["state"])
