@@ -294,10 +294,10 @@ def describe_failure(error: BaseException, package: str) -> dict[str, str]:
 def _where(error: BaseException, package: str) -> str:
     name = module_name(package)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
+    package_frames = [
         frame for frame in frames if f"/{name}/" in frame.filename or frame.filename.endswith(f"{name}.py")
     ]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    return f"{package_frames[-1].filename}:{package_frames[-1].lineno}" if package_frames else ""
 
 
 async def read_requests(descriptor: int) -> AsyncIterator[dict[str, Any]]:
@@ -313,7 +313,7 @@ async def read_requests(descriptor: int) -> AsyncIterator[dict[str, Any]]:
         transport.close()
 
 
-class RolloutWorker:
+class RequestLoop:
     """Answers requests until the input ends."""
 
     def __init__(self, output: Any, stack: AsyncExitStack) -> None:
@@ -360,7 +360,7 @@ async def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.setdefault(KEY_VARIABLE, "unused")
     async with AsyncExitStack() as stack:
-        await RolloutWorker(output, stack).serve(read_requests(source))
+        await RequestLoop(output, stack).serve(read_requests(source))
 
 
 if __name__ == "__main__":
