@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser import chromium
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-CHROMIUM = Path("/usr/bin/chromium")
 
 
 @pytest.fixture(scope="session")
@@ -37,13 +36,5 @@ def ids(site: WebSite, ids_by_home: dict[Path, list[str]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium; the tests that need it skip where it is not installed."""
-    playwright: Any = pytest.importorskip(
-        "playwright.sync_api", reason="the package playwright is not installed"
-    )
-    if not CHROMIUM.exists():
-        pytest.skip("chromium is not installed: apt install chromium")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+    with chromium() as opened:
         yield opened
-        opened.close()

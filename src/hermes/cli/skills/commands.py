@@ -63,7 +63,7 @@ def _subcommand_problem(
     subcommand = group.get_command(context, name)
     if subcommand is not None:
         return _problem(subcommand, click.Context(subcommand, parent=context, info_name=name), words)
-    if _hidden(group, context):
+    if group.commands.keys() - set(names):
         return _default_problem(group, context, [name, *words])
     # Some groups take a sentence instead of a command; placeholders are in capitals or dots.
     if " " in name or name.isupper() or name in ("…", "..."):
@@ -73,8 +73,9 @@ def _subcommand_problem(
 
 
 def _hidden(group: click.Group, context: click.Context) -> set[str]:
-    """Commands that the group does not list: it hands them what is no command of it."""
-    return group.commands.keys() - set(group.list_commands(context))
+    """Commands that the group's help does not show: it hands them what is no command of it."""
+    listed = set(group.list_commands(context))
+    return {name for name, command in group.commands.items() if command.hidden or name not in listed}
 
 
 def _default_problem(group: click.Group, context: click.Context, words: list[str]) -> str | None:
