@@ -1,9 +1,11 @@
-"""A port to use later."""
+"""A port to use later, and one that listens."""
 
 from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def free_port() -> int:
@@ -17,3 +19,10 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
+
+
+@contextmanager
+def listening() -> Iterator[str]:
+    """The address of a server that accepts connections and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"

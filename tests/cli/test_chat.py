@@ -236,7 +236,7 @@ def test_a_conversation_is_resumed_undone_and_continued_with_another_model_of_th
             terminal.expect("Still here.")
             terminal.line("/resume")
             terminal.expect("/resume ID continues one of them")
-            terminal.type("\x04")
+            terminal.line("/exit")  # Ctrl-D before the prompt is there would be lost
             assert terminal.wait() == 0
         bodies = [request.json for request in provider.posts]
     assert (tmp_path / "out.jsonl").read_text() == "precious"

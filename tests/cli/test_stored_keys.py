@@ -136,7 +136,7 @@ def test_a_stored_hub_token_is_sent_to_the_hub(home: Path, tmp_path: Path) -> No
 def test_a_trainer_sends_a_stored_key_to_weights_and_biases(
     home: Path, bundled_home: Path, tmp_path: Path
 ) -> None:
-    """With the real package, to a server of ours; the training itself finds no engine."""
+    """With the real package, to a server of ours, which also refuses to train."""
     key = "0123456789" * 4
     (home / "models").symlink_to(bundled_home / "models")
     rows = tmp_path / "rows.jsonl"
@@ -144,17 +144,9 @@ def test_a_trainer_sends_a_stored_key_to_weights_and_biases(
     with recording_server() as (url, authorizations):
         for name, value in {"WANDB_API_KEY": key, "WANDB_BASE_URL": url}.items():
             assert hermes(home, "config", "set", name, value).returncode == 0
-        flags = (
-            "train",
-            "sft",
-            str(rows),
-            "--base-url",
-            "http://127.0.0.1:9",
-            "--run-dir",
-            str(tmp_path / "run"),
-        )
+        flags = ("train", "sft", str(rows), "--service", url, "--run-dir", str(tmp_path / "run"))
         done = run_python(home, "-m", "hermes", *flags, HOME=str(tmp_path))
-    assert "127.0.0.1:9" in done.stderr, done.stderr
+    assert f"{url} refused the key" in done.stderr, done.stderr
     assert "No API key configured" not in done.stderr
     assert f"Basic {base64.b64encode(f'api:{key}'.encode()).decode()}" in authorizations, done.stderr
 
@@ -165,22 +157,15 @@ def test_a_key_without_the_package_is_said_and_training_goes_on(
     (home / "models").symlink_to(bundled_home / "models")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"conversations": HELLO}) + "\n")
-    flags = (
-        "train",
-        "sft",
-        str(rows),
-        "--base-url",
-        "http://127.0.0.1:9",
-        "--run-dir",
-        str(tmp_path / "run"),
-    )
     variables = {"PYTHONPATH": without_packages(tmp_path, "wandb"), "WANDB_API_KEY": "0" * 40}
-    done = run_python(home, "-m", "hermes", *flags, **variables)
+    with recording_server() as (url, _):
+        flags = ("train", "sft", str(rows), "--service", url, "--run-dir", str(tmp_path / "run"))
+        done = run_python(home, "-m", "hermes", *flags, **variables)
+        required = run_python(home, "-m", "hermes", *flags, "--sink", "wandb", **variables)
     assert done.stderr.count("needs the package 'wandb'") == 1, done.stderr
-    assert "no engine answers" in done.stderr, "it went on to the training"
+    assert "refused the key" in done.stderr, "it went on to the training"
     assert "pip install 'hermes-research[wandb]'" in read_wandb(tmp_path / "run")["error"]
-    required = run_python(home, "-m", "hermes", *flags, "--sink", "wandb", **variables)
-    assert required.stderr.startswith("error: the sink wandb needs the package 'wandb'"), required.stderr
+    assert "error: the sink wandb needs the package 'wandb'" in required.stderr, required.stderr
 
 
 def test_a_trainer_takes_batches_from_the_stored_address(home: Path, tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def test_no_port_and_no_loopback_is_forwarded() -> None:
 
 @needs_bubblewrap
 async def test_without_a_tunnel_the_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan.shutil, "which", lambda name: None if name in TUNNELS else shutil.which(name))
+    which = shutil.which
+    monkeypatch.setattr(plan.shutil, "which", lambda name: None if name in TUNNELS else which(name))
     monkeypatch.setattr(tunnel, "installed_tunnels", lambda *, root: [])
     with pytest.raises(SandboxError, match="neither pasta nor slirp4netns") as refusal:
         await open_sandbox(SandboxSettings(backend="bubblewrap", network=True), interactive=False)

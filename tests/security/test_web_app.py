@@ -86,7 +86,7 @@ def test_no_form_of_another_site_changes_anything(site: WebSite, path: str, head
     own = {} if "origin" in headers else {"origin": site.url}
     if "referer" in headers:
         own = {}
-    reply = site._send(
+    reply = site.send(
         "POST",
         concrete(path),
         b"",

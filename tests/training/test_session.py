@@ -20,6 +20,7 @@ from hermes.training.session import TrainingRunSpec, retry_on_engine_loss
 from hermes.training.sft import SftSettings, train
 from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import KEY, Server
+from tests.ports import listening
 from tests.training.conftest import MakeRun, StartTrainer
 from tests.training.test_rl import feeding, services, settings, trained
 from tests.training.test_sft import few, quiet, write_rows
@@ -121,5 +122,6 @@ def test_a_run_that_goes_on_after_a_stop_is_not_finished_until_it_is(
 def test_patience_without_held_out_rows_is_refused(tmp_path: Path, tiny: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl")
     words = ("train", "sft", str(file), "--base-model", str(tiny), "--patience", "2")
-    what, fix = failure(hermes(tmp_path / "home", *words), 2)
+    with listening() as url:
+        what, fix = failure(hermes(tmp_path / "home", *words, "--service", url), 2)
     assert what == "--patience needs held-out rows, and there are none" and "--eval-share" in fix

@@ -17,6 +17,7 @@ from hermes.store import Filter, Reader, Writer
 from hermes.training.data.sft_examples import examples_of, from_files, from_store, gather
 from tests import records
 from tests.cli.process import failure, hermes
+from tests.ports import listening
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
@@ -209,5 +210,7 @@ def test_the_command_says_what_is_wrong_in_two_lines(tmp_path: Path, tiny: Path)
     assert what == "there is no key for https://example.org" and "TINKER_API_KEY" in fix
     file = tmp_path / "rows.jsonl"
     file.write_text('{"input_ids": [5, 6, 7], "mask": [0, 1]}\n')
-    what, fix = failure(hermes(home, "train", "sft", str(file), "--base-model", str(tiny)), 2)
+    with listening() as url:
+        words = ("train", "sft", str(file), "--base-model", str(tiny), "--service", url)
+        what, fix = failure(hermes(home, *words), 2)
     assert what.endswith("rows.jsonl:1: 'mask' is not a list as long as 'input_ids'")

@@ -180,7 +180,7 @@ def verifiers() -> None:
 def install_verifiers(
     version: str | None, folder: Path | None, packages: tuple[str, ...], as_json: bool
 ) -> None:
-    """Make a virtual environment with verifiers, and install PACKAGES (environments) in it.
+    """Install verifiers and PACKAGES of environments.
 
     It is apart from Hermes because verifiers needs an older openai.
     """

@@ -57,7 +57,9 @@ def translated_errors(url: str) -> Iterator[None]:
         yield
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
         raise TrajectoryApiError(
-            f"'{url}' is not an http URL: {error}", f"write it like {DEFAULT_URL}", status=400
+            f"'{url}' is not an http URL: {error}",
+            f"write it like {DEFAULT_URL}, where 'hermes api' listens",
+            status=400,
         ) from error
     except httpx2.HTTPError as error:
         reason = str(error) or type(error).__name__

@@ -147,11 +147,14 @@ def train_rl(
 
 
 def check_service(run: TrainingRunSpec) -> None:
-    """EngineError at once if nothing listens at the service's address: before rows are read and tokenised."""
+    """EngineError at once if no engine of this machine listens: before rows are read and tokenised.
+
+    Another address is left to the SDK, which may reach it through a proxy.
+    """
     from hermes.training.service.client import check_reachable
 
-    if run.connection.base_url is not None:
-        check_reachable(run.connection.base_url)
+    if run.connection.local:
+        check_reachable(run.connection.url)
 
 
 def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpec:
