@@ -39,8 +39,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Three workers on two cores: a third of the time a test waits for a process that it started.
 test: setup system-packages check
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 3 -m "not slow"
 
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
