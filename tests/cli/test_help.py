@@ -63,6 +63,7 @@ def test_every_command_answers_to_h_and_its_summary_is_not_cut() -> None:
         done = CliRunner().invoke(cli, [*name.split(), "-h"], prog_name="hermes", terminal_width=100)
         assert done.exit_code == 0, (name, done.output)
         assert "Usage: hermes" in done.output, name
+        assert "\\b" not in done.output, (name, "a mark of click's is shown")
         assert command.help, name
         for subcommand in getattr(command, "commands", {}).values():
             summary = subcommand.get_short_help_str(limit=72)

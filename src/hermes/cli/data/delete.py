@@ -51,7 +51,7 @@ def delete(
     What nothing else refers to goes too: messages, tool schemas, token ids, ratings, rewards. Exported files,
     batch folders and backups are not touched; they are named, so that you can delete them.
 
-    \\b
+    \b
     hermes trajectories delete 01M7M0MZ
     hermes trajectories delete --source chat --until 30d
     """
