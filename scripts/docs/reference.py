@@ -33,7 +33,7 @@ def command_line() -> Iterator[str]:
 
     yield "# Command line\n"
     yield "Every command with its options. `hermes COMMAND --help` prints the same text.\n"
-    context = click.Context(cli, info_name="hermes")
+    context = click.Context(cli, info_name="hermes", **cli.context_settings)
     yield from _command(cli, context, 2)
 
 

@@ -17,14 +17,17 @@ def hermes_commands() -> HermesCommands:
     from hermes.cli.main import cli
     from hermes.skills.check.shell_block import HermesCommands
 
-    return HermesCommands(command_problem, frozenset(_all_flags(cli, click.Context(cli, info_name="hermes"))))
+    return HermesCommands(
+        command_problem,
+        frozenset(_all_flags(cli, click.Context(cli, info_name="hermes", **cli.context_settings))),
+    )
 
 
 def command_problem(words: list[str]) -> str | None:
     """What is wrong with the words after `hermes`; None: every command and option in them exists."""
     from hermes.cli.main import cli
 
-    return _problem(cli, click.Context(cli, info_name="hermes"), words)
+    return _problem(cli, click.Context(cli, info_name="hermes", **cli.context_settings), words)
 
 
 def _problem(command: click.Command, context: click.Context, words: list[str]) -> str | None:
