@@ -121,11 +121,8 @@ def serve_options(source: PackageSource) -> set[str]:
 
     Most are strings in calls of add_argument; the others are made from the fields of a dataclass there.
     """
-    files = [
-        path
-        for path in source.modules.values()
-        if re.search(r"vllm/(engine/arg_utils|entrypoints/openai/cli_args|entrypoints/cli/serve)\.py$", path)
-    ]
+    places = r"vllm/(engine/arg_utils|entrypoints/launchers/cli_args|entrypoints/cli/serve)\.py$"
+    files = [path for path in source.modules.values() if re.search(places, path)]
     assert len(files) >= 2
     text = "\n".join(source.text(path) for path in files)
     written = set(re.findall(r"\"(--[a-z][\w-]*)\"", text))
