@@ -15,8 +15,8 @@ from pathlib import Path
 def unknown_keys(document: dict[str, object], extra: set[str]) -> list[str]:
     from axolotl.utils.schemas import config, datasets
 
-    known = set(config.AxolotlInputConfig.model_fields) | extra
-    problems = [f"{key}: no such key" for key in document if key not in known]
+    field_names = set(config.AxolotlInputConfig.model_fields) | extra
+    problems = [f"{key}: no such key" for key in document if key not in field_names]
     row_classes = [
         datasets.SFTDataset,
         datasets.DPODataset,

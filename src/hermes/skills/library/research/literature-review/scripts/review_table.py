@@ -56,8 +56,8 @@ def add(path: Path, query: str, text: str) -> str:
         key = re.sub(r"v\d+\Z", "", paper["id"])
         if key not in rows:
             fresh += 1
-            kept = {name: paper.get(name, "") for name in ("title", "authors", "published", "abstract")}
-            rows[key] = {"id": key, "version": paper["id"], **kept, "queries": [], "decision": ""}
+            metadata = {name: paper.get(name, "") for name in ("title", "authors", "published", "abstract")}
+            rows[key] = {"id": key, "version": paper["id"], **metadata, "queries": [], "decision": ""}
         if query not in rows[key]["queries"]:
             rows[key]["queries"].append(query)
     write_record(path, rows)
