@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hermes.rl.run import RlRun, all_runs
-from tests.rl.world import make_home, tiny_model
+from tests.rl.world import kill_runs, make_home, tiny_model
 
 MakeHome = Callable[..., Path]
 
@@ -32,17 +29,4 @@ def home_with(tmp_path: Path, model: Path) -> Iterator[MakeHome]:
 
     yield make
     for home in homes:
-        for run in all_runs(home):
-            _kill(run)
-
-
-def _kill(run: RlRun) -> None:
-    status = run.status()
-    if status.state.ended:
-        return
-    run.stop_path.touch()
-    if status.supervisor is not None and status.supervisor.alive():
-        os.killpg(os.getpgid(status.supervisor.pid), signal.SIGKILL)
-    for part in status.processes.values():
-        if part.process_id is not None and part.process_id.alive():
-            os.killpg(part.process_id.pid, signal.SIGKILL)
+        kill_runs(home)

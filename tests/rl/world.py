@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from hermes.rl.run import all_runs
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 TEMPLATE = (
@@ -138,3 +141,17 @@ def policy_answers(command: Sequence[str], environ: Mapping[str, str]) -> dict[s
     assert served.wait() == 0
     assert said["usage"]["completion_tokens"] > 0
     return said
+
+
+def kill_runs(home: Path) -> None:
+    """Kills every process of the home's runs that have not ended."""
+    for run in all_runs(home):
+        status = run.status()
+        if status.state.ended:
+            continue
+        run.stop_path.touch()
+        if status.supervisor is not None and status.supervisor.alive():
+            os.killpg(os.getpgid(status.supervisor.pid), signal.SIGKILL)
+        for part in status.processes.values():
+            if part.process_id is not None and part.process_id.alive():
+                os.killpg(part.process_id.pid, signal.SIGKILL)

@@ -6,16 +6,14 @@ fetched. An environment is checked and one of its tasks is tried; locked fields 
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hermes.rl.run import RlRun, RunState, all_runs
-from tests.rl.world import make_home, tiny_model
+from hermes.rl.run import RunState, all_runs
+from tests.rl.world import kill_runs, make_home, tiny_model
 from tests.web.browsing import open_page
 from tests.web.site import WebSite, open_site
 
@@ -35,20 +33,7 @@ def tiny_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebSite]:
         with open_site(home) as site:
             yield site
     finally:
-        for run in all_runs(home):
-            _end(run)
-
-
-def _end(run: RlRun) -> None:
-    status = run.status()
-    if status.state.ended:
-        return
-    run.stop_path.touch()
-    if status.supervisor is not None and status.supervisor.alive():
-        os.killpg(os.getpgid(status.supervisor.pid), signal.SIGKILL)
-    for part in status.processes.values():
-        if part.process_id is not None and part.process_id.alive():
-            os.killpg(part.process_id.pid, signal.SIGKILL)
+        kill_runs(home)
 
 
 def finished_job(page: Page) -> str:
