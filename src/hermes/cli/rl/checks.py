@@ -41,7 +41,7 @@ def check_signal(config: Config, resolved: Resolved) -> None:
     if not report["groups_with_signal"]:
         raise HermesError(
             "the run would not learn: within every group all rewards are equal",
-            "warm-start the model on examples first (hermes train sft --name warm, then --set start_from=warm; "
+            "warm-start it on examples first (hermes train sft --name warm, then --set start_from=warm; "
             "'hermes quickstart' shows the whole way), make the task easier, or add --no-preflight",
         )
 
