@@ -10,10 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,27 +20,7 @@ from hermes.skills.check.registry import RegistryError, download, index_url
 from hermes.skills.check.shell_block import commands
 from hermes.skills.check.skill_check import pages
 from tests.cli.process import hermes
-
-ANSWER = """<?xml version="1.0" encoding="UTF-8"?>
-<feed xmlns="http://www.w3.org/2005/Atom" xmlns:opensearch="http://a9.com/-/spec/opensearch/1.1/"
-      xmlns:arxiv="http://arxiv.org/schemas/atom">
-  <opensearch:totalResults>1</opensearch:totalResults>
-  <opensearch:startIndex>0</opensearch:startIndex>
-  <opensearch:itemsPerPage>1</opensearch:itemsPerPage>
-  <entry>
-    <id>http://arxiv.org/abs/2106.09685v2</id>
-    <title>LoRA: Low-Rank Adaptation of Large Language Models</title>
-    <summary>We freeze the weights.</summary>
-    <published>2021-06-17T17:37:18Z</published>
-    <updated>2021-10-16T18:40:34Z</updated>
-    <author><name>Edward J. Hu</name></author>
-    <author><name>Yelong Shen</name></author>
-    <arxiv:primary_category term="cs.CL"/>
-    <category term="cs.CL"/>
-    <link href="http://arxiv.org/abs/2106.09685v2" rel="alternate" type="text/html"/>
-  </entry>
-</feed>
-"""
+from tests.fakes.arxiv import serve_arxiv
 
 
 def installed(home: Path, name: str, query: str) -> Skill:
@@ -130,40 +106,13 @@ def serve_options(source: PackageSource) -> set[str]:
     return {option.replace("_", "-") for option in written | fields}
 
 
-@contextmanager
-def recorded_arxiv() -> Iterator[tuple[str, list[str]]]:
-    """A server that gives the recorded answer; its address, and the paths that were requested."""
-    requests: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            requests.append(self.path)
-            self.send_response(200)
-            self.send_header("content-type", "application/atom+xml")
-            self.end_headers()
-            self.wfile.write(ANSWER.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/api/query", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 def test_the_arxiv_script_answers_from_a_server_and_then_from_its_cache(tmp_path: Path) -> None:
     skill = installed(tmp_path, "arxiv", "arxiv papers")
     script = skill.directory / "scripts" / "arxiv_search.py"
-    with recorded_arxiv() as (url, requests):
+    with serve_arxiv() as (url, requested):
         common = ("--base-url", url, "--cache-dir", str(tmp_path / "papers"), "--delay", "0")
         first = run_script(script, "bibtex", "2106.09685", *common)
         assert first.returncode == 0, first.stderr
         again = run_script(script, "bibtex", "2106.09685", *common, "--offline")
     assert "LoRA: Low-Rank Adaptation" in first.stdout and "Edward J. Hu and Yelong Shen" in first.stdout
-    assert again.stdout == first.stdout and len(requests) == 1
+    assert again.stdout == first.stdout and requested == ["2106.09685"]

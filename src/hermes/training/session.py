@@ -25,6 +25,7 @@ from hermes.training.checkpoints import (
 )
 from hermes.training.monitor import proof as probe
 from hermes.training.monitor.batch_audit import BatchAudit
+from hermes.training.monitor.machine_card import record_machine
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.service.client import AdapterClient, EngineError, LoraSpec, ServiceConnection, is_ready
 
@@ -100,6 +101,7 @@ class TrainingSession:
         self._proof: probe.Proof | None = None
         self._audit: BatchAudit | None = None
         sinks.rewind(state.step)
+        record_machine(run.folder)
 
     def write(self, **changes: Any) -> None:
         """Changes the state and writes it to disk."""
