@@ -1,4 +1,4 @@
-"""The paper of a run that was trained: it compiles, its numbers are in the record, its references came from arXiv."""
+"""The paper of a run that was trained: it compiles, and its numbers are in the record."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_the_paper_of_a_trained_run_compiles_and_its_numbers_are_in_the_record(
 ) -> None:
     if compiler() is None or shutil.which("pdftotext") is None:
         pytest.skip("needs LaTeX (texlive-latex-recommended, texlive-pictures) and pdftotext (poppler-utils)")
-    home, paper = run.folder.parent.parent, tmp_path / "paper"
+    home, paper = run.home, tmp_path / "paper"
     with serve_arxiv() as (url, requested):
-        options = ("--run", run.id, "--out", str(paper), "--pdf", "--json")
+        options = ("--run", run.run_id, "--out", str(paper), "--pdf", "--json")
         written = hermes(home, "paper", "new", *options, env={"ARXIV_API_URL": url}, timeout_s=600)
     assert written.returncode == 0, written.stderr
     assert requested[0] == "2106.09685"
@@ -49,5 +49,5 @@ def test_the_paper_of_a_trained_run_compiles_and_its_numbers_are_in_the_record(
         ["pdftotext", "-layout", document, "-"], capture_output=True, text=True, check=True
     ).stdout
     assert "LoRA" in text and "DeepSeekMath" in text, "the bibliography is printed"
-    assert run.id in text and "Environment in which the trainer ran" in text
+    assert run.run_id in text and "Environment in which the trainer ran" in text
     assert "Mean reward by training step" in text and "??" not in text
