@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from hermes.skills import Skill, list_skills
-from hermes.skills.check.package_source import PackageSource, read_archive
 from hermes.skills.check.registry import RegistryError, download, index_url
 from hermes.skills.check.shell_block import commands
 from hermes.skills.check.skill_check import pages
@@ -71,39 +70,41 @@ def test_an_axolotl_configuration_is_validated_by_the_real_schema(tmp_path: Path
     assert bad.returncode == 1 and "learning_rat" in bad.stdout + bad.stderr
 
 
+MISTAKES = {
+    "--tensor-parallel-sise 2": "unrecognized arguments: --tensor-parallel-sise",
+    "--port many": "invalid int value",
+    "--dtype float12": "invalid choice",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_vllm_option_of_the_skill_is_one_of_its_parser(tmp_path: Path) -> None:
+def test_vllms_own_parser_takes_every_command_line_of_the_skill(tmp_path: Path) -> None:
     skill = installed(tmp_path, "vllm", "vllm serve")
-    source = read_archive(skill.packages[0], archive(skill, tmp_path / "cache"))
-    options = serve_options(source)
-    used = {
-        word.partition("=")[0]
+    with zipfile.ZipFile(archive(skill, tmp_path / "cache")) as wheel:
+        names = [name for name in wheel.namelist() if name.endswith((".py", ".json", ".jinja"))]
+        wheel.extractall(tmp_path / "vllm", names)
+    lines = [
+        words[2:]
         for page in pages(skill)
         for block in page.blocks
         if block.language == "bash" and not block.skip
         for _, words in commands(block.text)
         if words[:2] == ["vllm", "serve"]
-        for word in words
-        if word.startswith("--")
-    }
-    assert len(used) >= 5, "the skill shows how to serve"
-    assert {flag for flag in used if flag.replace("_", "-") not in options} == set()
-    assert "--tensor-parallel-sise" not in options
-
-
-def serve_options(source: PackageSource) -> set[str]:
-    """The options that `vllm serve` registers, read from the files that build its parser.
-
-    Most are strings in calls of add_argument; the others are made from the fields of a dataclass there.
-    """
-    places = r"vllm/(engine/arg_utils|entrypoints/launchers/cli_args|entrypoints/cli/serve)\.py$"
-    files = [path for path in source.modules.values() if re.search(places, path)]
-    assert len(files) >= 2
-    text = "\n".join(source.text(path) for path in files)
-    written = set(re.findall(r"\"(--[a-z][\w-]*)\"", text))
-    fields = {f"--{name}" for name in re.findall(r"^    ([a-z]\w+): [^\n]+", text, re.M)}
-    return {option.replace("_", "-") for option in written | fields}
+    ]
+    assert len(lines) >= 2, "the skill shows how to serve"
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("vllm_parser.py")), str(tmp_path / "vllm")],
+        input=json.dumps([*lines, *(["model", *mistake.split()] for mistake in MISTAKES)]),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert len(answer["options"]) > 200 and "--tensor-parallel-size" in answer["options"]
+    assert answer["problems"][: len(lines)] == [None] * len(lines)
+    for expected, problem in zip(MISTAKES.values(), answer["problems"][len(lines) :], strict=True):
+        assert expected in problem
 
 
 def test_the_arxiv_script_answers_from_a_server_and_then_from_its_cache(tmp_path: Path) -> None:
