@@ -14,9 +14,10 @@ import importlib
 import importlib.machinery
 import io
 import json
+import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -37,17 +38,24 @@ class AbsentModule(types.ModuleType):
         return MagicMock(name=f"{self.__name__}.{name}")
 
 
-def load(name: str, absent: set[str]) -> types.ModuleType:
-    """The module; names of modules that had to be replaced are added to `absent`."""
+def build_parser() -> Any:
+    arguments = importlib.import_module("vllm.entrypoints.launchers.cli_args")
+    flexible = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
+    return arguments.make_arg_parser(flexible(prog="vllm serve"))
+
+
+def without_absent(work: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """The result of the work, and the names of the modules that had to be replaced for it."""
+    absent: list[str] = []
     while True:
         try:
-            return importlib.import_module(name)
+            return work(), absent
         except ModuleNotFoundError as error:
             missing = error.name or ""
             is_vllm = missing.partition(".")[0] == "vllm" and not missing.startswith(COMPILED)
             if not missing or missing in absent or is_vllm:
                 raise
-            absent.add(missing)
+            absent.append(missing)
             sys.modules[missing] = AbsentModule(missing)
 
 
@@ -65,14 +73,12 @@ def parse(parser: Any, words: Sequence[str]) -> str | None:
 def main() -> None:
     folder, lines = sys.argv[1], json.load(sys.stdin)
     sys.path.insert(0, folder)
-    absent: set[str] = set()
+    os.environ["VLLM_TARGET_DEVICE"] = "cpu"
     with contextlib.redirect_stdout(sys.stderr):
-        arguments = load("vllm.entrypoints.launchers.cli_args", absent)
-        flexible = load("vllm.utils.argparse_utils", absent).FlexibleArgumentParser
-        parser = arguments.make_arg_parser(flexible(prog="vllm serve"))
+        parser, absent = without_absent(build_parser)
         options = sorted(option for action in parser._actions for option in action.option_strings)
         problems = [parse(parser, words) for words in lines]
-    print(json.dumps({"options": options, "problems": problems, "absent": sorted(absent)}))
+    print(json.dumps({"options": options, "problems": problems, "absent": absent}))
 
 
 if __name__ == "__main__":
