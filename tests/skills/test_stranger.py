@@ -104,7 +104,12 @@ def test_vllms_own_parser_takes_every_command_line_of_the_skill(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert len(answer["options"]) > 200 and "--tensor-parallel-size" in answer["options"]
+    assert len(answer["options"]) > 200
+    named = {
+        span.text.split()[0] for page in pages(skill) for span in page.spans if span.text.startswith("--")
+    }
+    foreign = {*skill.other_flags, "--format", "--base-url", "--openai.server_type"}
+    assert len(named) > 20 and named - foreign <= set(answer["options"])
     assert answer["problems"][: len(lines)] == [None] * len(lines)
     for expected, problem in zip(MISTAKES.values(), answer["problems"][len(lines) :], strict=True):
         assert expected in problem
