@@ -2,10 +2,10 @@
 
     python scripts/skills_table.py [--check | --from FILE]
 
-Runs the full check of every skill, with its runnable blocks (it downloads packages to the cache of HERMES_HOME),
-and replaces the text between the markers of the page. `--check` writes nothing and fails if names and skills of
-the page are out of date. `--from` takes the result of `hermes skills check … --online --run --json` from a file;
-rows of skills that it does not have stay as they are.
+Runs the full check of every skill, with its runnable blocks (it downloads packages to the cache of
+HERMES_HOME), and replaces the text between the markers of the page. `--check` writes nothing and fails if
+names and skills of the page are out of date. `--from` takes the result of
+`hermes skills check … --online --run --json` from a file; rows of skills that it does not have stay as they are.
 """
 
 from __future__ import annotations
