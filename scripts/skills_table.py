@@ -5,7 +5,7 @@
 Runs the full check of every skill, with its runnable blocks (it downloads packages to the cache of
 HERMES_HOME), and replaces the text between the markers of the page. `--check` writes nothing and fails if
 names and skills of the page are out of date. `--from` takes the result of
-`hermes skills check … --online --run --json` from a file; rows of skills that it does not have stay as they are.
+`hermes skills check … --online --run --json` from a file; rows of other skills stay.
 """
 
 from __future__ import annotations
