@@ -83,7 +83,7 @@ def environment_table(records: Sequence[RunRecord]) -> str:
     rows = []
     for card in cards:
         if len(cards) > 1:
-            run_ids = dict.fromkeys(run_id for other, run_id in recorded if other == card)
+            run_ids = dict.fromkeys(run_id for machine, run_id in recorded if machine == card)
             rows.append(("trained", ", ".join(rf"\texttt{{{escape(run_id)}}}" for run_id in run_ids)))
         rows += _card_rows(card)
     caption = "Environment in which the trainer ran, from the record."
