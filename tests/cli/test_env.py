@@ -95,6 +95,30 @@ def test_configured_folders_are_known_and_options_come_in_any_order(home: Path, 
     assert hermes(home, "env", "check", "sums").returncode == 0
 
 
+def test_debug_shows_what_training_sees(home: Path, sums: Path, bundled_home: Path) -> None:
+    """Scripted players leave nothing behind; a model's tokens are all shown, each with its mask."""
+    played = {
+        player: json.loads(hermes(home, "env", "debug", str(sums), "--play", player, "--json").stdout)
+        for player in ("gold", "silence")
+    }
+    assert (played["gold"]["reward"], played["silence"]["reward"]) == (1.0, 0.0)
+    assert played["gold"]["tools"] and played["gold"]["sequences"] == []
+    assert not db_path(home).exists()
+    shown = hermes(home, "env", "debug", str(sums), "--task", "2").stdout
+    assert "task 2 of sums, played by gold" in shown and "\ncall " in shown and "reward 1" in shown
+    error, fix = failure(hermes(home, "env", "debug", str(sums), "--play", "nobody"), 2)
+    assert "nobody called 'nobody'" in error and "gold, silence, model" in fix
+    with every_other(bundled_home) as server:
+        done = hermes(home, "env", "debug", str(sums), "--json", *settings(server))
+    report = json.loads(done.stdout)
+    (sequence,) = report["sequences"]
+    assert [segment["in_loss"] for segment in sequence] == [False, True, False, True]
+    assert ADD_UP in sequence[1]["text"] and sequence[3]["text"].startswith("Done.")
+    assert sequence[1]["mean_logprob"] is not None and sequence[0]["mean_logprob"] is None
+    with Reader(db_path(home)) as reader:
+        assert [summary.id for summary in reader.summaries()] == [report["trajectory"]]
+
+
 def test_new_refuses_a_bad_name_and_an_existing_file(home: Path, sums: Path) -> None:
     error, _ = failure(hermes(home, "env", "new", "sums", "--dir", str(sums.parent)), 2)
     assert "already exists" in error
