@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Arguments after the environment, including --help, are passed to the environment."""
+_FROM_1 = click.IntRange(min=1)
 _dirs = click.option(
     "--dir", "folders", multiple=True, type=click.Path(path_type=Path), help="Look here as well; repeatable."
 )
@@ -100,12 +101,14 @@ def check(
 
     SETTINGS are the environment's, such as --env.seed 3. Exits with 1 if a check fails.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.envs.cli.check import check_class
 
     named_folders, remaining = _split_options(settings, checks=True)
     as_json, red_team = as_json or "--json" in settings, red_team or "--red-team" in settings
     path = _locate(environment, (*folders, *named_folders))
-    report = check_class(lambda: _load(path), remaining, red_team=red_team)
+    with waiting(f"playing the tasks of {path.stem}"):
+        report = check_class(lambda: _load(path), remaining, red_team=red_team)
     _print_report(report, as_json)
     ctx.exit(0 if report.passed else 1)
 
@@ -121,6 +124,56 @@ def _print_report(report: CheckReport, as_json: bool) -> None:
     rows = [(finding.state.value, finding.name, finding.detail) for finding in report.findings]
     for line in table_lines([("STATE", "CHECK", "DETAIL"), *rows]):
         click.echo(printable(line))
+
+
+@env.command(context_settings={"ignore_unknown_options": True})
+@_dirs
+@click.option(
+    "--task", "number", default=1, show_default=True, type=click.IntRange(min=1), help="Which task."
+)
+@click.option(
+    "--play",
+    "player",
+    metavar="WHO",
+    help="gold, silence, model, or an exploit; default: a model if SETTINGS name a server, else gold.",
+)
+@click.option("--step", "stepwise", is_flag=True, help="Wait for a key after each block.")
+@json_option
+@click.argument("environment")
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+@stored_variables
+def debug(
+    environment: str,
+    settings: tuple[str, ...],
+    folders: tuple[Path, ...],
+    number: int,
+    player: str | None,
+    stepwise: bool,
+    as_json: bool,
+) -> None:
+    """Play one task and show what training sees.
+
+    Prompt, steps, tool calls, the parts of the reward, tokens with their loss mask.
+
+    SETTINGS are the environment's; --openai.base_url URL lets a model play, `local` one in this process.
+    """
+    from hermes.cli.terminal.waiting import waiting
+    from hermes.envs.cli.debug import debug_blocks, debug_class
+    from hermes.safety.text import printable
+
+    path = _locate(environment, folders)
+    with waiting(f"playing task {number} of {path.stem}"):
+        report = debug_class(lambda: _load(path), settings, number=number, player=player)
+    if as_json:
+        click.echo(json.dumps(report.to_json(), ensure_ascii=False))
+        return
+    for heading, text in debug_blocks(report):
+        click.secho(printable(heading), bold=True)
+        click.echo(f"{printable(text)}\n" if text else "")
+        if stepwise:
+            click.pause("(any key: next)")
+    if report.recorded:
+        click.echo(f"recorded: hermes trajectories show {report.rollout.result.trajectory.header.id}")
 
 
 def _mode(name: str, summary: str) -> click.Command:

@@ -30,11 +30,13 @@ from hermes.training.monitor.batch_guard import BatchGuard
 from hermes.training.monitor.eval_watcher import EVAL_SCORES, EvalWatcher
 from hermes.training.monitor.overoptimisation import OVEROPTIMISED, OveroptimisationGuard, read_rows
 from hermes.training.monitor.sinks import Sinks
+from hermes.training.monitor.step_pace import StepPace
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import (
     LIVE_SAMPLERS,
+    STOPPED,
     ProgressCallback,
     TrainingRunSpec,
     TrainingSession,
@@ -222,9 +224,10 @@ class RlLoop:
 
     def run(self) -> TrainResult:
         session, last = self._session, self._settings.num_steps
-        step, ending = session.state.step, "stopped"
+        step, ending = session.state.step, STOPPED
         if step == 0:
             self._evaluate_baseline()
+        pace = StepPace(last)
         while step < last and not self._is_plateau():
             try:
                 batch = self._wait_for_batch(step)
@@ -237,7 +240,7 @@ class RlLoop:
             step += 1
             metrics = self.make_step(step, batch)
             session.log(step, metrics)
-            self._services.progress(_progress_line(step, last, metrics))
+            self._services.progress(_progress_line(step, last, metrics) + pace.left(step))
             if session.checkpoint_due(step, last) or eval_score(metrics) is not None:
                 self._checkpoint(step, metrics)
             if self._services.guard is not None and (reason := self._services.guard.judge(metrics)):
@@ -249,7 +252,7 @@ class RlLoop:
             self._checkpoint(step, {})
         if step >= last:
             self._batch_guard.check_any_signal()
-        if ending == "stopped" and self._is_plateau():
+        if ending == STOPPED and self._is_plateau():
             ending = PLATEAU
         return session.finish("all steps made" if step >= last else ending)
 

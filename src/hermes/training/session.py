@@ -32,6 +32,8 @@ from hermes.training.service.client import AdapterClient, EngineError, LoraSpec,
 ProgressCallback = Callable[[str], None]
 T = TypeVar("T")
 
+STOPPED = "stopped"
+"""The reason of a run that a signal ended; it resumes by its name."""
 LIVE_SAMPLERS = 8
 """Published weights that are kept for rollouts in progress, besides those of checkpoints."""
 _DELETED_TOGETHER = 8

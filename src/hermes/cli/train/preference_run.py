@@ -15,7 +15,7 @@ from hermes.cli.train.run import (
     learning_schedule,
     open_sinks,
     print_result,
-    progress_printer,
+    progress_lines,
     run_spec,
     stop_on_signals,
 )
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
     from hermes.training.offline import OfflineObjective, OfflineSettings
     from hermes.training.preference.sources import PreferenceData
-    from hermes.training.session import ProgressCallback, TrainingRunSpec
+    from hermes.training.session import ProgressCallback, TrainingRunSpec, TrainResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,29 +84,32 @@ def run_dpo(options: DpoOptions) -> None:
     config = load()
     run = run_spec(config, options, KIND)
     check_service(run)
-    data = read_verdicts(config, options, options.pairs_from, options.min_margin)
-    renderer = chat_renderer(options)
-    rows = pair_examples(data.pairs, renderer, **row_limits(options, data))
-    if (held_out := eval_data(options)) is not None:
-        rows.held_out = pair_examples(held_out.pairs, renderer, **eval_limits(options, held_out)).train
-    progress = progress_printer(options)
-    loss = DpoConfig(
-        DpoLoss(options.loss),
-        options.beta,
-        options.label_smoothing,
-        options.target_margin,
-        options.sft_weight,
-    )
-    reference = _reference(config, options, run, data)
-    _announce(
-        progress,
-        run,
-        len(rows.train),
-        len(rows.held_out),
-        "pairs",
-        reference if loss.uses_reference else None,
-    )
-    _train(config, options, run, DpoObjective(rows, loss, reference), rows.left_out, progress)
+    with progress_lines(options) as progress:
+        progress.wait_for("reading the pairs")
+        data = read_verdicts(config, options, options.pairs_from, options.min_margin)
+        renderer = chat_renderer(options)
+        rows = pair_examples(data.pairs, renderer, **row_limits(options, data))
+        if (held_out := eval_data(options)) is not None:
+            rows.held_out = pair_examples(held_out.pairs, renderer, **eval_limits(options, held_out)).train
+        loss = DpoConfig(
+            DpoLoss(options.loss),
+            options.beta,
+            options.label_smoothing,
+            options.target_margin,
+            options.sft_weight,
+        )
+        reference = _reference(config, options, run, data)
+        _announce(
+            progress,
+            run,
+            len(rows.train),
+            len(rows.held_out),
+            "pairs",
+            reference if loss.uses_reference else None,
+        )
+        objective = DpoObjective(rows, loss, reference)
+        result = _train(config, options, run, objective, rows.left_out, progress)
+    print_result(run, result, options)
 
 
 def run_kto(options: KtoOptions) -> None:
@@ -118,21 +121,24 @@ def run_kto(options: KtoOptions) -> None:
     config = load()
     run = run_spec(config, options, KIND)
     check_service(run)
-    data = read_verdicts(config, options, (), 0.0)
-    renderer = chat_renderer(options)
-    rows = unpaired_examples(data.rated, renderer, **row_limits(options, data))
-    if (held_out := eval_data(options)) is not None:
-        rows.held_out = unpaired_examples(held_out.rated, renderer, **eval_limits(options, held_out)).train
-    progress = progress_printer(options)
-    good, bad = balanced_weights(rows.train)
-    if options.desirable_weight is not None or options.undesirable_weight is not None:
-        good, bad = options.desirable_weight or 1.0, options.undesirable_weight or 1.0
-    reference = _reference(config, options, run, data)
-    _announce(progress, run, len(rows.train), len(rows.held_out), "rated answers", reference)
-    liked = sum(row.desirable for row in rows.train)
-    progress(f"{liked} good with weight {good:.3g}, {len(rows.train) - liked} bad with weight {bad:.3g}")
-    objective = KtoObjective(rows, KtoConfig(options.beta, good, bad), reference, options.max_tokens)
-    _train(config, options, run, objective, rows.left_out, progress)
+    with progress_lines(options) as progress:
+        progress.wait_for("reading the rated answers")
+        data = read_verdicts(config, options, (), 0.0)
+        renderer = chat_renderer(options)
+        rows = unpaired_examples(data.rated, renderer, **row_limits(options, data))
+        if (held_out := eval_data(options)) is not None:
+            limits = eval_limits(options, held_out)
+            rows.held_out = unpaired_examples(held_out.rated, renderer, **limits).train
+        good, bad = balanced_weights(rows.train)
+        if options.desirable_weight is not None or options.undesirable_weight is not None:
+            good, bad = options.desirable_weight or 1.0, options.undesirable_weight or 1.0
+        reference = _reference(config, options, run, data)
+        _announce(progress, run, len(rows.train), len(rows.held_out), "rated answers", reference)
+        liked = sum(row.desirable for row in rows.train)
+        progress(f"{liked} good with weight {good:.3g}, {len(rows.train) - liked} bad with weight {bad:.3g}")
+        objective = KtoObjective(rows, KtoConfig(options.beta, good, bad), reference, options.max_tokens)
+        result = _train(config, options, run, objective, rows.left_out, progress)
+    print_result(run, result, options)
 
 
 def read_verdicts(
@@ -213,7 +219,7 @@ def _train(
     objective: OfflineObjective,
     left_out: Counter[str],
     progress: ProgressCallback,
-) -> None:
+) -> TrainResult:
     from hermes.training.offline import train_offline
     from hermes.training.schedule import default_preference_rate
 
@@ -221,8 +227,7 @@ def _train(
     for reason, count in left_out.most_common():
         progress(f"left out: {count} ({reason})")
     with open_sinks(config, run, options, settings) as sinks:
-        result = train_offline(run, objective, settings, sinks, progress, stop_on_signals())
-        print_result(run, result, options)
+        return train_offline(run, objective, settings, sinks, progress, stop_on_signals(run))
 
 
 def offline_settings(

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hermes.cli.options import FilterOptions, make_options
-from hermes.cli.train.run import progress_printer, run_spec, start_engine, stop_on_signals, train_rl
+from hermes.cli.train.run import (
+    print_result,
+    progress_lines,
+    run_spec,
+    start_engine,
+    stop_on_signals,
+    train_rl,
+)
 
 if TYPE_CHECKING:
     from hermes.cli.train.options import RlOptions
@@ -120,15 +127,15 @@ def run_rlhf(rl: RlOptions, options: RlhfOptions) -> None:
     run = run_spec(config, rl, "rlhf")
     # Other runs publish to the same engine: the environments ask for this run's weights by its own name.
     run = replace(run, lora=replace(run.lora, policy=run.lora.policy or run.id))
-    progress, stop = progress_printer(rl), stop_on_signals()
-    with start_engine(config, run, rl, progress):
+    stop = stop_on_signals(run)
+    with progress_lines(rl) as progress, start_engine(config, run, rl, progress):
         reference = _reference(config, options, run)
         plan = _plan(config, rl, options, run)
         with rlhf_processes(plan, run.folder, stop) as processes:
             progress(
                 f"answers to {plan.prompts}, scored by {plan.reward_model}; logs in {run.folder / 'logs'}"
             )
-            train_rl(
+            result = train_rl(
                 config,
                 run,
                 replace(rl, api_url=processes.api_url),
@@ -139,8 +146,9 @@ def run_rlhf(rl: RlOptions, options: RlhfOptions) -> None:
                 measure_kl=True,
                 preference=_preference(rl, options, run, reference),
             )
-        if processes.failure is not None:
-            raise processes.failure
+    print_result(run, result, rl)
+    if processes.failure is not None:
+        raise processes.failure
 
 
 def _plan(config: Config, rl: RlOptions, options: RlhfOptions, run: TrainingRunSpec) -> RlhfPlan:
