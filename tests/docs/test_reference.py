@@ -1,0 +1,110 @@
+"""The reference has every metric, variable and file that the code has, and nothing that it does not have."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes.config import variables
+from hermes.training.monitor.metric_table import SECTIONS, undescribed
+from tests.docs.pages import ROOT
+from tests.docs.scripts import load_script
+
+SOURCE = ROOT / "src/hermes"
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if "skills/library" not in str(path)]
+_OURS = re.compile(r"(HERMES|TINKER|WANDB|HF|RL|OPENAI|OPENROUTER|BRAVE|TAVILY)_[A-Z_]+")
+_NOT_FOR_USERS = {
+    "ATROPOS_PROXY_URL",  # refused
+    "GIT_CONFIG_COUNT",  # of git, set for commands in a sandbox
+    "HERMES_COMMAND",  # marks the processes of a sandbox
+    "HERMES_ROLLOUT_KEY",  # from an environment to its worker
+    "OPENAI_NAMESPACE",  # a name of atroposlib, no variable
+    "HOME",
+    "LANG",
+    "PATH",
+    "TOKENIZERS_PARALLELISM",
+}
+_TRAINING_METRIC = re.compile(
+    r"(train|optim|time|data|reward|rewards|advantages|logprobs|kl|health|probe|proof|eval|sinks|success)/\w+"
+)
+
+
+def _literals(path: Path) -> Iterator[tuple[ast.expr, str]]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node, node.value
+
+
+def _variables_read(path: Path) -> Iterator[str]:
+    """Names in `environ.get(NAME)`, `environ[NAME]` and `getenv(NAME)`, and literals that look like ours."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        name: ast.expr | None = None
+        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(("environ.get", "getenv")):
+            name = node.args[0]
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+            name = node.slice
+        if isinstance(name, ast.Constant):
+            yield name.value
+    yield from (text for _, text in _literals(path) if _OURS.fullmatch(text))
+
+
+def test_the_table_of_variables_is_what_the_code_reads() -> None:
+    read = {name for path in FILES if path.name != "variables.py" for name in _variables_read(path)}
+    listed = [entry.name for entries in variables.SECTIONS.values() for entry in entries]
+    assert len(listed) == len(set(listed))
+    assert read - set(listed) == _NOT_FOR_USERS, "a variable without an entry, or one that is no longer read"
+    assert set(listed) - read == set(), "listed, and not read"
+
+
+def test_every_metric_of_the_trainers_has_a_meaning() -> None:
+    folders = [SOURCE / "training", SOURCE / "envs", SOURCE / "rl"]
+    paths = [path for path in FILES if any(folder in path.parents for folder in folders)]
+    names = {text for path in paths for _, text in _literals(path) if _TRAINING_METRIC.fullmatch(text)}
+    assert len(names) > 60
+    assert undescribed(names) == set()
+
+
+def test_every_metric_with_a_meaning_is_written_somewhere() -> None:
+    texts = {text for path in FILES if path.name != "metric_table.py" for _, text in _literals(path)}
+    for entry in (entry for entries in SECTIONS.values() for entry in entries):
+        fixed = re.split(r"[A-Z]", entry.name)[0]  # what stands before a name that varies
+        is_optim = entry.name.startswith("optim/")  # written as optim/ and the service's own name
+        is_eval = entry.name.startswith("eval/")  # the same, with the evaluation's name
+        tail = entry.name.partition("/")[2]
+        assert (
+            entry.name in texts
+            or (fixed != entry.name and any(text.startswith(fixed) or fixed == text for text in texts))
+            or ((is_optim or is_eval) and tail in texts)
+        ), entry.name
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/results").rglob("*metrics.jsonl")), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_what_recorded_runs_wrote_has_a_meaning(path: Path) -> None:
+    names = {name for line in path.read_text().splitlines() for name in json.loads(line)}
+    assert len(names) > 10
+    assert undescribed(names - {"step", "time_s"}) == set()
+
+
+def test_a_metric_without_a_meaning_is_noticed() -> None:
+    assert undescribed({"health/mood", "reward/mean"}) == {"health/mood"}
+    assert undescribed({"stop/max_turns", "eval/rewards/accuracy"}) == set()
+
+
+def test_every_file_of_the_page_is_named_in_the_code() -> None:
+    texts = {text for path in FILES for _, text in _literals(path)}
+    names = load_script("reference_data").file_names()
+    assert len(names) > 15
+    assert [name for name in names if name.rstrip("/") not in texts] == []
+
+
+def test_the_python_page_has_no_address_of_memory() -> None:
+    page = (ROOT / "docs/reference/python.md").read_text("utf-8")
+    assert re.search(r"0x[0-9a-f]{6}", page) is None
+    assert "### RewardContext" in page and "### HermesAgentBaseEnv" in page
