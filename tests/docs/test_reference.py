@@ -44,7 +44,11 @@ def _variables_read(path: Path) -> Iterator[str]:
     """Names in `environ.get(NAME)`, `environ[NAME]` and `getenv(NAME)`, and literals that look like ours."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         name: ast.expr | None = None
-        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(("environ.get", "getenv")):
+        if (
+            isinstance(node, ast.Call)
+            and node.args
+            and ast.unparse(node.func).endswith(("environ.get", "getenv"))
+        ):
             name = node.args[0]
         elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
             name = node.slice
@@ -84,7 +88,9 @@ def test_every_metric_with_a_meaning_is_written_somewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "docs/results").rglob("*metrics.jsonl")), ids=lambda path: str(path.relative_to(ROOT))
+    "path",
+    sorted((ROOT / "docs/results").rglob("*metrics.jsonl")),
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_what_recorded_runs_wrote_has_a_meaning(path: Path) -> None:
     names = {name for line in path.read_text().splitlines() for name in json.loads(line)}
