@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,6 @@ _NOT_FOR_USERS = {
     "HERMES_COMMAND",  # marks the processes of a sandbox
     "HERMES_ROLLOUT_KEY",  # from an environment to its worker
     "OPENAI_NAMESPACE",  # a name of atroposlib, no variable
-    "HOME",
     "LANG",
     "PATH",
     "TOKENIZERS_PARALLELISM",
@@ -34,31 +34,49 @@ _TRAINING_METRIC = re.compile(
 )
 
 
-def _literals(path: Path) -> Iterator[tuple[ast.expr, str]]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node, node.value
+@dataclass(frozen=True, slots=True)
+class SourceTexts:
+    """What the tests read out of one file of the source."""
+
+    path: Path
+    literals: frozenset[str]
+    variables: frozenset[str]
+    """Read from the environment."""
 
 
-def _variables_read(path: Path) -> Iterator[str]:
-    """Names in `environ.get(NAME)`, `environ[NAME]` and `getenv(NAME)`, and literals that look like ours."""
+@cache
+def source_texts() -> list[SourceTexts]:
+    return [_read(path) for path in FILES]
+
+
+def _read(path: Path) -> SourceTexts:
+    literals, variables_read = set(), set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         name: ast.expr | None = None
-        if (
-            isinstance(node, ast.Call)
-            and node.args
-            and ast.unparse(node.func).endswith(("environ.get", "getenv"))
-        ):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            literals.add(node.value)
+        elif isinstance(node, ast.Call) and node.args and _is_environ(node.func, ("get", "getenv")):
             name = node.args[0]
-        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+        elif isinstance(node, ast.Subscript) and _is_environ(node.value, ("environ",)):
             name = node.slice
         if isinstance(name, ast.Constant):
-            yield name.value
-    yield from (text for _, text in _literals(path) if _OURS.fullmatch(text))
+            variables_read.add(str(name.value))
+    variables_read |= {text for text in literals if _OURS.fullmatch(text)}
+    return SourceTexts(path, frozenset(literals), frozenset(variables_read))
+
+
+def _is_environ(node: ast.expr, last: tuple[str, ...]) -> bool:
+    """`os.environ`, `environ.get` or `os.getenv`, by the last of its names."""
+    if isinstance(node, ast.Name):
+        return node.id in last and node.id != "get"
+    if not isinstance(node, ast.Attribute) or node.attr not in last:
+        return False
+    return node.attr != "get" or _is_environ(node.value, ("environ",))
 
 
 def test_the_table_of_variables_is_what_the_code_reads() -> None:
-    read = {name for path in FILES if path.name != "variables.py" for name in _variables_read(path)}
+    files = [file for file in source_texts() if file.path.name != "variables.py"]
+    read = {name for file in files for name in file.variables}
     listed = [entry.name for entries in variables.SECTIONS.values() for entry in entries]
     assert len(listed) == len(set(listed))
     assert read - set(listed) == _NOT_FOR_USERS, "a variable without an entry, or one that is no longer read"
@@ -67,23 +85,21 @@ def test_the_table_of_variables_is_what_the_code_reads() -> None:
 
 def test_every_metric_of_the_trainers_has_a_meaning() -> None:
     folders = [SOURCE / "training", SOURCE / "envs", SOURCE / "rl"]
-    paths = [path for path in FILES if any(folder in path.parents for folder in folders)]
-    names = {text for path in paths for _, text in _literals(path) if _TRAINING_METRIC.fullmatch(text)}
+    files = [file for file in source_texts() if any(folder in file.path.parents for folder in folders)]
+    names = {text for file in files for text in file.literals if _TRAINING_METRIC.fullmatch(text)}
     assert len(names) > 60
     assert undescribed(names) == set()
 
 
 def test_every_metric_with_a_meaning_is_written_somewhere() -> None:
-    texts = {text for path in FILES if path.name != "metric_table.py" for _, text in _literals(path)}
+    files = [file for file in source_texts() if file.path.name != "metric_table.py"]
+    texts = {text for file in files for text in file.literals}
     for entry in (entry for entries in SECTIONS.values() for entry in entries):
         fixed = re.split(r"[A-Z]", entry.name)[0]  # what stands before a name that varies
-        is_optim = entry.name.startswith("optim/")  # written as optim/ and the service's own name
-        is_eval = entry.name.startswith("eval/")  # the same, with the evaluation's name
-        tail = entry.name.partition("/")[2]
-        assert (
-            entry.name in texts
-            or (fixed != entry.name and any(text.startswith(fixed) or fixed == text for text in texts))
-            or ((is_optim or is_eval) and tail in texts)
+        head, _, tail = fixed.partition("/")
+        # Some are written as a prefix and a name of their own: f"eval/{name}".
+        assert any(text == fixed or (fixed != entry.name and text.startswith(fixed)) for text in texts) or (
+            f"{head}/" in texts and any(text.startswith(tail) for text in texts)
         ), entry.name
 
 
@@ -104,7 +120,7 @@ def test_a_metric_without_a_meaning_is_noticed() -> None:
 
 
 def test_every_file_of_the_page_is_named_in_the_code() -> None:
-    texts = {text for path in FILES for _, text in _literals(path)}
+    texts = {text for file in source_texts() for text in file.literals}
     names = load_script("reference_data").file_names()
     assert len(names) > 15
     assert [name for name in names if name.rstrip("/") not in texts] == []
