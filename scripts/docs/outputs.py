@@ -114,7 +114,7 @@ def _output(mark: Mark, work: Path, home: Path) -> str:
     )
     if done.returncode != mark.option("status", 0):
         raise SystemExit(f"{mark.command}\nexit code {done.returncode}\n{done.stdout}{done.stderr or ''}")
-    text = done.stdout.replace(str(home), "~/.hermes").replace(str(work), ".")
+    text = done.stdout.replace(str(home), "~/.hermes").replace(str(work), ".").replace(str(work.parent), "~")
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     return "\n".join(lines[-mark.option("last", len(lines) or 1) :])
 
