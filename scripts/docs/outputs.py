@@ -35,9 +35,9 @@ _MARK = re.compile(
 )
 _VARYING = (
     (re.compile(r"\b[0-9A-HJKMNP-TV-Z]{26}\b"), "ID"),
-    (re.compile(r"\b[0-9a-f]{12,64}\b"), "HASH"),
+    (re.compile(r"\b[0-9a-f]{8,64}\b"), "HASH"),
     (re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?Z?"), "TIME"),
-    (re.compile(r"\d[\d,.]*"), "N"),
+    (re.compile(r"-?\d[\d,.]*(?:e[+-]\d+)?"), "N"),
     (re.compile(r"\s+"), " "),
 )
 
