@@ -79,6 +79,7 @@ class ServeMode:
         """Items to try again after an infrastructure failure, each with its attempts so far."""
         self._workers: set[asyncio.Task[Any]] = set()
         self._running_items: dict[str, RunningItem] = {}
+        self._evaluations = EvalRunner(self.env)
         self._evaluation: asyncio.Task[None] | None = None
         self._no_items_since_s: float | None = None
         """Since when get_next_item has returned None; None if its last call returned an item."""
@@ -237,7 +238,7 @@ class ServeMode:
             if self._is_evaluating():
                 logger.warning("the last evaluation is still running; this one is skipped")
             else:
-                self._evaluation = asyncio.create_task(EvalRunner(self.env).run())
+                self._evaluation = asyncio.create_task(self._evaluations.run())
         interval = self.membership.checkpoint_interval
         if pacing.is_crossed(before, now, interval):
             self.env.save_checkpoint(now // interval * interval)
