@@ -24,7 +24,7 @@ from pathlib import Path
 from compare import Outcome, describe, difference
 from files import EnvironmentFile, find_files
 from servers import LocalServices
-from side import Side, run_side
+from side import Side, copy_checkout, run_side
 
 from data import tables
 
@@ -61,7 +61,8 @@ def main() -> None:
         "hermes", Path(sys.executable), folder, tokenizer, options.limit_s, options.python.absolute()
     )
     comparisons: list[Comparison] = []
-    for comparison in _compare_all(options.checkout.absolute(), original, hermes, options):
+    checkout = copy_checkout(options.checkout.absolute(), folder)
+    for comparison in _compare_all(checkout, original, hermes, options):
         comparisons.append(comparison)
         results = [asdict(comparison) for comparison in comparisons]
         (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ comparison. Three things are replaced, so that two runs can be equal and need no
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -50,6 +51,7 @@ def main() -> None:
         atropos.install()
     _replace_datasets(json.loads(Path(data).read_text(encoding="utf-8")))
     _replace_tokenizer(tokenizer)
+    _replace_downloads()
     sys.argv = [file, mode, *flags]
     if side == "hermes":
         _run_with_hermes(file, mode, flags)
@@ -122,10 +124,13 @@ def _replace_datasets(tables: dict[str, Any]) -> None:
         return
 
     def load_dataset(path: str, name: Any = None, *rest: Any, split: Any = None, **options: Any) -> Any:
-        rows = tables.get(f"{path}/{name}") or tables.get(path) or tables["*"]
-        table = datasets.Dataset.from_list(rows)
+        table = _table(tables.get(f"{path}/{name}") or tables.get(path) or tables["*"])
         if split is None:
-            return datasets.DatasetDict(dict.fromkeys(("train", "test", "validation"), table))
+            splits = dict.fromkeys(("train", "test", "validation"), table)
+            named = {
+                key.partition("#")[2]: rows for key, rows in tables.items() if key.startswith(f"{path}#")
+            }
+            return datasets.DatasetDict(splits | {key: _table(rows) for key, rows in named.items()})
         return table.to_iterable_dataset() if options.get("streaming") else table
 
     def names(path: str, *rest: Any, **options: Any) -> list[str]:
@@ -133,6 +138,25 @@ def _replace_datasets(tables: dict[str, Any]) -> None:
 
     datasets.load_dataset = load_dataset
     datasets.get_dataset_config_names = names
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    """A data set of the rows; the column `image` holds pictures in base64."""
+    import datasets
+
+    if "image" not in rows[0]:
+        return datasets.Dataset.from_list(rows)
+    pictures = [{**row, "image": {"bytes": base64.b64decode(row["image"]), "path": None}} for row in rows]
+    return datasets.Dataset.from_list(pictures).cast_column("image", datasets.Image())
+
+
+def _replace_downloads() -> None:
+    """NLTK's data lie in the folder that NLTK_DATA names."""
+    try:
+        import nltk
+    except ImportError:
+        return
+    nltk.download = lambda *names, **options: True
 
 
 def _replace_tokenizer(folder: str) -> None:

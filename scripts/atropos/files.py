@@ -7,8 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_FLAGS = {"answer_format_environment.py": ("--env.seed=7",)}
-"""Its settings draw a seed when they are built, which the original does more often."""
+_JUDGE = ("--env.judge_base_url=ROOT/v1", "--env.judge_model_name=scripted")
+_FLAGS = {
+    # Its settings draw a seed when they are built, which the original does more often.
+    "answer_format_environment.py": ("--env.seed=7",),
+    "arena_hard_environment.py": _JUDGE,
+    "refusalbench_environment.py": _JUDGE,
+    "mixeval_eval.py": (*_JUDGE, "--env.judge_rate_limit_delay=0"),
+    "mtbench_eval.py": (*_JUDGE, "--env.judge_rate_limit_delay=0"),
+    "simpleqa_eval.py": ("--env.use_llm_judge=true", *_JUDGE),
+}
+"""Flags of single files; ROOT is the address of the scripted model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,7 @@ def find_files(checkout: Path) -> Iterator[EnvironmentFile]:
             evaluation = name.startswith("eval_environments/")
             server = "sglang" if "managed_server" in path.read_text(encoding="utf-8") else "openai"
             # With thinking on, the helper of most evaluations prints a prompt that is not set, and fails.
-            flags = ("--env.thinking_mode=false",) if evaluation else _FLAGS.get(path.name, ())
+            flags = (("--env.thinking_mode=false",) if evaluation else ()) + _FLAGS.get(path.name, ())
             yield EnvironmentFile(name, evaluation, server, flags=flags)
 
 

@@ -17,6 +17,8 @@ from compare import Outcome
 from files import EnvironmentFile
 from servers import LocalServices
 
+from data import local_files
+
 _DRIVER = Path(__file__).with_name("driver.py")
 
 
@@ -56,6 +58,7 @@ def run_side(
     place = side.folder / "runs" / f"{file.name.replace('/', '.')}.{mode}.{side.name}"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
+    prepare_folder(place, checkout)
     output, evals = place / "groups.jsonl", place / "evals"
     flags = [
         f"--env.tokenizer_name={side.tokenizer}",
@@ -73,7 +76,7 @@ def run_side(
         f"--openai.server_type={file.server_type}",
         f"--openai.tokenizer_name={side.tokenizer}",
         "--slurm=false",
-        *file.flags,
+        *(flag.replace("ROOT", services.root) for flag in file.flags),
     ]
     if mode == "process":
         flags.append(f"--env.data_path_to_save_groups={output}")
@@ -95,6 +98,30 @@ def run_side(
     return Outcome(
         rows[:groups] if mode == "serve" else rows, _metrics(evals), services.requests, failure, mode
     )
+
+
+def copy_checkout(checkout: Path, folder: Path) -> Path:
+    """A copy of the environments with the files that the repository lacks: the checkout stays as it is."""
+    copy = folder / "checkout"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(checkout / "environments", copy / "environments")
+    for name, content in local_files().items():
+        if name.startswith("environments/"):
+            _write(copy / name, content)
+    return copy
+
+
+def prepare_folder(place: Path, checkout: Path) -> None:
+    """Files name data of their own from the root of the checkout, or below the user's home."""
+    (place / "environments").symlink_to(checkout / "environments")
+    for name, content in local_files().items():
+        if not name.startswith("environments/"):
+            _write(place / name, content)
+
+
+def _write(file: Path, content: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content, encoding="utf-8")
 
 
 def _wait(process: subprocess.Popen[bytes], mode: str, services: LocalServices, limit_s: float) -> bool:
@@ -126,7 +153,9 @@ def _variables(side: Side, place: Path) -> dict[str, str]:
         "WANDB_MODE": "disabled",
         "TOKENIZERS_PARALLELISM": "false",
         "OPENAI_API_KEY": "x",
-        "NLTK_DATA": str(side.folder / "nltk_data"),
+        "ANTHROPIC_API_KEY": "x",
+        "NOUS_API_KEY": "x",
+        "NLTK_DATA": str(place / "nltk_data"),
     }
     if side.packages_of is not None:
         library = side.packages_of.parent.parent / "lib"
