@@ -6,8 +6,8 @@ Two phases follow the loading of the model. `adapters`: each is created, trained
 from and deleted. `mixed`: short samples, long prompts, logprobs of prompts, and training with lengths that
 change with every call, by eight adapters. Printed after each part: the resident memory of the process, what
 malloc has in use, how much of that is tensors that Python can reach, what malloc holds free, and the peak
-since the part before. `--keep-freed` switches off the return of freed memory, which shows what that does. Linux
-only. The engine runs in this process, without its HTTP server.
+since the part before. `--keep-freed` switches off the return of freed memory, which shows what that does.
+Linux only. The engine runs in this process, without its HTTP server.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Measurement:
         used_mb = point.heap_used_mb + point.mapped_mb
         self._out(
             f"{part:<10} {done:5d}  RSS {point.rss_mb:5d} MB  in use {used_mb:5d}  "
-            f"tensors {point.tensors_mb:5d}  free {point.heap_free_mb:5d}  peak {point.peak_mb:5d}  {point.seconds:7.1f} s\n"
+            f"tensors {point.tensors_mb:5d}  free {point.heap_free_mb:5d}  peak {point.peak_mb:5d}  "
+            f"{point.seconds:7.1f} s\n"
         )
         sys.stdout.flush()
 
