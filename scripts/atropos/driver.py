@@ -8,7 +8,7 @@ comparison. Three things are replaced, so that two runs can be equal and need no
 - unseeded randomness (`random`, `random.Random()`, `os.urandom`, numpy's generators) starts from the name of
   the calling file and a counter, so that what one file draws does not change the draws of another;
 - `datasets.load_dataset` gives the rows of DATA.json;
-- `AutoTokenizer.from_pretrained` and NLTK's downloads give what is on this machine.
+- `AutoTokenizer.from_pretrained`, single files of the hub and NLTK's downloads give what is on this machine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 _calls: Counter[str] = Counter()
@@ -151,7 +152,16 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _replace_downloads() -> None:
-    """NLTK's data lie in the folder that NLTK_DATA names."""
+    """Files of the hub lie in the folder `hub` of the run, NLTK's data in the one that NLTK_DATA names."""
+    import huggingface_hub
+
+    def list_repo_tree(*names: Any, **options: Any) -> list[Any]:
+        files = sorted(path for path in Path("hub").rglob("*") if path.is_file())
+        sizes = {path.relative_to("hub").as_posix(): path.stat().st_size for path in files}
+        return [SimpleNamespace(path=path, size=size) for path, size in sizes.items()]
+
+    huggingface_hub.list_repo_tree = list_repo_tree
+    huggingface_hub.hf_hub_download = lambda repo, path, **options: str(Path("hub", path))
     try:
         import nltk
     except ImportError:

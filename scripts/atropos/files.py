@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_TOKEN_SERVERS = frozenset({"t1_env.py"})
+"""Files that ask for token ids in another file."""
 _JUDGE = ("--env.judge_base_url=ROOT/v1", "--env.judge_model_name=scripted")
 _FLAGS = {
     # Its settings draw a seed when they are built, which the original does more often.
@@ -41,7 +43,8 @@ def find_files(checkout: Path) -> Iterator[EnvironmentFile]:
         name = path.relative_to(root).as_posix()
         if "/test" not in name and _defines_environment(path):
             evaluation = name.startswith("eval_environments/")
-            server = "sglang" if "managed_server" in path.read_text(encoding="utf-8") else "openai"
+            has_tokens = "managed_server" in path.read_text(encoding="utf-8") or path.name in _TOKEN_SERVERS
+            server = "sglang" if has_tokens else "openai"
             # With thinking on, the helper of most evaluations prints a prompt that is not set, and fails.
             flags = (("--env.thinking_mode=false",) if evaluation else ()) + _FLAGS.get(path.name, ())
             yield EnvironmentFile(name, evaluation, server, flags=flags)

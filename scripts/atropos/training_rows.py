@@ -78,6 +78,7 @@ def local_files() -> dict[str, str]:
         "data/gaia/2023/validation/metadata.jsonl": _lines(
             [_assistant_task(index) for index in range(_COUNT)]
         ),
+        **{f"hub/{domain}/train/1.csv": _PLANS for domain in ("hotel", "flight", "restaurant", "attraction")},
         "nltk_data/corpora/words/en": "".join(f"{word}\n" for word in _words()),
     }
     for split in ("train", "dev", "test"):
@@ -273,6 +274,12 @@ _TABLE = {
     "types": ["text", "real"],
     "rows": [["six", 6], ["seven", 7]],
 }
+
+
+_PLANS = "ID,Filled_Template,Filled_Plan\n" + "".join(
+    f"{index},assistant: How can I help?,\n{index},user: Find a place in city {index}.,search(city={index})\n"
+    for index in range(10)
+)
 
 
 def _table_question(index: int) -> Row:
