@@ -69,6 +69,8 @@ def main() -> None:
     for comparison in _compare_all(checkout, original, hermes, options):
         comparisons.append(comparison)
         _add_results(folder / "results.json", [comparison])
+    original.forks.close()
+    hermes.forks.close()
     sys.stdout.write(_markdown(comparisons))
     if options.page:
         write_page(options.page, _add_results(folder / "results.json", []))

@@ -42,24 +42,22 @@ def tables() -> dict[str, list[Row]]:
             (("lighteval/mt-bench",), _two_turns),
             (("MixEval/MixEval#free_form",), _free_form),
             (("MixEval/MixEval#multiple_choice",), _multiple_choice),
-            (_AGIEVAL, _indexed_choice),
         )
         for name in names
+    } | {
+        f"dmayhem93/agieval-{name}": [_indexed_choice(name, index) for index in range(2)] for name in _AGIEVAL
     }
 
 
-_AGIEVAL = tuple(
-    f"dmayhem93/agieval-{name}"
-    for name in (
-        "aqua-rat",
-        "logiqa-en",
-        "lsat-ar",
-        "lsat-lr",
-        "lsat-rc",
-        "sat-en",
-        "sat-en-without-passage",
-        "sat-math",
-    )
+_AGIEVAL = (
+    "aqua-rat",
+    "logiqa-en",
+    "lsat-ar",
+    "lsat-lr",
+    "lsat-rc",
+    "sat-en",
+    "sat-en-without-passage",
+    "sat-math",
 )
 
 
@@ -196,6 +194,6 @@ def _multiple_choice(index: int) -> Row:
     return {"prompt": question(index), "options": CHOICES, "target": ["1"], **names}
 
 
-def _indexed_choice(index: int) -> Row:
+def _indexed_choice(name: str, index: int) -> Row:
     choices = [f"({letter}){text}" for letter, text in zip("ABCD", CHOICES, strict=True)]
-    return {"query": question(index), "choices": choices, "gold": [1]}
+    return {"query": f"{question(index)} ({name})", "choices": choices, "gold": [1]}
