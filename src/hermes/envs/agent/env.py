@@ -273,7 +273,10 @@ class HermesAgentBaseEnv(BaseEnv):
         disabled = self.config.disabled_toolsets or ()
         if self.config.distribution is not None:
             user_defined = self.hermes_config().settings.distributions
-            seed_parts = (self.run_id, self.item_key(item), self._groups)
+            seeds = (self.run_id, self._groups)
+            if self.config.sampling_seed is not None:
+                seeds = (str(self.config.sampling_seed), self._attempts[self.item_key(item)])
+            seed_parts = (self.item_key(item), *seeds)
             return distributions.sample(
                 self.config.distribution, seed_parts=seed_parts, configured=user_defined, without=disabled
             )

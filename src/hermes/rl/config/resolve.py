@@ -244,6 +244,7 @@ def resolve(config: Config, selection: EnvSelection) -> Resolved:
     }
     model = chosen_model(settings, selection.edits)
     recipe = _recipe(model, defaults_by_section["env"], wandb=bool(config.environ.get("WANDB_API_KEY")))
+    recipe["env.synchronous"] = _runs_on_cpu(config)
     for name in _ENVIRONMENT_FIRST:
         declared = BaseEnvConfig.model_fields[name].default
         if name in defaults.model_fields_set or defaults_by_section["env"][name] != declared:
@@ -330,6 +331,16 @@ def _recipe(model: str, env: JSONObject, *, wandb: bool) -> JSONObject:
         "tinker.max_token_trainer_length": 2048 if small else 9000,
         "tinker.save_checkpoint_interval": 25,
     }
+
+
+def _runs_on_cpu(config: Config) -> bool:
+    """Whether the run's own engine samples and trains on the processor, one after the other anyway."""
+    from hermes.rl.checks.machine import has_gpu
+    from hermes.rl.service import service_of
+
+    device = config.settings.rl.device
+    here = service_of(config.settings.rl, config.environ) is None
+    return here and (device == "cpu" or (device == "auto" and not has_gpu()))
 
 
 def _load_defaults(path: Path) -> tuple[Any, Any, list[str] | None, bool]:
