@@ -61,7 +61,7 @@ class BaseEnv(ABC):
         self.completion_lengths: list[int] = []
         """Trained tokens of the sequences since the last report."""
         self.secret_seed: int | None = None
-        """Set by serve before `setup`, for training items that the policy cannot generate again; else None."""
+        """Set by serve before `setup`, for training items that a policy cannot generate again; else None."""
         self._env_runner = EnvRunner(self)
         self._serve_mode = ServeMode(self._env_runner)
 

@@ -48,7 +48,7 @@ class BaseEnvConfig(BaseModel):
     )
     synchronous: bool = Field(
         default=False,
-        description="Sample a batch only while the trainer waits for it, so with the newest weights: on-policy, "
+        description="Sample a batch only while the trainer waits for it, with the newest weights: on-policy, "
         "and with a seed the same run every time. Sampling and training then do not overlap.",
     )
     tokenizer_name: str = Field(
@@ -115,6 +115,7 @@ class BaseEnvConfig(BaseModel):
 _RUNTIME_ONLY = frozenset(
     {
         "batch_size",
+        "synchronous",
         "total_steps",
         "data_path_to_save_groups",
         "data_dir_to_save_evals",

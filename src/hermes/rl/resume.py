@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _FIXED = (
     *("tinker.base_model", "tinker.lora_rank", "tinker.seed", "tinker.start_from", "tinker.loss"),
+    *("tinker.lora_alpha", "tinker.lora_targets"),
     *("env.batch_size", "env.tokenizer_name"),
 )
 """Fields that a run keeps for its whole life."""

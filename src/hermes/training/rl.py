@@ -426,6 +426,7 @@ def _identity(run: TrainingRunSpec, settings: RlTrainerConfig) -> JSONObject:
         "start": run.lora.start,
         "batch_size": settings.batch_size,
         "loss": settings.loss,
+        **run.lora.changed_shape(),
         **({"reference": settings.reference} if settings.reference else {}),
     }
 

@@ -25,6 +25,8 @@ class TrainOptions:
     start: str | None
     policy_name: str | None
     rank: int
+    lora_alpha: float
+    lora_targets: tuple[str, ...]
     seed: int
     learning_rate: float | None
     schedule: str
@@ -60,6 +62,9 @@ class RlOptions(TrainOptions):
 
     loss: str
     with_engine: bool
+    engine_dtype: str
+    engine_memory_gib: float | None
+    engine_kv_gib: float | None
     api_url: str | None
     face_port: int | None
     api_patience_s: float

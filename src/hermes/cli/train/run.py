@@ -177,7 +177,15 @@ def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpe
         run_id,
         (options.run_dir or config.home / "runs" / run_id).absolute(),
         connection(options.base_url, config.environ),
-        LoraSpec(model, options.rank, options.seed, options.policy_name, start),
+        LoraSpec(
+            model,
+            options.rank,
+            options.seed,
+            options.policy_name,
+            start,
+            options.lora_alpha,
+            options.lora_targets,
+        ),
         RetentionPolicy(options.checkpoint_every, options.keep),
     )
 
@@ -293,7 +301,16 @@ def start_engine(
     log = logs_dir(config.home) / "rl_training" / f"engine_{run.id}.log"
     port = urlsplit(url).port or 80
     progress(f"starting an engine for {run.lora.base_model} at {url}; its log is {log}")
-    with engine_process(run.lora.base_model, config.settings.rl.device, port, log, config.home / "engine"):
+    with engine_process(
+        run.lora.base_model,
+        config.settings.rl.device,
+        port,
+        log,
+        config.home / "engine",
+        dtype=options.engine_dtype,
+        memory_gib=options.engine_memory_gib,
+        kv_gib=options.engine_kv_gib,
+    ):
         yield
 
 

@@ -26,6 +26,11 @@ TRAIN_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         BASE_MODEL: "base_model",
         "tinker.lora_rank": "rank",
+        "tinker.lora_alpha": "lora_alpha",
+        "tinker.lora_targets": "lora_targets",
+        "tinker.engine_dtype": "engine_dtype",
+        "tinker.engine_memory_gib": "engine_memory_gib",
+        "tinker.engine_kv_gib": "engine_kv_gib",
         "tinker.seed": "seed",
         "tinker.learning_rate": "learning_rate",
         "tinker.max_token_trainer_length": "max_tokens",

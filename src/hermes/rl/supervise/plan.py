@@ -23,6 +23,7 @@ from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.rl.supervise import ports
+from hermes.rl.supervise.engine_process import engine_flags
 from hermes.rl.supervise.process import HERMES, ProcessSpec, fetch_json
 from hermes.serving.trajectory_api import TOKEN_VARIABLE
 from hermes.training.checkpoints import StateFile
@@ -106,16 +107,14 @@ class RunPlan:
 
     def _engine(self) -> ProcessSpec:
         run, fields = self._config["run"], self._config.get("tinker", {})
-        options = {
-            "--dtype": fields.get("engine_dtype"),
-            "--memory-gib": fields.get("engine_memory_gib"),
-            "--kv-gib": fields.get("engine_kv_gib"),
-        }
+        flags = engine_flags(
+            fields.get("engine_dtype"), fields.get("engine_memory_gib"), fields.get("engine_kv_gib")
+        )
         return ProcessSpec(
             "engine",
             (
                 *(*HERMES, "engine", "serve", "--model", run["model"], "--device", run["device"]),
-                *(word for name, value in options.items() if value for word in (name, str(value))),
+                *flags,
                 *("--port", str(run["ports"]["engine"])),
                 *("--state-dir", str(self._run.folder / "engine")),
             ),
@@ -190,7 +189,11 @@ def trainer_arguments(run: RlRun, config: JSONObject) -> tuple[str, ...]:
         option.replace("_", "-"): config[field.partition(".")[0]].get(field.partition(".")[2])
         for field, option in TRAIN_OPTIONS.items()
     }
-    flags = {option: value for option, value in flags.items() if value not in (None, "")} | {
+    flags = {
+        option: ",".join(value) if option == "lora-targets" and value else value
+        for option, value in flags.items()
+        if value not in (None, "")
+    } | {
         "base-model": config["run"]["model"],
         "name": run.run_id,
         "run-dir": run.folder,
