@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
-from hermes.core.sequence import MASKED
+from hermes.core.sequence import ENVIRONMENT, MASKED
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.failures import (
     NO_GROUP,
@@ -200,6 +200,9 @@ class EnvRunner:
             accepted.append(group)
         if accepted and send:
             self.items_sent_this_step += len(accepted)
+            for group in accepted:
+                overrides = group.get("group_overrides") or {}
+                group["group_overrides"] = {**overrides, ENVIRONMENT: self.env.display_name}
             await self.send(accepted if isinstance(scored_data, list) else accepted[0])
 
     async def _keep(self, group: dict[str, Any], item: Item) -> None:

@@ -119,6 +119,13 @@ def listed_environment(config: Config, reference: str) -> Path | None:
 
 def select(config: Config, name: str) -> EnvSelection:
     """Selects an environment by name or file, and discards the edits of the previous one."""
+    selection = find_selection(config, name)
+    save(config.home, selection)
+    return selection
+
+
+def find_selection(config: Config, name: str) -> EnvSelection:
+    """The same without saving it."""
     from hermes.envs.cli.discover import environment_folders, locate
 
     path = locate(name, environment_folders(config.home, _folders(config))).resolve()
@@ -127,7 +134,6 @@ def select(config: Config, name: str) -> EnvSelection:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     selection = EnvSelection(label, str(path), {"env.wandb_name": f"{label}-{stamp}"})
     resolve(config, selection)
-    save(config.home, selection)
     return selection
 
 
