@@ -123,13 +123,18 @@ _RL = (
     ),
     click.option(
         "--eval-environment",
+        "eval_environments",
+        multiple=True,
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Environment whose held-out tasks evaluate the weights; needs --eval-config and --eval-folder.",
+        help="Environment whose held-out tasks evaluate the weights; needs --eval-config and --eval-folder; "
+        "repeatable.",
     ),
     click.option(
         "--eval-config",
+        "eval_configs",
+        multiple=True,
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Its configuration, with the server of the policy.",
+        help="Its configuration, with the server of the policy; one for each environment, in their order.",
     ),
     click.option(
         "--eval-patience",

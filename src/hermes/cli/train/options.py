@@ -77,8 +77,8 @@ class RlOptions(TrainOptions):
     kl: float
     max_staleness: int
     eval_command: str | None
-    eval_environment: Path | None
-    eval_config: Path | None
+    eval_environments: tuple[Path, ...]
+    eval_configs: tuple[Path, ...]
     eval_patience: int | None
     eval_folder: Path | None
     teacher_url: str | None

@@ -118,7 +118,7 @@ def train_rl(
             options.reward_weight,
         ),
         eval_every=options.eval_every,
-        eval_checkpoints=options.eval_environment is None,
+        eval_checkpoints=not options.eval_environments,
         patience=options.eval_patience,
         api_url=options.api_url or trajectory_api_url(config.environ) or DEFAULT_URL,
         api_patience_s=options.api_patience_s,
@@ -137,7 +137,7 @@ def train_rl(
             progress,
             stop,
             _evaluation(options, run, progress),
-            EvalWatcher(options.eval_folder if options.eval_environment is None else None),
+            EvalWatcher(None if options.eval_environments else options.eval_folder),
             teacher,
             guard,
             preference,
@@ -317,16 +317,18 @@ def start_engine(
 def _evaluation(options: RlOptions, run: TrainingRunSpec, progress: ProgressCallback) -> Evaluate | None:
     from hermes.errors import UsageError
     from hermes.training.monitor.eval_command import command_evaluation
-    from hermes.training.monitor.eval_environment import environment_evaluation
+    from hermes.training.monitor.eval_environment import environments_evaluation
 
-    if options.eval_environment is not None:
-        if options.eval_config is None or options.eval_folder is None:
+    if options.eval_environments:
+        if len(options.eval_configs) != len(options.eval_environments) or options.eval_folder is None:
             raise UsageError(
                 "--eval-environment needs the configuration of the environment and a folder",
-                "add --eval-config FILE and --eval-folder FOLDER",
+                "add --eval-config FILE for each environment, and --eval-folder FOLDER",
             )
-        return environment_evaluation(
-            options.eval_environment, options.eval_config, options.eval_folder, progress
+        return environments_evaluation(
+            list(zip(options.eval_environments, options.eval_configs, strict=True)),
+            options.eval_folder,
+            progress,
         )
     command = options.eval_command
     return command_evaluation(command, run.id, progress) if command else None

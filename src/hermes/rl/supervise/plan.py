@@ -40,6 +40,8 @@ _ENV_PATIENCE_S = 900.0
 """Longer than an environment may take to start; the supervisor restarts one that exits."""
 ENV = "env"
 """The process of a run's first, or only, environment."""
+_OF_MIXTURE = ("min_batch_allocation", "inference_weight")
+"""Fields of an environment that its share of the batches decides."""
 _NEVER = 10**9
 """Steps."""
 _STARVING_S = 10.0
@@ -303,9 +305,7 @@ def write_config(run: RlRun, config: JSONObject) -> None:
     mixture = config["run"].get("mixture") or ()
     for entry, environment in zip(mixture, run_environments(config), strict=False):
         if environment.process == ENV:
-            config["env"] |= {
-                name: entry["env"][name] for name in ("min_batch_allocation", "inference_weight")
-            }
+            config["env"] |= {name: entry["env"][name] for name in _OF_MIXTURE}
         else:
             own = {**config, "env": entry["env"], "run": {**config["run"], "mixture": None}}
             atomic_write(environment.config_path(run), dump_yaml(own))
