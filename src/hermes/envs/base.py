@@ -181,6 +181,10 @@ class BaseEnv(ABC):
     async def close(self) -> None:  # noqa: B027 - an optional hook
         """Called at the end of a run."""
 
+    def on_step(self, step: int) -> None:  # noqa: B027 - an optional hook
+        """Called while serving, when the trainer has taken the batch of another step: a curriculum changes
+        the items that follow here."""
+
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
         """Writes `data` beside the trainer's checkpoint; override to pass what must survive a restart."""
         if data is not None:

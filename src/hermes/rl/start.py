@@ -64,7 +64,7 @@ def start(
             settings["mixture"] = mixture_section(mixed)
         data = with_ports(_as_data(resolved, settings))
         for name, env in environment_sections(data).items():
-            evals = run.folder / "evals" / name if len(mixed) > 1 else run.folder / "evals"
+            evals = run.folder / "evals" / ("" if env is data["env"] else name)
             env["data_dir_to_save_evals"] = env["data_dir_to_save_evals"] or str(evals)
         data["tinker"] |= _start_weights(config.home, data)
         write_config(run, data)

@@ -131,6 +131,16 @@ class EnvRunner:
             logger.exception("get_next_item failed")
             raise EnvironmentRunError(f"get_next_item failed: {type(error).__name__}: {error}") from error
 
+    def begin_step(self, step: int) -> None:
+        """Calls the environment's on_step."""
+        try:
+            self.env.on_step(step)
+        except HermesError:
+            raise
+        except Exception as error:  # an author's code may raise anything
+            logger.exception("on_step failed")
+            raise EnvironmentRunError(f"on_step failed: {classify(error).text}") from error
+
     async def collect_group(self, item: Item) -> Any:
         """What collect_trajectories returned for the item (a group or a list of them), or a GroupFailure."""
         timeout_s = self.config.worker_timeout if self.config.worker_timeout > 0 else None

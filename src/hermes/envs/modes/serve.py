@@ -253,6 +253,7 @@ class ServeMode:
         if pacing.is_crossed(before, now, interval):
             self.env.save_checkpoint(now // interval * interval)
         self.runner.curr_step = now
+        self.runner.begin_step(now)
         if self.runner.items_sent_this_step >= self.config.min_items_sent_before_logging:
             self.runner.items_sent_this_step = 0
             await self.env.wandb_log({})
