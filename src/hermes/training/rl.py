@@ -29,6 +29,7 @@ from hermes.training.distill import Teacher, add_teacher_logprobs
 from hermes.training.monitor.batch_guard import BatchGuard
 from hermes.training.monitor.eval_watcher import EVAL_SCORES, EvalWatcher
 from hermes.training.monitor.overoptimisation import OVEROPTIMISED, OveroptimisationGuard, read_rows
+from hermes.training.monitor.rollout_table import COLUMNS, ROLLOUTS, RolloutTable
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import AdapterClient
@@ -118,6 +119,8 @@ class RunServices:
     teacher: Teacher | None = None
     guard: OveroptimisationGuard | None = None
     """Ends a run whose reward rises while what it stands for falls."""
+    table: RolloutTable | None = None
+    """Makes tables of sampled rollouts for the sinks that show them."""
     preference: PreferenceCheck | None = None
     """Measures, at each evaluation, how often the policy agrees with held-out human preferences."""
     proxy: OpenAIProxyConfig | None = None
@@ -237,6 +240,7 @@ class RlLoop:
             step += 1
             metrics = self.make_step(step, batch)
             session.log(step, metrics)
+            self._write_table(step, batch)
             self._services.progress(_progress_line(step, last, metrics))
             if session.checkpoint_due(step, last) or eval_score(metrics) is not None:
                 self._checkpoint(step, metrics)
@@ -252,6 +256,11 @@ class RlLoop:
         if ending == "stopped" and self._is_plateau():
             ending = PLATEAU
         return session.finish("all steps made" if step >= last else ending)
+
+    def _write_table(self, step: int, batch: LeasedBatch) -> None:
+        table, sinks = self._services.table, self._services.sinks
+        if table is not None and table.is_due(step):
+            sinks.write_table(step, ROLLOUTS, COLUMNS, table.rows(batch.groups, step))
 
     def _evaluate_baseline(self) -> None:
         """The score before any update, as row 0 of the metrics."""

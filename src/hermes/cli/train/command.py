@@ -162,6 +162,13 @@ _RL = (
         help="Weight of the teacher's logprobs.",
     ),
     click.option(
+        "--rollout-table-every",
+        default=10,
+        show_default=True,
+        type=click.IntRange(min=0),
+        help="Steps between tables of sampled rollouts at W&B and trackio; 0: none.",
+    ),
+    click.option(
         "--reward-weight",
         default=1.0,
         show_default=True,

@@ -85,6 +85,7 @@ class RlOptions(TrainOptions):
     teacher_model: str | None
     distill: float
     reward_weight: float
+    rollout_table_every: int
 
 
 def read_sft_options(params: Mapping[str, Any]) -> SftOptions:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hermes.training.data.sft_examples import SftExamples
     from hermes.training.distill import Teacher
     from hermes.training.monitor.overoptimisation import OveroptimisationGuard
+    from hermes.training.monitor.rollout_table import RolloutTable
     from hermes.training.monitor.sinks import Sinks
     from hermes.training.rl import Evaluate, OpenAIProxyConfig, PreferenceCheck
     from hermes.training.schedule import Schedule
@@ -140,8 +141,9 @@ def train_rl(
             EvalWatcher(None if options.eval_environments else options.eval_folder),
             teacher,
             guard,
-            preference,
+            preference=preference,
             proxy=_openai_proxy(config, options),
+            table=_rollout_table(config, options, sinks, progress),
         )
         print_result(run, train(run, settings, services), options)
 
@@ -274,6 +276,30 @@ def _teacher(config: Config, options: RlOptions, run: TrainingRunSpec) -> Teache
         )
     token = config.environ.get(TOKEN_VARIABLE) if ServiceConnection(url, "").local else None
     return GenerateTeacher(url, config.environ.get(KEY_VARIABLE) or token, model)
+
+
+def _rollout_table(
+    config: Config, options: RlOptions, sinks: Sinks, progress: ProgressCallback
+) -> RolloutTable | None:
+    """Where a sink shows tables. A tokenizer that is not on this machine costs the table, not the run."""
+    if not options.rollout_table_every or not sinks.take_tables:
+        return None
+    from hermes.config.secrets import find
+    from hermes.envs.tokenise import load_tokenizer
+    from hermes.errors import HermesError
+    from hermes.safety.redact import Redactor
+    from hermes.training.monitor.rollout_table import RolloutTable
+
+    try:
+        tokenizer = load_tokenizer(options.base_model)
+    except HermesError as error:
+        progress(f"no tables of rollouts: {error.message}")
+        return None
+    return RolloutTable(
+        lambda tokens: str(tokenizer.decode(tokens)),
+        Redactor(find(config.environ, config.settings)).text,
+        options.rollout_table_every,
+    )
 
 
 def _openai_proxy(config: Config, options: RlOptions) -> OpenAIProxyConfig | None:

@@ -160,6 +160,9 @@ class TrainerFields(BaseModel):
     sinks: list[typing.Literal["wandb-offline", "tensorboard", "trackio"]] = Field(
         default_factory=list, description="More places for the metrics; W&B itself is on by use_wandb."
     )
+    rollout_table_every: int = Field(
+        default=10, ge=0, description="Steps between tables of sampled rollouts at W&B and trackio; 0: none."
+    )
     wandb_project: str = Field(default=WANDB_PROJECT, min_length=1, description="At W&B or trackio.")
 
 

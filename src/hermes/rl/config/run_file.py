@@ -49,6 +49,7 @@ TRAIN_OPTIONS: Mapping[str, str] = MappingProxyType(
         "tinker.reward_weight": "reward_weight",
         "tinker.teacher_url": "teacher_url",
         "tinker.teacher_model": "teacher_model",
+        "tinker.rollout_table_every": "rollout_table_every",
         "tinker.wandb_project": "project",
         "env.rollout_server_url": "api_url",
         "env.total_steps": "num_steps",

@@ -123,9 +123,21 @@ class _Tracker:
         with redirect_stdout(sys.stderr):
             self._module.log(dict(values), step=step)
 
+    def write_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[list[Any]]) -> None:
+        with redirect_stdout(sys.stderr):
+            self._module.log({name: _table(self._module, columns, rows)}, step=step)
+
     def close(self) -> None:
         with redirect_stdout(sys.stderr):
             self._module.finish()
+
+
+def _table(module: Any, columns: Sequence[str], rows: Sequence[list[Any]]) -> Any:
+    """W&B takes the rows as they are; trackio takes a data frame."""
+    if module.__name__ == "wandb":
+        return module.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
+    frame = importlib.import_module("pandas").DataFrame([list(row) for row in rows], columns=list(columns))
+    return module.Table(dataframe=frame)
 
 
 class _TensorBoard:
@@ -185,6 +197,17 @@ class Sinks:
         for sink in self._sinks:
             self._try(sink, partial(sink.write, step, finite))
         return finite
+
+    @property
+    def take_tables(self) -> bool:
+        """Whether a sink shows tables: W&B or trackio."""
+        return any(isinstance(sink, _Tracker) for sink in self._sinks)
+
+    def write_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[list[Any]]) -> None:
+        """Writes a table to the sinks that show tables."""
+        for sink in self._sinks:
+            if isinstance(sink, _Tracker):
+                self._try(sink, partial(sink.write_table, step, name, columns, rows))
 
     def rewind(self, step: int) -> None:
         for sink in self._sinks:
