@@ -115,9 +115,8 @@ def _text(report: JSONObject, find_lr: bool) -> str:
         score, gain = ("" if row[name] is None else f"{row[name]:.3f}" for name in ("score", "gain"))
         notes = f"  ({row['status']})" if row["status"] != "completed" else ""
         causes = f"  doctor: {', '.join(row['causes'])}" if row["causes"] else ""
-        lines.append(
-            f"{row['run_id']:10}{score:>8}{gain:>8}{row['steps']:>7}  {edits_text(row['edits'])}{notes}{causes}"
-        )
+        figures = f"{score:>8}{gain:>8}{row['steps']:>7}"
+        lines.append(f"{row['run_id']:10}{figures}  {edits_text(row['edits'])}{notes}{causes}")
     best = report["best"]
     if best is not None:
         lines.append(f"best: run {best['run_id']}, {edits_text(best['edits'])}")
