@@ -125,19 +125,12 @@ class _Tracker:
 
     def write_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[list[Any]]) -> None:
         with redirect_stdout(sys.stderr):
-            self._module.log({name: _table(self._module, columns, rows)}, step=step)
+            table = self._module.Table(columns=list(columns), data=list(rows), allow_mixed_types=True)
+            self._module.log({name: table}, step=step)
 
     def close(self) -> None:
         with redirect_stdout(sys.stderr):
             self._module.finish()
-
-
-def _table(module: Any, columns: Sequence[str], rows: Sequence[list[Any]]) -> Any:
-    """W&B takes the rows as they are; trackio takes a data frame."""
-    if module.__name__ == "wandb":
-        return module.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
-    frame = importlib.import_module("pandas").DataFrame([list(row) for row in rows], columns=list(columns))
-    return module.Table(dataframe=frame)
 
 
 class _TensorBoard:
