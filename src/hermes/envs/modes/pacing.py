@@ -65,8 +65,13 @@ def waits_for_batch(run_status: Status, status: Status) -> bool:
 
 
 def missing_groups(config: BaseEnvConfig, status: Status, share: int, in_progress: int) -> int:
-    """Groups that this environment still has to begin for the batch that the trainer waits for."""
-    queued = status["queue_size"] if config.min_batch_allocation is None else status["self_queue_size"]
+    """Groups that this environment still has to begin for the batch that the trainer waits for.
+
+    One with an allocation sends just that, also while an environment that has the rest is not connected: the
+    batch waits for it."""
+    queued = status["queue_size"]
+    if config.min_batch_allocation is not None:
+        queued, share = status["self_queue_size"], round(config.min_batch_allocation * config.batch_size)
     return max(0, max(1, round(share / config.group_size)) - queued - in_progress)
 
 
