@@ -297,13 +297,13 @@ def environment_sections(config: JSONObject) -> dict[str, JSONObject]:
     """The section `env` of each environment of the run, by the environment's name; the first is the run's."""
     mixture = config["run"].get("mixture") or ()
     others = {entry["environment"]: entry["env"] for entry in mixture[1:]}
-    return {config["run"]["environment"]: config["env"], **others}
+    return {config["run"].get("environment", ENV): config["env"], **others}
 
 
 def write_config(run: RlRun, config: JSONObject) -> None:
     """Of a run with several environments each has a file of its own; the first has the run's."""
     mixture = config["run"].get("mixture") or ()
-    for entry, environment in zip(mixture, run_environments(config), strict=False):
+    for entry, environment in zip(mixture, run_environments(config) if mixture else (), strict=True):
         if environment.process == ENV:
             config["env"] |= {name: entry["env"][name] for name in _OF_MIXTURE}
         else:
