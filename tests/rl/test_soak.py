@@ -5,6 +5,7 @@ HERMES_SOAK_S is how long it trains, in seconds (default: half an hour).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -53,12 +54,12 @@ def resident_bytes(pid: int) -> int:
 
 
 def size_bytes(folder: Path, *, without: str = "") -> int:
+    """Files and folders that are deleted meanwhile count as nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() and path.name != without else 0
-        except FileNotFoundError:
-            continue  # deleted since it was listed
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(place) / name).stat().st_size if name != without else 0
     return total
 
 

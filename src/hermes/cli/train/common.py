@@ -12,7 +12,7 @@ from hermes.cli.options import RenamedOption
 POSITIVE = click.IntRange(min=1)
 
 
-class LoraTargets(click.ParamType):
+class LoraTargets(click.ParamType[tuple[str, ...]]):
     """attn,mlp,unembed or some of them, as one word or as a list of a YAML file."""
 
     name = "A,B"

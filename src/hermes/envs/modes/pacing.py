@@ -69,7 +69,7 @@ def missing_groups(config: BaseEnvConfig, status: Status, share: int, in_progres
 
     One with an allocation sends just that, also while an environment that has the rest is not connected: the
     batch waits for it."""
-    queued = status["queue_size"]
+    queued: int = status["queue_size"]
     if config.min_batch_allocation is not None:
         queued, share = status["self_queue_size"], round(config.min_batch_allocation * config.batch_size)
     return max(0, max(1, round(share / config.group_size)) - queued - in_progress)

@@ -105,7 +105,7 @@ class TrainerFields(BaseModel):
         default=32.0, gt=0, description="The adapter's scale is alpha / rank; only of a Hermes engine."
     )
     lora_targets: list[typing.Literal["attn", "mlp", "unembed"]] = Field(
-        default_factory=lambda: ["attn", "mlp"],
+        default=["attn", "mlp"],
         min_length=1,
         description="Parts of the model that have an adapter: attn, mlp, unembed.",
     )
