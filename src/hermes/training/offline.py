@@ -242,6 +242,7 @@ def _identity(run: TrainingRunSpec, objective: OfflineObjective, settings: Offli
         "rank": run.lora.rank,
         "seed": run.lora.seed,
         "start": run.lora.start,
+        **run.lora.changed_shape(),
         **objective.identity,
         "batch_size": settings.batch_size,
     }

@@ -29,6 +29,7 @@ from hermes.training.distill import Teacher, add_teacher_logprobs
 from hermes.training.monitor.batch_guard import BatchGuard
 from hermes.training.monitor.eval_watcher import EVAL_SCORES, EvalWatcher
 from hermes.training.monitor.overoptimisation import OVEROPTIMISED, OveroptimisationGuard, read_rows
+from hermes.training.monitor.rollout_table import COLUMNS, ROLLOUTS, RolloutTable
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.monitor.step_pace import StepPace
 from hermes.training.schedule import Schedule
@@ -120,6 +121,8 @@ class RunServices:
     teacher: Teacher | None = None
     guard: OveroptimisationGuard | None = None
     """Ends a run whose reward rises while what it stands for falls."""
+    table: RolloutTable | None = None
+    """Makes tables of sampled rollouts for the sinks that show them."""
     preference: PreferenceCheck | None = None
     """Measures, at each evaluation, how often the policy agrees with held-out human preferences."""
     proxy: OpenAIProxyConfig | None = None
@@ -240,6 +243,7 @@ class RlLoop:
             step += 1
             metrics = self.make_step(step, batch)
             session.log(step, metrics)
+            self._write_table(step, batch)
             self._services.progress(_progress_line(step, last, metrics) + pace.left(step))
             if session.checkpoint_due(step, last) or eval_score(metrics) is not None:
                 self._checkpoint(step, metrics)
@@ -255,6 +259,11 @@ class RlLoop:
         if ending == STOPPED and self._is_plateau():
             ending = PLATEAU
         return session.finish("all steps made" if step >= last else ending)
+
+    def _write_table(self, step: int, batch: LeasedBatch) -> None:
+        table, sinks = self._services.table, self._services.sinks
+        if table is not None and table.is_due(step):
+            sinks.write_table(step, ROLLOUTS, COLUMNS, table.rows(batch.groups, step))
 
     def _evaluate_baseline(self) -> None:
         """The score before any update, as row 0 of the metrics."""
@@ -429,6 +438,7 @@ def _identity(run: TrainingRunSpec, settings: RlTrainerConfig) -> JSONObject:
         "start": run.lora.start,
         "batch_size": settings.batch_size,
         "loss": settings.loss,
+        **run.lora.changed_shape(),
         **({"reference": settings.reference} if settings.reference else {}),
     }
 

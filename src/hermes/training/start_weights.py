@@ -46,8 +46,9 @@ def find_folder(name: str, home: Path) -> Path:
 
 
 def engine_folders(home: Path) -> list[Path]:
-    """Where the engines of this home store checkpoints: the shared engine, and those of RL runs."""
-    return [home / "engine", *sorted((home / "runs").glob("*/engine"))]
+    """Where the engines of this home store checkpoints: the shared engine, those of RL runs and of sweeps."""
+    own = [*sorted((home / "runs").glob("*/engine")), *sorted((home / "sweeps").glob("*/engine"))]
+    return [home / "engine", *own]
 
 
 def rank_of(folder: Path) -> int:

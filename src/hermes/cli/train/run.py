@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hermes.training.data.sft_examples import SftExamples
     from hermes.training.distill import Teacher
     from hermes.training.monitor.overoptimisation import OveroptimisationGuard
+    from hermes.training.monitor.rollout_table import RolloutTable
     from hermes.training.monitor.sinks import Sinks
     from hermes.training.rl import Evaluate, OpenAIProxyConfig, PreferenceCheck
     from hermes.training.schedule import Schedule
@@ -118,7 +119,7 @@ def train_rl(
             options.reward_weight,
         ),
         eval_every=options.eval_every,
-        eval_checkpoints=options.eval_environment is None,
+        eval_checkpoints=not options.eval_environments,
         patience=options.eval_patience,
         api_url=options.api_url or trajectory_api_url(config.environ) or DEFAULT_URL,
         api_patience_s=options.api_patience_s,
@@ -137,11 +138,12 @@ def train_rl(
             progress,
             stop,
             _evaluation(options, run, progress),
-            EvalWatcher(options.eval_folder if options.eval_environment is None else None),
+            EvalWatcher(None if options.eval_environments else options.eval_folder),
             teacher,
             guard,
-            preference,
+            preference=preference,
             proxy=_openai_proxy(config, options),
+            table=_rollout_table(config, options, sinks, progress),
         )
         return train(run, settings, services)
 
@@ -177,7 +179,15 @@ def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpe
         run_id,
         (options.run_dir or config.home / "runs" / run_id).absolute(),
         connection(options.base_url, config.environ),
-        LoraSpec(model, options.rank, options.seed, options.policy_name, start),
+        LoraSpec(
+            model,
+            options.rank,
+            options.seed,
+            options.policy_name,
+            start,
+            options.lora_alpha,
+            options.lora_targets,
+        ),
         RetentionPolicy(options.checkpoint_every, options.keep),
     )
 
@@ -268,6 +278,30 @@ def _teacher(config: Config, options: RlOptions, run: TrainingRunSpec) -> Teache
     return GenerateTeacher(url, config.environ.get(KEY_VARIABLE) or token, model)
 
 
+def _rollout_table(
+    config: Config, options: RlOptions, sinks: Sinks, progress: ProgressCallback
+) -> RolloutTable | None:
+    """Where a sink shows tables. A tokenizer that is not on this machine costs the table, not the run."""
+    if not options.rollout_table_every or not sinks.take_tables:
+        return None
+    from hermes.config.secrets import find
+    from hermes.envs.tokenise import load_tokenizer
+    from hermes.errors import HermesError
+    from hermes.safety.redact import Redactor
+    from hermes.training.monitor.rollout_table import RolloutTable
+
+    try:
+        tokenizer = load_tokenizer(options.base_model)
+    except HermesError as error:
+        progress(f"no tables of rollouts: {error.message}")
+        return None
+    return RolloutTable(
+        lambda tokens: str(tokenizer.decode(tokens)),
+        Redactor(find(config.environ, config.settings)).text,
+        options.rollout_table_every,
+    )
+
+
 def _openai_proxy(config: Config, options: RlOptions) -> OpenAIProxyConfig | None:
     from hermes.training.rl import OpenAIProxyConfig
     from hermes.training.service.openai_proxy import tokenizer_of
@@ -293,23 +327,34 @@ def start_engine(
     log = logs_dir(config.home) / "rl_training" / f"engine_{run.id}.log"
     port = urlsplit(url).port or 80
     progress(f"starting an engine for {run.lora.base_model} at {url}; its log is {log}")
-    with engine_process(run.lora.base_model, config.settings.rl.device, port, log, config.home / "engine"):
+    with engine_process(
+        run.lora.base_model,
+        config.settings.rl.device,
+        port,
+        log,
+        config.home / "engine",
+        dtype=options.engine_dtype,
+        memory_gib=options.engine_memory_gib,
+        kv_gib=options.engine_kv_gib,
+    ):
         yield
 
 
 def _evaluation(options: RlOptions, run: TrainingRunSpec, progress: ProgressCallback) -> Evaluate | None:
     from hermes.errors import UsageError
     from hermes.training.monitor.eval_command import command_evaluation
-    from hermes.training.monitor.eval_environment import environment_evaluation
+    from hermes.training.monitor.eval_environment import environments_evaluation
 
-    if options.eval_environment is not None:
-        if options.eval_config is None or options.eval_folder is None:
+    if options.eval_environments:
+        if len(options.eval_configs) != len(options.eval_environments) or options.eval_folder is None:
             raise UsageError(
                 "--eval-environment needs the configuration of the environment and a folder",
-                "add --eval-config FILE and --eval-folder FOLDER",
+                "add --eval-config FILE for each environment, and --eval-folder FOLDER",
             )
-        return environment_evaluation(
-            options.eval_environment, options.eval_config, options.eval_folder, progress
+        return environments_evaluation(
+            list(zip(options.eval_environments, options.eval_configs, strict=True)),
+            options.eval_folder,
+            progress,
         )
     command = options.eval_command
     return command_evaluation(command, run.id, progress) if command else None

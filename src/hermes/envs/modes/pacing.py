@@ -53,6 +53,28 @@ def min_queued_groups(config: BaseEnvConfig, status: Status) -> int:
     return math.ceil(sequences / largest) * max(1, largest // config.group_size)
 
 
+def waits_for_batch(run_status: Status, status: Status) -> bool:
+    """Whether the trainer has published its last update and waits for the batch of this step.
+
+    `run_status` is the response to /status, read before `status`. Atropos's own API does not say what the
+    trainer does: there it counts as waiting."""
+    trainer = run_status.get("trainer")
+    if trainer is None:
+        return True
+    return trainer["waiting_s"] is not None and run_status["current_step"] == status["current_step"]
+
+
+def missing_groups(config: BaseEnvConfig, status: Status, share: int, in_progress: int) -> int:
+    """Groups that this environment still has to begin for the batch that the trainer waits for.
+
+    One with an allocation sends just that, also while an environment that has the rest is not connected: the
+    batch waits for it."""
+    queued: int = status["queue_size"]
+    if config.min_batch_allocation is not None:
+        queued, share = status["self_queue_size"], round(config.min_batch_allocation * config.batch_size)
+    return max(0, max(1, round(share / config.group_size)) - queued - in_progress)
+
+
 def target_workers(config: BaseEnvConfig, status: Status, share: int, limit: int, evaluating: bool) -> int:
     """How many groups should be in progress, at most `limit`. Running workers above it are not stopped."""
     if evaluating and config.eval_handling == EvalHandlingEnum.STOP_TRAIN:

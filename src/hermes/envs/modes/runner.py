@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
-from hermes.core.sequence import MASKED
+from hermes.core.sequence import ENVIRONMENT, MASKED
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.failures import (
     NO_GROUP,
@@ -128,6 +128,16 @@ class EnvRunner:
             logger.exception("get_next_item failed")
             raise EnvironmentRunError(f"get_next_item failed: {type(error).__name__}: {error}") from error
 
+    def begin_step(self, step: int) -> None:
+        """Calls the environment's on_step."""
+        try:
+            self.env.on_step(step)
+        except HermesError:
+            raise
+        except Exception as error:  # an author's code may raise anything
+            logger.exception("on_step failed")
+            raise EnvironmentRunError(f"on_step failed: {classify(error).text}") from error
+
     async def collect_group(self, item: Item) -> Any:
         """What collect_trajectories returned for the item (a group or a list of them), or a GroupFailure."""
         timeout_s = self.config.worker_timeout if self.config.worker_timeout > 0 else None
@@ -185,6 +195,9 @@ class EnvRunner:
             accepted.append(group)
         if accepted and send:
             self.items_sent_this_step += len(accepted)
+            for group in accepted:
+                overrides = group.get("group_overrides") or {}
+                group["group_overrides"] = {**overrides, ENVIRONMENT: self.env.display_name}
             await self.send(accepted if isinstance(scored_data, list) else accepted[0])
 
     async def _keep(self, group: dict[str, Any], item: Item) -> None:

@@ -60,6 +60,8 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "openai.server_type": "only this one gives exact tokens and logprobs",
         "tinker.base_model": "a person decides which models may be trained (settings rl.model, rl.models)",
         "tinker.lora_rank": _LENGTH,
+        "tinker.lora_alpha": "it scales every update, as the learning rate does",
+        "tinker.lora_targets": _LENGTH,
         "tinker.learning_rate": "the default fits the model's size; a wrong one wastes the run",
         "tinker.max_token_trainer_length": _LENGTH,
         "tinker.teacher_url": "rollouts are sent there; a person names it",
@@ -99,7 +101,15 @@ class TrainerFields(BaseModel):
     )
     checkpoint_dir: str = Field(default="checkpoints", description="In the run's folder.")
     save_checkpoint_interval: int = Field(default=25, ge=1, description="Steps between checkpoints.")
-    loss: typing.Literal["importance_sampling", "ppo", "cispo"] = Field(
+    lora_alpha: float = Field(
+        default=32.0, gt=0, description="The adapter's scale is alpha / rank; only of a Hermes engine."
+    )
+    lora_targets: list[typing.Literal["attn", "mlp", "unembed"]] = Field(
+        default=["attn", "mlp"],
+        min_length=1,
+        description="Parts of the model that have an adapter: attn, mlp, unembed.",
+    )
+    loss: typing.Literal["importance_sampling", "ppo", "cispo", "gspo"] = Field(
         default="importance_sampling", description="The policy loss."
     )
     advantage: Baseline = Field(
@@ -117,7 +127,8 @@ class TrainerFields(BaseModel):
         default=None,
         min_length=2,
         max_length=2,
-        description="Bounds of the ratio, for ppo and cispo: [0.8, 1.2]; null: the cap, or the engine's own.",
+        description="Bounds of the ratio, for ppo, gspo and cispo: [0.8, 1.2]; null: the cap, or the "
+        "engine's own.",
     )
     correction_cap: float = Field(
         default=2.0, ge=0, description="Cap of the importance weight for sampler-trainer mismatch; 0: none."
@@ -148,6 +159,9 @@ class TrainerFields(BaseModel):
     )
     sinks: list[typing.Literal["wandb-offline", "tensorboard", "trackio"]] = Field(
         default_factory=list, description="More places for the metrics; W&B itself is on by use_wandb."
+    )
+    rollout_table_every: int = Field(
+        default=10, ge=0, description="Steps between tables of sampled rollouts at W&B and trackio; 0: none."
     )
     wandb_project: str = Field(default=WANDB_PROJECT, min_length=1, description="At W&B or trackio.")
 

@@ -18,9 +18,17 @@ def sft_datum(tokens: Sequence[int], weights: Sequence[float]) -> tinker.Datum:
     return _datum(tokens, {"weights": weights})
 
 
-def rl_datum(tokens: Sequence[int], logprobs: Sequence[float], advantages: Sequence[float]) -> tinker.Datum:
-    """For the RL losses; logprobs and advantages are by token, 0 where the token was not sampled."""
-    return _datum(tokens, {"logprobs": logprobs, "advantages": advantages})
+def rl_datum(
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    advantages: Sequence[float],
+    ratio_mask: Sequence[bool] | None = None,
+) -> tinker.Datum:
+    """For the RL losses; logprobs and advantages are by token, 0 where the token was not sampled.
+
+    `ratio_mask`: for gspo, the tokens whose mean ratio is that of the sequence."""
+    inputs: dict[str, Sequence[float]] = {"logprobs": logprobs, "advantages": advantages}
+    return _datum(tokens, inputs if ratio_mask is None else {**inputs, "sequence_ratio_mask": ratio_mask})
 
 
 def _datum(tokens: Sequence[int], inputs: Mapping[str, Sequence[float]]) -> tinker.Datum:
