@@ -72,7 +72,7 @@ def test_values_are_the_read_out_before_each_token(make_run: MakeRun, meter: Tok
 
 
 def test_it_learns_the_rewards_and_resumes_with_what_it_learned(make_run: MakeRun, meter: TokenMeter) -> None:
-    run, config = make_run(), CriticConfig(WORDS, gae_lambda=1.0, learning_rate=0.02)
+    run, config = make_run(), CriticConfig(WORDS, gae_lambda=1.0, learning_rate=0.003)
     served = [group(prompt, score) for prompt, score in PROMPTS.items()]
     with open_critic(run, config, meter, 0) as critic:
         assert critic is not None
@@ -86,7 +86,7 @@ def test_it_learns_the_rewards_and_resumes_with_what_it_learned(make_run: MakeRu
         critic.drop_older(15)
         last = advantages_of(critic.add_advantages(served))
     # The advantage is the reward less the value: what is left of it is the critic's error.
-    assert max(map(abs, last)) < 0.1 < 0.2 < max(map(abs, first))
+    assert max(map(abs, last)) < 0.15 < 0.4 < max(map(abs, first))
     assert history[-1]["critic/loss"] < history[0]["critic/loss"]
     assert history[-1]["critic/explained_variance"] > 0.9 and history[0]["critic/grad_norm"] > 0
     with open_critic(run, config, meter, 15) as resumed:
