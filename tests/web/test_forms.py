@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hermes.config.paths import db_path
-from hermes.policies.registry import BASE_ID, PolicyRecord, PolicyRegistry
 from hermes.rl.run import RunState
 from hermes.store import Reader
+from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
 from tests.web.browsing import PAGES, open_page
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.policies.registry import BASE_ID, PolicyRecord, PolicyRegistry
+from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site
 

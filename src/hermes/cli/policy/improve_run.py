@@ -20,7 +20,7 @@ from hermes.policies.improve import Improvement, ImproveSettings, improve, new_r
 from hermes.policies.rows import Method
 from hermes.store import Reader
 
-_POLL_S = 10.0
+_POLL_S = 3.0
 
 
 def run_improve(params: Mapping[str, Any]) -> Improvement:

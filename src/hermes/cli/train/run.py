@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hermes.cli.train.options import RlOptions, SftOptions, TrainOptions
     from hermes.config.load import Config
     from hermes.models.render.chat import ChatRenderer
+    from hermes.training.critic import CriticConfig
     from hermes.training.data.sft_examples import SftExamples
     from hermes.training.distill import Teacher
     from hermes.training.monitor.overoptimisation import OveroptimisationGuard
@@ -90,6 +91,7 @@ def train_rl(
     measure_kl: bool = False,
     guard: OveroptimisationGuard | None = None,
     preference: PreferenceCheck | None = None,
+    critic: CriticConfig | None = None,
 ) -> TrainResult:
     """Trains; see `RlTrainerConfig` and `RunServices`."""
     from hermes.config.providers import trajectory_api_url
@@ -118,6 +120,7 @@ def train_rl(
             options.distill,
             options.reward_weight,
         ),
+        critic=critic,
         eval_every=options.eval_every,
         eval_checkpoints=not options.eval_environments,
         patience=options.eval_patience,
@@ -161,19 +164,15 @@ def check_service(run: TrainingRunSpec) -> None:
 
 def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpec:
     from hermes.core import new_id
-    from hermes.policies.registry import named_policy
     from hermes.training.checkpoints import RetentionPolicy
     from hermes.training.service.client import LoraSpec, connection
     from hermes.training.session import TrainingRunSpec
-    from hermes.training.start_weights import find_weights
+    from hermes.training.start_weights import find_start
 
     model = options.base_model
     if Path(model).is_dir():
         model = str(Path(model).absolute())
-    if (policy := named_policy(config.home, options.start)) is not None:
-        start = policy.weights
-    else:
-        start = find_weights(options.start, config.home) if options.start else None
+    start = find_start(options.start, config.home, model)
     run_id = options.name or f"{kind}-{new_id().lower()}"
     return TrainingRunSpec(
         run_id,

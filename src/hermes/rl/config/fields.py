@@ -154,8 +154,8 @@ class TrainerFields(BaseModel):
     seed: int = Field(default=0, ge=0, description="Of the adapter's first weights and of sampling.")
     start_from: str = Field(
         default="",
-        description="Weights to begin with: the name of a run, the folder of a PEFT adapter, or a tinker:// "
-        "path; empty: those of the base model.",
+        description="Weights to begin with: the name of a run, the folder of a PEFT adapter, a tinker:// "
+        "path, or policy (the promoted one); empty: those of the base model.",
     )
     sinks: list[typing.Literal["wandb-offline", "tensorboard", "trackio"]] = Field(
         default_factory=list, description="More places for the metrics; W&B itself is on by use_wandb."
