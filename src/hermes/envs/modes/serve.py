@@ -80,6 +80,8 @@ class ServeMode:
         self._workers: set[asyncio.Task[Any]] = set()
         self._running_items: dict[str, RunningItem] = {}
         self._evaluation: asyncio.Task[None] | None = None
+        self._position = 0
+        """Items that get_next_item has returned."""
         self._no_items_since_s: float | None = None
         """Since when get_next_item has returned None; None if its last call returned an item."""
 
@@ -255,8 +257,9 @@ class ServeMode:
             self.config,
             self.status,
             self.env.derived_batch_size,
-            self.runner.max_workers,
+            self.runner.replica.share(self.runner.max_workers),
             self._is_evaluating(),
+            self.runner.replica,
         )
         self.runner.timings.add_workers(max(0, target - len(self._workers)))
         while len(self._workers) < target and await self.env.server.is_ready():
@@ -272,12 +275,22 @@ class ServeMode:
         """The next item and its failed attempts: a retry, one of the backlog, or a new one."""
         if self._retries:
             return self._retries.pop(0)
-        item = self.runner.backlog.pop() if self.runner.backlog else await self.runner.next_item()
+        item = self.runner.backlog.pop() if self.runner.backlog else await self._next_own_item()
         if item is not None:
             self._no_items_since_s = None
         elif self._no_items_since_s is None:
             self._no_items_since_s = time.monotonic()
         return item, 0
+
+    async def _next_own_item(self) -> Item:
+        """The next item that is this replica's; those of other replicas are passed over."""
+        while True:
+            item = await self.runner.next_item()
+            if item is None:
+                return None
+            position, self._position = self._position, self._position + 1
+            if self.runner.replica.owns(position):
+                return item
 
     async def run_item(self, item_uuid: str) -> Any:
         """The work of one worker: collects the item's group and delivers it. The group, or None."""

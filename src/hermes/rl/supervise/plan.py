@@ -13,7 +13,7 @@ import secrets
 from functools import cached_property
 from pathlib import Path
 
-from hermes.config.environment import RL_RUN_VARIABLE
+from hermes.config.environment import ENV_REPLICA_VARIABLE, RL_RUN_VARIABLE
 from hermes.core import JSONObject
 from hermes.disk.files import atomic_write
 from hermes.rl.budget import cost_usd
@@ -90,7 +90,7 @@ class RunPlan:
     def processes(self) -> list[ProcessSpec]:
         """In starting order."""
         engine = [] if self._config["run"]["service"] else [self._engine()]
-        return [self._api(), *engine, self._trainer(), self._env()]
+        return [self._api(), *engine, self._trainer(), *self._envs()]
 
     def _api(self) -> ProcessSpec:
         port = str(self._config["run"]["ports"]["api"])
@@ -137,20 +137,27 @@ class RunPlan:
             finish_patience_s=_STEP_AND_SAVE_S,
         )
 
-    def _env(self) -> ProcessSpec:
+    def _envs(self) -> list[ProcessSpec]:
+        """One process, or as many replicas as the run has; each is watched and restarted by its name."""
+        count = int(self._config.get("tinker", {}).get("env_replicas") or 1)
+        return [self._env(number, count) for number in range(1, count + 1)]
+
+    def _env(self, number: int, count: int) -> ProcessSpec:
+        name = "env" if count == 1 else f"env-{number}"
         file = self._config["run"]["environment_file"]
         # The trainer evaluates: the weights of one step, and the last ones too.
         no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if self._config["run"].get("evaluates") else ()
         seed = ("--env.sampling_seed", str(self._config.get("tinker", {}).get("seed", 0)))
         return ProcessSpec(
-            "env",
+            name,
             (*HERMES, "env", "serve", file, "--config", str(self._run.config_path), *no_evaluation, *seed),
-            self._run.log_path("env"),
-            self._env_connected,
+            self._run.log_path(name),
+            lambda: self._envs_connected() >= number,
             environ={
                 **wandb_environ(self._config),
                 **self._api_environ,
                 RL_RUN_VARIABLE: self._run.run_id,
+                ENV_REPLICA_VARIABLE: f"{number}/{count}",
                 "HERMES_UNSENT_DIR": str(self._run.folder),
             },
         )
@@ -173,9 +180,9 @@ class RunPlan:
             return True
         return any(checkpoint["step"] >= total for checkpoint in saved_checkpoints(self._run))
 
-    def _env_connected(self) -> bool:
+    def _envs_connected(self) -> int:
         envs = (self._api_status() or {}).get("envs", [])
-        return any(env["connected"] for env in envs)
+        return sum(bool(env["connected"]) for env in envs)
 
     @property
     def _api_url(self) -> str:
