@@ -177,17 +177,31 @@ def debug(
 
 
 def _mode(name: str, summary: str) -> click.Command:
+    @click.option(
+        "--replicas",
+        default=1,
+        type=click.IntRange(1, 256),
+        hidden=name != "serve",
+        help="Processes that serve it together; one that dies is started again.",
+    )
     @_dirs
     @click.option("--verifiers", "package", metavar="PACKAGE", help="Run this package of verifiers instead.")
     @click.argument("environment", required=False)
     @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
     @stored_variables
     def run(
-        environment: str | None, settings: tuple[str, ...], folders: tuple[Path, ...], package: str | None
+        environment: str | None,
+        settings: tuple[str, ...],
+        folders: tuple[Path, ...],
+        package: str | None,
+        replicas: int,
     ) -> None:
         from hermes.compat import atropos
         from hermes.envs.cli.run import run_file
 
+        if replicas > 1:
+            _serve_replicas(name, replicas, environment, settings, folders, package)
+            return
         if package is not None:
             _run_package(package, name, (*((environment,) if environment else ()), *settings))
             return
@@ -209,6 +223,32 @@ serve = _mode(
 )
 process = _mode("process", "Write scored groups to a JSONL file, with an HTML page to look at them.")
 evaluate = _mode("evaluate", "Measure a model on the environment's held-out tasks.")
+
+
+def _serve_replicas(
+    mode: str,
+    count: int,
+    environment: str | None,
+    settings: tuple[str, ...],
+    folders: tuple[Path, ...],
+    package: str | None,
+) -> None:
+    """Runs `hermes env serve` that many times, with the same arguments."""
+    from hermes.config.paths import home, logs_dir
+    from hermes.core.ids import new_id
+    from hermes.errors import UsageError
+    from hermes.rl.supervise.env_replicas import EnvReplicaGroup
+
+    if mode != "serve":
+        raise UsageError(f"--replicas is for 'hermes env serve', not for '{mode}'", "leave it out")
+    if package is None and environment is not None:
+        _locate(environment, folders + tuple(_split_options(settings, checks=False)[0]))
+    options = [word for folder in folders for word in ("--dir", str(folder))]
+    options += ["--verifiers", package] if package is not None else []
+    arguments = ("env", "serve", *options, *((environment,) if environment else ()), *settings)
+    logs = logs_dir(home()) / "env_replicas" / new_id()
+    click.echo(f"{count} replicas; their logs are in {logs}", err=True)
+    EnvReplicaGroup(arguments, count, logs, lambda text: click.echo(text, err=True)).run()
 
 
 def _run_package(package: str, mode: str, settings: tuple[str, ...]) -> None:

@@ -29,6 +29,7 @@ from hermes.envs.groups import GroupSink, GroupWriter, rejection_reason
 from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.modes.metrics import RunTimings, start_wandb
+from hermes.envs.modes.pacing import EnvReplica
 from hermes.envs.modes.redaction import clean_group
 from hermes.envs.phase import phase
 from hermes.envs.types import Item
@@ -58,8 +59,9 @@ class EnvRunner:
         self.items_sent_this_step = 0
         self.backlog: list[Item] = []
         """Items that collect_trajectories returned for later."""
+        self.replica = EnvReplica.from_environ(os.environ)
         path = env.config.data_path_to_save_groups
-        self.writer = None if path is None else GroupWriter(path)
+        self.writer = None if path is None else GroupWriter(self._own_file(path))
         self.sink: GroupSink | None = self.writer
         """Takes every group that is kept; None: groups are only sent."""
 
@@ -79,7 +81,12 @@ class EnvRunner:
         """Where groups are written that the trajectory API did not accept before the run ended."""
         folder = os.environ.get(UNSENT_VARIABLE, "data")
         output = self.config.data_path_to_save_groups or f"{folder}/{self.env.display_name}.jsonl"
-        return Path(output).with_suffix(".unsent.jsonl")
+        return Path(self._own_file(output)).with_suffix(".unsent.jsonl")
+
+    def _own_file(self, path: str) -> str:
+        """The path, with the number of this replica if there are several."""
+        file = Path(path)
+        return str(file.with_name(f"{file.stem}{self.replica.suffix}{file.suffix}"))
 
     async def prepare(self) -> None:
         """Sets the environment up, and waits for its model server."""

@@ -68,6 +68,7 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "tinker.teacher_model": "rollouts are sent there; a person names it",
         "tinker.engine_memory_gib": _LENGTH,
         "tinker.engine_kv_gib": _LENGTH,
+        "tinker.env_replicas": "it decides how many processes a run has",
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
         "tinker.save_checkpoint_interval": "a run that is killed resumes from here",
     }
@@ -150,6 +151,9 @@ class TrainerFields(BaseModel):
     )
     engine_kv_gib: float | None = Field(
         default=None, gt=0, description="Memory of the engine for keys and values; null: its default."
+    )
+    env_replicas: int = Field(
+        default=1, ge=1, le=256, description="Environment processes that make the rollouts together."
     )
     seed: int = Field(default=0, ge=0, description="Of the adapter's first weights and of sampling.")
     start_from: str = Field(
