@@ -282,6 +282,7 @@ class Engine:
             loss,
             forward_only=forward_only,
             budget_tokens=self._parts.train_tokens,
+            merged=self._parts.merged,
         )
         self._trained_tokens += sum(len(datum.tokens) for datum in data)
         return output
