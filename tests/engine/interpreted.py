@@ -81,6 +81,39 @@ def draw() -> None:
     assert rows.counts.tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
+def invariant() -> None:
+    """The batch-invariant product, and logprobs of chosen tokens, which have the bits of sampled ones."""
+    from hermes.engine.kernels.invariant import linear
+    from hermes.engine.kernels.sample import column_logprobs, sample_rows
+
+    generator = torch.Generator().manual_seed(0)
+    x, bias = torch.randn(70, 100, generator=generator), torch.randn(130, generator=generator)
+    weight = torch.randn(130, 110, generator=generator)[:, :100]
+    torch.testing.assert_close(linear(x, weight, bias), x @ weight.t() + bias, rtol=1e-4, atol=1e-4)
+    # In fp16: the interpreter does not multiply bf16.
+    wide = linear(x.half(), weight.half(), dtype=torch.float32)
+    torch.testing.assert_close(wide, x.half().float() @ weight.half().float().t(), rtol=1e-2, atol=1e-2)
+
+    rows = DeviceRows.empty(9, torch.device("cpu"))
+    rows.seeds.copy_(torch.randint(-(2**62), 2**62, (9,), generator=generator))
+    logits = torch.randn(9, 5000, generator=generator) * 3
+    sample_rows(
+        logits,
+        temperature=rows.temperature,
+        seeds=rows.seeds,
+        counts=rows.counts,
+        lengths=rows.lengths,
+        length_steps=rows.length_steps,
+        tokens=rows.tokens,
+        sampled_tokens=rows.sampled_tokens,
+        sampled_logprobs=rows.sampled_logprobs,
+    )
+    columns = torch.stack((rows.sampled_tokens, torch.arange(9)), 1)
+    logprobs = column_logprobs(logits, columns)
+    assert torch.equal(logprobs[:, 0], rows.sampled_logprobs)
+    torch.testing.assert_close(logprobs, logits.log_softmax(-1).gather(1, columns), rtol=1e-4, atol=1e-4)
+
+
 def copy() -> None:
     from hermes.engine.kernels.decode import copy_slots
 
@@ -95,4 +128,4 @@ def copy() -> None:
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    {"hidden": hidden, "draw": draw, "copy": copy}[sys.argv[1]]()
+    {"hidden": hidden, "draw": draw, "invariant": invariant, "copy": copy}[sys.argv[1]]()

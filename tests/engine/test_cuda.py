@@ -129,6 +129,26 @@ def test_sampler_and_trainer_agree_on_the_logprobs_of_what_was_sampled(engine: E
     assert max(gaps) < (1e-3 if exact(engine) else 0.3)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-window"])
+def test_exact_sampler_and_trainer_agree_bit_for_bit(family: str, tmp_path: Path) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    options = EngineOptions(str(tmp_path), "cuda", "bfloat16", kv_bytes=1 << 24, exact=True)
+    with closing(Engine(options)) as engine:
+        engine.start()
+        adapter, _ = trained(engine)
+        policy = engine.snapshot(adapter).result()
+        params = SamplingParams(40, seed=3, stop=())
+        futures = [(prompt, engine.sample(policy, SampleRequest(prompt, params, 8))) for prompt in PROMPTS]
+        sampled = [(prompt, sequence) for prompt, future in futures for sequence in future.result().sequences]
+        texts = [learnable(np.concatenate([prompt, sequence.tokens])) for prompt, sequence in sampled]
+        for batch in (texts, texts[:1]):  # whatever is beside a sequence
+            output = engine.forward_backward(
+                adapter, batch, Loss("cross_entropy"), forward_only=True
+            ).result()
+            for (_, sequence), logprobs in zip(sampled, output.logprobs, strict=False):
+                assert np.array_equal(logprobs[-len(sequence.tokens) :], sequence.logprobs)
+
+
 def test_several_adapters_in_one_batch_give_what_each_gives_alone(engine: Engine) -> None:
     policies = [None, *(engine.snapshot(trained(engine, steps)[0]).result() for steps in (2, 5))]
     alone = [greedy(engine, policy) for policy in policies]

@@ -65,6 +65,11 @@ def engine() -> None:
     metavar="N|auto",
     help="Worker processes, each with a copy of the model; auto: one a GPU, or one for eight CPU cores.",
 )
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Sampler and trainer give the same logprobs bit for bit: slower, and only on a GPU in bfloat16.",
+)
 @click.option("--max-length", type=click.IntRange(min=2), help="Longest sequence; default: the model's own.")
 @click.option(
     "--kv-gib",
@@ -111,6 +116,7 @@ def serve(
     dtype: str,
     max_adapters: int,
     replicas: str,
+    exact: bool,
     max_length: int | None,
     kv_gib: float | None,
     memory_gib: float | None,
@@ -147,6 +153,7 @@ def serve(
             max_length=max_length,
             kv_bytes=None if kv_gib is None else int(kv_gib * 2**30),
             memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
+            exact=exact,
         ),
         names=names,
         state_dir=state_dir or home() / "engine",

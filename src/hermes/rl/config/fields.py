@@ -152,6 +152,10 @@ class TrainerFields(BaseModel):
     engine_kv_gib: float | None = Field(
         default=None, gt=0, description="Memory of the engine for keys and values; null: its default."
     )
+    engine_exact: bool = Field(
+        default=False,
+        description="Sampler and trainer of the run's engine agree bit for bit; slower, GPU in bfloat16.",
+    )
     env_replicas: int = Field(
         default=1, ge=1, le=256, description="Environment processes that make the rollouts together."
     )

@@ -152,6 +152,7 @@ class RunPlan:
         flags = engine_flags(
             fields.get("engine_dtype"), fields.get("engine_memory_gib"), fields.get("engine_kv_gib")
         )
+        flags += ("--exact",) if fields.get("engine_exact") else ()
         return ProcessSpec(
             "engine",
             (
