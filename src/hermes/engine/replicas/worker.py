@@ -59,10 +59,10 @@ def _serve(front: Connection[Any, Any]) -> None:
     engine.start()
     ready = WorkerReady(engine.spec, engine.limits, engine.stats().base_bytes, str(engine.device))
     front.send(Reply(0, "result", ready))
-    _Worker(engine, front).run()
+    _EngineWorker(engine, front).run()
 
 
-class _Worker:
+class _EngineWorker:
     def __init__(self, engine: Engine, front: Connection[Any, Any]) -> None:
         self._engine, self._front = engine, front
         self._replies: queue.SimpleQueue[Callable[[], Reply]] = queue.SimpleQueue()
