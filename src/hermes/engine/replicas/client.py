@@ -118,10 +118,12 @@ class WorkerClient:
             self._lost = True
             pending, self._pending = self._pending, {}
         self._connection.close()
-        self._on_lost(self)
-        for future, _ in pending.values():
-            if not future.done():
-                future.set_exception(self._lost_error())
+        try:
+            self._on_lost(self)
+        finally:
+            for future, _ in pending.values():
+                if not future.done():
+                    future.set_exception(self._lost_error())
 
     def _accept(self, reply: Reply) -> None:
         if reply.stats is not None:

@@ -132,13 +132,13 @@ class WorkerFleet:
 
         from hermes.engine.memory import free_bytes
 
-        others = len(self._placements) - 1
-        if first.device != "cpu" or not others:
+        further = len(self._placements) - 1
+        if first.device != "cpu" or not further:
             return
         needed, free = cpu_bytes_needed(first.base_bytes), free_bytes(torch.device("cpu"))
-        if others * needed > free:
+        if further * needed > free:
             raise EngineCapacityError(
-                f"{others + 1} replicas do not fit: each needs {needed / 2**30:.1f} GiB, and beside one "
+                f"{further + 1} replicas do not fit: each needs {needed / 2**30:.1f} GiB, and beside one "
                 f"{free / 2**30:.1f} GiB are free.",
                 f"Use --replicas {1 + free // needed} or less, or a smaller model.",
             )
@@ -167,7 +167,7 @@ class WorkerFleet:
     def _lost(self, client: WorkerClient) -> None:
         with self._changed:
             number = next(
-                key for key, other in {**self._clients, **self._starting}.items() if other is client
+                key for key, candidate in {**self._clients, **self._starting}.items() if candidate is client
             )
             self._clients.pop(number, None)
             self._starting.pop(number, None)

@@ -332,6 +332,7 @@ class EngineFront:
                 if error is None:
                     results[number] = call.result()
                 elif not isinstance(error, WorkerLostError):
+                    lane.sent.clear()  # which parameters the workers have now is not known
                     raise error
             if len(results) == len(parts):
                 return [results[number] for number in range(len(parts))]

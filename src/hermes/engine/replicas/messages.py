@@ -76,7 +76,7 @@ def encode_weights(weights: LoraWeights) -> WeightArrays:
     return {
         site: (
             group.a.cpu().numpy(),
-            tuple(part and (part.b.cpu().numpy(), part.scale) for part in group.parts),
+            tuple(None if part is None else (part.b.cpu().numpy(), part.scale) for part in group.parts),
         )
         for site, group in weights.groups.items()
     }
@@ -87,7 +87,9 @@ def decode_weights(arrays: WeightArrays) -> LoraWeights:
         {
             site: LoraGroup(
                 torch.from_numpy(a),
-                tuple(part and LoraPart(torch.from_numpy(part[0]), part[1]) for part in parts),
+                tuple(
+                    None if part is None else LoraPart(torch.from_numpy(part[0]), part[1]) for part in parts
+                ),
             )
             for site, (a, parts) in arrays.items()
         }

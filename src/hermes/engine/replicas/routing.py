@@ -76,10 +76,10 @@ class PrefixRouter:
         self._loads[worker] = _WorkerLoad()
 
     def _cached_blocks(self, worker: int, blocks: list[int]) -> int:
-        known = self._loads[worker].blocks
+        cached = self._loads[worker].blocks
         count = 0
         for block in blocks:
-            if block not in known:
+            if block not in cached:
                 break
             count += 1
         return count

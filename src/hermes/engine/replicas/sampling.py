@@ -7,7 +7,6 @@ differs fails.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -153,9 +152,8 @@ class SampleRouter:
             if sample not in self._running:
                 return
             self._running.discard(sample)
-        with contextlib.suppress(RuntimeError):  # it was cancelled by now, and was told so
-            if not sample.future.set_running_or_notify_cancel():
-                return
+        if not sample.future.set_running_or_notify_cancel():
+            return
         if result is not None:
             sample.future.set_result(result)
         elif error is not None:

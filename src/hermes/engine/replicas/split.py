@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from hermes.engine.attention.packing import sort_sequences
-from hermes.engine.types import Datum, Floats, TrainOutput
+from hermes.engine.types import Datum, Floats, Ints, TrainOutput
 
 _SLACK = 0.25
 """How far from an equal share a cut may lie to keep a shared prefix together, as part of that share."""
@@ -39,7 +39,7 @@ def split_by_prefix(data: Sequence[Datum], parts: int) -> list[list[int]]:
     return [order[low:high] for low, high in pairwise(cuts)]
 
 
-def _best_cut(ends: np.ndarray, shared: Sequence[int], target: float, share: float) -> int:  # type: ignore[type-arg]
+def _best_cut(ends: Ints, shared: Sequence[int], target: float, share: float) -> int:
     """The position before which to cut: close to the target, where little is shared."""
     low = int(np.searchsorted(ends, target - _SLACK * share))
     high = int(np.searchsorted(ends, target + _SLACK * share))

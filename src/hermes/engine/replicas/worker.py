@@ -59,15 +59,15 @@ def _serve(front: Connection[Any, Any]) -> None:
     engine.start()
     ready = WorkerReady(engine.spec, engine.limits, engine.stats().base_bytes, str(engine.device))
     front.send(Reply(0, "result", ready))
-    _Worker(engine, front).run()
+    _EngineWorker(engine, front).run()
 
 
-class _Worker:
+class _EngineWorker:
     def __init__(self, engine: Engine, front: Connection[Any, Any]) -> None:
         self._engine, self._front = engine, front
         self._replies: queue.SimpleQueue[Callable[[], Reply]] = queue.SimpleQueue()
         """Made and sent by a thread of their own: the compute thread does not pickle."""
-        self._adapters: dict[str, Future[str]] = {}
+        self._adapters: dict[str, str] = {}
         """By the front's id."""
         self._policies: dict[str, str] = {}
         self._samples: dict[int, Future[Any]] = {}
@@ -92,15 +92,16 @@ class _Worker:
         forward_only: bool,
     ) -> None:
         if adapter_id not in self._adapters:
-            self._adapters[adapter_id] = self._engine.create_adapter(config)
-        own_id = self._adapters[adapter_id].result()
+            assert parameters is not None, "the first call has the parameters"
+            self._adapters[adapter_id] = self._engine.create_adapter(config).result()
+        own_id = self._adapters[adapter_id]
         future = self._engine.compute_gradient(own_id, parameters, data, loss, forward_only)
         self._reply_when_done(number, future)
 
     def _on_drop_adapter(self, number: int, adapter_id: str) -> None:
-        created = self._adapters.pop(adapter_id, None)
-        if created is not None:
-            self._engine.drop_adapter(created.result())
+        own_id = self._adapters.pop(adapter_id, None)
+        if own_id is not None:
+            self._engine.drop_adapter(own_id)
         self._reply(number, None)
 
     def _on_add_policy(self, number: int, policy_id: str, arrays: WeightArrays, config: LoraConfig) -> None:
