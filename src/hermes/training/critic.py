@@ -132,9 +132,9 @@ class Critic:
     def drop_older(self, step: int) -> None:
         """After the policy's checkpoint of that step: nothing resumes from an earlier one any more."""
         records = _records(self._folder)
-        older = [known for known in records if known < step]
-        for known in older:
-            self._client.delete(records.pop(known))
+        older = [saved_step for saved_step in records if saved_step < step]
+        for saved_step in older:
+            self._client.delete(records.pop(saved_step))
         if older:
             _write_records(self._folder, records)
 
@@ -158,10 +158,10 @@ class Critic:
         ]
 
     def _with_advantages(self, group: JSONObject, valued: Iterator[ValuedSequence]) -> JSONObject:
-        known = {entry.index for entry in _trainable_sequences(group, self._config.max_tokens)}
+        valued_indices = {entry.index for entry in _trainable_sequences(group, self._config.max_tokens)}
         rows: list[list[float] | None] = []
         for index, tokens in enumerate(group["tokens"]):
-            if index not in known:
+            if index not in valued_indices:
                 rows.append(None)
                 continue
             sequence = next(valued)
