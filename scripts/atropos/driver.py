@@ -1,6 +1,6 @@
 """Runs one environment file in one interpreter, with the randomness and the data of the comparison.
 
-    python driver.py original|hermes
+    python driver.py original|hermes TOKENIZER
 
 It reads runs from standard input, a line of JSON each, and forks a process for each: MODE FILE DATA.json
 TOKENIZER and the flags of the environment. It prints the process and, when that has ended, its status.
@@ -47,7 +47,7 @@ _DRAWS = (
 
 
 def main() -> None:
-    side = sys.argv[1]
+    side, tokenizer = sys.argv[1:]
     if packages := os.environ.get("HERMES_COMPARE_PACKAGES"):
         sys.path.append(packages)
     if side == "hermes":
@@ -55,8 +55,9 @@ def main() -> None:
 
         atropos.install()
         importlib.import_module("hermes.envs.cli.run")
-    for name in ("atroposlib.envs.base", "transformers", "datasets", "openai"):
+    for name in ("atroposlib.envs.base", "datasets", "openai", "math_verify", "wandb"):
         importlib.import_module(name)
+    importlib.import_module("transformers").AutoTokenizer.from_pretrained(tokenizer)
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()

@@ -35,7 +35,7 @@ class Side:
 
     @cached_property
     def forks(self) -> ForkServer:
-        command = [str(self.python), str(_DRIVER), self.name]
+        command = [str(self.python), str(_DRIVER), self.name, str(self.tokenizer)]
         return ForkServer(command, _variables(self, self.folder))
 
     def encoder(self) -> tuple[Callable[[str], list[int]], int]:

@@ -10,8 +10,8 @@ from lm_eval.tasks import TaskManager
 
 url, name, tokenizer, folder = sys.argv[1:5]
 rows = [
-    {"question": "The sky is", "choices": [" blue", " loud"], "answer": 0},
-    {"question": "Two and two are", "choices": [" four", " green"], "answer": 0},
+    {"question": "The sky is", "choices": ["blue", "loud"], "answer": 0},
+    {"question": "Two and two are", "choices": ["four", "green"], "answer": 0},
 ]
 home = Path(folder)
 (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

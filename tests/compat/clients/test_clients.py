@@ -97,7 +97,8 @@ def continuation_logprob(folder: Path, context: str, continuation: str) -> float
 
 @cache
 def _reference(folder: Path) -> tuple[Any, Any]:
-    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(folder)
 
 
 def test_verifiers_evaluates_its_own_example(engine: Server, tmp_path: Path) -> None:

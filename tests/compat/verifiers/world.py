@@ -13,7 +13,7 @@ from tests.envs.token_source import Answer, TokenServer, said
 
 CLASSIC = '''
 """A package of the classic API: a question, a tool, an answer."""
-import asyncio, json, urllib.request
+import asyncio, json, signal, urllib.request
 
 TOOLS = [{"type": "function", "function": {"name": "double", "description": "", "parameters":
     {"type": "object", "properties": {"x": {"type": "integer"}}}}}]
@@ -25,6 +25,7 @@ class Env:
 
     def __init__(self, numbers, held_out):
         self.numbers, self.held_out = numbers, held_out
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as verifiers 0.3.1 does: only the main thread may
 
     def get_dataset(self):
         return [{"example_id": n, "prompt": [{"role": "user", "content": f"2*{n}"}]} for n in self.numbers]

@@ -198,7 +198,7 @@ async def load(params: dict[str, Any], stack: AsyncExitStack) -> LoadedEnvironme
     has_builtin = has_module(f"verifiers.v1.tasksets.{name}")
     if not has_builtin and not has_module(name):
         raise WorkerFailure("no package", f"{sys.executable} has no module '{name}'")
-    module = await asyncio.to_thread(_import_author_module, name, version) if not has_builtin else None
+    module = _import_author_module(name, version) if not has_builtin else None
     if module is not None and callable(getattr(module, "load_environment", None)):
         return await _load_classic(module, package, params, version)
     if module is not None and not hasattr(module, "__all__"):
@@ -231,7 +231,8 @@ def _import_author_module(name: str, version: str) -> Any:
 
 
 async def _load_classic(module: Any, package: str, params: dict[str, Any], version: str) -> LoadedEnvironment:
-    env = await asyncio.to_thread(lambda: module.load_environment(**params["args"]))
+    # In the main thread: the constructors of verifiers 0.3 install signal handlers.
+    env = module.load_environment(**params["args"])
     vf = importlib.import_module("verifiers")
     if not hasattr(env, "run_rollout"):
         raise WorkerFailure(
