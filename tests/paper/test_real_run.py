@@ -43,7 +43,7 @@ def test_the_paper_of_a_trained_run_compiles_and_its_numbers_are_in_the_record(
     assert requested[0] == "2106.09685"
     checked = hermes(home, "paper", "check", str(paper), "--json")
     assert checked.returncode == 0, checked.stdout
-    assert json.loads(checked.stdout)["numbers"] > 20
+    assert json.loads(checked.stdout)["numbers"] >= 10
     document = json.loads(written.stdout)["pdf"]
     text = subprocess.run(
         ["pdftotext", "-layout", document, "-"], capture_output=True, text=True, check=True
