@@ -123,7 +123,8 @@ def _row(name: str, skill: str, report: dict[str, object] | None) -> str:
     unchecked = report["unchecked"]
     result = str(report["state"])
     if result == "ok":
-        runs = f", {report['runs']} runs" if report["runs"] else ""
+        count = report["runs"]
+        runs = f", {count} run{'s' if count != 1 else ''}" if count else ""
         result += f" ({report['blocks']} blocks, {report['lookups']} names{runs})"
     elif result == "not checked" and isinstance(unchecked, list):
         result += ": " + re.sub(r"[|\n]", " ", str(unchecked[0]))

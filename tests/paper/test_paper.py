@@ -47,6 +47,22 @@ def test_tables_have_intervals_seeds_evaluations_configuration_and_compute(
     assert (paper / "figures/reward-a1b2.dat").read_text().splitlines()[:2] == ["step value", "1 0.35"]
 
 
+def test_all_settings_are_reported_the_trainers_first(tmp_path: Path, write_run: WriteRun) -> None:
+    folder = write_run("a1b2")
+    config = folder / "config.yaml"
+    many = ", ".join(f"field_{n}: {n}" for n in range(50))
+    text = config.read_text().replace("model: hermes/smollm2", f"model: {tmp_path}/tiny")
+    config.write_text(text.replace("group_size: 8", f"group_size: 8, {many}"))
+    paper = project(tmp_path, folder)
+    table = (paper / "tables/configuration.tex").read_text()
+    assert (
+        table.index(r"tinker.lora\_rank") < table.index(r"env.field\_0") < table.index("tab:configuration-2")
+    )
+    assert all(rf"env.field\_{n}}}" in table for n in range(50))
+    main = (paper / "main.tex").read_text()
+    assert r"\title{Training tiny on calc\_ulator}" in main and str(tmp_path) not in main
+
+
 def test_the_checklist_answers_from_the_record(tmp_path: Path, write_run: WriteRun) -> None:
     single = (project(tmp_path, write_run("a1b2")) / "checklist.tex").read_text()
     assert r"\item[Is there more than one seed?] No, according to the record." in single

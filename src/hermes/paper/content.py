@@ -22,7 +22,9 @@ ENVIRONMENT_TABLE = "tables/environment.tex"
 ENVIRONMENT_LABEL = "tab:environment"
 _HIDDEN = ("wandb", "url", "path", "dir", "port", "token", "key", "probe", "created_at")
 """Parts of names of settings that belong to a machine or a person, not to a paper."""
-_MAX_SETTINGS = 40
+_ROWS_OF_A_TABLE = 40
+_FIRST_SECTIONS = ("run.", "tinker.", "settings.")
+"""Sections of the configuration that say what was trained and how; the environment's come after them."""
 
 
 def results_table(records: Sequence[RunRecord]) -> str:
@@ -56,15 +58,23 @@ def configuration_table(record: RunRecord) -> str:
     """The settings of the first run; names of machines, keys and addresses are left out."""
     settings = [
         (name, value)
-        for name, value in sorted(record.config.items())
+        for name, value in sorted(
+            record.config.items(), key=lambda item: (not item[0].startswith(_FIRST_SECTIONS), item[0])
+        )
         if value is not None and not any(part in name.lower() for part in _HIDDEN) and len(str(value)) <= 60
     ]
-    rows = [
-        (rf"\texttt{{{escape(name)}}}", rf"\texttt{{{escape(str(value))}}}")
-        for name, value in settings[:_MAX_SETTINGS]
-    ]
-    caption = f"Configuration of run \\texttt{{{escape(record.run_id)}}}, as it was resolved at its start."
-    return table(caption, "tab:configuration", ("setting", "value"), rows or [("--", "--")], "ll")
+    rows = [(rf"\texttt{{{escape(name)}}}", rf"\texttt{{{escape(str(value))}}}") for name, value in settings]
+    run = rf"\texttt{{{escape(record.run_id)}}}"
+    caption = (
+        f"Configuration of run {run}, as it was resolved at its start, without addresses, folders and keys."
+    )
+    pages = [rows[start : start + _ROWS_OF_A_TABLE] for start in range(0, len(rows), _ROWS_OF_A_TABLE)]
+    tables = []
+    for number_of_page, page in enumerate(pages or [[("--", "--")]]):
+        label = "tab:configuration" + (f"-{number_of_page + 1}" if number_of_page else "")
+        title = f"Configuration of run {run}, continued." if number_of_page else caption
+        tables.append(table(title, label, ("setting", "value"), page, "ll"))
+    return "\n".join(tables)
 
 
 def environment_table(records: Sequence[RunRecord]) -> str:

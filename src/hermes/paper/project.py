@@ -98,6 +98,7 @@ def _main(
     record = records[0]
     environment = record.value("run.environment")
     model = str(record.value("run.model", "tinker.base_model", "settings.base_model") or "a model")
+    model = Path(model).name if Path(model).is_absolute() else model  # a folder of the machine says nothing
     title = options.title or (f"Training {model} on {environment}" if environment else f"Training {model}")
     authors = r" \and ".join(escape(author) for author in options.authors) or "Anonymous authors"
     keys = [reference.key for reference in references if reference.key]
