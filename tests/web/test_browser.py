@@ -180,20 +180,25 @@ def test_every_page_fits_without_error_or_outside_request(
 
 
 @pytest.mark.parametrize(
-    ("pages", "dark"),
+    ("pages", "dark", "width"),
     [
-        (("/trajectories?q=pytest", "/trajectories/{id}", "/rate?mode=pair", "/runs/{run}"), False),
-        pytest.param(PAGES, False, marks=pytest.mark.slow),
-        pytest.param(PAGES, True, marks=pytest.mark.slow),
+        (("/trajectories?q=pytest", "/trajectories/{id}", "/rate?mode=pair", "/runs/{run}"), False, 390),
+        pytest.param(PAGES, False, 390, marks=pytest.mark.slow),
+        pytest.param(PAGES, False, 1024, marks=pytest.mark.slow),
+        pytest.param(PAGES, True, 1024, marks=pytest.mark.slow),
     ],
 )
 def test_axe_finds_nothing_serious(
-    browser: Browser, full_site: tuple[WebSite, dict[str, str]], pages: tuple[str, ...], dark: bool
+    browser: Browser,
+    full_site: tuple[WebSite, dict[str, str]],
+    pages: tuple[str, ...],
+    dark: bool,
+    width: int,
 ) -> None:
     site, names = full_site
     source = AXE.read_text()
     problems = []
-    with open_page(browser, site, dark=dark) as (page, _):
+    with open_page(browser, site, dark=dark, width=width) as (page, _):
         for template in pages:
             page.goto(f"{site.url}{template.format(**names)}")
             page.evaluate(source)

@@ -65,6 +65,6 @@ def report_interrupt(ctx: click.Context) -> None:
     """Prints what was kept, and ends the command."""
     path: tuple[str, ...] = ctx.meta.get(_PATH, ())
     names = [" ".join(path[:length]) for length in range(len(path), 0, -1)]
-    kept = next((KEPT[name] for name in names if name in KEPT), None)
-    click.echo(f"\ninterrupted; {kept}" if kept else "\ninterrupted", err=True)
+    sentence = next((KEPT[name] for name in names if name in KEPT), None)
+    click.echo(f"\ninterrupted; {sentence}" if sentence else "\ninterrupted", err=True)
     ctx.exit(EXIT_CODE)

@@ -207,9 +207,9 @@ def _step_block(step: Step) -> tuple[str, str]:
 
 def _token_blocks(report: DebugReport) -> Iterator[tuple[str, str]]:
     if not report.sequences:
-        why = report.rollout.result.exactness.inexact or ""
+        reason = report.rollout.result.exactness.inexact or ""
         hint = "" if report.recorded else f"; a model samples tokens: {_LOCAL_MODEL}"
-        yield "tokens: none to train on", f"{why}{hint}"
+        yield "tokens: none to train on", f"{reason}{hint}"
     for number, sequence in enumerate(report.sequences, 1):
         total = sum(segment.tokens for segment in sequence)
         trained = sum(segment.tokens for segment in sequence if segment.in_loss)

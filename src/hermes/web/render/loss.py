@@ -57,8 +57,8 @@ def loss_view(format_name: str, row: JSONObject) -> LossView | None:
         return None
     trained = sum(len(span.text) for span in spans if span.in_loss)
     total = sum(len(span.text) for span in spans)
-    shown = tuple(span._replace(text=_clipped(span.text)) for span in spans[:_MAX_SPANS])
-    return LossView(shown, trained, total, "characters")
+    clipped = tuple(span._replace(text=_clipped(span.text)) for span in spans[:_MAX_SPANS])
+    return LossView(clipped, trained, total, "characters")
 
 
 def _spans(row: JSONObject) -> Iterator[LossSpan]:
