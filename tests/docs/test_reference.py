@@ -52,7 +52,8 @@ def source_texts() -> list[SourceTexts]:
 
 
 def _read(path: Path) -> SourceTexts:
-    literals, variables_read = set(), set()
+    literals: set[str] = set()
+    variables_read: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         name: ast.expr | None = None
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
