@@ -47,7 +47,7 @@ test: setup system-packages check
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
 	HERMES_EXPLORE=1 $(BIN)/pytest -n 2
-	HERMES_HOME=$(VENV)/skills-home $(BIN)/hermes skills check --all --online
+	HERMES_HOME=$(VENV)/skills-home $(BIN)/hermes skills check --all --online --run
 
 # In an environment of its own under .compat: the cookbook pins an older transformers.
 compat: setup

@@ -1,4 +1,4 @@
-"""The environment variables that Hermes reads, beside those of its settings: the page of variables in the docs.
+"""The environment variables that Hermes reads, beside those of its settings: the variables page of the docs.
 
 The tests compare this table with the code: a variable that the code reads and the table does not have fails
 them, and so does one that only the table has.
@@ -37,8 +37,7 @@ TRAINING = (
     Variable("TINKER_API_KEY", "The key of the Tinker service that trains."),
     Variable("TINKER_BASE_URL", "The address of that service, where no `--service` names one."),
     Variable(
-        "TINKER_TELEMETRY",
-        "Hermes sets it to `0`, so that the SDK sends no telemetry; set it to override that.",
+        "TINKER_TELEMETRY", "Hermes sets it to `0`, unless you set it: the SDK then sends no telemetry."
     ),
     Variable("RL_API_URL", "The trajectory API that `hermes env serve` and `hermes train` use by default."),
     Variable("HERMES_TEACHER_KEY", "The key of the teacher's server, for `--teacher-url`."),
@@ -56,9 +55,7 @@ SERVERS = (
 )
 CLUSTERS = (
     Variable("SLURM_JOB_NODELIST", "Under Slurm: the nodes on which an environment looks for model servers."),
-    Variable(
-        "NUM_TRAINING_NODES", "Under Slurm: how many of the nodes train and serve no model. Default: 1."
-    ),
+    Variable("NUM_TRAINING_NODES", "Under Slurm: how many nodes train and serve no model. Default: 1."),
     Variable("INFER_TP", "Under Slurm: GPUs per model server. Default: 1."),
     Variable("PLAYWRIGHT_BROWSERS_PATH", "Where `hermes doctor` looks for Chromium."),
     Variable("PIP_INDEX_URL", "The package index in which `hermes skills check` looks packages up."),

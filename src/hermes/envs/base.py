@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hermes.envs.concurrency import gather_or_cancel
@@ -40,6 +40,15 @@ class BaseEnv(ABC):
     name: str | None = None
     env_config_cls: ClassVar[Any] = BaseEnvConfig
     server_cls: ClassVar[Any] = APIServer
+    eval_attributes: Sequence[str] = (
+        "eval_metrics",
+        "eval_metrics_custom",
+        "eval_scores_buffer",
+        "eval_stats",
+    )
+    """Numbers and containers in which `evaluate` leaves results for `wandb_log`. During training an
+    evaluation has its own copy of all others. The default: the names that Atropos's environments use."""
+    _tokenizer: PreTrainedTokenizerBase | None = None
 
     def __init__(
         self,
@@ -61,14 +70,14 @@ class BaseEnv(ABC):
         self.completion_lengths: list[int] = []
         """Trained tokens of the sequences since the last report."""
         self.secret_seed: int | None = None
-        """Drawn by serve before `setup`, for training items that nobody can generate again; else None."""
+        """Set by serve before `setup`, for training items that a policy cannot generate again; else None."""
         self._env_runner = EnvRunner(self)
         self._serve_mode = ServeMode(self._env_runner)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The policy's tokenizer, loaded on first use."""
-        if "_tokenizer" not in vars(self):
+        if self._tokenizer is None:
             from hermes.envs.tokenise import load_tokenizer
 
             self._tokenizer = load_tokenizer(self.config.tokenizer_name)
@@ -180,6 +189,10 @@ class BaseEnv(ABC):
 
     async def close(self) -> None:  # noqa: B027 - an optional hook
         """Called at the end of a run."""
+
+    def on_step(self, step: int) -> None:  # noqa: B027 - an optional hook
+        """Called while serving, when the trainer has taken the batch of another step: a curriculum changes
+        the items that follow here."""
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
         """Writes `data` beside the trainer's checkpoint; override to pass what must survive a restart."""
