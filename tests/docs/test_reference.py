@@ -32,7 +32,7 @@ _NOT_FOR_USERS = {
     "TOKENIZERS_PARALLELISM",
 }
 _TRAINING_METRIC = re.compile(
-    r"(train|optim|time|data|reward|rewards|advantages|logprobs|kl|health|probe|proof|eval|sinks|success)/\w+"
+    r"(train|optim|time|data|reward|rewards|advantages|logprobs|kl|health|probe|proof|eval|sinks|success|critic)/\w+"
 )
 
 
