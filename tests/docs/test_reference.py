@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from hermes.config import variables
+from hermes.engine.server import metric_help as engine
+from hermes.rollouts.core import metric_help as api
 from hermes.training.monitor.metric_table import SECTIONS, undescribed
 from tests.docs.pages import ROOT
 from tests.docs.scripts import load_script
@@ -30,7 +32,7 @@ _NOT_FOR_USERS = {
     "TOKENIZERS_PARALLELISM",
 }
 _TRAINING_METRIC = re.compile(
-    r"(train|optim|time|data|reward|rewards|advantages|logprobs|kl|health|probe|proof|eval|sinks|success)/\w+"
+    r"(train|optim|time|data|reward|rewards|advantages|logprobs|kl|health|probe|proof|eval|sinks|success|critic)/\w+"
 )
 
 
@@ -50,7 +52,8 @@ def source_texts() -> list[SourceTexts]:
 
 
 def _read(path: Path) -> SourceTexts:
-    literals, variables_read = set(), set()
+    literals: set[str] = set()
+    variables_read: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         name: ast.expr | None = None
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -101,6 +104,14 @@ def test_every_metric_with_a_meaning_is_written_somewhere() -> None:
         assert any(text == fixed or (fixed != entry.name and text.startswith(fixed)) for text in texts) or (
             f"{head}/" in texts and any(text.startswith(tail) for text in texts)
         ), entry.name
+
+
+@pytest.mark.parametrize(("folder", "meanings"), [("rollouts", api.HELP), ("engine/server", engine.HELP)])
+def test_every_counter_of_a_server_has_a_meaning(folder: str, meanings: dict[str, str]) -> None:
+    files = [file for file in source_texts() if SOURCE / folder in file.path.parents]
+    counters = {text for file in files for text in file.literals if re.fullmatch(r"[a-z_]+_total", text)}
+    assert len(counters) > 5
+    assert counters == {name for name in meanings if name.endswith("_total")}
 
 
 @pytest.mark.parametrize(

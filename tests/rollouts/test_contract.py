@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -164,6 +165,8 @@ def test_status_and_metrics_tell_depth_rates_and_ages(api: Client) -> None:
     assert status["envs"][0]["connected"] is True
     text = api.ask("GET", "/metrics").body.decode()
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    typed, helped = (set(re.findall(rf"^# {word} (\S+) \S", text, re.M)) for word in ("TYPE", "HELP"))
+    assert typed == helped, "every metric has a meaning"
     assert figures["hermes_rollouts_queue_groups"] == "1"
     assert figures["hermes_rollouts_step"] == "1"
     assert float(figures['hermes_rollouts_requests_total{path="/scored_data",status="200"}']) >= 5

@@ -54,6 +54,7 @@ SERVERS = (
     Variable("HERMES_REWARD_TOKEN", "The same for a served reward model."),
 )
 CLUSTERS = (
+    Variable("CUDA_VISIBLE_DEVICES", "The GPUs that an engine may use, as CUDA defines it."),
     Variable("SLURM_JOB_NODELIST", "Under Slurm: the nodes on which an environment looks for model servers."),
     Variable("NUM_TRAINING_NODES", "Under Slurm: how many nodes train and serve no model. Default: 1."),
     Variable("INFER_TP", "Under Slurm: GPUs per model server. Default: 1."),

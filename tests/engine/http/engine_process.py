@@ -72,6 +72,8 @@ class Server(NamedTuple):
 
     def metric(self, name: str) -> float:
         text = self.ask("GET", "/metrics").body.decode()
+        typed, helped = (set(re.findall(rf"^# {word} (\S+) \S", text, re.M)) for word in ("TYPE", "HELP"))
+        assert typed == helped, "every metric has a meaning"
         found = re.search(rf"^hermes_engine_{name} (\S+)$", text, re.M)
         assert found, text
         return float(found[1])

@@ -49,6 +49,8 @@ RL = (
         "success/mean", "The share of rollouts that succeeded strictly, where the environment reports it."
     ),
     MetricMeaning("success/KIND", "The same for one kind of task."),
+    MetricMeaning("env/NAME/reward", "The mean reward of one environment, in a run with several."),
+    MetricMeaning("env/NAME/rollouts", "Rollouts of that environment in the batch."),
     MetricMeaning("stop/REASON", "The share of sequences whose rollout ended for this reason."),
     MetricMeaning("data/groups", "Groups in the batch."),
     MetricMeaning("data/rollouts", "Rollouts in the batch."),
@@ -65,6 +67,14 @@ RL = (
     MetricMeaning("logprobs/mean_training", "The same, computed by the trainer before the update."),
     MetricMeaning("logprobs/diff", "The sampler's log-probability minus the trainer's, mean over tokens."),
     MetricMeaning("kl/reference", "The estimated KL divergence of the policy from the reference, per token."),
+)
+CRITIC = (
+    MetricMeaning("critic/loss", "PPO with a critic: the loss of the value model."),
+    MetricMeaning("critic/value", "The mean value that it predicts for the trained tokens."),
+    MetricMeaning("critic/grad_norm", "The norm of its gradient before clipping."),
+    MetricMeaning(
+        "critic/explained_variance", "The share of the variance of returns that its values explain."
+    ),
 )
 HEALTH = (
     MetricMeaning("health/group_signal", "The share of groups whose rollouts were not all scored alike."),
@@ -151,6 +161,7 @@ SINKS = (
 )
 ENVIRONMENT = (
     MetricMeaning("train/mean_reward", "The mean reward of the rollouts since the last report."),
+    MetricMeaning("train/curriculum_level", "The level of difficulty that the curriculum has reached."),
     MetricMeaning("train/turns", "Model calls per rollout."),
     MetricMeaning("train/tool_errors", "Failed tool calls per rollout."),
     MetricMeaning("train/dropped/REASON", "Rollouts that were not sent to the trainer, by reason."),
@@ -172,6 +183,7 @@ SECTIONS = {
     "Every trainer": TRAINER,
     "RL: rewards and data": RL,
     "RL: health": HEALTH,
+    "RL: critic": CRITIC,
     "Proof of training": PROOF,
     "Evaluation": EVALUATION,
     "DPO, KTO and reward models": PREFERENCE,
