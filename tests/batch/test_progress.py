@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from hermes.batch.journal import SampleState
 from hermes.batch.progress import BatchProgress, cause_of, open_view
 from tests.batch.made import usage
+from tests.waiting import wait_until
 
 
 class Clock:
@@ -150,8 +150,7 @@ def test_elsewhere_than_on_a_terminal_json_lines_are_written_and_one_at_the_end(
     with open_view(as_json=False, stream=out, title="run", interval_s=0.01) as progress:
         progress.started(2, 0)
         finish(progress)
-        while out.getvalue().count("\n") < 2:
-            time.sleep(0.005)
+        wait_until(lambda: out.getvalue().count("\n") >= 2)
         finish(progress, SampleState.FAILED, "ProviderError: \x1b[31m", None)
     *before, last = (json.loads(line) for line in out.getvalue().splitlines())
     assert {line["event"] for line in before} == {"progress"}
