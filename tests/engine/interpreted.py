@@ -36,13 +36,15 @@ def hidden() -> None:
         first = np.arange(5) * 64
         slot_starts, lengths = torch.from_numpy(first), torch.from_numpy(LENGTHS)
         tokens = torch.arange(5) * 7 + 3
+        cos, sin = (part[:, 0].contiguous() for part in backbone.rotary(torch.arange(64)))
+        rope = cos, sin
         alone = [SharedPrefix(0, 5, 0, 0)]
         runs = slot_runs(first, np.full(5, 64), alone, pools[0])
         attend = decode_attend(backbone.spec, pools[0], slot_starts + lengths, runs, LENGTHS)
         want = backbone.hidden(tokens, lengths, attend, None)
         for decode._PROGRAMS in (264, 4):
             attention = decode_attention(backbone.spec, pools[1], slot_starts, lengths)
-            found = fused_hidden(backbone, pools[1], tokens, slot_starts, lengths, attention)
+            found = fused_hidden(backbone, pools[1], tokens, slot_starts, lengths, rope, attention)
             torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pools[1].keys, pools[0].keys, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pools[1].values, pools[0].values, rtol=1e-4, atol=1e-4)

@@ -18,6 +18,7 @@ from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.training import layer_plain
 from hermes.engine.training.manual_backward import LayerStack
+from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.types import Ints, LoraConfig
 
 from .naive import shake
@@ -90,7 +91,9 @@ def states_and_gradient(
     attention: PackedAttention = (
         PlainVarlen(batch) if repeated else DenseAttention(batch, [None] * backbone.spec.layers, CPU)
     )
-    stack = LayerStack(backbone, adapter, attention, ops)
+    merged = MergedAdapter(backbone)
+    merged.load(adapter)
+    stack = LayerStack(merged, adapter, attention, ops)
     tokens, positions = torch.as_tensor(batch.tokens), torch.as_tensor(batch.positions)
     states = stack.forward(tokens, positions, keep=True)
     pull = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.dtype)

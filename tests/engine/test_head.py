@@ -25,11 +25,11 @@ def plain(hidden: Tensor, targets: Tensor, backbone: Backbone, a: Tensor, b: Ten
     return logits.log_softmax(-1).gather(1, columns).view(targets.shape)
 
 
-@pytest.mark.parametrize(("width", "fused"), [((), False), ((4,), False), ((), True), ((4,), True)])
+@pytest.mark.parametrize(("width", "merged"), [((), False), ((4,), False), ((), True), ((4,), True)])
 def test_logprobs_and_gradients_equal_the_plain_formula(
-    width: tuple[int, ...], fused: bool, monkeypatch: pytest.MonkeyPatch
+    width: tuple[int, ...], merged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lm_head, "_FUSED_DEVICES", ("cpu",) if fused else ())
+    monkeypatch.setattr(lm_head, "_MERGED_DEVICES", ("cpu",) if merged else ())
     # With so large a vocabulary, 35 positions take two chunks.
     model = tiny_model("llama-tied", vocab_size=1 << 18, hidden_size=16, num_hidden_layers=1)
     backbone = wrap_model(model, "tiny")

@@ -166,3 +166,22 @@ def test_process_supervision_normalises_over_all_steps() -> None:
         compute_grpo_process_supervision_advantages([[1.0], [1.0, 1.0]])
     assert allclose_to_first([[1.0, 2.0], [1.0, 2.0]]) is True
     assert list(allclose_to_first([[1.0], [2.0]], return_vector=True)) == [True, False]
+
+
+def test_a_synchronous_environment_begins_what_the_batch_still_needs() -> None:
+    config = BaseEnvConfig(group_size=4, batch_size=24, synchronous=True)
+    idle = {"current_step": 3, "queue_size": 0, "self_queue_size": 0}
+    assert pacing.missing_groups(config, idle, share=24, in_progress=0) == 6
+    assert pacing.missing_groups(config, idle, share=24, in_progress=4) == 2
+    assert pacing.missing_groups(config, {**idle, "queue_size": 5}, share=24, in_progress=4) == 0
+    mixed = config.model_copy(update={"min_batch_allocation": 1 / 3})
+    others = {**idle, "queue_size": 4, "self_queue_size": 1}
+    assert pacing.missing_groups(mixed, others, share=24, in_progress=0) == 1, "its own share, not the rest"
+
+
+def test_the_trainer_waits_for_a_batch_once_its_weights_are_published() -> None:
+    run = {"current_step": 3, "trainer": {"waiting_s": 0.1}}
+    assert pacing.waits_for_batch(run, {"current_step": 3})
+    assert not pacing.waits_for_batch(run, {"current_step": 4}), "it has taken the batch since"
+    assert not pacing.waits_for_batch({**run, "trainer": {"waiting_s": None}}, {"current_step": 3})
+    assert pacing.waits_for_batch({"current_step": 3}, {"current_step": 3}), "an API that does not say"

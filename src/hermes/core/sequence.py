@@ -26,6 +26,8 @@ MASKED_LOGPROB = 1.0
 _RESHAPING = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 SAMPLING_FIELDS = ("top_p", "top_k", *_RESHAPING)
 """Sampling parameters that change the distribution of tokens, besides the temperature."""
+ENVIRONMENT = "environment"
+"""The key of the environment's name among the overrides of a group."""
 _PART = "reward/"
 """The prefix of a reward's parts among the overrides."""
 _STEP = re.compile(r"step-(\d+)")
@@ -127,6 +129,8 @@ class RolloutGroup:
     sequences: tuple[TrainSequence, ...]
     rejected: Counter[str] = field(default_factory=Counter)
     """Reason → sequences of the group that are not in `sequences`."""
+    environment: str | None = None
+    """The name of the environment that sent it; None: not reported."""
 
     @property
     def scores(self) -> list[float]:
@@ -196,7 +200,8 @@ def from_group(group: JSONObject) -> RolloutGroup:
             sequences.append(_sequence(group, index, overrides))
         else:
             rejected[reason] += 1
-    return RolloutGroup(tuple(sequences), rejected)
+    environment = (group.get("group_overrides") or {}).get(ENVIRONMENT)
+    return RolloutGroup(tuple(sequences), rejected, None if environment is None else str(environment))
 
 
 def _rejection(group: JSONObject, index: int, overrides: JSONObject) -> str | None:

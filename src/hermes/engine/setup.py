@@ -8,7 +8,7 @@ as long.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ from hermes.engine.info import EngineOptions
 from hermes.engine.memory import free_bytes
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.cpu_prepacked import has_bf16
+from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import load_backbone
 from hermes.engine.sampling.prefill import PrefillLimits
 from hermes.engine.sampling.request import SamplerLimits
@@ -25,6 +26,7 @@ from hermes.engine.sampling.runner import ModelRunner, TorchRunner
 from hermes.engine.sampling.scheduler import SamplingScheduler
 from hermes.engine.sampling.stops import StopParser
 from hermes.engine.spec import ModelSpec
+from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.types import EngineCapacityError, EngineUserError
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class EngineParts:
     limits: SamplerLimits
     train_tokens: int
     """Tokens computed in one training micro-batch."""
+    merged: MergedAdapter | None
+    """The merged weights of the adapter that trains; None where the training pass does not merge."""
     base_bytes: int
 
 
@@ -72,6 +76,8 @@ def build(options: EngineOptions) -> EngineParts:
     """EngineUserError: the model or an option is invalid. EngineCapacityError: there is too little memory."""
     device = _device(options.device)
     backbone = load_backbone(options.model, device, _dtype(options.dtype, device), options.kind)
+    if options.exact:
+        backbone = _batch_invariant(backbone)
     spec = backbone.spec
     max_length = options.max_length or spec.max_length
     max_batch = options.max_batch or _MAX_BATCH[device.type]
@@ -98,14 +104,36 @@ def build(options: EngineOptions) -> EngineParts:
         sampler=SamplingScheduler(runner, kv_tokens, max_batch, _prefill_limits(spec, device)),
         stops=StopParser(_tokenizer(options.model), spec.eos_ids, spec.vocab),
         limits=SamplerLimits(spec.vocab, max_length, kv_tokens),
-        train_tokens=_train_tokens(backbone, room),
+        train_tokens=_train_tokens(backbone, room, options.device_share),
+        merged=MergedAdapter(backbone) if isinstance(backbone, LlamaBackbone) else None,
         base_bytes=base_bytes,
     )
 
 
+def cpu_bytes_needed(base_bytes: int) -> int:
+    """What an engine on a CPU needs beside cache and activations."""
+    return _CPU_WEIGHT_COPIES * base_bytes + _CPU_RUNTIME_BYTES
+
+
+def _batch_invariant(backbone: Backbone) -> Backbone:
+    """The backbone with batch-invariant kernels. EngineUserError: there are none for it."""
+    if backbone.device.type != "cuda" or backbone.dtype != torch.bfloat16:
+        name = str(backbone.dtype).removeprefix("torch.")
+        raise EngineUserError(
+            f"--exact needs a GPU and bfloat16; this engine computes {name} on {backbone.device.type}.",
+            "Start it without --exact: in float32 the logprobs of sampler and trainer differ by about 1e-5.",
+        )
+    if not isinstance(backbone, LlamaBackbone):
+        raise EngineUserError(
+            f"--exact does not support '{backbone.spec.name}': its family runs through transformers.",
+            "Start the engine without --exact.",
+        )
+    return replace(backbone, batch_invariant=True)
+
+
 def _cpu_room(options: EngineOptions, base_bytes: int) -> int:
     """Memory beside weights and runtime, at most what is free. EngineCapacityError: the limit leaves none."""
-    needed = _CPU_WEIGHT_COPIES * base_bytes + _CPU_RUNTIME_BYTES
+    needed = cpu_bytes_needed(base_bytes)
     limit = options.memory_bytes or max(_CPU_MEMORY_BYTES, needed + _CPU_MIN_ROOM_BYTES)
     room = min(limit - needed, free_bytes(torch.device("cpu")))
     if room <= 0:
@@ -121,7 +149,7 @@ def _kv_tokens(options: EngineOptions, backbone: Backbone, most: int, room: int 
     """Size of the pool of keys and values. EngineCapacityError: too small to use, or more than is free."""
     token_bytes = kv_bytes_per_token(backbone.spec, backbone.dtype)
     free = free_bytes(backbone.device)
-    share = int(free * _CUDA_KV_SHARE) if room is None else int(room * _CPU_KV_SHARE)
+    share = int(free * _CUDA_KV_SHARE * options.device_share) if room is None else int(room * _CPU_KV_SHARE)
     budget = options.kv_bytes or share
     kv_tokens = min(budget // token_bytes, most)
     if kv_tokens < slot_size(1):
@@ -155,7 +183,7 @@ def _prefill_limits(spec: ModelSpec, device: torch.device) -> PrefillLimits:
     return PrefillLimits(_CPU_PREFILL_TOKENS, attention / parameters, _CPU_PREFILL_S)
 
 
-def _train_tokens(backbone: Backbone, room: int | None) -> int:
+def _train_tokens(backbone: Backbone, room: int | None, device_share: float) -> int:
     """Tokens of a training micro-batch: as many as fit with their activations."""
     spec = backbone.spec
     token_bytes = spec.layers * (8 * spec.hidden + 4 * spec.intermediate) * backbone.dtype.itemsize
@@ -163,7 +191,7 @@ def _train_tokens(backbone: Backbone, room: int | None) -> int:
         fewest, most = _CPU_TRAIN_TOKENS
         return max(fewest, min(most, int(room * _CPU_ACTIVATION_SHARE / token_bytes)))
     free = free_bytes(backbone.device)
-    return max(1024, min(65536, int(free * _CUDA_ACTIVATION_SHARE / token_bytes)))
+    return max(1024, min(65536, int(free * device_share * _CUDA_ACTIVATION_SHARE / token_bytes)))
 
 
 def _parameter_count(spec: ModelSpec) -> int:

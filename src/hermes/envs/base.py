@@ -70,7 +70,7 @@ class BaseEnv(ABC):
         self.completion_lengths: list[int] = []
         """Trained tokens of the sequences since the last report."""
         self.secret_seed: int | None = None
-        """Drawn by serve before `setup`, for training items that nobody can generate again; else None."""
+        """Set by serve before `setup`, for training items that a policy cannot generate again; else None."""
         self._env_runner = EnvRunner(self)
         self._serve_mode = ServeMode(self._env_runner)
 
@@ -189,6 +189,10 @@ class BaseEnv(ABC):
 
     async def close(self) -> None:  # noqa: B027 - an optional hook
         """Called at the end of a run."""
+
+    def on_step(self, step: int) -> None:  # noqa: B027 - an optional hook
+        """Called while serving, when the trainer has taken the batch of another step: a curriculum changes
+        the items that follow here."""
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
         """Writes `data` beside the trainer's checkpoint; override to pass what must survive a restart."""

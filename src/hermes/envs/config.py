@@ -46,6 +46,11 @@ class BaseEnvConfig(BaseModel):
     max_batches_offpolicy: int = Field(
         default=3, description="Most batches queued for the trainer; with more the environment pauses."
     )
+    synchronous: bool = Field(
+        default=False,
+        description="Sample a batch only while the trainer waits for it, with the newest weights: on-policy, "
+        "and with a seed the same run every time. Sampling and training then do not overlap.",
+    )
     tokenizer_name: str = Field(
         default="NousResearch/DeepHermes-3-Llama-3-3B-Preview",
         description="Hub name or folder of the policy's tokenizer, or hermes/smollm2.",
@@ -110,6 +115,7 @@ class BaseEnvConfig(BaseModel):
 _RUNTIME_ONLY = frozenset(
     {
         "batch_size",
+        "synchronous",
         "total_steps",
         "data_path_to_save_groups",
         "data_dir_to_save_evals",

@@ -15,6 +15,7 @@ from typing import Any
 from hermes.core import JSONObject
 from hermes.disk.files import read_text
 from hermes.rl.config.fields import WANDB_PROJECT
+from hermes.rl.config.mixture import mixture_label
 from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, now_ms, read_metrics
 from hermes.rl.supervise.disk_room import DiskRoom
 from hermes.rl.supervise.process import read_tail
@@ -38,6 +39,8 @@ _SHOWN = (
     "health/entropy",
     "probe/gap",
 )
+_CURVES = ("env/", "reward_part/")
+"""The prefixes of rewards by environment and of the parts of rewards."""
 
 
 def describe(run: RlRun, status: RunStatus) -> JSONObject:
@@ -46,7 +49,7 @@ def describe(run: RlRun, status: RunStatus) -> JSONObject:
     description: JSONObject = {
         "run_id": run.run_id,
         "status": status.state.value,
-        "environment": config["run"]["environment"],
+        "environment": mixture_label(config["run"]),
         "running_time_minutes": round(_running_ms(status) / 60_000, 1),
         "processes": {name: process.describe() for name, process in status.processes.items()},
         "restarts": {
@@ -82,8 +85,10 @@ def waiting_for(run: RlRun, status: RunStatus) -> str | None:
 
 
 def environment_problem(run: RlRun) -> str | None:
-    """The newest failure of the author's code in the environment's log, with file and line; None: none."""
-    problems = [match[1] for match in _PROBLEM.finditer(read_tail(run.log_path("env"), _LOG_BYTES))]
+    """The newest failure of the author's code in an environment's log, with file and line; None: none."""
+    names = [name for name in run.status().processes if name.startswith("env")] or ["env"]
+    logs = [read_tail(run.log_path(name), _LOG_BYTES) for name in names]
+    problems = [match[1] for log in logs for match in _PROBLEM.finditer(log)]
     return printable(problems[-1]) if problems else None
 
 
@@ -146,7 +151,7 @@ def results(run: RlRun, status: RunStatus) -> JSONObject:
     report: JSONObject = {
         "run_id": run.run_id,
         "status": status.state.value,
-        "environment": config["run"]["environment"],
+        "environment": mixture_label(config["run"]),
         **wandb_info(run, config),
         "steps": rows[-1]["step"] if rows else 0,
     }
@@ -221,7 +226,8 @@ def _running_ms(status: RunStatus) -> int:
 
 
 def _shown_metrics(row: dict[str, Any]) -> JSONObject:
-    return {"step": row["step"], **{name: row[name] for name in _SHOWN if name in row}}
+    curves = sorted(name for name in row if name.startswith(_CURVES))
+    return {"step": row["step"], **{name: row[name] for name in (*_SHOWN, *curves) if name in row}}
 
 
 def _eval_success(run: RlRun) -> float | None:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.errors import UsageError
 from hermes.rl.config.fields import find_field
+from hermes.rl.config.mixture import SHARED
 from hermes.rl.config.resolve import EnvSelection, check_together, resolve, with_edit
 from hermes.rl.run import RlRun, RunState, now_ms
 from hermes.rl.start import check_machine, current_status, reserved_ports, spawn_supervisor, start_lock
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.plan import with_ports, write_config
+from hermes.rl.supervise.plan import environment_sections, with_ports, write_config
 from hermes.training.checkpoints import StateFile
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _FIXED = (
     *("tinker.base_model", "tinker.lora_rank", "tinker.seed", "tinker.start_from", "tinker.loss"),
+    *("tinker.lora_alpha", "tinker.lora_targets"),
     *("env.batch_size", "env.tokenizer_name"),
 )
 """Fields that a run keeps for its whole life."""
@@ -98,6 +100,9 @@ def _changed_config(config: Config, run: RlRun, changes: Mapping[str, Any]) -> J
         section, _, short = field.partition(".")
         target = data["openai"][0] if section == "openai" else data[section]
         target[short] = resolved.values[field]
+        if section == "env" and short in SHARED:
+            for other in environment_sections(data).values():
+                other[short] = resolved.values[field]
     check_together(resolved)
     check_machine(config, resolved)
     return data

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,12 @@ from hermes.disk.filelock import FileLock
 from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
 from hermes.rl.budget import grant, recorded_limits
+from hermes.rl.config.mixture import MixedEnvironment, mixture_section
 from hermes.rl.config.resolve import Resolved, check_together
 from hermes.rl.run import RlRun, RunStatus, all_runs, now_ms
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.plan import with_ports, write_config
+from hermes.rl.supervise.plan import environment_sections, with_ports, write_config
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -35,10 +37,17 @@ _MIN_FREE_BYTES = 200 << 20
 _POLL_S = 0.05
 
 
-def start(config: Config, resolved: Resolved, *, task: str | None = None) -> RlRun:
+def start(
+    config: Config,
+    resolved: Resolved,
+    *,
+    task: str | None = None,
+    mixed: Sequence[MixedEnvironment] = (),
+) -> RlRun:
     """Writes the run's record, starts a detached supervisor, and waits until that has written a status.
 
-    `task`: the task of the agent that starts the run, whose budget applies; None: a person starts it.
+    `mixed`: all environments of a run that has several, `resolved` first. `task`: the task of the agent that
+    starts the run, whose budget applies; None: a person starts it.
     """
     check_together(resolved)
     check_machine(config, resolved)
@@ -51,10 +60,12 @@ def start(config: Config, resolved: Resolved, *, task: str | None = None) -> RlR
             "task": task,
             **recorded_limits(config.settings.rl, granted),
         }
+        if len(mixed) > 1:
+            settings["mixture"] = mixture_section(mixed)
         data = with_ports(_as_data(resolved, settings))
-        data["env"]["data_dir_to_save_evals"] = data["env"]["data_dir_to_save_evals"] or str(
-            run.folder / "evals"
-        )
+        for name, env in environment_sections(data).items():
+            evals = run.folder / "evals" / ("" if env is data["env"] else name)
+            env["data_dir_to_save_evals"] = env["data_dir_to_save_evals"] or str(evals)
         data["tinker"] |= _start_weights(config.home, data)
         write_config(run, data)
         run.write_status(RunStatus(started_at_ms=now_ms()))
@@ -139,14 +150,14 @@ def _run_section(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
 
 def _start_weights(home: Path, data: JSONObject) -> JSONObject:
     """The initial weights, resolved once: a run that is named may make more checkpoints meanwhile."""
-    from hermes.training.start_weights import find_folder, find_weights, rank_of
+    from hermes.training.start_weights import find_folder, find_start, rank_of
 
-    name = data["tinker"]["start_from"]
-    if not name:
-        return {}
+    weights = find_start(data["tinker"]["start_from"], home, data["run"]["model"])
+    if weights is None:
+        return {"start_from": ""}
     if data["run"]["service"]:
-        return {"start_from": find_weights(name, home)}
-    folder = find_folder(name, home)
+        return {"start_from": weights}
+    folder = find_folder(weights, home)
     return {"start_from": str(folder), "lora_rank": rank_of(folder)}
 
 

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from hermes.core.sequence import TrainSequence
 from hermes.training.data.correction import (
+    GSPO,
     IMPORTANCE_SAMPLING,
     PPO,
     bounds_of,
     engine_loss,
     importance_weights,
+    sequence_ratio,
+    sequence_weight,
     surrogate,
 )
 from hermes.training.data.datums import rl_datum
@@ -57,21 +60,19 @@ class Update:
         present: Sequence[Sequence[float]] | None = None,
     ) -> dict[str, float]:
         """Makes step `step`. The losses are scaled so that their sum is the mean over the trained tokens of
-        all `sequences`, also of those whose advantages are 0.
+        all `sequences`, also of those whose advantages are 0; for gspo the mean over the sequences.
 
         `present`: the logprobs by token under the present weights, if they are known.
         """
         settings = self._settings
-        scale = 1.0 / sum(sequence.trained_tokens for sequence in sequences)
-        data, behaviour, scaled = self._data(sequences, step - 1, scale, present)
+        data, behaviour, scaled = self._data(sequences, step - 1, present)
         metrics: dict[str, float] = {}
         clip_fractions: list[float] = []
-        bounds, sent_logprobs = bounds_of(self._loss), _trained_only(sequences, behaviour)
+        bounds = bounds_of(self._loss)
         for epoch in range(settings.epochs):
             output = self._client.forward_backward(data, self._loss)
             if bounds is not None:
-                trained = _trained_only(sequences, output.logprobs)
-                clip_fractions.append(clip_fraction(trained, sent_logprobs, bounds))
+                clip_fractions.append(self._clip_fraction(sequences, output, behaviour, bounds))
             if epoch == 0:
                 metrics = self._metrics(sequences, output, behaviour, scaled)
                 if audit is not None:
@@ -91,12 +92,14 @@ class Update:
         self,
         sequences: Sequence[TrainSequence],
         step: int,
-        scale: float,
         present: Sequence[Sequence[float]] | None,
     ) -> tuple[list[tinker.Datum], list[list[float]], list[list[float]]]:
         """The datums, the logprobs that ratios are relative to, and the advantages as sent."""
         behaviour = [list(sequence.logprobs) for sequence in sequences]
-        scaled = [[scale * advantage for advantage in sequence.advantages] for sequence in sequences]
+        scaled = [
+            [scale * advantage for advantage in sequence.advantages]
+            for sequence, scale in zip(sequences, self._scales(sequences), strict=True)
+        ]
         if any(self._uses_trainer_logprobs(sequence, step) for sequence in sequences):
             if present is None:
                 present = self._client.forward([sequence.tokens for sequence in sequences])
@@ -109,14 +112,42 @@ class Update:
             for sequence, values in zip(sequences, behaviour, strict=True)
         ]
         data = [
-            rl_datum(sequence.tokens, logprobs, advantages)
+            rl_datum(
+                sequence.tokens,
+                logprobs,
+                advantages,
+                sequence.loss_mask if self._settings.loss == GSPO else None,
+            )
             for sequence, logprobs, advantages in zip(sequences, masked, scaled, strict=True)
         ]
         return data, masked, scaled
 
+    def _scales(self, sequences: Sequence[TrainSequence]) -> list[float]:
+        """By sequence the factor of its tokens' losses, so that their sum is a mean."""
+        if self._settings.loss == GSPO:
+            return [1.0 / (len(sequences) * sequence.trained_tokens) for sequence in sequences]
+        return [1.0 / sum(sequence.trained_tokens for sequence in sequences)] * len(sequences)
+
+    def _clip_fraction(
+        self,
+        sequences: Sequence[TrainSequence],
+        output: ForwardOutput,
+        behaviour: Sequence[Sequence[float]],
+        bounds: tuple[float, float],
+    ) -> float:
+        """The share of ratios beyond the bounds: of tokens, for gspo of sequences."""
+        if self._settings.loss != GSPO:
+            trained = _trained_only(sequences, output.logprobs)
+            return clip_fraction(trained, _trained_only(sequences, behaviour), bounds)
+        ratios = [
+            sequence_ratio(sequence.trained_only(new), sequence.trained_only(old))
+            for sequence, new, old in zip(sequences, output.logprobs, behaviour, strict=True)
+        ]
+        return sum(not bounds[0] <= ratio <= bounds[1] for ratio in ratios) / len(ratios)
+
     def _uses_trainer_logprobs(self, sequence: TrainSequence, step: int) -> bool:
         """Whether the trainer's logprobs replace the sampler's in the ratio."""
-        if sequence.temperature != 1.0:
+        if sequence.temperature != 1.0 or self._settings.loss == GSPO:
             return True
         return self._settings.loss == PPO and self._settings.cap is not None and sequence.staleness(step) != 0
 
@@ -127,6 +158,11 @@ class Update:
         cap = self._settings.cap
         if sequence.temperature != 1.0 or cap is None:
             return advantages
+        if self._settings.loss == GSPO:
+            weight = sequence_weight(
+                sequence.trained_only(present), sequence.trained_only(sequence.logprobs), cap
+            )
+            return [advantage * weight for advantage in advantages]
         ratios = importance_weights(present, sequence.logprobs, cap)
         return [advantage * ratio for advantage, ratio in zip(advantages, ratios, strict=True)]
 

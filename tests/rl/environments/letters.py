@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 from pydantic import Field
@@ -17,6 +18,7 @@ class LettersConfig(HermesAgentEnvConfig):
     max_agent_turns: int = Field(default=1, ge=1, description="Most model calls of one rollout.")
     max_token_length: int = Field(default=8, description="Longest answer, in tokens.")
     reward_delay_s: float = Field(default=0.0, description="Seconds that the reward takes.")
+    reward_jitter_s: float = Field(default=0.0, description="Seconds that it may take longer, by chance.")
 
 
 class LettersEnv(HermesAgentBaseEnv):
@@ -37,7 +39,7 @@ class LettersEnv(HermesAgentBaseEnv):
         return f"Say letters. Item {item['id']}."
 
     async def compute_reward(self, item: Any, result: AgentResult, ctx: ToolContext) -> float:
-        await asyncio.sleep(self.config.reward_delay_s)
+        await asyncio.sleep(self.config.reward_delay_s + self.config.reward_jitter_s * random.random())
         text = result.final_response
         return sum(ord(letter) % 2 == 0 for letter in text) / len(text) if text else 0.0
 

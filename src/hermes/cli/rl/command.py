@@ -17,6 +17,8 @@ import click
 from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
 from hermes.cli.rl.checks import check_signal, doctor, preflight, test
+from hermes.cli.rl.plan import plan
+from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def rl() -> None:
 
 
 rl.add_command(agent)
-for _command in (test, preflight, doctor, weights, serve):
+for _command in (test, preflight, doctor, plan, sweep, weights, serve):
     rl.add_command(_command)
 
 
@@ -128,7 +130,13 @@ def _parse_value(text: str) -> Any:
 
 
 @rl.command()
-@click.option("--env", "environment", help="Select this environment first.")
+@click.option(
+    "--env",
+    "environments",
+    multiple=True,
+    metavar="NAME[:WEIGHT]",
+    help="Select this environment first; repeated, a run on several, with their weights in each batch.",
+)
 @click.option(
     "--prompts",
     metavar="FILE",
@@ -156,7 +164,7 @@ def _parse_value(text: str) -> Any:
 @click.option("--service", metavar="URL|managed", help="Train with this Tinker service; see rl.service.")
 @json_option
 def start(
-    environment: str | None,
+    environments: tuple[str, ...],
     prompts: str | None,
     reward: str | None,
     toolsets: str | None,
@@ -171,21 +179,30 @@ def start(
 
     \b
     hermes rl start --env calculator
+    hermes rl start --env calculator:2 --env format:1
     hermes rl start --prompts tasks.jsonl --reward my_reward.py:reward --set total_steps=50
     """
     from hermes.cli.question import has_person
+    from hermes.rl.config.mixture import parse_weighted, resolve_mixture
     from hermes.rl.start import start as start_run
 
     settings = _config({"rl.service": service} if service else {})
+    names = [parse_weighted(reference) for reference in environments]
+    environment = names[0].name if names else None
     if prompts or reward:
         from hermes.rl.config.reward_function import select_reward_function
 
         select_reward_function(settings, environment, prompts, reward)
         environment = None
-    resolved = _resolve_selected(settings, environment, config_file, toolsets, edits, unlock)
+    several = len(names) > 1
+    own_edits = () if several else edits
+    resolved = _resolve_selected(settings, environment, config_file, toolsets, own_edits, unlock)
+    mixed = resolve_mixture(settings, names, resolved, _assignments(edits)) if several else []
+    resolved = mixed[0].resolved if mixed else resolved
     if preflight or (preflight is None and has_person() and not as_json):
-        check_signal(settings, resolved)
-    run = start_run(settings, resolved)
+        for checked in [entry.resolved for entry in mixed] or [resolved]:
+            check_signal(settings, checked)
+    run = start_run(settings, resolved, mixed=mixed)
     if as_json:
         _print(
             {"run_id": run.run_id, "status": run.status().state.value, "config_path": str(run.config_path)}

@@ -26,6 +26,23 @@ _RL = (
         "In both cases environments sample `policy` on the port of openai.base_url (8001).",
     ),
     click.option(
+        "--engine-dtype",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "float32", "bfloat16"]),
+        help="With --with-engine: the dtype of the base model.",
+    ),
+    click.option(
+        "--engine-memory-gib",
+        type=click.FloatRange(min=0, min_open=True),
+        help="With --with-engine: memory of the engine on a CPU.",
+    ),
+    click.option(
+        "--engine-kv-gib",
+        type=click.FloatRange(min=0, min_open=True),
+        help="With --with-engine: memory for keys and values.",
+    ),
+    click.option(
         "--group-size",
         type=POSITIVE,
         hidden=True,
@@ -80,7 +97,9 @@ _RL = (
         help="Cap of the importance weight for sampler-trainer mismatch (0: none); cispo's upper bound.",
     ),
     click.option(
-        "--clip", type=(float, float), help="Bounds of the ratio, for ppo and cispo (instead of the cap)."
+        "--clip",
+        type=(float, float),
+        help="Bounds of the ratio, for ppo, gspo, cispo (instead of the cap).",
     ),
     click.option("--epochs", default=1, show_default=True, type=POSITIVE, help="Updates from one batch."),
     click.option(
@@ -104,13 +123,18 @@ _RL = (
     ),
     click.option(
         "--eval-environment",
+        "eval_environments",
+        multiple=True,
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Environment whose held-out tasks evaluate the weights; needs --eval-config and --eval-folder.",
+        help="Environment whose held-out tasks evaluate the weights; needs --eval-config and --eval-folder; "
+        "repeatable.",
     ),
     click.option(
         "--eval-config",
+        "eval_configs",
+        multiple=True,
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Its configuration, with the server of the policy.",
+        help="Its configuration, with the server of the policy; one for each environment, in their order.",
     ),
     click.option(
         "--eval-patience",
@@ -136,6 +160,13 @@ _RL = (
         show_default=True,
         type=click.FloatRange(min=0),
         help="Weight of the teacher's logprobs.",
+    ),
+    click.option(
+        "--rollout-table-every",
+        default=10,
+        show_default=True,
+        type=click.IntRange(min=0),
+        help="Steps between tables of sampled rollouts at W&B and trackio; 0: none.",
     ),
     click.option(
         "--reward-weight",
@@ -186,7 +217,7 @@ def sft(**params: Any) -> None:
     "--loss",
     default="importance_sampling",
     show_default=True,
-    type=click.Choice(["importance_sampling", "ppo", "cispo"]),
+    type=click.Choice(["importance_sampling", "ppo", "cispo", "gspo"]),
     help="The policy loss.",
 )
 @json_option
@@ -210,14 +241,14 @@ def grpo(ctx: click.Context, /, **params: Any) -> None:
 def ppo(ctx: click.Context, /, **params: Any) -> None:
     """Like grpo, with the clipped loss of PPO. With --reward-model it is rlhf."""
     from hermes.cli.train.options import read_rl_options
-    from hermes.cli.train.rlhf import read_rlhf_options, run_rlhf
+    from hermes.cli.train.rlhf import check_no_rlhf_options
     from hermes.cli.train.run import run_rl
 
-    options = read_rl_options(ctx, params, loss="ppo")
     if params["reward_model"]:
-        run_rlhf(options, read_rlhf_options(params))
+        _train_rlhf(ctx, params)
     else:
-        run_rl(options)
+        check_no_rlhf_options(ctx)
+        run_rl(read_rl_options(ctx, params, loss="ppo"))
 
 
 @train.command()
@@ -238,8 +269,12 @@ def rlhf(ctx: click.Context, /, **params: Any) -> None:
     Answers to prompts, with a KL penalty towards the reference.
 
     Starts the trajectory API, the reward model and the environments, and stops them at the end. The baseline
-    of an answer is the mean of the answers to its prompt.
+    of an answer is the mean of the answers to its prompt, or a critic (--critic).
     """
+    _train_rlhf(ctx, params)
+
+
+def _train_rlhf(ctx: click.Context, params: dict[str, Any]) -> None:
     from click.core import ParameterSource
 
     from hermes.cli.train.options import read_rl_options

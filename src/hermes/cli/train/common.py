@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hermes.cli.options import RenamedOption
 
 POSITIVE = click.IntRange(min=1)
+
+
+class LoraTargets(click.ParamType[tuple[str, ...]]):
+    """attn,mlp,unembed or some of them, as one word or as a list of a YAML file."""
+
+    name = "A,B"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        targets = tuple(dict.fromkeys(str(part).strip() for part in parts))
+        if unknown := [target for target in targets if target not in ("attn", "mlp", "unembed")]:
+            self.fail(f"'{unknown[0]}' is not one of attn, mlp, unembed", param, ctx)
+        return targets
+
+
 RATE = click.FloatRange(min=0, min_open=True)
 COMMON = (
     click.option(
@@ -34,11 +52,28 @@ COMMON = (
         help="Folder of the run; runs/NAME in the home if unset.",
     ),
     click.option(
-        "--start", metavar="WEIGHTS", help="Initial weights: tinker://…, a PEFT folder, a run's name."
+        "--start",
+        metavar="WEIGHTS",
+        help="Initial weights: tinker://…, a PEFT folder, a run's name, policy (the promoted one) or "
+        "policy:ID.",
     ),
     click.option("--policy-name", metavar="NAME", help="An additional name for the newest weights."),
     click.option(
         "--rank", "--lora-rank", "rank", default=32, show_default=True, type=POSITIVE, help="LoRA rank."
+    ),
+    click.option(
+        "--lora-alpha",
+        default=32.0,
+        show_default=True,
+        type=RATE,
+        help="Scale of the adapter, times the rank; another one only at a Hermes engine.",
+    ),
+    click.option(
+        "--lora-targets",
+        default="attn,mlp",
+        show_default=True,
+        type=LoraTargets(),
+        help="Parts of the model that have an adapter, out of attn, mlp, unembed.",
     ),
     click.option(
         "--seed", default=0, show_default=True, help="Seed of the adapter and of the order of rows."

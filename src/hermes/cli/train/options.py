@@ -25,6 +25,8 @@ class TrainOptions:
     start: str | None
     policy_name: str | None
     rank: int
+    lora_alpha: float
+    lora_targets: tuple[str, ...]
     seed: int
     learning_rate: float | None
     schedule: str
@@ -60,6 +62,9 @@ class RlOptions(TrainOptions):
 
     loss: str
     with_engine: bool
+    engine_dtype: str
+    engine_memory_gib: float | None
+    engine_kv_gib: float | None
     api_url: str | None
     face_port: int | None
     api_patience_s: float
@@ -72,14 +77,15 @@ class RlOptions(TrainOptions):
     kl: float
     max_staleness: int
     eval_command: str | None
-    eval_environment: Path | None
-    eval_config: Path | None
+    eval_environments: tuple[Path, ...]
+    eval_configs: tuple[Path, ...]
     eval_patience: int | None
     eval_folder: Path | None
     teacher_url: str | None
     teacher_model: str | None
     distill: float
     reward_weight: float
+    rollout_table_every: int
 
 
 def read_sft_options(params: Mapping[str, Any]) -> SftOptions:

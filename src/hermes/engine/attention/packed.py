@@ -112,12 +112,12 @@ def packed_attention(
 ) -> PackedAttention:
     """The same attention as `packed_attend`, for a manual backward pass."""
     fast = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    return (VarlenAttention if fast else DenseAttention)(pack, _windows(pack, spec), device)
+    return (VarlenAttention if fast else DenseAttention)(pack, pack_windows(pack, spec), device)
 
 
 def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device) -> Attend:
     """The `Attend` of one pack. A pack whose sequences are longer than a window must have no shared nodes."""
-    windows = _windows(pack, spec)
+    windows = pack_windows(pack, spec)
     dense: dict[int | None, _Plan] = {}
     varlen: list[Attend] = []
 
@@ -135,7 +135,7 @@ def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device) -> Attend:
     return attend
 
 
-def _windows(pack: Pack, spec: ModelSpec) -> list[int | None]:
+def pack_windows(pack: Pack, spec: ModelSpec) -> list[int | None]:
     """Each layer's window; None where it is longer than all sequences."""
     longest = int(pack.positions.max()) + 1
     return [None if window is None or window >= longest else window for window in spec.windows]

@@ -110,6 +110,7 @@ class VarlenAttention:
         )
         source, query_offsets, key_offsets, node, position, subtree_end = to_device(arrays, device)
         self._offsets = query_offsets, key_offsets
+        self._node, self._position = node, position
         self.copies = (
             SharedKeyCopies(source, node, position, subtree_end, key_offsets) if tree.shares else None
         )

@@ -1,8 +1,8 @@
 """Triton kernels of the decode step: fewer, larger launches than torch's own operations make.
 
 A decode step of a small model is bound by launches and by reading the cache once. So everything between two
-matrix products is one kernel: residual and norm; rotary, head norms and the write to the cache; attention
-over the pool; the gated activation. Arithmetic is fp32, results have the tensors' dtype. Imported only where
+matrix products is one kernel: rotary, head norms and the write to the cache; attention over the pool; and
+those of `rowwise`. Arithmetic is fp32, results have the tensors' dtype. Imported only where
 there is a CUDA device.
 """
 
@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hermes.engine.kernels.rowwise import rotate_head
+
 _LN2_INVERSE = 1.4426950408889634
 MAX_HEADS_PER_KV = 16
 """The smallest tile of a matrix product: query heads that share a key head are padded to it."""
@@ -26,36 +28,8 @@ _PROGRAMS = 264
 
 
 @triton.jit
-def _add_norm(x, delta, weight, out, width, eps, BLOCK: tl.constexpr, ADD: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
-    in_row = cols < width
-    value = tl.load(x + row * width + cols, mask=in_row, other=0.0)
-    if ADD:
-        value = value + tl.load(delta + row * width + cols, mask=in_row, other=0.0)
-        tl.store(x + row * width + cols, value, mask=in_row)
-    x_fp32 = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x_fp32 * x_fp32, 0) / width + eps)
-    normed = (x_fp32 * scale).to(value.dtype)
-    tl.store(out + row * width + cols, normed * tl.load(weight + cols, mask=in_row, other=0.0), mask=in_row)
-
-
-def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """`x += delta` in place, then the root-mean-square norm of x [T, width]."""
-    out = torch.empty_like(x)
-    rows, width = x.shape
-    block = triton.next_power_of_2(width)
-    warps = 4 if block <= 2048 else 8
-    _add_norm[(rows,)](
-        x, x if delta is None else delta, weight, out, width, eps, block, delta is not None, num_warps=warps
-    )
-    return out
-
-
-@triton.jit
 def _rotate_and_cache(
-    qkv, q, keys, values, slot_starts, lengths, inv_freq, q_norm, k_norm,
-    rope_scale, eps,
+    qkv, q, keys, values, slot_starts, lengths, cos, sin, q_norm, k_norm, eps,
     HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -63,31 +37,21 @@ def _rotate_and_cache(
     cols = tl.arange(0, BLOCK)
     in_half = cols < HALF
     source = qkv + row * (HEADS + 2 * KV) * 2 * HALF + head * 2 * HALF
-    left = tl.load(source + cols, mask=in_half, other=0.0)
-    right = tl.load(source + HALF + cols, mask=in_half, other=0.0)
     length = tl.load(lengths + row)
     kv_index = tl.load(slot_starts + row) + length
-    dtype = left.dtype
     if head >= HEADS + KV:
+        left = tl.load(source + cols, mask=in_half, other=0.0)
+        right = tl.load(source + HALF + cols, mask=in_half, other=0.0)
         target = values + (kv_index * KV + head - HEADS - KV) * 2 * HALF
         tl.store(target + cols, left.to(values.dtype.element_ty), mask=in_half)
         tl.store(target + HALF + cols, right.to(values.dtype.element_ty), mask=in_half)
         return
-    low, high = left.to(tl.float32), right.to(tl.float32)
-    if NORM:
-        weight = q_norm if head < HEADS else k_norm
-        scale = tl.rsqrt((tl.sum(low * low, 0) + tl.sum(high * high, 0)) / (2 * HALF) + eps)
-        low = (low * scale).to(dtype).to(tl.float32) * tl.load(weight + cols, mask=in_half, other=0.0)
-        high = (high * scale).to(dtype).to(tl.float32) * tl.load(
-            weight + HALF + cols, mask=in_half, other=0.0
-        )
-    angle = length.to(tl.float32) * tl.load(inv_freq + cols, mask=in_half, other=0.0)
-    cos, sin = tl.cos(angle) * rope_scale, tl.sin(angle) * rope_scale
-    first, second = low * cos - high * sin, high * cos + low * sin
+    norm = q_norm if head < HEADS else k_norm
+    first, second = rotate_head(source, norm, cos + length * HALF, sin + length * HALF, eps, cols, HALF, NORM)
     if head < HEADS:
         target = q + (row * HEADS + head) * 2 * HALF
-        tl.store(target + cols, first.to(dtype), mask=in_half)
-        tl.store(target + HALF + cols, second.to(dtype), mask=in_half)
+        tl.store(target + cols, first.to(q.dtype.element_ty), mask=in_half)
+        tl.store(target + HALF + cols, second.to(q.dtype.element_ty), mask=in_half)
     else:
         target = keys + (kv_index * KV + head - HEADS) * 2 * HALF
         tl.store(target + cols, first.to(keys.dtype.element_ty), mask=in_half)
@@ -100,23 +64,22 @@ def rotate_and_cache(
     values: Tensor,
     slot_starts: Tensor,
     lengths: Tensor,
-    inv_freq: Tensor,
-    rope_scale: float,
+    rope: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
 ) -> Tensor:
     """Rotates queries and keys of one token per row, at position `lengths`, and caches keys and values.
 
-    qkv is [rows, (heads + 2 kv) * D], keys and values are one layer of the pool, [tokens, kv, D]. Returns the
-    rotated queries [rows, heads, D].
+    qkv is [rows, (heads + 2 kv) * D], keys and values are one layer of the pool, [tokens, kv, D]; `rope` has
+    the cosines and sines of every position, [positions, D / 2]. Returns the rotated queries [rows, heads, D].
     """
     rows, (kv, dim) = qkv.shape[0], keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv
     q = torch.empty(rows, heads, dim, device=qkv.device, dtype=qkv.dtype)
-    q_norm, k_norm = norms or (inv_freq, inv_freq)
+    q_norm, k_norm = norms or rope
     half = dim // 2
     _rotate_and_cache[(rows, heads + 2 * kv)](
-        qkv, q, keys, values, slot_starts, lengths, inv_freq, q_norm, k_norm, rope_scale, eps,
+        qkv, q, keys, values, slot_starts, lengths, *rope, q_norm, k_norm, eps,
         heads, kv, half, triton.next_power_of_2(half), norms is not None, num_warps=1,
     )  # fmt: skip
     return q
@@ -207,18 +170,26 @@ def _combine(
 
 
 def attend_rows(
-    q: Tensor, keys: Tensor, values: Tensor, slot_starts: Tensor, lengths: Tensor, window: int | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slot_starts: Tensor,
+    lengths: Tensor,
+    window: int | None,
+    *,
+    split: bool = True,
 ) -> Tensor:
     """Attention of one query per row, q [rows, heads, D], over tokens 0 … lengths of the row's slot.
 
-    In a small batch the tokens of a row are split among several programs, whose outputs are then combined.
+    With `split`, in a small batch the tokens of a row are divided among several programs, whose outputs are
+    then combined. Without it a row's result does not depend on the number of rows.
     """
     rows, heads, dim = q.shape
     kv = keys.shape[1]
     group = heads // kv
     block = max(16, triton.next_power_of_2(dim))
     tile = max(16, min(_TILE, _TILE_BYTES // (block * keys.itemsize)))
-    parts = max(1, min(16, _PROGRAMS // (rows * kv)))
+    parts = max(1, min(16, _PROGRAMS // (rows * kv))) if split else 1
     exact = keys.dtype == torch.float32
     out = torch.empty_like(q)
     if parts == 1:
@@ -265,24 +236,3 @@ def copy_slots(keys: Tensor, values: Tensor, source: int, targets: Tensor, token
     _copy[grid](
         keys, values, source, targets, tokens, pool_tokens * width, width, block, num_warps=8
     )  # fmt: skip
-
-
-@triton.jit
-def _silu_and_mul(gate_up, out, out_stride, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    in_row = cols < width
-    gate = tl.load(gate_up + row * 2 * width + cols, mask=in_row, other=0.0)
-    up = tl.load(gate_up + row * 2 * width + width + cols, mask=in_row, other=0.0)
-    gate_fp32 = gate.to(tl.float32)
-    silu = (gate_fp32 * tl.sigmoid(gate_fp32)).to(gate.dtype).to(tl.float32)
-    tl.store(out + row * out_stride + cols, (silu * up.to(tl.float32)).to(gate.dtype), mask=in_row)
-
-
-def silu_and_mul(gate_up: Tensor, extra: int = 0) -> Tensor:
-    """silu(left half) * right half of [rows, 2 * width], in a matrix with `extra` columns after these."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, width + extra)
-    block = min(1024, triton.next_power_of_2(width))
-    _silu_and_mul[(rows, triton.cdiv(width, block))](gate_up, out, width + extra, width, block, num_warps=4)
-    return out

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hermes.engine.attention.packed_varlen import SharedKeyCopies
-from hermes.engine.kernels.decode import silu_and_mul
+from hermes.engine.kernels.rowwise import add_norm, rotate_head, silu_and_mul
 
 __all__ = [
     "add_norm",
@@ -28,39 +28,6 @@ __all__ = [
 ]
 
 _SILU_BLOCK = 512
-
-
-@triton.jit
-def _add_norm(
-    x, delta, weight, total, out, out_stride, width, eps, BLOCK: tl.constexpr, ADD: tl.constexpr
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
-    in_row = cols < width
-    value = tl.load(x + row * width + cols, mask=in_row, other=0.0)
-    if ADD:
-        added = tl.load(delta + row * width + cols, mask=in_row, other=0.0)
-        value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
-        tl.store(total + row * width + cols, value, mask=in_row)
-    x_fp32 = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x_fp32 * x_fp32, 0) / width + eps)
-    normed = (x_fp32 * scale).to(value.dtype).to(tl.float32)
-    normed = normed * tl.load(weight + cols, mask=in_row, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + cols, normed.to(value.dtype), mask=in_row)
-
-
-def add_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, extra: int
-) -> tuple[Tensor, Tensor]:
-    rows, width = x.shape
-    total = x if delta is None else torch.empty_like(x)
-    out = x.new_empty(rows, width + extra)
-    block = triton.next_power_of_2(width)
-    _add_norm[(rows,)](
-        x, x if delta is None else delta, weight, total, out, width + extra, width, eps,
-        block, delta is not None, num_warps=_warps(block),
-    )  # fmt: skip
-    return total, out
 
 
 @triton.jit
@@ -95,35 +62,24 @@ def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float, residual:
 @triton.jit
 def _apply_rope(
     qkv, out, cos, sin, q_norm, k_norm, eps,
-    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, KV_ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    start = row * (HEADS + 2 * KV) * 2 * HALF
-    cols = tl.arange(0, BLOCK)[None, :]
-    head = tl.arange(0, ROWS)[:, None]
-    in_half = (head < HEADS + KV) & (cols < HALF)
-    offsets = start + head * 2 * HALF + cols
-    left = tl.load(qkv + offsets, mask=in_half, other=0.0)
-    right = tl.load(qkv + offsets + HALF, mask=in_half, other=0.0)
-    dtype = left.dtype
-    low, high = left.to(tl.float32), right.to(tl.float32)
-    if NORM:
-        scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
-        low_weight = _by_head(q_norm, k_norm, head, cols, HEADS, HALF)
-        high_weight = _by_head(q_norm + HALF, k_norm + HALF, head, cols, HEADS, HALF)
-        low = (low * scale).to(dtype).to(tl.float32) * low_weight
-        high = (high * scale).to(dtype).to(tl.float32) * high_weight
-        value_head = tl.arange(0, KV_ROWS)[:, None]
-        present = (value_head < KV) & (cols < HALF)
-        value_offsets = start + (HEADS + KV + value_head) * 2 * HALF + cols
-        tl.store(out + value_offsets, tl.load(qkv + value_offsets, mask=present, other=0.0), mask=present)
-        value_offsets += HALF
-        tl.store(out + value_offsets, tl.load(qkv + value_offsets, mask=present, other=0.0), mask=present)
-    c = tl.load(cos + row * HALF + cols, mask=cols < HALF, other=0.0).to(tl.float32)
-    s = tl.load(sin + row * HALF + cols, mask=cols < HALF, other=0.0).to(tl.float32)
-    tl.store(out + offsets, (low * c - high * s).to(dtype), mask=in_half)
-    tl.store(out + offsets + HALF, (high * c + low * s).to(dtype), mask=in_half)
+    head = tl.program_id(1)
+    cols = tl.arange(0, BLOCK)
+    in_half = cols < HALF
+    offset = row * (HEADS + 2 * KV) * 2 * HALF + head * 2 * HALF
+    source, target = qkv + offset, out + offset
+    if head >= HEADS + KV:
+        left = tl.load(source + cols, mask=in_half, other=0.0)
+        right = tl.load(source + HALF + cols, mask=in_half, other=0.0)
+        tl.store(target + cols, left, mask=in_half)
+        tl.store(target + HALF + cols, right, mask=in_half)
+        return
+    norm = q_norm if head < HEADS else k_norm
+    first, second = rotate_head(source, norm, cos + row * HALF, sin + row * HALF, eps, cols, HALF, NORM)
+    tl.store(target + cols, first.to(out.dtype.element_ty), mask=in_half)
+    tl.store(target + HALF + cols, second.to(out.dtype.element_ty), mask=in_half)
 
 
 @triton.jit
@@ -144,10 +100,11 @@ def apply_rope(
     heads, kv, dim = shape
     out = qkv if norms is None else torch.empty_like(qkv)
     q_norm, k_norm = norms or rope
-    rows, block = triton.next_power_of_2(heads + kv), triton.next_power_of_2(dim // 2)
-    _apply_rope[(qkv.shape[0],)](
-        qkv, out, *rope, q_norm, k_norm, eps, heads, kv, dim // 2, rows, triton.next_power_of_2(kv), block,
-        norms is not None, num_warps=_warps(rows * block),
+    half = dim // 2
+    programs = heads + kv if norms is None else heads + 2 * kv  # values need no copy where out is qkv
+    _apply_rope[(qkv.shape[0], programs)](
+        qkv, out, *rope, q_norm, k_norm, eps, heads, kv, half, triton.next_power_of_2(half),
+        norms is not None, num_warps=1,
     )  # fmt: skip
     return out
 

@@ -1,6 +1,6 @@
 """Triton kernel of the LM head's training pass: softmax statistics of a row of logits, in two passes over it.
 
-The second pass reads the row from the GPU's cache, and can replace the logits by their exponentials. Imported
+The second pass reads the row from the GPU's cache, and can store the exponentials of the logits. Imported
 only where there is a CUDA device.
 """
 
@@ -18,7 +18,7 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _softmax_stats(logits, tops, totals, vocabulary, BLOCK: tl.constexpr, WRITE: tl.constexpr):
+def _softmax_stats(logits, exponentials, tops, totals, vocabulary, BLOCK: tl.constexpr, WRITE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * vocabulary
     cols = tl.arange(0, BLOCK)
@@ -34,17 +34,21 @@ def _softmax_stats(logits, tops, totals, vocabulary, BLOCK: tl.constexpr, WRITE:
         weight = tl.exp(values.to(tl.float32) - top)
         total += weight
         if WRITE:
-            tl.store(start + first + cols, weight.to(values.dtype), mask=inside)
+            target = exponentials + row * vocabulary + first + cols
+            tl.store(target, weight.to(exponentials.dtype.element_ty), mask=inside)
     tl.store(tops + row, top)
     tl.store(totals + row, tl.sum(total, 0))
 
 
-def softmax_stats(logits: Tensor, *, write: bool) -> tuple[Tensor, Tensor]:
+def softmax_stats(logits: Tensor, exponentials: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The highest logit and the sum of exp(logit - highest) of each row, [T, 1] in fp32.
 
-    With `write`, the logits are overwritten by these exponentials.
+    These exponentials are stored in `exponentials` [T, vocab], if given.
     """
     rows, vocabulary = logits.shape
     tops, totals = torch.empty(2, rows, 1, device=logits.device, dtype=torch.float32)
-    _softmax_stats[(rows,)](logits, tops, totals, vocabulary, _BLOCK, write, num_warps=8)
+    _softmax_stats[(rows,)](
+        logits, logits if exponentials is None else exponentials, tops, totals, vocabulary, _BLOCK,
+        exponentials is not None, num_warps=8,
+    )  # fmt: skip
     return tops, totals

@@ -1,7 +1,8 @@
 """Triton kernels that end a decode step: they sample a token for every row from its logits, in two passes.
 
 The logits are read once by many programs, which store each block's maximum and the sum of its exponentials;
-then one program per row finds the block, and the token in it. Imported only where there is a CUDA device.
+then one program per row finds the block, and the token in it. `column_logprobs` gives the logprobs of chosen
+tokens with the same sums. Imported only where there is a CUDA device.
 """
 
 # mypy: ignore-errors
@@ -13,6 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+_BLOCK = 2048
+"""Logits of one program."""
 
 
 @triton.jit
@@ -31,6 +35,17 @@ def _reduce_blocks(
     tl.store(peaks + block_offset, peak)
     tl.store(sums + block_offset, tl.sum(tl.exp((value - peak) / scale), 0))
     tl.store(bests + block_offset, tl.min(tl.where(value == peak, tokens, vocab), 0))
+
+
+@triton.jit
+def _block_mass(sums, peak, top, scale, part, inside):
+    """Of each block, the sum of exp((logit - top) / scale)."""
+    return tl.load(sums + part, mask=inside, other=0.0) * tl.exp((peak - top) / scale)
+
+
+@triton.jit
+def _logprob(logit, top, scale, total):
+    return (logit - top) / scale - tl.log(total)
 
 
 @triton.jit
@@ -54,7 +69,7 @@ def _sample(
     scale = tl.where(greedy, 1.0, scale)
     peak = tl.load(peaks + row * blocks + part, mask=inside, other=-float("inf"))
     top = tl.max(peak, 0)
-    mass = tl.load(sums + row * blocks + part, mask=inside, other=0.0) * tl.exp((peak - top) / scale)
+    mass = _block_mass(sums + row * blocks, peak, top, scale, part, inside)
     ends = tl.cumsum(mass, 0)
     total = tl.sum(mass, 0)
     count = tl.load(counts + row)
@@ -76,7 +91,7 @@ def _sample(
     token = tl.minimum(token, vocab - 1)  # where logits are NaN no index passed
     logit = tl.load(logits + row * vocab + token).to(tl.float32)
     tl.store(sampled_tokens + row, token.to(tl.int64))
-    tl.store(sampled_logprobs + row, (logit - top) / scale - tl.log(total))
+    tl.store(sampled_logprobs + row, _logprob(logit, top, scale, total))
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(counts + row, count + 1)
     tl.store(lengths + row, tl.load(lengths + row) + tl.load(length_steps + row))
@@ -101,14 +116,50 @@ def sample_rows(
     `lengths` by `length_steps`.
     """
     rows, vocab = logits.shape
-    block = 2048
-    blocks = triton.cdiv(vocab, block)
+    peaks, sums, bests = _block_statistics(logits, temperature)
+    blocks = peaks.shape[1]
+    _sample[(rows,)](
+        logits, temperature, seeds, counts, lengths, length_steps, tokens, sampled_tokens, sampled_logprobs,
+        peaks, sums, bests, vocab, blocks, _BLOCK, triton.next_power_of_2(blocks), num_warps=8,
+    )  # fmt: skip
+
+
+def _block_statistics(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each block of logits: the maximum, the sum of exponentials and the index of the maximum."""
+    rows, vocab = logits.shape
+    blocks = triton.cdiv(vocab, _BLOCK)
     peaks, sums = torch.empty(2, rows, blocks, device=logits.device)
     bests = torch.empty(rows, blocks, device=logits.device, dtype=torch.int32)
     _reduce_blocks[(rows, blocks)](
-        logits, temperature, peaks, sums, bests, vocab, blocks, block, num_warps=4
+        logits, temperature, peaks, sums, bests, vocab, blocks, _BLOCK, num_warps=4
     )  # fmt: skip
-    _sample[(rows,)](
-        logits, temperature, seeds, counts, lengths, length_steps, tokens, sampled_tokens, sampled_logprobs,
-        peaks, sums, bests, vocab, blocks, block, triton.next_power_of_2(blocks), num_warps=8,
+    return peaks, sums, bests
+
+
+@triton.jit
+def _column_logprobs(
+    logits, columns, out, peaks, sums, vocab, blocks, WIDTH: tl.constexpr, BLOCKS: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, BLOCKS)
+    inside = part < blocks
+    peak = tl.load(peaks + row * blocks + part, mask=inside, other=-float("inf"))
+    top = tl.max(peak, 0)
+    total = tl.sum(_block_mass(sums + row * blocks, peak, top, 1.0, part, inside), 0)
+    for column in range(WIDTH):
+        token = tl.load(columns + row * WIDTH + column)
+        logit = tl.load(logits + row * vocab + token).to(tl.float32)
+        tl.store(out + row * WIDTH + column, _logprob(logit, top, 1.0, total))
+
+
+def column_logprobs(logits: Tensor, columns: Tensor) -> Tensor:
+    """fp32 logprobs of the tokens `columns` [rows, K] at temperature 1, with the bits of `sample_rows`."""
+    rows, width = columns.shape
+    peaks, sums, _ = _block_statistics(logits, torch.ones(rows, device=logits.device))
+    out = torch.empty(rows, width, device=logits.device)
+    blocks = peaks.shape[1]
+    _column_logprobs[(rows,)](
+        logits, columns.contiguous(), out, peaks, sums, logits.shape[1], blocks, width,
+        triton.next_power_of_2(blocks), num_warps=8,
     )  # fmt: skip
+    return out

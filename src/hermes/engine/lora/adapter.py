@@ -52,10 +52,16 @@ class Adapter:
         self.square = torch.zeros_like(self.gradient)
         """Adam's second moment."""
         self.steps = 0
+        self.version = 0
+        """Increases whenever the parameters change."""
 
     def weights(self, dtype: torch.dtype) -> LoraWeights:
         """The live parameters in the dtype of the forward pass; gradients flow back to `parameters`."""
         return _assemble(self.spec, self.config, self.slices, self.parameters.to(dtype))
+
+    def live_weights(self) -> LoraWeights:
+        """The parameters in fp32, detached; valid until the next step."""
+        return _assemble(self.spec, self.config, self.slices, self.parameters.detach())
 
     def freeze(self) -> LoraWeights:
         """A copy of the current weights, which later steps do not change."""
@@ -83,6 +89,7 @@ class Adapter:
             self.square.copy_(state["square"])
             self.gradient.zero_()
         self.steps = int(state["steps"])
+        self.version += 1
 
     def accumulate_head(self, gradient: Tensor, a: Tensor, b: Tensor) -> None:
         """Adds the LM head's gradients to a flat gradient."""
@@ -105,6 +112,7 @@ def optim_step(adapter: Adapter, params: AdamParams) -> dict[str, float]:
     clip = params.grad_clip_norm
     scale = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
     adapter.steps += 1
+    adapter.version += 1
     with torch.no_grad():
         gradient = adapter.gradient.mul_(scale)
         adapter.parameters.mul_(1.0 - params.learning_rate * params.weight_decay)

@@ -69,6 +69,9 @@ class LlamaBackbone:
     inv_freq: Tensor
     """[head_dim / 2], fp32, from transformers' rotary module, with its scaling applied."""
     rope_scale: float
+    batch_invariant: bool = False
+    """Whether sampling and training use kernels whose result for a row does not depend on the other rows, so
+    that both give the same bits. Only on a GPU."""
 
     @property
     def device(self) -> torch.device:

@@ -16,14 +16,16 @@ from torch.nn import functional
 
 from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.llama import LlamaBackbone, merge_head
+from hermes.engine.model.products import head_logits
 from hermes.engine.spec import HEAD
 
-_CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 28}
+_CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
 """Logits in memory at once."""
 
-_FUSED_DEVICES: tuple[str, ...] = ("cuda",)
-"""Devices where a copy of the LM head concatenated with its B matrix is worth the memory: there, passes over
-the logits cost the most."""
+_MERGED_DEVICES: tuple[str, ...] = ("cuda",)
+"""Devices where the sampler's LM head has the adapter merged in, so this one has it too. There, passes over
+the logits cost the most: B is appended to the merged matrix, and one product gives both gradients."""
 
 Derivative = Callable[[Tensor, slice], Tensor]
 """(logprobs of a chunk, its rows) to d loss / d logprobs, of the same shape."""
@@ -51,8 +53,7 @@ def token_logprobs(
         logits, _ = lm_head.logits(hidden[rows])
         if temperature != 1.0:
             logits = logits.float() / temperature
-        chosen = logits.gather(1, target_columns[rows]).float()
-        out[rows] = (chosen - log_sum_exp(logits)).view(out[rows].shape)
+        out[rows] = lm_head.logprobs(logits, target_columns[rows]).view(out[rows].shape)
     return out
 
 
@@ -69,8 +70,9 @@ def logprobs_backward(
         states, columns = hidden[rows], target_columns[rows]
         logits, lora_down = lm_head.logits(states)
         chosen = logits.gather(1, columns).float()
-        weights, top, total = exponentials(logits)
-        logprobs = chosen - top - total.log()
+        invariant = lm_head.logprobs(logits, columns) if lm_head.invariant else None
+        weights, top, total = exponentials(logits, hidden.dtype)
+        logprobs = chosen - top - total.log() if invariant is None else invariant
         out[rows] = logprobs.view(out[rows].shape)
         upstream = derivative(out[rows], rows).view(logprobs.shape)
         scale = upstream.sum(-1, keepdim=True) / total
@@ -83,18 +85,18 @@ def log_sum_exp(logits: Tensor) -> Tensor:
     if logits.is_cuda:
         from hermes.engine.kernels.lm_head import softmax_stats
 
-        top, total = softmax_stats(logits, write=False)
+        top, total = softmax_stats(logits)
         return top + total.log()
     return logits.float().logsumexp(-1, keepdim=True)
 
 
-def exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(logits - top) in the logits' dtype, which may overwrite them; top and the sum of the exponentials,
-    [T, 1] in fp32."""
+def exponentials(logits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(logits - top) in `dtype`; top and the sum of the exponentials, [T, 1] in fp32."""
     if logits.is_cuda:
         from hermes.engine.kernels.lm_head import softmax_stats
 
-        return logits, *softmax_stats(logits, write=True)
+        weights = torch.empty_like(logits, dtype=dtype)
+        return weights, *softmax_stats(logits, weights)
     return _exponentials(logits)
 
 
@@ -109,34 +111,49 @@ class _LmHead:
     """The LM head with its adapter, whose gradients are summed over chunks."""
 
     weight: Tensor
+    """Of the forward pass: with the adapter merged in, if `fused` is set."""
     a: Tensor | None
     b: Tensor | None
     scale: float
     fused: Tensor | None
-    """[vocab, hidden + rank]: weight and b, concatenated; None where that is not worth the memory."""
+    """[vocab, hidden + rank]: the merged weight and b, concatenated; None where the adapter is not merged."""
+    invariant: bool
+    """Whether the logprobs have the bits of the sampler's."""
     a_grad: Tensor | None = None
     b_grad: Tensor | None = None
 
     @classmethod
     def from_backbone(cls, backbone: Backbone, lora: LoraWeights | None) -> _LmHead:
         weight = backbone.head_weight
+        invariant = isinstance(backbone, LlamaBackbone) and backbone.batch_invariant
         group = lora.groups.get(HEAD) if lora else None
-        if group is None:
-            return cls(weight, None, None, 1.0, None)
+        if lora is None or group is None:
+            return cls(weight, None, None, 1.0, None, invariant)
         (part,) = group.parts
         assert part is not None
         a, b = (matrix.detach().to(weight.dtype) for matrix in (group.a, part.b))
-        fuse = weight.device.type in _FUSED_DEVICES
-        return cls(weight, a, b, part.scale, torch.cat((weight, b), dim=1) if fuse else None)
+        if not isinstance(backbone, LlamaBackbone) or weight.device.type not in _MERGED_DEVICES:
+            return cls(weight, a, b, part.scale, None, invariant)
+        fused = torch.cat((merge_head(backbone, lora), b), dim=1)
+        return cls(fused[:, : weight.shape[1]], a, b, part.scale, fused, invariant)
 
     def logits(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
         """The logits, and states · Aᵀ, scaled."""
         if self.a is None or self.b is None:
-            return functional.linear(states, self.weight), None
+            return head_logits(states, self.weight, invariant=self.invariant), None
         lora_down = functional.linear(states, self.a).mul_(self.scale)
-        if self.fused is not None:
-            return functional.linear(torch.cat((states, lora_down), dim=1), self.fused), lora_down
-        return functional.linear(states, self.weight).addmm_(lora_down, self.b.t()), lora_down
+        logits = head_logits(states, self.weight, invariant=self.invariant)
+        if self.fused is None:
+            logits = logits.addmm_(lora_down.to(logits.dtype), self.b.to(logits.dtype).t())
+        return logits, lora_down
+
+    def logprobs(self, logits: Tensor, columns: Tensor) -> Tensor:
+        """[T, K] in fp32."""
+        if self.invariant:
+            from hermes.engine.kernels.sample import column_logprobs
+
+            return column_logprobs(logits, columns)
+        return logits.gather(1, columns).float() - log_sum_exp(logits)
 
     def backward(
         self,
@@ -169,7 +186,7 @@ class _LmHead:
         self.b_grad -= weights.t() @ (everywhere * lora_down)
         target_grads = upstream[..., None] * lora_down.float()[:, None]
         add_rows(self.b_grad, columns.flatten(), target_grads.flatten(0, 1))
-        return torch.addmm(grad, down_grad, self.a, alpha=self.scale)
+        return grad if self.fused is not None else torch.addmm(grad, down_grad, self.a, alpha=self.scale)
 
 
 def _weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:

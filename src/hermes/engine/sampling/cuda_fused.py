@@ -8,12 +8,14 @@ CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from hermes.engine.attention.kv_cache import KvPool
-from hermes.engine.kernels import decode
+from hermes.engine.kernels import decode, rowwise
+from hermes.engine.model import products
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.spec import ModelSpec
 
@@ -27,32 +29,36 @@ def fused_hidden(
     tokens: Tensor,
     slot_starts: Tensor,
     positions: Tensor,
+    rope: tuple[Tensor, Tensor],
     attention: PoolAttention,
 ) -> Tensor:
-    """[T, hidden] of `tokens` [T], whose keys and values are stored at `positions` of the slots."""
-    spec = backbone.spec
+    """[T, hidden] of `tokens` [T], whose keys and values are stored at `positions` of the slots.
+
+    `rope` has the cosines and sines of every position, [positions, head_dim / 2].
+    """
+    spec, linear = backbone.spec, partial(products.linear, invariant=backbone.batch_invariant)
     x = embedding(tokens, backbone.embed)
     delta: Tensor | None = None
     for index, layer in enumerate(backbone.layers):
-        normed = decode.add_norm(x, delta, layer.input_norm, spec.eps)
+        x, normed = rowwise.add_norm(x, delta, layer.input_norm, spec.eps, in_place=True)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
         keys, values = pool.keys[index], pool.values[index]
-        q = decode.rotate_and_cache(
-            qkv, keys, values, slot_starts, positions, backbone.inv_freq, backbone.rope_scale, norms, spec.eps
-        )
+        q = decode.rotate_and_cache(qkv, keys, values, slot_starts, positions, rope, norms, spec.eps)
         delta = linear(attention(index, q).view(len(tokens), -1), layer.o, layer.o_bias)
-        normed = decode.add_norm(x, delta, layer.post_norm, spec.eps)
-        delta = linear(decode.silu_and_mul(linear(normed, layer.gate_up)), layer.down)
-    return decode.add_norm(x, delta, backbone.norm, spec.eps)
+        x, normed = rowwise.add_norm(x, delta, layer.post_norm, spec.eps, in_place=True)
+        delta = linear(rowwise.silu_and_mul(linear(normed, layer.gate_up)), layer.down)
+    return rowwise.add_norm(x, delta, backbone.norm, spec.eps, in_place=True)[1]
 
 
-def decode_attention(spec: ModelSpec, pool: KvPool, slot_starts: Tensor, lengths: Tensor) -> PoolAttention:
-    """Attention of a decode step: one token per row, at position `lengths` of its slot."""
+def decode_attention(
+    spec: ModelSpec, pool: KvPool, slot_starts: Tensor, lengths: Tensor, *, split: bool = True
+) -> PoolAttention:
+    """Attention of one token per row, at position `lengths` of its slot; `split` as in `attend_rows`."""
 
     def attention(layer: int, q: Tensor) -> Tensor:
         return decode.attend_rows(
-            q, pool.keys[layer], pool.values[layer], slot_starts, lengths, spec.windows[layer]
+            q, pool.keys[layer], pool.values[layer], slot_starts, lengths, spec.windows[layer], split=split
         )
 
     return attention

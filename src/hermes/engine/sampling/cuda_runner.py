@@ -20,7 +20,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from hermes.engine.attention.base import Attend
 from hermes.engine.attention.kv_cache import KvPool
@@ -30,8 +29,9 @@ from hermes.engine.lora.policy import Policy
 from hermes.engine.lora.weights import LoraView
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone
+from hermes.engine.model.products import head_logits
 from hermes.engine.sampling.cuda_fused import decode_attention, fused_hidden
-from hermes.engine.sampling.merged_weights import DeviceRows, MergedCopies, MergedCopy
+from hermes.engine.sampling.merged_weights import MAX_COPIES, DeviceRows, MergedCopies, MergedCopy
 from hermes.engine.sampling.prefill_attention import PrefillAttention
 from hermes.engine.sampling.runner import (
     DecodeBatch,
@@ -44,7 +44,7 @@ from hermes.engine.sampling.runner import (
     sample_logits,
 )
 from hermes.engine.spec import ModelSpec
-from hermes.engine.types import EngineUserError, Ints
+from hermes.engine.types import EngineCapacityError, EngineUserError, Ints
 
 T = TypeVar("T")
 
@@ -80,6 +80,8 @@ class CudaRunner(TorchRunner):
         self._padding_index = pool.keys.shape[1] - PADDING_KV_TOKENS
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._copies = self._make_copies()
+        self._invariant = isinstance(backbone, LlamaBackbone) and backbone.batch_invariant
+        self._rope = self._rope_table()
         self._parts: tuple[tuple[MergedCopy, int], ...] = ()
         """The merged copies of the running batch with their numbers of rows; empty if it has no graph."""
         self._rows = 0
@@ -90,7 +92,19 @@ class CudaRunner(TorchRunner):
         base = self._base
         if not isinstance(base, LlamaBackbone):
             return None
-        return MergedCopies(base, self._max_rows, lambda: torch.cuda.mem_get_info(base.device)[0])
+        limit = self._max_rows if base.batch_invariant else MAX_COPIES  # exact: no policy runs unmerged
+        return MergedCopies(base, self._max_rows, lambda: torch.cuda.mem_get_info(base.device)[0], limit)
+
+    @torch.inference_mode()
+    def _rope_table(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of every position, [positions, head_dim / 2], rounded as in training."""
+        base = self._base
+        if not isinstance(base, LlamaBackbone):
+            return torch.empty(0), torch.empty(0)
+        # A row that has ended may run on for the steps that are in flight.
+        longest = min(base.spec.max_length, self._pool.keys.shape[1]) + self.depth + 1
+        cos, sin = base.rotary(torch.arange(longest, device=base.device))
+        return cos[:, 0].contiguous(), sin[:, 0].contiguous()
 
     def merge(self, policy: Policy) -> None:
         self._merged_copy(policy)
@@ -105,7 +119,14 @@ class CudaRunner(TorchRunner):
         if self._copies is None:
             return None
         policies = () if self._batch is None else self._batch.sampling.policies
-        return self._copies.merge(policy, [running for running, _ in policies])
+        copy = self._copies.merge(policy, [running for running, _ in policies])
+        if copy is None and self._invariant:
+            raise EngineCapacityError(
+                "There is no memory for another copy of the model with an adapter merged in, and --exact "
+                "samples from merged weights only.",
+                "Sample from fewer policies at once, use less --kv-gib, or start the engine without --exact.",
+            )
+        return copy
 
     def _weights(self, policies: Sequence[tuple[Policy, int]]) -> tuple[Backbone, LoraView | None]:
         if self._copies is not None and len(policies) == 1:
@@ -129,8 +150,37 @@ class CudaRunner(TorchRunner):
             np.concatenate([np.arange(len(chunk.tokens)) + chunk.offset for chunk in chunks]),
         )
         tokens, slot_starts, positions = (self._tensor(column) for column in columns)
-        attention = PrefillAttention(copy.backbone.spec, self._pool, chunks).from_pool
-        return fused_hidden(copy.backbone, self._pool, tokens, slot_starts, positions, attention)
+        attention = (
+            decode_attention(copy.backbone.spec, self._pool, slot_starts, positions, split=False)
+            if self._invariant
+            else PrefillAttention(copy.backbone.spec, self._pool, chunks).from_pool
+        )
+        return fused_hidden(copy.backbone, self._pool, tokens, slot_starts, positions, self._rope, attention)
+
+    @torch.inference_mode()
+    def sample(self, hidden: Tensor, sampling: SamplingMetadata) -> SampleReady:
+        if not self._invariant or not _kernel_samples(sampling):
+            return super().sample(hidden, sampling)
+        # The kernel that ends a decode step, so that a first token's logprob has the same bits as a later's.
+        rows = DeviceRows.empty(len(hidden), hidden.device)
+        rows.seeds.copy_(self._tensor(sampling.seeds))
+        rows.counts.copy_(self._tensor(sampling.counts))
+        rows.temperature.copy_(self._tensor(sampling.temperature))
+        _sample_into(rows, self._logits(sampling.policies, hidden))
+        return SampleReady(rows.sampled_tokens, rows.sampled_logprobs, None)
+
+    def _logits(self, policies: Sequence[tuple[Policy, int]], hidden: Tensor) -> Tensor:
+        if self._copies is None:
+            return super()._logits(policies, hidden)
+        logits, start = [], 0
+        for policy, rows in policies:
+            copy = self._merged_copy(policy)
+            if copy is None:
+                return super()._logits(policies, hidden)
+            states = hidden[start : start + rows]
+            logits.append(head_logits(states, copy.backbone.head_weight, invariant=self._invariant))
+            start += rows
+        return torch.cat(logits)
 
     @torch.inference_mode()
     def load(self, batch: DecodeBatch) -> None:
@@ -209,24 +259,16 @@ class CudaRunner(TorchRunner):
 
     def _run_step(self, copy: MergedCopy, rows: int) -> None:
         """One step of the first `rows`, which reads and writes only the state on the device."""
-        state = copy.state.first(rows)
-        sample_rows(
-            self._next_logits(copy, rows),
-            temperature=state.temperature,
-            seeds=state.seeds,
-            counts=state.counts,
-            lengths=state.lengths,
-            length_steps=state.length_steps,
-            tokens=state.tokens,
-            sampled_tokens=state.sampled_tokens,
-            sampled_logprobs=state.sampled_logprobs,
-        )
+        _sample_into(copy.state.first(rows), self._next_logits(copy, rows))
 
     def _next_logits(self, copy: MergedCopy, rows: int) -> Tensor:
         backbone, state = copy.backbone, copy.state.first(rows)
-        attention = decode_attention(backbone.spec, self._pool, state.slot_starts, state.lengths)
-        hidden = fused_hidden(backbone, self._pool, state.tokens, state.slot_starts, state.lengths, attention)
-        return linear(hidden, backbone.head_weight)
+        slot_starts, lengths = state.slot_starts, state.lengths
+        attention = decode_attention(
+            backbone.spec, self._pool, slot_starts, lengths, split=not self._invariant
+        )
+        hidden = fused_hidden(backbone, self._pool, state.tokens, slot_starts, lengths, self._rope, attention)
+        return head_logits(hidden, backbone.head_weight, invariant=self._invariant)
 
     def _logits_step(self, sampling: SamplingMetadata) -> SampleReady:
         """A step whose graphs end with the logits."""
@@ -304,6 +346,21 @@ def _check_heads(spec: ModelSpec) -> None:
             f"Supported: up to {MAX_HEADS_PER_KV} heads, of a dimension that is a multiple of 8 up to 256.",
             "Use --device cpu.",
         )
+
+
+def _sample_into(state: DeviceRows, logits: Tensor) -> None:
+    """Samples a token for every row of the logits and advances the rows."""
+    sample_rows(
+        logits,
+        temperature=state.temperature,
+        seeds=state.seeds,
+        counts=state.counts,
+        lengths=state.lengths,
+        length_steps=state.length_steps,
+        tokens=state.tokens,
+        sampled_tokens=state.sampled_tokens,
+        sampled_logprobs=state.sampled_logprobs,
+    )
 
 
 def _kernel_samples(sampling: SamplingMetadata) -> bool:

@@ -9,14 +9,15 @@ Fewer copies are made where the model leaves little memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from hermes.engine.lora.policy import Policy
 from hermes.engine.memory import is_out_of_memory
-from hermes.engine.model.llama import LlamaBackbone, merge_head, merge_layer
+from hermes.engine.model.llama import LlamaBackbone
+from hermes.engine.model.merged import clone_matrices, copy_bytes, merge_into
 
 MAX_COPIES = 3
 
@@ -101,14 +102,16 @@ class MergedCopy:
 
 
 class MergedCopies:
-    def __init__(self, base: LlamaBackbone, rows: int, free_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self, base: LlamaBackbone, rows: int, free_bytes: Callable[[], int], max_copies: int = MAX_COPIES
+    ) -> None:
         self._plain = MergedCopy(base, DeviceRows.empty(rows, base.device))
         self._rows = rows
         self._free_bytes = free_bytes
         """Free memory of the device."""
         self._copies: list[MergedCopy] = []
         """Least recently used first."""
-        self._max_copies = MAX_COPIES
+        self._max_copies = max_copies
 
     def get(self, policy: Policy) -> MergedCopy | None:
         if policy.weights is None:
@@ -130,7 +133,8 @@ class MergedCopies:
             return None
         copy.policy = None  # after a failure half-way it holds no policy's weights
         try:
-            _merge_into(copy.backbone, self._plain.backbone, policy)
+            assert policy.weights is not None
+            merge_into(copy.backbone, self._plain.backbone, policy.weights)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -156,49 +160,13 @@ class MergedCopies:
         base = self._plain.backbone
         if len(self._copies) >= self._max_copies:
             return None
-        if self._copies and self._free_bytes() < _FREE_FACTOR * _copy_bytes(base):
+        if self._copies and self._free_bytes() < _FREE_FACTOR * copy_bytes(base):
             return None
         try:
-            self._copies.append(MergedCopy(_clone(base), DeviceRows.empty(self._rows, base.device)))
+            self._copies.append(MergedCopy(clone_matrices(base), DeviceRows.empty(self._rows, base.device)))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             self._max_copies = len(self._copies)
             return None
         return self._copies[-1]
-
-
-def _copy_bytes(backbone: LlamaBackbone) -> int:
-    """Size of the matrices that a copy does not share with the base model."""
-    layers = sum(
-        layer.qkv.nbytes + layer.o.nbytes + layer.gate_up.nbytes + layer.down.nbytes
-        for layer in backbone.layers
-    )
-    return layers + backbone.head_weight.nbytes
-
-
-def _clone(base: LlamaBackbone) -> LlamaBackbone:
-    """A backbone with copied matrices; embedding and norms are shared."""
-    layers = tuple(
-        replace(
-            layer,
-            qkv=layer.qkv.clone(),
-            o=layer.o.clone(),
-            gate_up=layer.gate_up.clone(),
-            down=layer.down.clone(),
-        )
-        for layer in base.layers
-    )
-    return replace(base, layers=layers, head_weight=base.head_weight.clone())
-
-
-def _merge_into(buffers: LlamaBackbone, base: LlamaBackbone, policy: Policy) -> None:
-    """Writes the merged weights into existing buffers, layer by layer."""
-    assert policy.weights is not None
-    for index, buffer in enumerate(buffers.layers):
-        layer = merge_layer(base, index, policy.weights)
-        buffer.qkv.copy_(layer.qkv)
-        buffer.o.copy_(layer.o)
-        buffer.gate_up.copy_(layer.gate_up)
-        buffer.down.copy_(layer.down)
-    buffers.head_weight.copy_(merge_head(base, policy.weights))

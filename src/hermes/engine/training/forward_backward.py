@@ -20,6 +20,7 @@ from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.lm_head import Derivative, add_rows, logprobs_backward, token_logprobs
 from hermes.engine.training.loss_inputs import LossInputs, gather_loss_inputs
 from hermes.engine.training.losses import ResolvedLoss, losses_and_derivative, ratio_metrics, resolve
+from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.training.passes import run_pass
 from hermes.engine.training.validation import validate
 from hermes.engine.types import Datum, Floats, Loss, TrainOutput
@@ -35,15 +36,17 @@ def forward_backward(
     *,
     forward_only: bool = False,
     budget_tokens: int,
+    merged: MergedAdapter | None = None,
 ) -> Generator[None, None, TrainOutput]:
     """Adds the gradients of the loss to the adapter's; yields between micro-batches.
 
     Micro-batches have up to `budget_tokens` computed tokens. One that is larger, because a single sequence is
-    longer, recomputes its layers in the backward pass instead of saving their activations.
+    longer, recomputes its layers in the backward pass instead of saving their activations. `merged` keeps
+    merged weights between calls.
     """
     validate(data, loss, backbone.spec)
     gradient = None if forward_only else torch.zeros_like(adapter.gradient)
-    return _ForwardBackward(backbone, adapter, data, resolve(loss), budget_tokens, gradient).run()
+    return _ForwardBackward(backbone, adapter, data, resolve(loss), budget_tokens, gradient, merged).run()
 
 
 @dataclass(slots=True)
@@ -55,12 +58,14 @@ class _ForwardBackward:
     budget_tokens: int
     gradient: Tensor | None
     """The sum of this call; None if only logprobs are computed."""
+    merged: MergedAdapter | None = None
     logprobs: list[tuple[LossInputs, Tensor]] = field(default_factory=list)
     """Of each micro-batch, on the device."""
     losses: list[Tensor] = field(default_factory=list)
     token_metrics: dict[str, list[Tensor]] = field(default_factory=dict)
     """Per metric and micro-batch: its values at trained tokens."""
     computed_tokens: int = 0
+    trained_tokens: int = 0
 
     def run(self) -> Generator[None, None, TrainOutput]:
         longest = max((len(datum.tokens) for datum in self.data), default=0)
@@ -73,13 +78,15 @@ class _ForwardBackward:
             self._run_micro_batch(batch)
         if self.gradient is not None:
             self.adapter.gradient.add_(self.gradient)
-        return TrainOutput(self._logprobs(), self._metrics())
+        return TrainOutput(self._logprobs(), self._metrics(), self.trained_tokens)
 
     def _run_micro_batch(self, batch: Pack) -> None:
         train = self.gradient is not None
         self.computed_tokens += len(batch.tokens)
         over_budget = train and len(batch.tokens) > self.budget_tokens
-        training_pass = run_pass(self.backbone, self.adapter, batch, train=train, checkpoint=over_budget)
+        training_pass = run_pass(
+            self.backbone, self.adapter, batch, train=train, checkpoint=over_budget, merged=self.merged
+        )
         upstream = torch.zeros_like(training_pass.states) if train else None
         score_all = self.loss.kind.by_sequence or not train
         device = self.backbone.device
@@ -126,6 +133,7 @@ class _ForwardBackward:
         for name, values in ratio_metrics(kind, logprobs, inputs.columns, config).items():
             self.token_metrics.setdefault(name, []).append(values[inputs.trained])
         self.logprobs.append((inputs, logprobs))
+        self.trained_tokens += len(inputs.trained)
 
     def _logprobs(self) -> tuple[Floats, ...]:
         """Per datum, in its order."""

@@ -14,14 +14,10 @@ from hermes.engine.attention.packed_varlen import SharedKeyCopies
 from hermes.engine.model.llama import rms_norm, rotate
 
 
-def add_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, extra: int
-) -> tuple[Tensor, Tensor]:
-    """x + delta, and its norm in a matrix with `extra` columns after it."""
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta, and its norm."""
     total = x if delta is None else x + delta
-    out = x.new_empty(x.shape[0], x.shape[1] + extra)
-    out[:, : x.shape[1]] = rms_norm(total, weight, eps)
-    return total, out
+    return total, rms_norm(total, weight, eps)
 
 
 def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
@@ -83,12 +79,10 @@ def _sum_copies(grad: Tensor, copies: SharedKeyCopies, rows: int) -> Tensor:
     return total.index_add_(0, copies.source, grad.float()).to(grad.dtype)
 
 
-def silu_and_mul(gate_up: Tensor, extra: int) -> Tensor:
-    """silu(left half) * right half, in a matrix with `extra` columns after it."""
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """silu(left half) * right half."""
     left, right = gate_up.chunk(2, dim=-1)
-    out = gate_up.new_empty(len(gate_up), left.shape[1] + extra)
-    torch.mul(functional.silu(left), right, out=out[:, : left.shape[1]])
-    return out
+    return functional.silu(left) * right
 
 
 def silu_and_mul_backward(gate_up: Tensor, grad: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ parameters, and reading the gradients back, is one operation each, whatever the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,14 +16,9 @@ import torch
 from torch import Tensor
 
 from hermes.engine.lora.adapter import Adapter
-from hermes.engine.lora.weights import LoraGroup, LoraPart, LoraWeights
-from hermes.engine.model.llama import GROUPS, LlamaLayer
-from hermes.engine.spec import HEAD, ModelSpec
+from hermes.engine.model.llama import GROUPS
+from hermes.engine.spec import ModelSpec
 from hermes.engine.types import Ints
-
-_FUSED_GROUPS = ("qkv", "gate_up", "down")
-"""The groups whose matrix product includes the adapter's columns."""
-_MAX_FUSED_BYTES = 1 << 30
 
 
 class LoraPair(NamedTuple):
@@ -32,12 +26,6 @@ class LoraPair(NamedTuple):
     """[sum of ranks, in]"""
     b: Tensor
     """[sum of outs, sum of ranks]"""
-    fused: Tensor | None = None
-    """What `fuse` returns, if it was computed before."""
-
-    def fuse(self, weight: Tensor) -> Tensor:
-        """[sum of outs, in + sum of ranks]: the group's frozen weight and b, concatenated."""
-        return torch.cat((weight, self.b), dim=1) if self.fused is None else self.fused
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,45 +83,11 @@ class LayerLayout:
         return flat if scale == 1.0 else flat * (1.0 + (scale - 1.0) * self.is_a)
 
 
-def fuse_small_model(
-    pairs: list[dict[str, LoraPair]], layers: Sequence[LlamaLayer]
-) -> list[dict[str, LoraPair]]:
-    """The pairs of a small model with their fused matrices, which are computed for all layers at once.
-
-    A call per layer would leave the device idle. In a large model a layer keeps the device busy for longer
-    than the call takes, and there is no memory to spare: its fused matrices are computed when they are
-    needed.
-    """
-    names = [name for name in _FUSED_GROUPS if name in pairs[0]]
-    weights = {name: [getattr(layer, name) for layer in layers] for name in names}
-    if sum(weight.nbytes for stack in weights.values() for weight in stack) > _MAX_FUSED_BYTES:
-        return pairs
-    fused_pairs = [dict(layer_pairs) for layer_pairs in pairs]
-    for name in names:
-        b = torch.stack([layer_pairs[name].b for layer_pairs in pairs])
-        by_layer = torch.cat((torch.stack(weights[name]), b), dim=2).unbind()
-        for layer_pairs, fused in zip(fused_pairs, by_layer, strict=True):
-            layer_pairs[name] = layer_pairs[name]._replace(fused=fused)
-    return fused_pairs
-
-
 def adapter_layout(adapter: Adapter) -> LayerLayout | None:
     """None if the adapter trains no layer, only the LM head."""
     config = adapter.config
     device = adapter.gradient.device
     return _plan(adapter.spec, config.rank, config.train_attn, config.train_mlp, device)
-
-
-def lm_head_weights(adapter: Adapter, dtype: torch.dtype) -> LoraWeights:
-    """Only the LM head's part of the adapter."""
-    if not adapter.config.train_unembed:
-        return LoraWeights({})
-    flat = adapter.parameters.detach()
-    a, b = (
-        flat[parameter.start : parameter.start + parameter.size].view(parameter.shape).to(dtype)
-        for parameter in adapter.slices[-2:]
-    )
-    return LoraWeights({HEAD: LoraGroup(a, (LoraPart(b, adapter.config.alpha / adapter.config.rank),))})
 
 
 @lru_cache(maxsize=8)

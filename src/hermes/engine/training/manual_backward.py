@@ -5,23 +5,26 @@ Forward and backward consist of the matrix products and one function for the ope
 gradient; those of the adapter's matrices are written in the layout of `layer_weights`. Equal to
 `LlamaBackbone.hidden` under autograd (tests compare both with naive gradients).
 
-A LoRA term is computed within the matrix product of its group: x·Aᵀ is appended to the columns of the input,
-B to those of the weight.
+The forward pass uses weights with the adapter merged in (`merged_adapter`), so its matrix products are those
+of the sampler.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from hermes.engine.attention.packed import PackedAttention
 from hermes.engine.lora.adapter import Adapter
-from hermes.engine.model.llama import LlamaBackbone, LlamaLayer
-from hermes.engine.training.layer_weights import LayerLayout, LoraPair, adapter_layout, fuse_small_model
+from hermes.engine.model import products
+from hermes.engine.model.llama import LlamaBackbone
+from hermes.engine.training.layer_weights import LayerLayout, LoraPair, adapter_layout
+from hermes.engine.training.merged_adapter import MergedAdapter
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +33,7 @@ class _Activations:
 
     x: Tensor
     normed: Tensor
-    """The norm of x, with the LoRA columns."""
+    """The norm of x."""
     raw_qkv: Tensor
     """Queries, keys and values before the rotation, which overwrites them if there are no head norms."""
     qkv: Tensor
@@ -39,12 +42,10 @@ class _Activations:
     attn_out: Tensor
     attn_saved: tuple[Tensor, ...]
     """What the attention's backward pass needs."""
-    lora_down: Tensor | None
-    """attn_out·Aᵀ of the o projection."""
     residual: Tensor
     """x after attention."""
     post_normed: Tensor
-    """The norm of `residual`, with the LoRA columns."""
+    """The norm of `residual`."""
     gate_up: Tensor
     act: Tensor
 
@@ -53,7 +54,8 @@ class _Activations:
 class LayerStack:
     """One pass over one pack: `forward`, then `backward` at most once."""
 
-    backbone: LlamaBackbone
+    merged: MergedAdapter
+    """Must hold the weights of `adapter`."""
     adapter: Adapter
     attention: PackedAttention
     ops: ModuleType
@@ -67,6 +69,10 @@ class LayerStack:
     final: Tensor | None = None
     """The input of the final norm."""
 
+    @property
+    def backbone(self) -> LlamaBackbone:
+        return self.merged.base
+
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, *, keep: bool, checkpoint: bool = False) -> Tensor:
         """Final hidden states [T, hidden]; with `keep`, activations are saved for `backward`."""
@@ -75,8 +81,7 @@ class LayerStack:
         if self.layout is None:
             self.pairs = [{} for _ in backbone.layers]
         else:
-            pairs = self.layout.pairs(self.layout.fill(self.adapter, backbone.dtype))
-            self.pairs = fuse_small_model(pairs, backbone.layers)
+            self.pairs = self.layout.pairs(self.layout.fill(self.adapter, backbone.dtype))
         cos, sin = backbone.rotary(positions)
         self.rope = cos[:, 0].contiguous(), sin[:, 0].contiguous()
         x, delta = embedding(tokens, backbone.embed), None
@@ -85,7 +90,7 @@ class LayerStack:
             if keep and self.layout is not None:
                 self.activations.append(activations.x if checkpoint else activations)
         states: Tensor
-        self.final, states = self.ops.add_norm(x, delta, backbone.norm, backbone.spec.eps, 0)
+        self.final, states = self.ops.add_norm(x, delta, backbone.norm, backbone.spec.eps)
         return states
 
     @torch.no_grad()
@@ -108,19 +113,20 @@ class LayerStack:
 
     def _layer(self, index: int, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, _Activations]:
         """The output for the input x + delta, also as a sum of two; and the activations."""
-        ops, layer, pairs, eps = self._parts(index)
-        x, normed = ops.add_norm(x, delta, layer.input_norm, eps, _rank(pairs.get("qkv")))
-        raw_qkv = lora_linear(normed, layer.qkv, layer.qkv_bias, pairs.get("qkv"))
+        ops, layer, eps = self.ops, self.merged.layer(index), self.backbone.spec.eps
+        linear = partial(products.linear, invariant=self.backbone.batch_invariant)
+        x, normed = ops.add_norm(x, delta, layer.input_norm, eps)
+        raw_qkv = linear(normed, layer.qkv, layer.qkv_bias)
         qkv = ops.apply_rope(raw_qkv, self.rope, self._shape, self._norms(index), eps)
         copies = self.attention.copies
         kv = qkv[:, self._queries :]
         kv = kv if copies is None else kv.index_select(0, copies.source)
         attn_out, attn_saved = self.attention.forward(index, *self._heads(qkv, kv))
-        delta, lora_down = separate_lora_linear(attn_out.flatten(1), layer.o, layer.o_bias, pairs.get("o"))
-        residual, post_normed = ops.add_norm(x, delta, layer.post_norm, eps, _rank(pairs.get("gate_up")))
-        gate_up = lora_linear(post_normed, layer.gate_up, None, pairs.get("gate_up"))
-        act = ops.silu_and_mul(gate_up, _rank(pairs.get("down")))
-        delta = lora_linear(act, layer.down, None, pairs.get("down"))
+        delta = linear(attn_out.flatten(1), layer.o, layer.o_bias)
+        residual, post_normed = ops.add_norm(x, delta, layer.post_norm, eps)
+        gate_up = linear(post_normed, layer.gate_up)
+        act = ops.silu_and_mul(gate_up)
+        delta = linear(act, layer.down)
         activations = _Activations(
             x=x,
             normed=normed,
@@ -129,7 +135,6 @@ class LayerStack:
             kv=kv,
             attn_out=attn_out,
             attn_saved=attn_saved,
-            lora_down=lora_down,
             residual=residual,
             post_normed=post_normed,
             gate_up=gate_up,
@@ -141,20 +146,17 @@ class LayerStack:
         self, index: int, saved: _Activations, grad: Tensor, pair_grads: dict[str, LoraPair]
     ) -> Tensor:
         """The gradient of the layer's input from that of its output."""
-        ops, layer, pairs, eps = self._parts(index)
+        ops, layer, eps = self.ops, self.merged.layer(index), self.backbone.spec.eps
 
         def linear_backward(name: str, upstream: Tensor, x: Tensor) -> Tensor:
-            return lora_linear_backward(
-                upstream, x, getattr(layer, name), pairs.get(name), pair_grads.get(name)
-            )
+            pair = self.pairs[index].get(name)
+            return merged_linear_backward(upstream, x, getattr(layer, name), pair, pair_grads.get(name))
 
         act = linear_backward("down", grad, saved.act)
         gate_up = ops.silu_and_mul_backward(saved.gate_up, act)
         post_normed = linear_backward("gate_up", gate_up, saved.post_normed)
         grad = ops.norm_backward(post_normed, saved.residual, layer.post_norm, eps, grad)
-        attn_out = separate_lora_linear_backward(
-            grad, saved.attn_out.flatten(1), saved.lora_down, layer.o, pairs.get("o"), pair_grads.get("o")
-        )
+        attn_out = linear_backward("o", grad, saved.attn_out.flatten(1))
         heads = self._heads(saved.qkv, saved.kv)
         head_grads = self.attention.backward(
             index, attn_out.view_as(saved.attn_out), heads, saved.attn_out, saved.attn_saved
@@ -164,9 +166,6 @@ class LayerStack:
         normed = linear_backward("qkv", qkv, saved.normed)
         result: Tensor = ops.norm_backward(normed, saved.x, layer.input_norm, eps, grad)
         return result
-
-    def _parts(self, index: int) -> tuple[ModuleType, LlamaLayer, dict[str, LoraPair], float]:
-        return self.ops, self.backbone.layers[index], self.pairs[index], self.backbone.spec.eps
 
     @property
     def _shape(self) -> tuple[int, int, int]:
@@ -188,58 +187,11 @@ class LayerStack:
         return qkv[:, : self._queries].view(len(qkv), heads, dim), k, v
 
 
-def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, pair: LoraPair | None) -> Tensor:
-    """x·weightᵀ with the LoRA term. x has extra columns after the input, into which x·Aᵀ is written."""
-    if pair is None:
-        return linear(x, weight, bias)
-    width = weight.shape[1]
-    torch.mm(x[:, :width], pair.a.t(), out=x[:, width:])
-    return linear(x, pair.fuse(weight), bias)
-
-
-def lora_linear_backward(
+def merged_linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, pair: LoraPair | None, pair_grad: LoraPair | None
 ) -> Tensor:
-    """The gradient of the input of `lora_linear`; those of the pair are written into `pair_grad`."""
-    if pair is None or pair_grad is None:
-        return grad @ weight
-    width = weight.shape[1]
-    fused_grad = grad @ pair.fuse(weight)
-    x_grad, lora_down_grad = fused_grad[:, :width], fused_grad[:, width:]
-    torch.mm(grad.t(), x[:, width:], out=pair_grad.b)
-    torch.mm(lora_down_grad.t(), x[:, :width], out=pair_grad.a)
-    return x_grad.addmm_(lora_down_grad, pair.a)
-
-
-def separate_lora_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, pair: LoraPair | None
-) -> tuple[Tensor, Tensor | None]:
-    """The same for an x without extra columns: the LoRA term is a product of its own. Also returns x·Aᵀ."""
-    out = linear(x, weight, bias)
-    if pair is None:
-        return out, None
-    lora_down = x @ pair.a.t()
-    return out.addmm_(lora_down, pair.b.t()), lora_down
-
-
-def separate_lora_linear_backward(
-    grad: Tensor,
-    x: Tensor,
-    lora_down: Tensor | None,
-    weight: Tensor,
-    pair: LoraPair | None,
-    pair_grad: LoraPair | None,
-) -> Tensor:
-    """The gradient of the input of `separate_lora_linear`; those of the pair are written into `pair_grad`."""
-    x_grad = grad @ weight
-    if pair is None or pair_grad is None or lora_down is None:
-        return x_grad
-    lora_down_grad = grad @ pair.b
-    torch.mm(grad.t(), lora_down, out=pair_grad.b)
-    torch.mm(lora_down_grad.t(), x, out=pair_grad.a)
-    return x_grad.addmm_(lora_down_grad, pair.a)
-
-
-def _rank(pair: LoraPair | None) -> int:
-    """The number of columns that the pair's A adds to the input."""
-    return 0 if pair is None else pair.a.shape[0]
+    """The gradient of x in x·weightᵀ, where the weight contains B·A; `pair_grad` gets those of A and B."""
+    if pair is not None and pair_grad is not None:
+        torch.mm(grad.t(), x @ pair.a.t(), out=pair_grad.b)
+        torch.mm((grad @ pair.b).t(), x, out=pair_grad.a)
+    return grad @ weight

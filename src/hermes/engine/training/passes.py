@@ -13,15 +13,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hermes.engine.attention.packed import packed_attend, packed_attention
+from hermes.engine.attention.packed import PackedAttention, packed_attend, packed_attention
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.training import layer_plain
-from hermes.engine.training.layer_weights import lm_head_weights
 from hermes.engine.training.manual_backward import LayerStack
+from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.transfer import to_device
 
 MANUAL_BACKWARD_DEVICES: tuple[str, ...] = ("cuda",)
@@ -45,24 +45,40 @@ class TrainingPass(Protocol):
 
 
 def run_pass(
-    backbone: Backbone, adapter: Adapter, batch: Pack, *, train: bool, checkpoint: bool = False
+    backbone: Backbone,
+    adapter: Adapter,
+    batch: Pack,
+    *,
+    train: bool,
+    checkpoint: bool = False,
+    merged: MergedAdapter | None = None,
 ) -> TrainingPass:
     """Runs the forward pass. With `train`, `backward` may be called once.
 
-    With `checkpoint`, `backward` recomputes the layers instead of using saved activations.
+    With `checkpoint`, `backward` recomputes the layers instead of using saved activations. `merged` keeps the
+    merged weights from one pass to the next; without it they are merged for this pass.
     """
     device = backbone.device
     tokens, positions = to_device((batch.tokens, batch.positions), device)
     if isinstance(backbone, LlamaBackbone) and device.type in MANUAL_BACKWARD_DEVICES:
-        attention = packed_attention(batch, backbone.spec, device, backbone.dtype)
-        stack = LayerStack(backbone, adapter, attention, _layer_ops(device))
+        merged = merged or MergedAdapter(backbone)
+        merged.load(adapter)
+        stack = LayerStack(merged, adapter, _attention(batch, backbone), _layer_ops(device))
         states = stack.forward(tokens, positions, keep=train, checkpoint=checkpoint)
-        return _ManualBackward(stack, states, lm_head_weights(adapter, backbone.dtype))
+        return _ManualBackward(stack, states, adapter.live_weights())
     with torch.set_grad_enabled(train):
         lora = adapter.weights(backbone.dtype)
         attend = packed_attend(batch, backbone.spec, device)
         hidden = backbone.hidden(tokens, positions, attend, lora, checkpoint=checkpoint)
     return _AutogradPass(hidden, hidden.detach(), lora, adapter)
+
+
+def _attention(batch: Pack, backbone: LlamaBackbone) -> PackedAttention:
+    if not backbone.batch_invariant:
+        return packed_attention(batch, backbone.spec, backbone.device, backbone.dtype)
+    from hermes.engine.training.invariant_attention import InvariantAttention
+
+    return InvariantAttention(batch, backbone.spec, backbone.device)
 
 
 def _layer_ops(device: torch.device) -> ModuleType:

@@ -150,6 +150,9 @@ class HermesAgentBaseEnv(BaseEnv):
         """An advantage for each token of each sequence; None: the trainer derives them from the scores."""
         return None
 
+    def on_group(self, item: Item, scores: Sequence[float]) -> None:
+        """Called with the rewards of each complete training group, in the order in which groups end."""
+
     async def eval_items(self) -> Sequence[Item]:
         """The tasks that `evaluate` measures: held out from training."""
         return ()
@@ -177,6 +180,8 @@ class HermesAgentBaseEnv(BaseEnv):
         if not self.process_mode:
             self._check_exact(rollouts)
         self._log_rollouts(rollouts)
+        if current_phase() == "train":
+            self.on_group(item, [rollout.reward.value for rollout in rollouts])
         group = build_group(rollouts, self.config, self.kind(item))
         if (advantages := self.token_advantages(item, rollouts)) is not None:
             group["advantages"] = advantages
@@ -273,7 +278,10 @@ class HermesAgentBaseEnv(BaseEnv):
         disabled = self.config.disabled_toolsets or ()
         if self.config.distribution is not None:
             user_defined = self.hermes_config().settings.distributions
-            seed_parts = (self.run_id, self.item_key(item), self._groups)
+            seeds = (self.run_id, self._groups)
+            if self.config.sampling_seed is not None:
+                seeds = (str(self.config.sampling_seed), self._attempts[self.item_key(item)])
+            seed_parts = (self.item_key(item), *seeds)
             return distributions.sample(
                 self.config.distribution, seed_parts=seed_parts, configured=user_defined, without=disabled
             )

@@ -53,6 +53,9 @@ class CalculatorEnv(SolvableEnv):
     def _make(self, rng: random.Random) -> Sum:
         return two_steps(rng) if rng.random() < self.config.two_step_share else one_step(rng)
 
+    def level(self, item: Sum) -> int:
+        return len(item.steps) - 1
+
     def format_prompt(self, item: Sum) -> str:
         return item.question
 

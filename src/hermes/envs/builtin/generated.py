@@ -9,6 +9,8 @@ in the configuration, each training run has items of its own.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import random
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -26,8 +28,11 @@ from hermes.envs.config import BaseEnvConfig
 from hermes.envs.rewards.combine import ToolUse
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.servers.config import APIServerConfig
+from hermes.envs.tasks.curriculum import Curriculum
 from hermes.envs.tasks.split import Keyed, Split
 from hermes.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 class GeneratedEnvConfig(HermesAgentEnvConfig):
@@ -39,6 +44,9 @@ class GeneratedEnvConfig(HermesAgentEnvConfig):
     )
     train_size: int = Field(default=2000, ge=1, description="Distinct items to train on.")
     eval_size: int = Field(default=100, ge=1, description="Held-out items to evaluate on.")
+    curriculum: bool = Field(
+        default=False, description="Begin with the easiest items; harder ones follow when those succeed."
+    )
 
 
 class ShapedEnvConfig(GeneratedEnvConfig):
@@ -55,6 +63,7 @@ class GeneratedEnv(HermesAgentBaseEnv):
     env_config_cls: ClassVar[Any] = GeneratedEnvConfig
     config: GeneratedEnvConfig
     default_toolsets: ClassVar[Sequence[str]] = ()
+    _curriculum: Curriculum | None = None
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, Any]:
@@ -78,6 +87,8 @@ class GeneratedEnv(HermesAgentBaseEnv):
         self._train, self._eval = await asyncio.to_thread(self._load)
         self._order: list[Any] = []
         self._epoch = 0
+        if self.config.curriculum:
+            self._curriculum = self._new_curriculum()
 
     def _load(self) -> tuple[list[Any], list[Any]]:
         train = list(islice(self.generate(Split.TRAIN), self.config.train_size))
@@ -89,14 +100,48 @@ class GeneratedEnv(HermesAgentBaseEnv):
         return train, held_out
 
     async def get_next_item(self) -> Any:
-        """Each item once per epoch; from the second epoch on in a shuffled order."""
+        """Each item once per epoch; from the second epoch on in a shuffled order. With a curriculum an epoch
+        has the items of the levels that are open."""
         if not self._order:
-            self._order = list(self._train)
+            open_level = math.inf if self._curriculum is None else self._curriculum.level
+            self._order = [item for item in self._train if self.level(item) <= open_level]
             if self._epoch:
                 random.Random(f"{self.seed_of(Split.TRAIN)} {self._epoch}").shuffle(self._order)
             self._order.reverse()
             self._epoch += 1
         return self._order.pop()
+
+    def level(self, item: Any) -> int:
+        """How hard the item is, counted from 0, for a curriculum."""
+        return 0
+
+    def _new_curriculum(self, level: int = 0) -> Curriculum:
+        levels = [self.level(item) for item in self._train]
+        return Curriculum(1 + max(levels), max(level, min(levels)))
+
+    def on_group(self, item: Any, scores: Sequence[float]) -> None:
+        if self._curriculum is not None:
+            self._curriculum.record(self.level(item), scores)
+
+    def on_step(self, step: int) -> None:
+        """Opens the next level of the curriculum if the present one succeeds; its items come at once."""
+        if self._curriculum is not None and self._curriculum.advance():
+            logger.info("step %d: the curriculum goes on to level %d", step, self._curriculum.level)
+            self._order = []
+
+    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
+        level = {} if self._curriculum is None else {"curriculum_level": self._curriculum.level}
+        super().save_checkpoint(step, {**(data or {}), **level} or None)
+
+    def load_checkpoint(self) -> None:
+        super().load_checkpoint()
+        level = getattr(self, "curriculum_level", None)
+        if self._curriculum is not None and isinstance(level, int):
+            self._curriculum = self._new_curriculum(level)
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        level = {} if self._curriculum is None else {"train/curriculum_level": self._curriculum.level}
+        await super().wandb_log({**(wandb_metrics or {}), **level})
 
     @abstractmethod
     async def grade(self, item: Any, result: AgentResult, ctx: ToolContext) -> RewardResult:

@@ -40,6 +40,9 @@ class TrajectoryClient:
     async def status_env(self, env_id: int) -> dict[str, Any]:
         return await self._request("GET", "/status-env", {"env_id": env_id})
 
+    async def run_status(self) -> dict[str, Any]:
+        return await self._request("GET", "/status")
+
     async def post_groups(self, groups: Any, key: str) -> dict[str, Any]:
         """Posts one group or a list of them. The server stores posts with the same key once."""
         path = "/scored_data_list" if isinstance(groups, list) else "/scored_data"

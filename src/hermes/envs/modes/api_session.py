@@ -85,6 +85,10 @@ class ApiSession:
     async def wandb_info(self) -> dict[str, Any]:
         return await self._request_with_retry(self.client.wandb_info)
 
+    async def run_status(self) -> dict[str, Any]:
+        """The status of the whole run."""
+        return await self._request_with_retry(self.client.run_status)
+
     async def status(self) -> dict[str, Any]:
         """The environment's status; registers again if the API has lost the registration."""
         while True:

@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
-from hermes.core.sequence import MASKED
+from hermes.core.sequence import ENVIRONMENT, MASKED
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.failures import (
     NO_GROUP,
@@ -29,6 +29,7 @@ from hermes.envs.groups import GroupSink, GroupWriter, rejection_reason
 from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.modes.metrics import RunTimings, start_wandb
+from hermes.envs.modes.pacing import EnvReplica
 from hermes.envs.modes.redaction import clean_group
 from hermes.envs.phase import phase
 from hermes.envs.types import Item
@@ -58,8 +59,9 @@ class EnvRunner:
         self.items_sent_this_step = 0
         self.backlog: list[Item] = []
         """Items that collect_trajectories returned for later."""
+        self.replica = EnvReplica.from_environ(os.environ)
         path = env.config.data_path_to_save_groups
-        self.writer = None if path is None else GroupWriter(path)
+        self.writer = None if path is None else GroupWriter(self._own_file(path))
         self.sink: GroupSink | None = self.writer
         """Takes every group that is kept; None: groups are only sent."""
 
@@ -79,7 +81,12 @@ class EnvRunner:
         """Where groups are written that the trajectory API did not accept before the run ended."""
         folder = os.environ.get(UNSENT_VARIABLE, "data")
         output = self.config.data_path_to_save_groups or f"{folder}/{self.env.display_name}.jsonl"
-        return Path(output).with_suffix(".unsent.jsonl")
+        return Path(self._own_file(output)).with_suffix(".unsent.jsonl")
+
+    def _own_file(self, path: str) -> str:
+        """The path, with the number of this replica if there are several."""
+        file = Path(path)
+        return str(file.with_name(f"{file.stem}{self.replica.suffix}{file.suffix}"))
 
     async def prepare(self) -> None:
         """Sets the environment up, and waits for its model server."""
@@ -127,6 +134,16 @@ class EnvRunner:
         except Exception as error:  # without items the run cannot continue
             logger.exception("get_next_item failed")
             raise EnvironmentRunError(f"get_next_item failed: {type(error).__name__}: {error}") from error
+
+    def begin_step(self, step: int) -> None:
+        """Calls the environment's on_step."""
+        try:
+            self.env.on_step(step)
+        except HermesError:
+            raise
+        except Exception as error:  # an author's code may raise anything
+            logger.exception("on_step failed")
+            raise EnvironmentRunError(f"on_step failed: {classify(error).text}") from error
 
     async def collect_group(self, item: Item) -> Any:
         """What collect_trajectories returned for the item (a group or a list of them), or a GroupFailure."""
@@ -185,6 +202,9 @@ class EnvRunner:
             accepted.append(group)
         if accepted and send:
             self.items_sent_this_step += len(accepted)
+            for group in accepted:
+                overrides = group.get("group_overrides") or {}
+                group["group_overrides"] = {**overrides, ENVIRONMENT: self.env.display_name}
             await self.send(accepted if isinstance(scored_data, list) else accepted[0])
 
     async def _keep(self, group: dict[str, Any], item: Item) -> None:

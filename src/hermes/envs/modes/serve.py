@@ -2,7 +2,8 @@
 
 Each turn of the loop reads the API's status. While fewer than `max_batches_offpolicy` batches are queued it
 starts workers, and otherwise none; running workers are never cancelled for that. After an infrastructure
-failure an item is retried, a bounded number of times.
+failure an item is retried, a bounded number of times. A synchronous environment begins exactly the groups of
+the batch that the trainer waits for.
 
 The first SIGTERM or Ctrl-C ends the run in order: no new work is started, groups in progress have
 `stop_patience_s` seconds and are then dropped and counted, complete groups are delivered for as long again or
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
+from hermes.config import paths
 from hermes.envs.concurrency import cancel_all, run_within, wait_all
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.failures import FAILED, MAX_TRIES, STOPPED, EnvironmentRunError, GroupFailure
@@ -29,6 +30,7 @@ from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.modes.evaluate import EvalRunner
 from hermes.envs.modes.runner import MAX_FAILED, EnvRunner
 from hermes.envs.modes.shutdown import StopRequest, stop_on_signals
+from hermes.envs.tasks.secret_seed import secret_seed
 from hermes.envs.types import Item
 from hermes.errors import ConfigError
 
@@ -81,6 +83,12 @@ class ServeMode:
         self._running_items: dict[str, RunningItem] = {}
         self._evaluations = EvalRunner(self.env)
         self._evaluation: asyncio.Task[None] | None = None
+        self._trainer_waits = True
+        """Synchronous: the trainer waits for a batch, with its newest weights published."""
+        self._counted_groups = 0
+        """Completed groups when the status was requested."""
+        self._position = 0
+        """Items that get_next_item has returned."""
         self._no_items_since_s: float | None = None
         """Since when get_next_item has returned None; None if its last call returned an item."""
 
@@ -107,7 +115,7 @@ class ServeMode:
                 await self.runner.finish()
 
     async def _serve(self, stop: StopRequest) -> None:
-        self.env.secret_seed = secrets.randbits(48)
+        self.env.secret_seed = secret_seed(paths.home(), self.config.sampling_seed)
         await self.runner.prepare()
         self.runner.session = ApiSession(self.config, self.config.wandb_name or self.env.display_name)
         completed = False
@@ -138,7 +146,9 @@ class ServeMode:
             if self._is_out_of_items():
                 logger.info("the environment has no more items")
                 return
-            paused = pacing.must_pause(self.config, self.status, self.env.derived_batch_size)
+            paused = not self._trainer_waits or pacing.must_pause(
+                self.config, self.status, self.env.derived_batch_size
+            )
             if not paused:
                 await stop.run_unless_requested(self.env.add_train_workers())
             watchdog.check(self.runner.curr_step, paused=paused, model_healthy=self.env.server.any_healthy())
@@ -226,7 +236,10 @@ class ServeMode:
             )
 
     async def read_status(self) -> None:
+        self._counted_groups = self.runner.tally.completed
+        run_status = await self._active_session().run_status() if self.config.synchronous else {}
         self.status = await self._active_session().status()
+        self._trainer_waits = pacing.waits_for_batch(run_status, self.status)
         await self.env.server.update_weight(self.status["env_weight"])
 
     async def check_step(self) -> None:
@@ -243,6 +256,7 @@ class ServeMode:
         if pacing.is_crossed(before, now, interval):
             self.env.save_checkpoint(now // interval * interval)
         self.runner.curr_step = now
+        self.runner.begin_step(now)
         if self.runner.items_sent_this_step >= self.config.min_items_sent_before_logging:
             self.runner.items_sent_this_step = 0
             await self.env.wandb_log({})
@@ -256,9 +270,12 @@ class ServeMode:
             self.config,
             self.status,
             self.env.derived_batch_size,
-            self.runner.max_workers,
+            self.runner.replica.share(self.runner.max_workers),
             self._is_evaluating(),
+            self.runner.replica,
         )
+        if self.config.synchronous:
+            target = min(target, len(self._workers) + self._missing_groups())
         self.runner.timings.add_workers(max(0, target - len(self._workers)))
         while len(self._workers) < target and await self.env.server.is_ready():
             item, tries = await self._next_item_to_run()
@@ -269,16 +286,34 @@ class ServeMode:
             self._running_items[uuid] = RunningItem(item, tries, worker)
             self._workers.add(worker)
 
+    def _missing_groups(self) -> int:
+        """Groups to begin for the batch that the trainer waits for; none while the status is out of date."""
+        if self.runner.tally.completed != self._counted_groups:
+            return 0
+        share = self.env.derived_batch_size
+        missing = pacing.missing_groups(self.config, self.status, share, len(self._workers))
+        return self.runner.replica.share(missing)
+
     async def _next_item_to_run(self) -> tuple[Item, int]:
         """The next item and its failed attempts: a retry, one of the backlog, or a new one."""
         if self._retries:
             return self._retries.pop(0)
-        item = self.runner.backlog.pop() if self.runner.backlog else await self.runner.next_item()
+        item = self.runner.backlog.pop() if self.runner.backlog else await self._next_own_item()
         if item is not None:
             self._no_items_since_s = None
         elif self._no_items_since_s is None:
             self._no_items_since_s = time.monotonic()
         return item, 0
+
+    async def _next_own_item(self) -> Item:
+        """The next item that is this replica's; those of other replicas are passed over."""
+        while True:
+            item = await self.runner.next_item()
+            if item is None:
+                return None
+            position, self._position = self._position, self._position + 1
+            if self.runner.replica.owns(position):
+                return item
 
     async def run_item(self, item_uuid: str) -> Any:
         """The work of one worker: collects the item's group and delivers it. The group, or None."""

@@ -60,12 +60,15 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "openai.server_type": "only this one gives exact tokens and logprobs",
         "tinker.base_model": "a person decides which models may be trained (settings rl.model, rl.models)",
         "tinker.lora_rank": _LENGTH,
+        "tinker.lora_alpha": "it scales every update, as the learning rate does",
+        "tinker.lora_targets": _LENGTH,
         "tinker.learning_rate": "the default fits the model's size; a wrong one wastes the run",
         "tinker.max_token_trainer_length": _LENGTH,
         "tinker.teacher_url": "rollouts are sent there; a person names it",
         "tinker.teacher_model": "rollouts are sent there; a person names it",
         "tinker.engine_memory_gib": _LENGTH,
         "tinker.engine_kv_gib": _LENGTH,
+        "tinker.env_replicas": "it decides how many processes a run has",
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
         "tinker.save_checkpoint_interval": "a run that is killed resumes from here",
     }
@@ -99,7 +102,15 @@ class TrainerFields(BaseModel):
     )
     checkpoint_dir: str = Field(default="checkpoints", description="In the run's folder.")
     save_checkpoint_interval: int = Field(default=25, ge=1, description="Steps between checkpoints.")
-    loss: typing.Literal["importance_sampling", "ppo", "cispo"] = Field(
+    lora_alpha: float = Field(
+        default=32.0, gt=0, description="The adapter's scale is alpha / rank; only of a Hermes engine."
+    )
+    lora_targets: list[typing.Literal["attn", "mlp", "unembed"]] = Field(
+        default=["attn", "mlp"],
+        min_length=1,
+        description="Parts of the model that have an adapter: attn, mlp, unembed.",
+    )
+    loss: typing.Literal["importance_sampling", "ppo", "cispo", "gspo"] = Field(
         default="importance_sampling", description="The policy loss."
     )
     advantage: Baseline = Field(
@@ -117,7 +128,8 @@ class TrainerFields(BaseModel):
         default=None,
         min_length=2,
         max_length=2,
-        description="Bounds of the ratio, for ppo and cispo: [0.8, 1.2]; null: the cap, or the engine's own.",
+        description="Bounds of the ratio, for ppo, gspo and cispo: [0.8, 1.2]; null: the cap, or the "
+        "engine's own.",
     )
     correction_cap: float = Field(
         default=2.0, ge=0, description="Cap of the importance weight for sampler-trainer mismatch; 0: none."
@@ -140,14 +152,20 @@ class TrainerFields(BaseModel):
     engine_kv_gib: float | None = Field(
         default=None, gt=0, description="Memory of the engine for keys and values; null: its default."
     )
+    env_replicas: int = Field(
+        default=1, ge=1, le=256, description="Environment processes that make the rollouts together."
+    )
     seed: int = Field(default=0, ge=0, description="Of the adapter's first weights and of sampling.")
     start_from: str = Field(
         default="",
-        description="Weights to begin with: the name of a run, the folder of a PEFT adapter, or a tinker:// "
-        "path; empty: those of the base model.",
+        description="Weights to begin with: the name of a run, the folder of a PEFT adapter, a tinker:// "
+        "path, or policy (the promoted one); empty: those of the base model.",
     )
     sinks: list[typing.Literal["wandb-offline", "tensorboard", "trackio"]] = Field(
         default_factory=list, description="More places for the metrics; W&B itself is on by use_wandb."
+    )
+    rollout_table_every: int = Field(
+        default=10, ge=0, description="Steps between tables of sampled rollouts at W&B and trackio; 0: none."
     )
     wandb_project: str = Field(default=WANDB_PROJECT, min_length=1, description="At W&B or trackio.")
 

@@ -119,6 +119,13 @@ def listed_environment(config: Config, reference: str) -> Path | None:
 
 def select(config: Config, name: str) -> EnvSelection:
     """Selects an environment by name or file, and discards the edits of the previous one."""
+    selection = find_selection(config, name)
+    save(config.home, selection)
+    return selection
+
+
+def find_selection(config: Config, name: str) -> EnvSelection:
+    """The same without saving it."""
     from hermes.envs.cli.discover import environment_folders, locate
 
     path = locate(name, environment_folders(config.home, _folders(config))).resolve()
@@ -127,7 +134,6 @@ def select(config: Config, name: str) -> EnvSelection:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     selection = EnvSelection(label, str(path), {"env.wandb_name": f"{label}-{stamp}"})
     resolve(config, selection)
-    save(config.home, selection)
     return selection
 
 
@@ -244,6 +250,7 @@ def resolve(config: Config, selection: EnvSelection) -> Resolved:
     }
     model = chosen_model(settings, selection.edits)
     recipe = _recipe(model, defaults_by_section["env"], wandb=bool(config.environ.get("WANDB_API_KEY")))
+    recipe["env.synchronous"] = _runs_on_cpu(config)
     for name in _ENVIRONMENT_FIRST:
         declared = BaseEnvConfig.model_fields[name].default
         if name in defaults.model_fields_set or defaults_by_section["env"][name] != declared:
@@ -330,6 +337,16 @@ def _recipe(model: str, env: JSONObject, *, wandb: bool) -> JSONObject:
         "tinker.max_token_trainer_length": 2048 if small else 9000,
         "tinker.save_checkpoint_interval": 25,
     }
+
+
+def _runs_on_cpu(config: Config) -> bool:
+    """Whether the run's own engine samples and trains on the processor, one after the other anyway."""
+    from hermes.rl.checks.machine import has_gpu
+    from hermes.rl.service import service_of
+
+    device = config.settings.rl.device
+    here = service_of(config.settings.rl, config.environ) is None
+    return here and (device == "cpu" or (device == "auto" and not has_gpu()))
 
 
 def _load_defaults(path: Path) -> tuple[Any, Any, list[str] | None, bool]:

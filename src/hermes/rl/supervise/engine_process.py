@@ -23,12 +23,21 @@ def engine_process(
     log: Path,
     state_dir: Path,
     environ: Mapping[str, str] = _NO_VARIABLES,
+    *,
+    dtype: str | None = None,
+    memory_gib: float | None = None,
+    kv_gib: float | None = None,
+    max_adapters: int | None = None,
 ) -> Iterator[str]:
     """Yields its address once it has loaded the model. It is killed at the end: it writes checkpoints
     atomically, so none is left incomplete."""
     url = f"http://127.0.0.1:{port}"
-    serve = (*HERMES, "engine", "serve", "--model", model, "--device", device)
-    command = (*serve, "--port", str(port), "--state-dir", str(state_dir))
+    command = (
+        *(*HERMES, "engine", "serve", "--model", model, "--device", device),
+        *engine_flags(dtype, memory_gib, kv_gib),
+        *(() if max_adapters is None else ("--max-adapters", str(max_adapters))),
+        *("--port", str(port), "--state-dir", str(state_dir)),
+    )
     engine = ProcessHandle.launch(ProcessSpec("engine", command, log, environ=environ), Path.cwd())
     try:
         while fetch_json(f"{url}/health") is None:
@@ -39,3 +48,9 @@ def engine_process(
         yield url
     finally:
         engine.stop(grace_s=0)
+
+
+def engine_flags(dtype: str | None, memory_gib: float | None, kv_gib: float | None) -> tuple[str, ...]:
+    """Of `hermes engine serve`; what is None is left to the engine."""
+    options = {"--dtype": dtype, "--memory-gib": memory_gib, "--kv-gib": kv_gib}
+    return tuple(word for name, value in options.items() if value for word in (name, str(value)))

@@ -9,11 +9,13 @@ environment.
 
 from __future__ import annotations
 
+import re
 import secrets
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hermes.config.environment import RL_RUN_VARIABLE
+from hermes.config.environment import ENV_REPLICA_VARIABLE, RL_RUN_VARIABLE
 from hermes.core import JSONObject
 from hermes.disk.files import atomic_write
 from hermes.rl.budget import cost_usd
@@ -23,6 +25,7 @@ from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.rl.supervise import ports
+from hermes.rl.supervise.engine_process import engine_flags
 from hermes.rl.supervise.process import HERMES, ProcessSpec, fetch_json
 from hermes.serving.trajectory_api import TOKEN_VARIABLE
 from hermes.training.checkpoints import StateFile
@@ -35,11 +38,51 @@ _API_PATIENCE_S = 300.0
 """Longer than the API takes to restart after it was killed."""
 _ENV_PATIENCE_S = 900.0
 """Longer than an environment may take to start; the supervisor restarts one that exits."""
+ENV = "env"
+"""The process of a run's first, or only, environment."""
+_OF_MIXTURE = ("min_batch_allocation", "inference_weight")
+"""Fields of an environment that its share of the batches decides."""
 _NEVER = 10**9
 """Steps."""
 _STARVING_S = 10.0
 _STEP_AND_SAVE_S = 900.0
 """Longer than a step and a checkpoint of a large model or on a busy machine take."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnvironment:
+    """One environment of a run, as a process."""
+
+    process: str
+    """Its name among the run's processes: `env` for the first, `env-NAME` for others."""
+    file: str
+    evaluates: bool
+    api_name: str | None
+    """Under which it registers with the trajectory API; None: whatever its class says."""
+
+    def config_path(self, run: RlRun) -> Path:
+        return run.config_path if self.process == ENV else run.folder / f"{self.process}.yaml"
+
+
+def run_environments(config: JSONObject) -> list[RunEnvironment]:
+    """The first is the run's own; a run without a mixture has no others."""
+    run, sections = config["run"], environment_sections(config)
+    first = RunEnvironment(
+        ENV,
+        run["environment_file"],
+        bool(run.get("evaluates")),
+        config["env"].get("wandb_name") if len(sections) > 1 else None,
+    )
+    others = [
+        RunEnvironment(
+            f"{ENV}-{re.sub(r'[^A-Za-z0-9_-]+', '-', entry['environment'])}",
+            entry["environment_file"],
+            bool(entry["evaluates"]),
+            entry["env"]["wandb_name"],
+        )
+        for entry in (run.get("mixture") or ())[1:]
+    ]
+    return [first, *others]
 
 
 class RunPlan:
@@ -90,7 +133,7 @@ class RunPlan:
     def processes(self) -> list[ProcessSpec]:
         """In starting order."""
         engine = [] if self._config["run"]["service"] else [self._engine()]
-        return [self._api(), *engine, self._trainer(), self._env()]
+        return [self._api(), *engine, self._trainer(), *self._envs()]
 
     def _api(self) -> ProcessSpec:
         port = str(self._config["run"]["ports"]["api"])
@@ -106,16 +149,14 @@ class RunPlan:
 
     def _engine(self) -> ProcessSpec:
         run, fields = self._config["run"], self._config.get("tinker", {})
-        options = {
-            "--dtype": fields.get("engine_dtype"),
-            "--memory-gib": fields.get("engine_memory_gib"),
-            "--kv-gib": fields.get("engine_kv_gib"),
-        }
+        flags = engine_flags(
+            fields.get("engine_dtype"), fields.get("engine_memory_gib"), fields.get("engine_kv_gib")
+        )
         return ProcessSpec(
             "engine",
             (
                 *(*HERMES, "engine", "serve", "--model", run["model"], "--device", run["device"]),
-                *(word for name, value in options.items() if value for word in (name, str(value))),
+                *flags,
                 *("--port", str(run["ports"]["engine"])),
                 *("--state-dir", str(self._run.folder / "engine")),
             ),
@@ -137,20 +178,32 @@ class RunPlan:
             finish_patience_s=_STEP_AND_SAVE_S,
         )
 
-    def _env(self) -> ProcessSpec:
-        file = self._config["run"]["environment_file"]
+    def _envs(self) -> list[ProcessSpec]:
+        """A process for each environment, or as many replicas of it as the run has; each is watched and
+        restarted by its name."""
+        count = int(self._config.get("tinker", {}).get("env_replicas") or 1)
+        return [
+            self._env(environment, number, count)
+            for environment in run_environments(self._config)
+            for number in range(1, count + 1)
+        ]
+
+    def _env(self, environment: RunEnvironment, number: int, count: int) -> ProcessSpec:
+        name = environment.process if count == 1 else f"{environment.process}-{number}"
         # The trainer evaluates: the weights of one step, and the last ones too.
-        no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if self._config["run"].get("evaluates") else ()
+        no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if environment.evaluates else ()
         seed = ("--env.sampling_seed", str(self._config.get("tinker", {}).get("seed", 0)))
+        path = str(environment.config_path(self._run))
         return ProcessSpec(
-            "env",
-            (*HERMES, "env", "serve", file, "--config", str(self._run.config_path), *no_evaluation, *seed),
-            self._run.log_path("env"),
-            self._env_connected,
+            name,
+            (*HERMES, "env", "serve", environment.file, "--config", path, *no_evaluation, *seed),
+            self._run.log_path(name),
+            lambda: self._connected(environment) >= number,
             environ={
                 **wandb_environ(self._config),
                 **self._api_environ,
                 RL_RUN_VARIABLE: self._run.run_id,
+                ENV_REPLICA_VARIABLE: f"{number}/{count}",
                 "HERMES_UNSENT_DIR": str(self._run.folder),
             },
         )
@@ -173,9 +226,14 @@ class RunPlan:
             return True
         return any(checkpoint["step"] >= total for checkpoint in saved_checkpoints(self._run))
 
-    def _env_connected(self) -> bool:
-        envs = (self._api_status() or {}).get("envs", [])
-        return any(env["connected"] for env in envs)
+    def _connected(self, environment: RunEnvironment) -> int:
+        """Its processes that are connected. The API numbers environments of the same name: NAME_0, NAME_1."""
+        connected = [
+            env["wandb_name"].rpartition("_")[0]
+            for env in (self._api_status() or {}).get("envs", [])
+            if env["connected"]
+        ]
+        return len(connected) if environment.api_name is None else connected.count(environment.api_name)
 
     @property
     def _api_url(self) -> str:
@@ -190,7 +248,11 @@ def trainer_arguments(run: RlRun, config: JSONObject) -> tuple[str, ...]:
         option.replace("_", "-"): config[field.partition(".")[0]].get(field.partition(".")[2])
         for field, option in TRAIN_OPTIONS.items()
     }
-    flags = {option: value for option, value in flags.items() if value not in (None, "")} | {
+    flags = {
+        option: ",".join(value) if option == "lora-targets" and value else value
+        for option, value in flags.items()
+        if value not in (None, "")
+    } | {
         "base-model": config["run"]["model"],
         "name": run.run_id,
         "run-dir": run.folder,
@@ -203,16 +265,22 @@ def trainer_arguments(run: RlRun, config: JSONObject) -> tuple[str, ...]:
     }
     if config["run"]["service"]:
         flags["face-port"] = config["run"]["ports"]["trainer"]
-    if config["run"].get("evaluates"):
-        flags |= {
-            "eval-environment": config["run"]["environment_file"],
-            "eval-config": run.config_path,
-            "eval-every": env["steps_per_eval"],
-        }
+    evaluating = [environment for environment in run_environments(config) if environment.evaluates]
+    if evaluating:
+        flags["eval-every"] = env["steps_per_eval"]
+    evaluations = (
+        word
+        for environment in evaluating
+        for word in (
+            f"--eval-environment={environment.file}",
+            f"--eval-config={environment.config_path(run)}",
+        )
+    )
     bounds = flags.pop("clip", None)
     clip = ("--clip", *map(str, bounds)) if bounds else ()
     sinks = (f"--sink={name}" for name in tinker["sinks"])
-    return ("train", "grpo", *(f"--{name}={value}" for name, value in flags.items()), *clip, *sinks)
+    words = (f"--{name}={value}" for name, value in flags.items())
+    return ("train", "grpo", *words, *evaluations, *clip, *sinks)
 
 
 def trainer_environ(config: JSONObject) -> dict[str, str]:
@@ -231,10 +299,26 @@ def wandb_environ(config: JSONObject) -> dict[str, str]:
 def with_ports(config: JSONObject) -> JSONObject:
     """The configuration with the addresses that follow from the run's ports."""
     run = config["run"]
-    config["env"]["rollout_server_url"] = f"http://127.0.0.1:{run['ports']['api']}"
+    for section in environment_sections(config).values():
+        section["rollout_server_url"] = f"http://127.0.0.1:{run['ports']['api']}"
     config["openai"][0]["base_url"] = f"{policy_url(run)}/v1"
     return config
 
 
+def environment_sections(config: JSONObject) -> dict[str, JSONObject]:
+    """The section `env` of each environment of the run, by the environment's name; the first is the run's."""
+    mixture = config["run"].get("mixture") or ()
+    others = {entry["environment"]: entry["env"] for entry in mixture[1:]}
+    return {config["run"].get("environment", ENV): config["env"], **others}
+
+
 def write_config(run: RlRun, config: JSONObject) -> None:
+    """Of a run with several environments each has a file of its own; the first has the run's."""
+    mixture = config["run"].get("mixture") or ()
+    for entry, environment in zip(mixture, run_environments(config) if mixture else (), strict=True):
+        if environment.process == ENV:
+            config["env"] |= {name: entry["env"][name] for name in _OF_MIXTURE}
+        else:
+            own = {**config, "env": entry["env"], "run": {**config["run"], "mixture": None}}
+            atomic_write(environment.config_path(run), dump_yaml(own))
     atomic_write(run.config_path, dump_yaml(config))

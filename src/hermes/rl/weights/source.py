@@ -81,7 +81,7 @@ def run_source(run: RlRun, step: int | None = None) -> WeightsSource:
     folder = checkpoint_folder(run, checkpoint["path"])
     return WeightsSource(
         checkpoint["weights"],
-        folder if _is_complete(folder) else None,
+        folder if _is_complete(folder) else _local_folder(run.home, checkpoint["path"]),
         settings["service"],
         run.home,
         settings["model"],

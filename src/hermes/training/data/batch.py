@@ -58,8 +58,12 @@ class BatchConfig:
 
 
 def prepare(served: Sequence[JSONObject], config: BatchConfig, step: int) -> TrainBatch:
-    """The batch for an update of weights that have made `step` steps."""
-    groups = [from_group(group) for group in served]
+    """The batch for an update of weights that have made `step` steps.
+
+    Groups are ordered by their content, so that the update does not depend on which of them arrived first."""
+    groups = [
+        from_group(group) for group in sorted(served, key=lambda group: (group["tokens"], group["scores"]))
+    ]
     scored = [group for group in groups if group.sequences]
     values = advantages([group.scores for group in scored], config.baseline)
     by_group = [

@@ -6,6 +6,10 @@ sampling that is the loss `cispo` with bounds 0 and cap and no further pass over
 min(π/μ, cap)·A·∇log π. For `ppo`, which must clip around π and not around μ, the weight goes into the
 advantage and π takes μ's place, after one forward pass.
 
+`gspo` has one ratio a sequence, exp of the mean of log π/μ over its trained tokens, and bounds so tight that
+the mismatch alone would clip it: there too the weight, which is the sequence's, goes into the advantage, and
+π takes μ's place, of fresh rollouts as well.
+
 A sampler at a temperature other than 1 reports logprobs of another distribution than the trainer's. The ratio
 of the two is meaningless: π takes μ's place, with weight 1.
 """
@@ -20,8 +24,11 @@ from typing import NamedTuple
 IMPORTANCE_SAMPLING = "importance_sampling"
 PPO = "ppo"
 CISPO = "cispo"
-LOSSES = (IMPORTANCE_SAMPLING, PPO, CISPO)
-_ENGINE_BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType({PPO: (0.8, 1.2), CISPO: (0.0, 4.0)})
+GSPO = "gspo"
+LOSSES = (IMPORTANCE_SAMPLING, PPO, CISPO, GSPO)
+_ENGINE_BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {PPO: (0.8, 1.2), CISPO: (0.0, 4.0), GSPO: (1.0 - 3e-4, 1.0 + 4e-4)}
+)
 """The engine's bounds for a loss that is requested without any."""
 
 
@@ -55,6 +62,17 @@ def bounds_of(loss: LossSpec) -> tuple[float, float] | None:
 def importance_weights(trainer: Sequence[float], sampler: Sequence[float], cap: float) -> list[float]:
     """min(cap, π/μ) for each token."""
     return [min(cap, math.exp(min(new - old, 50.0))) for new, old in zip(trainer, sampler, strict=True)]
+
+
+def sequence_weight(trainer: Sequence[float], sampler: Sequence[float], cap: float) -> float:
+    """min(cap, exp of the mean of log π/μ) of the trained tokens of one sequence."""
+    return min(cap, sequence_ratio(trainer, sampler))
+
+
+def sequence_ratio(trainer: Sequence[float], sampler: Sequence[float]) -> float:
+    """The ratio of one sequence in `gspo`."""
+    gaps = [new - old for new, old in zip(trainer, sampler, strict=True)]
+    return math.exp(max(-50.0, min(sum(gaps) / max(1, len(gaps)), 50.0)))
 
 
 def surrogate(

@@ -79,7 +79,20 @@ def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, flo
     if sequences:
         metrics["data/sequence_tokens"] = statistics.fmean(len(sequence.tokens) for sequence in sequences)
     behaviour = _behaviour_metrics(sequences) | _success_metrics(groups)
-    return metrics | _true_reward_metrics(groups) | behaviour | _part_metrics(groups)
+    parts = _part_metrics(groups) | _environment_metrics(groups)
+    return metrics | _true_reward_metrics(groups) | behaviour | parts
+
+
+def _environment_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """The reward of each environment, in a batch of several."""
+    scores: dict[str, list[float]] = {}
+    for group in groups:
+        if group.environment is not None and group.sequences:
+            scores.setdefault(group.environment, []).extend(group.scores)
+    if len(scores) < 2:
+        return {}
+    rewards = {f"env/{name}/reward": statistics.fmean(values) for name, values in scores.items()}
+    return rewards | {f"env/{name}/rollouts": float(len(values)) for name, values in scores.items()}
 
 
 def _true_reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:

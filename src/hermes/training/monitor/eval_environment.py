@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,36 @@ from hermes.errors import HermesError
 METRICS = "metrics.json"
 LIMIT_S = 3600.0
 _PREFIX = "eval/"
+
+
+def environments_evaluation(
+    environments: Sequence[tuple[Path, Path]], folder: Path, progress: Callable[[str], None]
+) -> Callable[[int, str], dict[str, float]]:
+    """`environments`: file and configuration of each. The metrics of several have the environment's name
+    (success_rate of a.py is a/success_rate); without a name it is their mean, each environment counting the
+    same, of a metric that all have."""
+    if len(environments) == 1:
+        return environment_evaluation(*environments[0], folder, progress)
+    evaluations = {
+        file.stem: environment_evaluation(file, config, folder / file.stem, progress)
+        for file, config in environments
+    }
+
+    def evaluate(step: int, sampler: str) -> dict[str, float]:
+        by_name = {name: evaluation(step, sampler) for name, evaluation in evaluations.items()}
+        common = set.intersection(*(set(metrics) for metrics in by_name.values()))
+        means = {
+            metric: statistics.fmean(metrics[metric] for metrics in by_name.values())
+            for metric in sorted(common)
+        }
+        named = {
+            f"{name}/{metric}": value
+            for name, metrics in by_name.items()
+            for metric, value in metrics.items()
+        }
+        return means | named
+
+    return evaluate
 
 
 def environment_evaluation(

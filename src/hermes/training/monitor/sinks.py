@@ -123,6 +123,11 @@ class _Tracker:
         with redirect_stdout(sys.stderr):
             self._module.log(dict(values), step=step)
 
+    def write_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[list[Any]]) -> None:
+        with redirect_stdout(sys.stderr):
+            table = self._module.Table(columns=list(columns), data=list(rows), allow_mixed_types=True)
+            self._module.log({name: table}, step=step)
+
     def close(self) -> None:
         with redirect_stdout(sys.stderr):
             self._module.finish()
@@ -185,6 +190,17 @@ class Sinks:
         for sink in self._sinks:
             self._try(sink, partial(sink.write, step, finite))
         return finite
+
+    @property
+    def take_tables(self) -> bool:
+        """Whether a sink shows tables: W&B or trackio."""
+        return any(isinstance(sink, _Tracker) for sink in self._sinks)
+
+    def write_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[list[Any]]) -> None:
+        """Writes a table to the sinks that show tables."""
+        for sink in self._sinks:
+            if isinstance(sink, _Tracker):
+                self._try(sink, partial(sink.write_table, step, name, columns, rows))
 
     def rewind(self, step: int) -> None:
         for sink in self._sinks:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hermes.config.settings import MANAGED
-from hermes.core import new_id
+from hermes.core import JSONObject, new_id
 from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.training.data.correction import LossSpec
 from hermes.training.data.datums import sft_datum, token_logprobs
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 URL_VARIABLE, KEY_VARIABLE, TOKEN_VARIABLE = "TINKER_BASE_URL", "TINKER_API_KEY", "HERMES_ENGINE_TOKEN"
 LOCAL_URL = "http://127.0.0.1:8001"
+DEFAULT_ALPHA = 32.0
+"""That of every adapter of the Tinker API."""
+TARGETS = ("attn", "mlp", "unembed")
+DEFAULT_TARGETS = ("attn", "mlp")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PROBE_TIMEOUT_S = 5.0
 _GONE = (404, 410)
@@ -92,6 +96,15 @@ class LoraSpec:
     """An alias for the newest sampler weights, besides the engine's `policy`."""
     start: str | None = None
     """Initial weights: a tinker:// path or an adapter's folder; None: a new adapter."""
+    alpha: float = DEFAULT_ALPHA
+    """The scale of the adapter is alpha / rank."""
+    targets: tuple[str, ...] = DEFAULT_TARGETS
+    """The parts of the model that have an adapter, out of TARGETS."""
+
+    def changed_shape(self) -> dict[str, Any]:
+        """Alpha and targets, where they are not the defaults."""
+        shape: dict[str, Any] = {} if self.alpha == DEFAULT_ALPHA else {"alpha": self.alpha}
+        return shape if self.targets == DEFAULT_TARGETS else {**shape, "targets": list(self.targets)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +162,13 @@ class AdapterClient:
         self, connection: ServiceConnection, lora: LoraSpec, resume: str | None
     ) -> tinker.TrainingClient:
         metadata = {"policy": lora.policy} if lora.policy else {}
+        if lora.alpha != DEFAULT_ALPHA:
+            if not _model_metadata(connection):
+                raise UsageError(
+                    f"{connection.url} is no Hermes engine: its adapters have alpha {DEFAULT_ALPHA:g}",
+                    "leave lora_alpha out, and change the learning rate instead",
+                )
+            metadata["lora_alpha"] = str(lora.alpha)
         if resume is not None:
             return self._service.create_training_client_from_state_with_optimizer(
                 resume, user_metadata=metadata
@@ -157,7 +177,13 @@ class AdapterClient:
             path = upload_weights(connection, lora.start)
             return self._service.create_training_client_from_state(path, user_metadata=metadata)
         return self._service.create_lora_training_client(
-            lora.base_model, rank=lora.rank, seed=lora.seed, train_unembed=False, user_metadata=metadata
+            lora.base_model,
+            rank=lora.rank,
+            seed=lora.seed,
+            train_attn="attn" in lora.targets,
+            train_mlp="mlp" in lora.targets,
+            train_unembed="unembed" in lora.targets,
+            user_metadata=metadata,
         )
 
     def forward(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -266,15 +292,7 @@ class AdapterClient:
     def rounds_nothing(self) -> bool:
         """Whether the service computes in fp32 on a CPU, so that sampler and trainer agree to rounding errors
         of fp32. False where it does not say so."""
-        if self._connection.base_url is None:
-            return False
-        headers = {"X-API-Key": self._connection.key}
-        try:
-            request = urllib.request.Request(f"{self._connection.base_url}/v1/models", headers=headers)
-            with urllib.request.urlopen(request, timeout=_PROBE_TIMEOUT_S) as response:
-                metadata = json.load(response)["data"][0]["metadata"]
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
-            return False
+        metadata = _model_metadata(self._connection)
         return (metadata.get("device"), metadata.get("dtype")) == ("cpu", "float32")
 
     def delete(self, path: str) -> None:
@@ -315,6 +333,21 @@ class AdapterClient:
             if not type(error).__module__.startswith("tinker."):
                 raise
             raise EngineError(f"{self._url}: {error}", _RESUME, lost=True) from error
+
+
+def _model_metadata(connection: ServiceConnection) -> JSONObject:
+    """What a Hermes engine states about its base model; empty: another service, or it does not answer."""
+    if connection.base_url is None:
+        return {}
+    try:
+        request = urllib.request.Request(
+            f"{connection.base_url}/v1/models", headers={"X-API-Key": connection.key}
+        )
+        with urllib.request.urlopen(request, timeout=_PROBE_TIMEOUT_S) as response:
+            metadata: JSONObject = json.load(response)["data"][0]["metadata"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return {}
+    return metadata
 
 
 def _finish(service: tinker.ServiceClient, status: Any) -> None:

@@ -27,6 +27,8 @@ from hermes.engine.server.tinker.sessions import Model, TinkerSession
 from hermes.engine.types import AdamParams, EngineUserError, LoraConfig
 
 _ADAM = "adamw"
+_ALPHA_KEY = "lora_alpha"
+"""In the metadata of a new model: the Tinker API has no field for it."""
 _ADAM_LIMITS = {"beta1": 1, "beta2": 1, "grad_clip_norm": math.inf}
 
 
@@ -44,6 +46,7 @@ class TrainingRoutes:
         lora = body.lora_config or schema.Lora(rank=32)
         config = LoraConfig(
             rank=lora.rank,
+            alpha=_alpha_in(body.user_metadata),
             seed=lora.seed,
             train_attn=lora.train_attn,
             train_mlp=lora.train_mlp,
@@ -173,6 +176,17 @@ class TrainingRoutes:
         folder = self._state.store.folder(CheckpointPath.parse(body.path))
         await asyncio.wrap_future(self._engine.load(model.require_adapter(), folder, body.optimizer))
         return json_payload({"path": body.path, "model_id": model.run.id, "type": "load_weights"})
+
+
+def _alpha_in(metadata: Mapping[str, Any] | None) -> float:
+    """The alpha that the metadata sets, else that of every Tinker adapter. EngineUserError: no number."""
+    alpha = (metadata or {}).get(_ALPHA_KEY)
+    if alpha is None:
+        return LoraConfig().alpha
+    try:
+        return float(alpha)
+    except (TypeError, ValueError) as error:
+        raise EngineUserError(f"{_ALPHA_KEY} must be a number, not {alpha!r}.") from error
 
 
 def _check_optimizer(optimizer: schema.Optimizer) -> None:

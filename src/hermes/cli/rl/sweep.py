@@ -1,0 +1,126 @@
+"""`hermes rl sweep`: runs that differ in some fields, all at once on one engine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hermes.cli.options import json_option
+
+if TYPE_CHECKING:
+    from hermes.core import JSONObject
+
+
+@click.command()
+@click.option("--env", "environment", help="Select this environment first.")
+@click.option(
+    "--set",
+    "edits",
+    multiple=True,
+    metavar="FIELD=A,B,…",
+    help="Values of a field: a run for each combination. One value holds for all runs; repeatable.",
+)
+@click.option(
+    "--seeds", default=1, show_default=True, type=click.IntRange(min=1), help="Runs of each combination."
+)
+@click.option(
+    "--find-lr",
+    is_flag=True,
+    help="Find the learning rate: short runs with rates around the default, from a tenth to ten times.",
+)
+@click.option(
+    "--rates",
+    default=6,
+    show_default=True,
+    type=click.IntRange(2, 32),
+    help="With --find-lr: how many rates.",
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), help="Steps of each run; default: total_steps, with --find-lr 20."
+)
+@click.option("--unlock", is_flag=True, help="Also a base model that the settings do not allow.")
+@json_option
+def sweep(
+    environment: str | None,
+    edits: tuple[str, ...],
+    seeds: int,
+    find_lr: bool,
+    rates: int,
+    steps: int | None,
+    unlock: bool,
+    as_json: bool,
+) -> None:
+    """Train many adapters on one engine at once, and compare them.
+
+    It runs in this terminal until all runs have ended; Ctrl-C stops them.
+
+    \b
+    hermes rl sweep --env calculator --set learning_rate=1e-4,3e-4,1e-3 --set lora_rank=8,32
+    hermes rl sweep --env calculator --find-lr
+    """
+    from hermes.config.environment import export_stored
+    from hermes.config.load import load
+    from hermes.errors import UsageError
+    from hermes.rl.config.resolve import Resolved, current_selection, resolve, select, with_edit
+    from hermes.rl.sweep import RATE_FIELD, grid, rates_around, run_sweep
+
+    export_stored()
+    config = load()
+    if environment is not None:
+        select(config, environment)
+    base = resolve(config, current_selection(config.home))
+    values = dict(_values(edit) for edit in edits)
+    if find_lr:
+        if any(name.rpartition(".")[2] == "learning_rate" for name in values):
+            raise UsageError("--find-lr chooses the learning rates itself", "leave out --set learning_rate")
+        values[RATE_FIELD] = rates_around(float(base.values[RATE_FIELD]), rates)
+    if find_lr or steps is not None:
+        values["env.total_steps"] = [steps or 20]
+
+    def resolve_point(point: Any) -> Resolved:
+        resolved = base
+        for field, value in point.items():
+            may_set = unlock or field.rpartition(".")[2] != "base_model"
+            resolved = with_edit(config, resolved.selection, field, value, unlock=may_set)
+        return resolved
+
+    report = run_sweep(config, grid(values, seeds), resolve_point, lambda line: click.echo(line, err=as_json))
+    click.echo(json.dumps(report, indent=2) if as_json else _text(report, find_lr))
+    if report["best"] is None:
+        raise UsageError("no run of the sweep completed", "hermes rl status RUN says why one failed")
+
+
+def _values(edit: str) -> tuple[str, list[Any]]:
+    """A field and its values; a list or an object in YAML is one value."""
+    from hermes.config.yaml_file import parse_scalar
+    from hermes.errors import UsageError
+
+    field, equals, text = edit.partition("=")
+    if not equals or not text:
+        raise UsageError(f"--set {edit} has no value", "write --set FIELD=A,B")
+    if text[0] in "[{":
+        return field, [parse_scalar(text, "value")]
+    return field, [
+        parse_scalar(word, "value") if word in ("null", "true", "false") else word for word in text.split(",")
+    ]
+
+
+def _text(report: JSONObject, find_lr: bool) -> str:
+    from hermes.rl.sweep import edits_text
+
+    lines = ["", f"{'RUN':10}{'SCORE':>8}{'GAIN':>8}{'STEPS':>7}  FIELDS"]
+    for row in sorted(report["runs"], key=lambda row: -(row["score"] if row["score"] is not None else -1e9)):
+        score, gain = ("" if row[name] is None else f"{row[name]:.3f}" for name in ("score", "gain"))
+        notes = f"  ({row['status']})" if row["status"] != "completed" else ""
+        causes = f"  doctor: {', '.join(row['causes'])}" if row["causes"] else ""
+        figures = f"{score:>8}{gain:>8}{row['steps']:>7}"
+        lines.append(f"{row['run_id']:10}{figures}  {edits_text(row['edits'])}{notes}{causes}")
+    best = report["best"]
+    if best is not None:
+        lines.append(f"best: run {best['run_id']}, {edits_text(best['edits'])}")
+        if find_lr:
+            rate = next(value for name, value in best["edits"].items() if name.endswith("learning_rate"))
+            lines.append(f"to use it: hermes rl config learning_rate {rate}")
+    return "\n".join(lines)

@@ -1,0 +1,134 @@
+"""A long run: memory, descriptors, disk and logs do not grow with the steps.
+
+HERMES_SOAK_S is how long it trains, in seconds (default: half an hour).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hermes.rl.run import RlRun, RunState, last_step
+from tests.rl.conftest import MakeHome
+from tests.rl.world import answer, start_run
+from tests.waiting import wait_until
+
+DURATION_S = float(os.environ.get("HERMES_SOAK_S", "1800"))
+READINGS = 60
+LEAST_STEPS = 12
+"""Fewer prove nothing."""
+MEMORY_GROWTH, MEMORY_MARGIN = 1.08, 24 << 20
+"""Allocators return memory late; a leak of a hundred kilobytes a step is more than this within the run."""
+DESCRIPTORS_MARGIN = 6
+LOG_BYTES_A_STEP = 4096
+
+
+@dataclass(frozen=True)
+class Usage:
+    step: int
+    memory_bytes: dict[str, int]
+    """By process."""
+    descriptors: dict[str, int]
+    disk_bytes: int
+    """Of the run's folder, without the metrics, which have a line a step."""
+    log_bytes: int
+
+
+def processes(run: RlRun) -> dict[str, int]:
+    status = run.status()
+    pids = {name: part.process_id.pid for name, part in status.processes.items() if part.process_id}
+    return {**pids, "supervisor": status.supervisor.pid} if status.supervisor else pids
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def size_bytes(folder: Path, *, without: str = "") -> int:
+    """Files and folders that are deleted meanwhile count as nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(place) / name).stat().st_size if name != without else 0
+    return total
+
+
+def read_usage(run: RlRun) -> Usage:
+    pids = processes(run)
+    return Usage(
+        last_step(run),
+        {name: resident_bytes(pid) for name, pid in pids.items()},
+        {name: len(list(Path(f"/proc/{pid}/fd").iterdir())) for name, pid in pids.items()},
+        size_bytes(run.folder, without="metrics.jsonl"),
+        size_bytes(run.log_path("api").parent),
+    )
+
+
+def quarters(usages: list[Usage], value: Callable[[Usage], int]) -> tuple[float, float]:
+    """The second quarter's largest value and the last one's median: growth that lasts raises the latter."""
+    size = len(usages) // 4
+    before = max(value(usage) for usage in usages[size : 2 * size])
+    return float(before), statistics.median(value(usage) for usage in usages[-size:])
+
+
+def check_flat(usages: list[Usage]) -> None:
+    for name in usages[0].memory_bytes:
+        before, after = quarters(usages, lambda usage, name=name: usage.memory_bytes[name])
+        assert after <= MEMORY_GROWTH * before + MEMORY_MARGIN, f"memory of {name}: {before} → {after}"
+        before, after = quarters(usages, lambda usage, name=name: usage.descriptors[name])
+        assert after <= before + DESCRIPTORS_MARGIN, f"descriptors of {name}: {before} → {after}"
+    before, after = quarters(usages, lambda usage: usage.disk_bytes)
+    assert after <= 1.5 * before, f"disk: {before:.4g} → {after:.4g} bytes"
+    middle, last = usages[len(usages) // 2], usages[-1]
+    grown, steps = last.log_bytes - middle.log_bytes, last.step - middle.step
+    assert grown <= LOG_BYTES_A_STEP * (steps + 1), f"logs: {grown} bytes in {steps} steps"
+
+
+def leaking(index: int, **changes: int) -> Usage:
+    values = {"memory": 200 << 20, "descriptors": 40, "disk": 5 << 20, "log": 1000 * index, **changes}
+    return Usage(
+        index, {"env": values["memory"]}, {"env": values["descriptors"]}, values["disk"], values["log"]
+    )
+
+
+def test_a_leak_of_any_kind_is_noticed() -> None:
+    check_flat([leaking(index) for index in range(READINGS)])
+    leaks = {
+        "memory of env": lambda n: {"memory": (200 << 20) + n * (2 << 20)},
+        "descriptors of env": lambda n: {"descriptors": 40 + n},
+        "disk": lambda n: {"disk": (5 << 20) + n * (1 << 20)},
+        "logs": lambda n: {"log": n * 50_000},
+    }
+    for what, leak in leaks.items():
+        with pytest.raises(AssertionError, match=what):
+            check_flat([leaking(index, **leak(index)) for index in range(READINGS)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DURATION_S + 1800)
+def test_a_long_run_stays_flat(home_with: MakeHome) -> None:
+    home = home_with(total_steps=1_000_000, save_checkpoint_interval=5)
+    run = start_run(home)
+    wait_until(lambda: last_step(run) >= 2)
+    usages = []
+    until_s = time.monotonic() + DURATION_S
+    while time.monotonic() < until_s or usages[-1].step < LEAST_STEPS:
+        assert run.status().state is RunState.RUNNING, run.status().reason
+        usages.append(read_usage(run))
+        time.sleep(DURATION_S / READINGS)
+    causes = answer(home, "rl", "doctor", run.run_id)
+    answer(home, "rl", "stop", run.run_id, "--now")
+    print(json.dumps([vars(usages[0]), vars(usages[len(usages) // 2]), vars(usages[-1])]))
+    check_flat(usages)
+    assert not [cause for cause in causes if "fail" in cause["cause"]], causes
+    assert not any(process.starts > 1 for process in run.status().processes.values()), "nothing was restarted"
